@@ -1,19 +1,21 @@
-"""`AsyncModelAverager`: each process trains its own model, and a hub averages them."""
+"""`AsyncModelAverager`: each process trains its own model, and a hub, or they themselves, average them."""
 
 import asyncio
 from collections.abc import Iterable
 from typing import Any, Self, Unpack
 
-from edgeasync.async_train.communication import Averaging, Communication
+from edgeasync.async_train.communication import Averaging
 from edgeasync.async_train.ignored import ignore
 from edgeasync.async_train.loops import Loop, evaluate
+from edgeasync.async_train.peers import communication_of
 from edgeasync.async_train.running import Running
 
 
 class AsyncModelAverager(Running):
     """Trains this process's model, and averages it with those of the others; rank 0 holds the hub.
 
-    Rank 0 is at `master`, by default where MASTER_ADDR and MASTER_PORT say. Use this by `with`, or `stop` it.
+    Rank 0 is at `master`, by default where MASTER_ADDR and MASTER_PORT say. With `topology="ring"` or
+    `"all_to_all"` there is no hub, and a file of `peers`. Use this by `with`, or `stop` it.
 
     >>> import numpy as np
     >>> from edgeasync.async_train import AsyncModelAverager, nn, optim
@@ -37,7 +39,7 @@ class AsyncModelAverager(Running):
     ) -> None:
         ignore("AsyncModelAverager", "edgeasync speaks over ZeroMQ", communication_backend=communication_backend)
         self.device, self._loop = device, Loop(model, device)
-        self.communication = Communication(model, self._loop, rank, world_size, **averaging)
+        self.communication = communication_of(model, self._loop, rank, world_size, **averaging)
 
     def train_step(self, inputs: Any, targets: Any, optimizer: Any = None, loss_fn: Any = None) -> float:
         """Take a step on a batch, and return its loss; when it is time, the model is averaged before that."""

@@ -8,6 +8,7 @@ from edgeasync.async_train.communication import Averaging, Communication
 from edgeasync.async_train.distributed import init_distributed
 from edgeasync.async_train.given import is_torch
 from edgeasync.async_train.loops import Loop
+from edgeasync.async_train.peers import PeerCommunication, communication_of
 from edgeasync.errors import ConfigError
 
 
@@ -30,18 +31,18 @@ class AsyncModelAverageAlgorithm:
             sys.modules["torch"].nn.Module.with_bagua = sys.modules["torch"].nn.Module.with_edgeasync = (
                 with_edgeasync
             )
-        self._started: list[tuple[Any, Communication]] = []
+        self._started: list[tuple[Any, Communication | PeerCommunication]] = []
 
     def start(self, model: Any, rank: int, world_size: int) -> None:
         """Begin to average a model; its optimizers' steps count from now on."""
-        started = Communication(model, Loop(model), rank, world_size, **self._averaging).start()
+        started = communication_of(model, Loop(model), rank, world_size, **self._averaging).start()
         self._started.append((model, started))
 
     def __deepcopy__(self, memo: object) -> Self:
         """Return this: a copy of a module has the same algorithm."""
         return self
 
-    def communication(self, model: Any) -> Communication:
+    def communication(self, model: Any) -> Communication | PeerCommunication:
         """Return what averages a model; raises `ConfigError` for one that was never given."""
         for known, found in self._started:
             if known is model:

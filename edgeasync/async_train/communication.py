@@ -53,6 +53,8 @@ class Averaging(Exchanging, total=False):
     insecure: bool
     own_start: bool
     agent: dict[str, Any]
+    topology: str
+    peers: str | Path | None
 
     averaging_frequency: int
     averaging_policy: str

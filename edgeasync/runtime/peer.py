@@ -285,9 +285,12 @@ class Peer:
 
     @property
     def _serves(self) -> bool:
-        """Whether this device has a round's mean, and others may not have it yet."""
+        """Whether this device has a round's mean that others may not have yet, or all that it is computed from.
+
+        It may have the latter if all others have gone: the core gives a round up unless they have left in order.
+        """
         serving = self._engine.core.round
-        return serving is not None and serving.state in ("applying", "serving")
+        return serving is not None and (self._deserted or serving.state in ("applying", "serving"))
 
     # -- what the engine asks for -----------------------------------------------------------------------------
 

@@ -62,9 +62,12 @@ def make_peer(
     examples_per_step: int,
     examples: int,
     step_s_min: float = 0.0,
+    meets: bool = False,
     on_report: OnReport,
 ) -> Peer:
     """Return the peer of a device, not running yet; it resumes the model in its state folder.
+
+    With `meets` it takes its first step once it has met all others of the list, or after a lease.
 
     Raises `ConfigError` for a list without this device and its key, `StorageError`, `ModelMismatchError`.
     """
@@ -98,6 +101,7 @@ def make_peer(
         file=file,
         bind=section.bind,
         round_steps=section.round_steps,
+        meets=meets,
         steps_max=steps_max,
         rounds_max=section.rounds_max,
         steps_total=steps,

@@ -5,10 +5,9 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,32 +21,27 @@ from edgeasync.protocol.messages import Welcome
 from edgeasync.runtime.agent import Agent as RuntimeAgent
 from edgeasync.runtime.agent_settings import AgentSection
 from edgeasync.runtime.device import find_device, make_agent
+from edgeasync.sdk.joined_peers import JoinedPeers, peers_section
 from edgeasync.sdk.lockstep import Lockstep
-from edgeasync.sdk.loop_state import LoopState
 from edgeasync.sdk.models import maker_of
+from edgeasync.sdk.own_loop import ENDING_S, OwnLoop
 from edgeasync.sdk.participants import Participant, check_same, participant_of
-from edgeasync.sdk.service import Service
+from edgeasync.sdk.peers import check_topology
 from edgeasync.training.plan import read_plan
-from edgeasync.training.trainer import StepResult
 
 LOG = logging.getLogger("edgeasync.join")
 
-Item = TypeVar("Item")
 Found = TypeVar("Found")
 
 ANSWER_S = 5.0
 """How long a session waits for the hub's first model, and at its end for the answer to the last steps."""
 
-ENDING_S = 10.0
-"""How long an agent may take to end."""
 
-
-class JoinedLoop(Service):
+class JoinedLoop(OwnLoop):
     """Takes part in a run from a loop of your own; `join` makes one.
 
     After every step of the optimizer the session counts. At the end of an assignment it sends the update, and
-    receives the next model. The model changes only inside `step`, or inside the optimizer's own `step` where that
-    is watched, and all at once.
+    receives the next model.
     """
 
     def __init__(
@@ -59,91 +53,20 @@ class JoinedLoop(Service):
         own_start: bool = False,
         keep_optimizer_state: bool | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(participant, keep_optimizer_state=keep_optimizer_state)
         self._section = section
-        self._participant = participant
         self._examples = examples
         self._initial = maker_of(_values_of(participant)) if own_start else None
-        self._keeps_optimizer_state = keep_optimizer_state
         self._agent: RuntimeAgent | None = None
         self._welcomed: concurrent.futures.Future[Lockstep] = concurrent.futures.Future()
-        self._detach: Callable[[], None] = lambda: None
-        self._aborted = False
         self._welcome_before: Welcome | None = None
         self._timeout_s = ANSWER_S
-        self._loop_state = LoopState()
-        self._noted: tuple[float | None, int] = (None, 0)
-        self._score: float | None = None
-        self.steps_since_exchange = 0
-        """Steps since the newest model of the hub came."""
-        self.exchanges = 0
-        """How many models of the hub this loop has taken."""
-        self.version: int | None = None
-        """The number of the hub's version that this loop trains from; `None` before the first."""
-
-    @property
-    def steps(self) -> int:
-        """Steps of this loop that are, or will be, part of an update; of all starts if it has a state folder."""
-        return self._loop_state.steps
-
-    @property
-    def finished(self) -> bool:
-        """Whether the run has ended: the hub has finished, or the session was left."""
-        lockstep = self._lockstep
-        return self._done.done() or (lockstep is not None and lockstep.over)
 
     @property
     def _lockstep(self) -> Lockstep | None:
         return self._welcomed.result() if self._welcomed.done() else None
 
     # -- the loop --------------------------------------------------------------------------------------------
-
-    def step(self, loss: float | None = None, examples: int = 0) -> None:
-        """Count one step of the optimizer; call this after it, unless the session watches the optimizer.
-
-        `loss` is the step's mean loss, and `examples` the number of examples in it. Once the assignment is done,
-        this sends the update and returns with the next model; if no hub is in reach, the loop trains on. Raises
-        what the session has ended with, if it failed.
-        """
-        lockstep = self._lockstep
-        if self._done.done():
-            self._done.result()
-            return
-        if self._aborted or lockstep is None:
-            return
-        noted, self._noted = self._noted, (None, 0)
-        told = noted[0] if loss is None else float(loss)
-        score, self._score = self._score, None
-        if lockstep.hand_over(StepResult(told, examples or noted[1]), self._participant.read, score):
-            self._loop_state.steps += 1
-            self.steps_since_exchange += 1
-            if not lockstep.await_turn():
-                self._done.result(ENDING_S)
-                return
-        self._take_model(lockstep)
-
-    def note(self, loss: float | None = None, examples: int = 0, *, score: float | None = None) -> None:
-        """Say what the next step's mean loss and its number of examples are, where the optimizer is watched.
-
-        `score` is the loss of the model on examples kept for that. The next update has the last one that was said:
-        by it the hub's policies `take` and `behind_max` compare devices.
-        """
-        self._noted = None if loss is None else float(loss), examples
-        self._score = self._score if score is None else float(score)
-
-    def batches(self, loader: Iterable[Item]) -> "Batches[Item]":
-        """Return a loader's batches: each pass over them is one over the loader, and ends early if the run ends.
-
-        With a state folder, a script that was killed resumes behind the batch of its last update, in the same
-        order: the passes before that one have no batches. A pass raises `DataError` if the loader has none.
-        """
-        return Batches(self, loader)
-
-    def _pass(self, loader: Iterable[Item]) -> Iterator[Item]:
-        for batch in self._loop_state.epoch(loader):
-            if self.finished:
-                return
-            yield batch
 
     def evaluate(self, function: Callable[[], Found]) -> Found:
         """Call a function while the model is the hub's newest that is here, then put the loop's own back.
@@ -199,17 +122,6 @@ class JoinedLoop(Service):
         self._detach = self._participant.attach(self.step)
         return self
 
-    def __enter__(self) -> Self:
-        return self if self._thread is not None else self.start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._detach()
-        if error is None and self._has_returned():
-            self._send_last_steps()
-        super().__exit__(kind, error, trace)
-
     def _has_returned(self) -> bool:
         """Wait for the answer to a `resume`: who leaves before it is live at the hub until its lease ends."""
         agent, until_s = self._agent, time.monotonic() + self._timeout_s
@@ -221,6 +133,8 @@ class JoinedLoop(Service):
 
     def _send_last_steps(self) -> None:
         """Send the steps since the last exchange, and wait for the answer for a while."""
+        if not self._has_returned():
+            return
         lockstep, agent = self._lockstep, self._agent
         if lockstep is None or agent is None or self.finished or self._aborted or not self.steps_since_exchange:
             return
@@ -230,14 +144,10 @@ class JoinedLoop(Service):
             time.sleep(0.005)
 
     def _take_model(self, lockstep: Lockstep) -> bool:
-        if not lockstep.take_model(self._participant.write):
+        if not super()._take_model(lockstep):
             return False
         assert self._agent is not None
         self.version = self._agent.version
-        self.steps_since_exchange = 0
-        self.exchanges += 1
-        if lockstep.take_reset() or not self._keeps_optimizer_state:
-            self._participant.reset_optimizer()
         if lockstep.restored is not None:
             self._restore(lockstep.restored)
             lockstep.restored = None
@@ -308,23 +218,9 @@ class JoinedLoop(Service):
         LOG.log(level, "%s: %s", report.event, report.detail)
 
 
-class Batches(Generic[Item]):
-    """The batches of a loader, for as many passes as a loop or a framework's trainer takes."""
-
-    def __init__(self, session: JoinedLoop, loader: Iterable[Item]) -> None:
-        self._session = session
-        self._loader = loader
-
-    def __iter__(self) -> Iterator[Item]:
-        return self._session._pass(self._loader)  # noqa: SLF001 - it is the session's own
-
-    def __len__(self) -> int:
-        return len(self._loader)  # type: ignore[arg-type]
-
-
 def join(
-    hub: str | Sequence[str],
-    model: object,
+    hub: str | Sequence[str] = (),
+    model: object = None,
     optimizer: object = None,
     *,
     name: str | None = None,
@@ -336,8 +232,10 @@ def join(
     own_start: bool = False,
     keep_optimizer_state: bool | None = None,
     timeout_s: float = ANSWER_S,
+    topology: str = "star",
+    peers: str | Path | None = None,
     **settings: Any,
-) -> JoinedLoop:
+) -> OwnLoop:
     """Take part in a hub's run from a training loop that stays yours; use it by `with`.
 
     - `hub`: its address, or several.
@@ -354,6 +252,10 @@ def join(
     - `keep_optimizer_state`: whether the optimizer's state outlives an exchange; by default as the hub says.
     - `timeout_s`: how long to wait for the hub's first model, and at the end for its answer to the last steps.
       Without the first model the loop trains by itself until it comes; those steps do not count.
+    - `topology`: `"ring"` or `"all_to_all"` without a hub: the model is averaged with those of a file of `peers`.
+      The loop begins with the model's own values, or with those in its `state` folder, which it needs. At the end
+      of `with` the model has the mean of one more round. `settings` are then keys of `[peers]`
+      (docs/train/peers.md).
     - Other keys of `[agent]` in a settings file.
 
     Raises `ConfigError`, `AddressError` or `AccessError`, and `ModelMismatchError` if the hub has another model.
@@ -371,14 +273,21 @@ def join(
     (40, True)
     """
     participant = participant_of(model, optimizer, also)
+    check_topology(topology)
+    if topology != "star":
+        unfit = {"hub": hub, "enrol": enrol, "insecure": insecure, "also": also, "examples": examples}
+        unfit |= {"own_start": own_start, "timeout_s": timeout_s != ANSWER_S}
+        section = peers_section(topology, peers, unfit, settings)
+        return JoinedPeers(section, participant, name, state, keep_optimizer_state=keep_optimizer_state).start()
+    if peers is not None:
+        raise ConfigError("peers goes with topology='ring' or 'all_to_all'")
     said = {"hub": hub or None, "device_id": name, "state": None if state is None else str(state), "enrol": enrol}
     if twice := sorted({*said, "data", "insecure"} & settings.keys()):
         raise ConfigError(f"{twice[0]} is said by an argument of its own")
     given = {key: value for key, value in said.items() if value is not None}
     usual = {"alone_steps_max": 2**31} | ({} if state is None else {"spool": "full"})
-    section = convert({**usual, **settings, **given, "insecure": insecure}, AgentSection, where="join")
     session = JoinedLoop(
-        section,
+        convert({**usual, **settings, **given, "insecure": insecure}, AgentSection, where="join"),
         participant,
         examples=examples,
         own_start=own_start,

@@ -27,7 +27,7 @@ class Lockstep:
         self._score: float | None = None
         self.over = False
         """Whether the worker takes no more steps."""
-        self._asked = self._fresh = self._handed = self._waiting = self._resets = False
+        self._asked = self._fresh = self._handed = self._waiting = self._resets = self._ended = False
         self.restored: TrainerState | None = None
         """The state of an earlier start, if there is one."""
 
@@ -105,7 +105,7 @@ class Lockstep:
     def end(self) -> None:
         """Take no more steps: the state is that after the loop's last one."""
         with self._turn:
-            self._state = self._keep()
+            self._state, self._ended = self._keep(), True
         self.interrupt()
 
     def await_turn(self, timeout_s: float | None = None) -> bool:
@@ -118,9 +118,12 @@ class Lockstep:
             return self._asked and not self.over
 
     def take_model(self, write: Callable[[Arrays], None]) -> bool:
-        """Copy a model that is new into the user's; return whether there was one."""
+        """Copy a model that is new into the user's; return whether there was one.
+
+        After `end` call this once the worker has ended, too.
+        """
         with self._turn:
-            if not self._fresh or not self._asked or self._vector is None:
+            if not self._fresh or not (self._asked or self._ended) or self._vector is None:
                 return False
             write(self.spec.views(self._vector))
             self._fresh = False

@@ -145,3 +145,34 @@ async def test_a_trainer_with_values_of_its_own_takes_the_mean_before_its_next_s
         await asyncio.gather(*[peer.run() for peer in peers])
     mean = (first_values(0) + first_values(1)) / 2
     assert max(np.abs(peer.parameters - mean).max() for peer in peers) < 1e-6
+
+
+@pytest.mark.asyncio
+async def test_who_is_left_alone_at_the_end_still_takes_the_last_mean(tmp_path):
+    """The others leave as soon as it has their bytes; it may not have decoded them yet."""
+    write_list(tmp_path, [0, 1])
+    has_met, alone = threading.Event(), threading.Event()
+
+    def tell(report):
+        if report.event == "peer_found":
+            has_met.set()
+        if report.event == "alone" and has_met.is_set():
+            alone.set()
+
+    how = {"topology": "all_to_all", "incarnation": 1, "meets": True, "steps_max": 1, "round_steps": 1000}
+    slow, other = [
+        make_peer(tmp_path, number, **how, on_report=tell if number == 0 else None) for number in (0, 1)
+    ]
+    aside, coded = slow.aside, []
+
+    def decode_late(work, then):
+        coded.append(work)
+        if len(coded) > 1:  # the first is its own model, which the other needs
+            aside(lambda: (alone.wait(PATIENCE_S), work())[1], then)
+        else:
+            aside(work, then)
+
+    slow.aside = decode_late
+    async with asyncio.timeout(PATIENCE_S):
+        await asyncio.gather(slow.run(), other.run())
+    assert np.ptp(models(tmp_path, [0, 1]), axis=0).max() < 1e-6

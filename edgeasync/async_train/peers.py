@@ -1,0 +1,74 @@
+"""Averages without a hub: each process's loop averages its model with those of a file of peers."""
+
+from pathlib import Path
+from typing import Any, Self
+
+from edgeasync import join
+from edgeasync.async_train.communication import Averaging, Communication
+from edgeasync.async_train.loops import Loop
+from edgeasync.errors import ConfigError
+
+
+class PeerCommunication:
+    """Averages the model of a loop with those of the other processes, from `start` to `stop`."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        rank: int,
+        *,
+        topology: str,
+        peers: str | Path | None = None,
+        checkpoint_dir: str | Path | None = None,
+        agent: dict[str, Any] | None = None,
+        **averaging: Any,
+    ) -> None:
+        self._loop = loop
+        usual = {"name": f"rank-{rank}", "state": checkpoint_dir, "keep_optimizer_state": True}
+        self._arguments = {"topology": topology, "peers": peers} | make_rounds(**averaging) | usual | (agent or {})
+        self.session: Any = None
+
+    def start(self) -> Self:
+        """Join the others, unless that has happened."""
+        if self.session is None:
+            self.session = join(model=self._loop.participant, **self._arguments)
+        return self
+
+    def stop(self) -> None:
+        """Take part in one more round with the last steps; its mean is in the model then."""
+        if self.session is not None:
+            self.session.__exit__(None, None, None)
+            self.session = None
+
+
+def communication_of(
+    model: Any, loop: Loop, rank: int, world_size: int, *, topology: str = "star", **averaging: Any
+) -> Communication | PeerCommunication:
+    """Return what averages the model of a loop: through a hub if `topology` is `"star"`, else with its peers."""
+    if topology == "star":
+        if averaging.get("peers") is not None:
+            raise ConfigError("peers goes with topology='ring' or 'all_to_all'")
+        return Communication(model, loop, rank, world_size, **averaging)
+    return PeerCommunication(loop, rank, topology=topology, **averaging)
+
+
+def make_rounds(
+    *,
+    averaging_frequency: int = 100,
+    averaging_policy: str = "iterations",
+    averaging_interval_s: float = 1.0,
+    **others: Any,
+) -> dict[str, Any]:
+    """Return when rounds begin, as `join` has it; raises `ConfigError` for what only a hub can do."""
+    for name, value in others.items():
+        if name not in Averaging.__annotations__:
+            raise TypeError(f"an averager has no argument {name!r}")
+        if value and (name, value) != ("exchange", "all"):
+            raise ConfigError(f"{name} is for averages through a hub; leave it out, or leave out topology")
+    rounds: dict[str, dict[str, Any]] = {
+        "iterations": {"round_steps": averaging_frequency},
+        "time": {"round_every_s": averaging_interval_s},
+    }
+    if averaging_policy not in rounds:
+        raise ConfigError(f"averaging_policy is {averaging_policy!r}; without a hub give 'iterations' or 'time'")
+    return rounds[averaging_policy]

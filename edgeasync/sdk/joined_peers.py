@@ -1,0 +1,146 @@
+"""`join` without a hub: a loop of the user's own averages its model with those of other devices."""
+
+import concurrent.futures
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import numpy as np
+
+from edgeasync.config import convert
+from edgeasync.core.peer.effects import Report
+from edgeasync.durable.identity import DeviceFolder, default_device_id
+from edgeasync.errors import ConfigError
+from edgeasync.parameters import ParameterSpec
+from edgeasync.runtime.agent_settings import PeersSection
+from edgeasync.runtime.peer import Peer
+from edgeasync.runtime.peer_device import PeerModel, make_peer
+from edgeasync.sdk.lockstep import Lockstep
+from edgeasync.sdk.own_loop import ENDING_S, OwnLoop
+from edgeasync.sdk.participants import Participant
+
+LOG = logging.getLogger("edgeasync.join")
+
+Found = TypeVar("Found")
+
+_ENDS = ("steps_max", "epochs", "rounds_max", "out")
+"""Keys of `[peers]` that say when a device ends, and what it does then."""
+
+
+class JoinedPeers(OwnLoop):
+    """Averages the model of a loop of your own with those of other devices; `join` makes one.
+
+    It begins once all others of the file are there, or after a lease. At the end of `with` it waits for one more
+    round, as an agent does, and the model has that round's mean.
+    """
+
+    def __init__(
+        self,
+        section: PeersSection,
+        participant: Participant,
+        name: str | None,
+        state: str | Path | None,
+        *,
+        keep_optimizer_state: bool | None,
+    ) -> None:
+        super().__init__(participant, keep_optimizer_state=keep_optimizer_state)
+        if state is None:
+            raise ConfigError("without a hub a loop needs state: a folder for its key and its model")
+        self._section = section
+        self._name = name or default_device_id()
+        self._state = Path(state).expanduser()
+        self._trainer = Lockstep(ParameterSpec(tuple(participant.parameters)), dict)
+        self._initial = np.zeros(self._trainer.spec.length, np.float32)
+        self._peer: Peer | None = None
+
+    @property
+    def _lockstep(self) -> Lockstep:
+        return self._trainer
+
+    def note(self, loss: float | None = None, examples: int = 0, *, score: float | None = None) -> None:
+        """Say what the next step's mean loss and its number of examples are, where the optimizer is watched."""
+        if score is not None:
+            raise ConfigError("score is for a hub's policies: without a hub all models count the same")
+        super().note(loss, examples)
+
+    def evaluate(self, function: Callable[[], Found]) -> Found:
+        """Call a function: without a hub there is no other model than the loop's own."""
+        return function()
+
+    def abort(self) -> None:
+        """Raise `ConfigError`: without a hub a loop leaves at the end of its session."""
+        raise ConfigError("without a hub there is no abort: end the session, and call join again to return")
+
+    def resume(self) -> None:
+        """Do nothing: there is no `abort`."""
+
+    def start(self) -> Self:
+        """Look for the others, in a thread; return once they are there, or after a lease."""
+        lockstep = self._trainer
+        self._participant.read(lockstep.spec.views(self._initial))
+        super().start()
+        lockstep.await_turn()
+        if self.finished:
+            self._done.result(ENDING_S)
+        lockstep.take_model(self._participant.write)
+        assert self._peer is not None
+        self._loop_state.steps = self._peer.steps_total
+        self._detach = self._participant.attach(self.step)
+        return self
+
+    def _send_last_steps(self) -> None:
+        self._trainer.end()
+        concurrent.futures.wait([self._done])
+        self._take_model(self._trainer)
+
+    def _take_model(self, lockstep: Lockstep) -> bool:
+        taken = super()._take_model(lockstep)
+        self.version = self.exchanges or None
+        return taken
+
+    async def _serve(self) -> str:
+        folder = DeviceFolder(self._state)
+        identity = folder.open(self._name)
+        try:
+            self._peer = make_peer(
+                self._section,
+                identity,
+                self._state,
+                PeerModel(self._trainer, self._initial),
+                examples_per_step=1,
+                examples=0,
+                meets=True,
+                on_report=_report,
+            )
+            if self._stopping:
+                self._peer.request_stop()
+            self._note_ready()
+            return await self._peer.run()
+        finally:
+            self._trainer.interrupt()
+            folder.close()
+
+    def _request_stop(self) -> None:
+        self._trainer.interrupt()  # others may wait for what this device does between two steps
+        if self._peer is not None:
+            self._peer.request_stop()
+
+
+def peers_section(
+    topology: str, peers: str | Path | None, unfit: Mapping[str, object], settings: Mapping[str, Any]
+) -> PeersSection:
+    """Return how a loop averages without a hub; raises `ConfigError`, also if an `unfit` argument is given."""
+    for name, value in unfit.items():
+        if value:
+            raise ConfigError(f"{name} is for a loop with a hub; leave it out, or leave out topology")
+    if ends := sorted({*_ENDS} & settings.keys()):
+        raise ConfigError(f"{ends[0]} is for an agent: a loop of your own ends where you end it")
+    if peers is None:
+        raise ConfigError("which peers? give peers='peers.toml', a file that names them")
+    return convert({**settings, "topology": topology, "peers": str(peers)}, PeersSection, where="join")
+
+
+def _report(report: Report) -> None:
+    level = logging.WARNING if report.event in ("warning", "refused") else logging.INFO
+    LOG.log(level, "%s: %s", report.event, ": ".join(filter(None, (report.peer, report.detail))))

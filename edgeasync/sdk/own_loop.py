@@ -1,0 +1,160 @@
+"""A training loop that stays the user's own: what it has with a hub and without one."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from types import TracebackType
+from typing import Generic, Self, TypeVar
+
+from edgeasync.sdk.lockstep import Lockstep
+from edgeasync.sdk.loop_state import LoopState
+from edgeasync.sdk.participants import Participant
+from edgeasync.sdk.service import Service
+from edgeasync.training.trainer import StepResult
+
+Item = TypeVar("Item")
+Found = TypeVar("Found")
+
+ENDING_S = 10.0
+"""How long what serves a loop may take to end."""
+
+
+class OwnLoop(Service):
+    """A loop that counts its steps for what exchanges the model, and takes the models that come.
+
+    The model changes only inside `step`, or inside the optimizer's own `step` where that is watched, and all at
+    once.
+    """
+
+    def __init__(self, participant: Participant, *, keep_optimizer_state: bool | None) -> None:
+        super().__init__()
+        self._participant = participant
+        self._keeps_optimizer_state = keep_optimizer_state
+        self._detach: Callable[[], None] = lambda: None
+        self._aborted = False
+        self._loop_state = LoopState()
+        self._noted: tuple[float | None, int] = (None, 0)
+        self._score: float | None = None
+        self.steps_since_exchange = 0
+        """Steps since the newest model came."""
+        self.exchanges = 0
+        """How many models this loop has taken."""
+        self.version: int | None = None
+        """The number of the version that this loop trains from; `None` before the first."""
+
+    @property
+    def steps(self) -> int:
+        """Steps of this loop that are, or will be, part of an exchange; of all starts if it has a state folder."""
+        return self._loop_state.steps
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has ended: the hub has finished, or the session was left."""
+        lockstep = self._lockstep
+        return self._done.done() or (lockstep is not None and lockstep.over)
+
+    @property
+    @abstractmethod
+    def _lockstep(self) -> Lockstep | None:
+        """What hands the loop's steps over, once there is something to train."""
+
+    # -- the loop --------------------------------------------------------------------------------------------
+
+    def step(self, loss: float | None = None, examples: int = 0) -> None:
+        """Count one step of the optimizer; call this after it, unless the session watches the optimizer.
+
+        `loss` is the step's mean loss, and `examples` the number of examples in it. Once an exchange is due, this
+        takes part in it; if nobody is in reach, the loop trains on. Raises what the session has ended with, if it
+        failed.
+        """
+        lockstep = self._lockstep
+        if self._done.done():
+            self._done.result()
+            return
+        if self._aborted or lockstep is None:
+            return
+        noted, self._noted = self._noted, (None, 0)
+        told = noted[0] if loss is None else float(loss)
+        score, self._score = self._score, None
+        if lockstep.hand_over(StepResult(told, examples or noted[1]), self._participant.read, score):
+            self._loop_state.steps += 1
+            self.steps_since_exchange += 1
+            if not lockstep.await_turn():
+                self._done.result(ENDING_S)
+                return
+        self._take_model(lockstep)
+
+    def note(self, loss: float | None = None, examples: int = 0, *, score: float | None = None) -> None:
+        """Say what the next step's mean loss and its number of examples are, where the optimizer is watched.
+
+        `score` is the loss of the model on examples kept for that. The next update has the last one that was said:
+        by it the hub's policies `take` and `behind_max` compare devices.
+        """
+        self._noted = None if loss is None else float(loss), examples
+        self._score = self._score if score is None else float(score)
+
+    def batches(self, loader: Iterable[Item]) -> "Batches[Item]":
+        """Return a loader's batches: each pass over them is one over the loader, and ends early if the run ends.
+
+        With a hub and a state folder, a script that was killed resumes behind the batch of its last update, in the
+        same order: the passes before that one have no batches. A pass raises `DataError` if the loader has none.
+        """
+        return Batches(self, loader)
+
+    def _pass(self, loader: Iterable[Item]) -> Iterator[Item]:
+        for batch in self._loop_state.epoch(loader):
+            if self.finished:
+                return
+            yield batch
+
+    @abstractmethod
+    def evaluate(self, function: Callable[[], Found]) -> Found:
+        """Call a function while the model has the newest values that all share."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Exchange nothing until `resume`."""
+
+    @abstractmethod
+    def resume(self) -> None:
+        """Return after an `abort`."""
+
+    # -- how it runs -----------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        return self if self._thread is not None else self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._detach()
+        if error is None:
+            self._send_last_steps()
+        super().__exit__(kind, error, trace)
+
+    @abstractmethod
+    def _send_last_steps(self) -> None:
+        """Exchange the steps since the last exchange, and wait for that for a while."""
+
+    def _take_model(self, lockstep: Lockstep) -> bool:
+        """Take a model if there is a new one; return whether there was."""
+        if not lockstep.take_model(self._participant.write):
+            return False
+        self.steps_since_exchange = 0
+        self.exchanges += 1
+        if lockstep.take_reset() or not self._keeps_optimizer_state:
+            self._participant.reset_optimizer()
+        return True
+
+
+class Batches(Generic[Item]):
+    """The batches of a loader, for as many passes as a loop or a framework's trainer takes."""
+
+    def __init__(self, session: OwnLoop, loader: Iterable[Item]) -> None:
+        self._session = session
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[Item]:
+        return self._session._pass(self._loader)  # noqa: SLF001 - it is the session's own
+
+    def __len__(self) -> int:
+        return len(self._loader)  # type: ignore[arg-type]
