@@ -49,14 +49,18 @@ def models(folder, numbers):
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_without_training_all_have_the_mean(start_peers, tmp_path, topology):
-    """Whatever rounds of a few there were before: each keeps the sum of all models."""
+    """Whatever whole rounds of a few there were before: each keeps the sum of all models."""
     numbers = range(repetitions("peers that average"))
     write_list(tmp_path, numbers)
     peers = start_peers(numbers, topology)
     wait_for_round_of(peers, numbers)
     end(peers)
+    found = models(tmp_path, numbers)
+    assert np.ptp(found, axis=0).max() < 1e-6
     mean = np.mean([first_values(number) for number in numbers], axis=0, dtype=np.float64)
-    assert np.abs(models(tmp_path, numbers) - mean).max() < 1e-6
+    # A round that one gave up and another took as whole does not keep the sum (decision 0045).
+    whole = not any(event["event"] == "round_abandoned" for peer in peers for event in peer.events)
+    assert not whole or np.abs(found - mean).max() < 1e-6
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
