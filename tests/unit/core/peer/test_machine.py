@@ -7,7 +7,7 @@ TICKS_MAX = 20
 
 
 def test_a_peer_without_round_numbers_left_does_not_run_hot():
-    """A member that lies may use the numbers up, a leap at a time: then no round begins, but training goes on."""
+    """A member that lies can use all numbers up, by one leap after another. Then no round begins."""
     core = PeerCore("a", 1, ("b",), PeerSettings(lease_s=10.0, ping_s=2.0, round_every_s=1.0))
     core.begin(0.0)
     core._number = ROUND_NUMBER_MAX - 1  # it would take a liar 2**30 pings
