@@ -14,30 +14,33 @@ from edgeasync.errors import ConfigError, DataError
 from edgeasync.runtime.agent_settings import AgentSettings
 from edgeasync.runtime.graph_process import load_graph_apart
 from edgeasync.runtime.peer import Peer
-from edgeasync.runtime.peer_device import check_out, make_model, make_peer, write_trained
+from edgeasync.runtime.peer_device import check_out, find_unkept, make_model, make_peer, write_trained
 from edgeasync.runtime.profiles import with_profile
 from edgeasync.runtime.readings import Readings
 
 PROGRESS_S = 10.0
 
-_OF_A_HUB = {
-    "hub": "--hub",
-    "trainer": "--trainer",
+_FLAGS = {
     "bandwidth_bytes_per_s_max": "--bandwidth-max",
     "bytes_per_day_max": "--bytes-per-day-max",
+    "spool": "--spool",
+    "alone_steps_max": "--alone-steps-max",
+    "hub": "--hub",
+    "trainer": "--trainer",
     "local": "--local",
     "enrol": "--enrol",
     "hub_key": "--hub-key",
     "insecure": "--insecure",
+    "when_finished": "--when-finished",
 }
-"""Keys of `[agent]` that only an agent with a hub can keep to."""
+"""The flags of keys of `[agent]` that only an agent with a hub keeps to."""
 
 
 def run_peer(settings: AgentSettings, printer: Printer) -> None:
     """Run an agent without a hub to its end."""
-    for key, flag in _OF_A_HUB.items():
-        if getattr(settings.agent, key):
-            raise ConfigError(f"{key} ({flag}) is for an agent with a hub; leave it out, or leave out --topology")
+    if (key := find_unkept(settings.agent, settings.care)) is not None:
+        said = f"{key} ({_FLAGS[key]})" if key in _FLAGS else key
+        raise ConfigError(f"{said} is for an agent with a hub; leave it out, or leave out --topology")
     if settings.peers.peers is None:
         raise ConfigError("which peers? give --peers FILE, a TOML file that names them, or [peers] peers")
     if settings.agent.data is None:

@@ -14,7 +14,7 @@ from edgeasync.durable.peers_file import own_entry, read_peers
 from edgeasync.errors import ConfigError
 from edgeasync.parameters import Vector
 from edgeasync.runtime.address import host_of
-from edgeasync.runtime.agent_settings import AgentSettings, PeersSection
+from edgeasync.runtime.agent_settings import AgentSection, AgentSettings, CareSection, PeersSection
 from edgeasync.runtime.graph_model import HubGraph, load_graph
 from edgeasync.runtime.model_file import load_model, save_model
 from edgeasync.runtime.onnx_model import OnnxModel
@@ -24,6 +24,25 @@ from edgeasync.training.trainer import AsyncTrainer, Trainer
 
 ONNX_SUFFIX = ".onnx"
 
+_OF_A_HUB = (
+    "hub",
+    "trainer",
+    "micro_batch_size",
+    "local_steps_max",
+    "delay_steps",
+    "bandwidth_bytes_per_s_max",
+    "link_share",
+    "bytes_per_day_max",
+    "spool",
+    "alone_steps_max",
+    "local",
+    "enrol",
+    "hub_key",
+    "insecure",
+    "when_finished",
+)
+"""Keys of `[agent]` that only an agent with a hub keeps to."""
+
 
 class PeerModel(NamedTuple):
     """What a peer trains: its trainer, the values it begins with, and the forward model if it is of ONNX."""
@@ -31,6 +50,14 @@ class PeerModel(NamedTuple):
     trainer: Trainer | AsyncTrainer
     initial: Vector
     forward: bytes | None = None
+
+
+def find_unkept(section: AgentSection, care: CareSection) -> str | None:
+    """Return a setting of `[agent]` or `[care]` that an agent without a hub would not keep to, if one is said."""
+    usual = AgentSection()
+    if care != CareSection():
+        return "[care]"
+    return next((key for key in _OF_A_HUB if getattr(section, key) != getattr(usual, key)), None)
 
 
 def make_model(

@@ -24,6 +24,7 @@ from edgeasync.runtime.agent import Agent as RuntimeAgent
 from edgeasync.runtime.agent_settings import AgentSection, CareSection, PeersSection
 from edgeasync.runtime.device import Device, find_device
 from edgeasync.runtime.peer import Peer
+from edgeasync.runtime.peer_device import find_unkept
 from edgeasync.sdk import events
 from edgeasync.sdk.agent_worker import AgentWorker
 from edgeasync.sdk.callbacks import Callback, Callbacks
@@ -136,7 +137,7 @@ class Agent(Service):
         if twice := sorted({*own, "data", "insecure"} & settings.keys()):
             raise ConfigError(f"{twice[0]} is said by an argument of its own")
         said = {key: value for key, value in own.items() if value is not None}
-        self._section = convert({**settings, **said, "insecure": insecure}, AgentSection, where="Agent")
+        self._section = _agent_section({**settings, **said, "insecure": insecure}, with_hub=self._peers is None)
         self._workers_count = _count(workers, trainer if data is None else data, trained=trainer is not None)
         if self._workers_count != 1 and "/" in (name or ""):
             raise ConfigError(f"name is {name!r}: with several workers the part after '/' is the worker's number")
@@ -429,6 +430,15 @@ def _peers_section(topology: str, peers: str | Path | None, settings: dict[str, 
     own = {key: settings.pop(key) for key in PeersSection.__struct_fields__ if key in settings}
     told = {} if peers is None else {"peers": str(peers)}
     return convert({"topology": topology, **told, **own}, PeersSection, where="Agent")
+
+
+def _agent_section(said: dict[str, Any], *, with_hub: bool) -> AgentSection:
+    """Return the section; raises `ConfigError` for a key that an agent without a hub would not keep to."""
+    section = convert(said, AgentSection, where="Agent")
+    unkept = None if with_hub else find_unkept(section, CareSection())
+    if unkept is not None:
+        raise ConfigError(f"{unkept} is for an agent with a hub; leave it out, or leave out topology")
+    return section
 
 
 def _check_peer(

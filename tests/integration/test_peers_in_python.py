@@ -218,6 +218,7 @@ def test_an_onnx_model_goes_in_and_a_trained_one_comes_out(commands, tmp_path, s
     [
         (("--hub", "tcp://127.0.0.1:5555"), "--topology"),
         (("--trainer", "a.b:c"), "--trainer"),
+        (("--spool", "full"), "spool (--spool) is for an agent with a hub"),
         (("--peers", "none.toml"), "none.toml"),
         (("--out", "no/such/folder.safetensors"), "no/such"),
         (("--out", "model.onnx"), "forward model of ONNX"),
@@ -231,3 +232,29 @@ def test_mistakes_of_the_command(commands, tmp_path, settings, flags, hint):
     write_list(tmp_path, [0, 1])
     data = commands.data("data.npz")
     mistake(commands, CONFIG, hint, arguments=("agent", settings, *agent_flags(0, data), *flags))
+
+
+@pytest.mark.parametrize(
+    ("said", "hint"),
+    [
+        ("[care]\nonly_on_mains = true", "[care] is for an agent with a hub"),
+        ("[agent]\nlink_share = 0.2", "link_share is for an agent with a hub"),
+    ],
+)
+def test_what_a_settings_file_asks_for_in_vain_is_refused(commands, tmp_path, settings, said, hint):
+    write_list(tmp_path, [0, 1])
+    with (tmp_path / settings).open("a") as file:
+        file.write(said)
+    mistake(commands, CONFIG, hint, arguments=("agent", settings, *agent_flags(0, commands.data("data.npz"))))
+
+
+def test_what_an_agent_in_a_program_is_asked_for_in_vain_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="link_share is for an agent with a hub"):
+        Agent(
+            data=(np.eye(4), [0, 1, 0, 1]),
+            model=MODEL,
+            topology="ring",
+            peers=tmp_path / FILE,
+            state=tmp_path,
+            link_share=0.2,
+        )

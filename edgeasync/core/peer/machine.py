@@ -577,7 +577,7 @@ class PeerCore:
 
     def _proposes_at_s(self, now_s: float) -> float:
         """Return when this peer proposes a round: a lease later for each candidate with a lower name."""
-        if self.round is not None or self._owed or self._due_s == math.inf:
+        if self.round is not None or self._owed or self._due_s == math.inf or self._number >= ROUND_NUMBER_MAX:
             return math.inf
         candidates = self._candidates(now_s)
         if not candidates or self._blame.leaves_out(self.name, now_s):
@@ -603,7 +603,7 @@ class PeerCore:
     def _propose(self, now_s: float) -> list[PeerEffect]:
         """Propose a round to all candidates that hear one another."""
         effects = self._judge(now_s)
-        if self._blame.leaves_out(self.name, now_s) or self._number >= ROUND_NUMBER_MAX:
+        if self._blame.leaves_out(self.name, now_s):
             return effects
         chosen = all_hear_each_other(self._candidates(now_s))[: PEERS_MAX - 1]
         members = [RoundMember(self.name, self.incarnation)]

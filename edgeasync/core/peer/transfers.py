@@ -32,7 +32,8 @@ class OutgoingPayload:
     def credit(self, credit: PeerCredit, now_s: float) -> list[SendPiece] | None:
         """Return the pieces to send now; `None` for a credit that nobody could grant."""
         received_bytes = credit.received_bytes
-        if received_bytes > self._sent_bytes:
+        holds_part_of_a_piece = received_bytes % self._piece_bytes and received_bytes != self.offer.payload_bytes
+        if received_bytes > self._sent_bytes or holds_part_of_a_piece:
             return None
         if self.finished or received_bytes < self._held_bytes:
             return []  # a later credit has come before this one

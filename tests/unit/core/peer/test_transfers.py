@@ -78,3 +78,10 @@ def test_a_receiver_asks_again_once_until_there_is_progress():
     assert payload.credit_again() is None
     payload.accept(10, 1.0)
     assert payload.credit_again() == PeerCredit(ROUND, 0, 10, again=True)
+
+
+def test_nobody_holds_a_part_of_a_piece():
+    """Who claims one byte more each time would otherwise get the whole window again for each credit."""
+    payload = outgoing(100)
+    assert sent(payload, 0) == [(0, 10), (10, 10)]
+    assert [sent(payload, held, again=True) for held in (1, 2, 3)] == [None, None, None]

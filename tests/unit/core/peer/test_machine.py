@@ -1,0 +1,21 @@
+from edgeasync.core.peer.events import Received
+from edgeasync.core.peer.machine import PeerCore
+from edgeasync.core.peer.settings import PeerSettings
+from edgeasync.protocol.peer_messages import ROUND_NUMBER_MAX, PeerPing
+
+TICKS_MAX = 20
+
+
+def test_a_peer_without_round_numbers_left_does_not_run_hot():
+    """A member that lies can use all numbers up, by one leap after another. Then no round begins."""
+    core = PeerCore("a", 1, ("b",), PeerSettings(lease_s=10.0, ping_s=2.0, round_every_s=1.0))
+    core.begin(0.0)
+    core._number = ROUND_NUMBER_MAX - 1  # it would take a liar 2**30 pings
+    core.handle(Received("b", PeerPing(1, 1, "", ROUND_NUMBER_MAX, True, ("a",))), 0.0)
+    assert core.live == ("b",)
+    ticks = 0
+    while (now_s := core.next_deadline_s) < 9.0 and ticks < TICKS_MAX:
+        core.tick(now_s)
+        ticks += 1
+    assert ticks < TICKS_MAX
+    assert core.round is None
