@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self, cast, get_args
 
-import msgspec
 import numpy as np
 from msgspec.structs import replace
 
@@ -29,7 +28,6 @@ from edgeasync.sdk.run import Run
 from edgeasync.sdk.shares import Share
 from edgeasync.sdk.stop import Stop
 from edgeasync.sdk.workers.base import (
-    WorkerDiedError,
     in_thread,
     keep_alive,
     make_trainer,
@@ -37,10 +35,8 @@ from edgeasync.sdk.workers.base import (
     run_together,
     worker_name,
 )
-from edgeasync.sdk.workers.files import MAKE_FILE, WorkerFiles
 from edgeasync.sdk.workers.peer_job import INITIAL_FILE, PeerJob, model_file
-from edgeasync.sdk.workers.pickling import dump, load_error
-from edgeasync.sdk.workers.processes import Process, child_command, describe_end
+from edgeasync.sdk.workers.processes import run_process, write_files
 from edgeasync.training.evaluation import Evaluator
 from edgeasync.training.plan import LocalTraining
 
@@ -155,7 +151,7 @@ class PeerWorkers:
         """Train until all have ended; raise what one of them ended with."""
         numbers = range(1, len(self._shares) + 1)
         if engine == "processes":
-            await in_thread(self._write)
+            await in_thread(partial(write_files, self.folder, self.prepared.make_trainer, self._shares))
             lives = [keep_alive(worker_name(number), partial(self._live_apart, number)) for number in numbers]
         else:
             lives = [self._live_here(number) for number in numbers]
@@ -217,30 +213,9 @@ class PeerWorkers:
 
     # -- in processes of their own ---------------------------------------------------------------------------
 
-    def _write(self) -> None:
-        (self.folder / MAKE_FILE).write_bytes(dump(self.prepared.make_trainer, "the model"))
-        for number, share in enumerate(self._shares, 1):
-            WorkerFiles(self.folder, number).put_share(share)
-
     async def _live_apart(self, number: int, deaths: int) -> None:
-        """Run a worker's process to its end; raises what it raised, or `WorkerDiedError` if it died."""
-        if self._stopping.is_set():
-            return
-        files = WorkerFiles(self.folder, number)
         threads = max(1, len(os.sched_getaffinity(0)) // len(self._shares))
-        files.job.write_bytes(msgspec.json.encode(self._job(number, deaths + 1, threads)))
-        async with Process(child_command(self.folder, number), threads) as process:
-            stopping = asyncio.ensure_future(self._stopping.wait())
-            either: list[asyncio.Future[Any]] = [process.ended, stopping]
-            try:
-                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                stopping.cancel()
-        result = files.take_result()
-        if result:
-            raise load_error(result, worker_name(number))
-        if result is None and not self._stopping.is_set():
-            raise WorkerDiedError(describe_end(process.ended.result()))
+        await run_process(self.folder, self._job(number, deaths + 1, threads), self._stopping)
 
 
 async def train_with_peers(workers: PeerWorkers, engine: str, folder: Path, evaluator: Evaluator | None) -> Run:

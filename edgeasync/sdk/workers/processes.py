@@ -36,6 +36,7 @@ from edgeasync.sdk.workers.base import (
     worker_name,
 )
 from edgeasync.sdk.workers.files import MAKE_FILE, WorkerFiles
+from edgeasync.sdk.workers.peer_job import PeerJob
 from edgeasync.sdk.workers.pickling import dump, load_error
 
 CLOSE_S = 5.0
@@ -90,15 +91,9 @@ class ProcessWorkers(Workers):
     def _write(self) -> None:
         if len(os.fsencode(self.bind.removeprefix("ipc://"))) > SOCKET_PATH_BYTES_MAX:
             raise ConfigError(f"{self.bind}: too long for a socket; let TMPDIR be a shorter folder")
-        (self._folder / MAKE_FILE).write_bytes(dump(self._make, "the model"))
-        for number, share in enumerate(self._shares, 1):
-            WorkerFiles(self._folder, number).put_share(share)
+        write_files(self._folder, self._make, self._shares)
 
     async def _live(self, hub: Hub, number: int, deaths: int) -> None:
-        """Run a worker's process to its end; raises what it raised, or `WorkerDiedError` if it died."""
-        if self._stopping.is_set():
-            return
-        files = WorkerFiles(self._folder, number)
         incarnation = incarnation_of(hub, number, deaths)
         job = Job(
             number=number,
@@ -109,19 +104,37 @@ class ProcessWorkers(Workers):
             threads=self._threads,
             examples=examples_of(self._shares[number - 1]),
         )
-        files.job.write_bytes(msgspec.json.encode(job))
-        async with Process(child_command(self._folder, number), self._threads) as process:
-            stopping = asyncio.ensure_future(self._stopping.wait())
-            either: list[asyncio.Future[Any]] = [process.ended, stopping]
-            try:
-                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                stopping.cancel()
-        result = files.take_result()
-        if result:
-            raise load_error(result, worker_name(number))
-        if result is None and not self._stopping.is_set():
-            raise WorkerDiedError(describe_end(process.ended.result()))
+        await run_process(self._folder, job, self._stopping)
+
+
+def write_files(folder: Path, make: MakeTrainer, shares: Sequence[Share]) -> None:
+    """Write what workers' processes make their trainers of."""
+    (folder / MAKE_FILE).write_bytes(dump(make, "the model"))
+    for number, share in enumerate(shares, 1):
+        WorkerFiles(folder, number).put_share(share)
+
+
+async def run_process(folder: Path, job: Job | PeerJob, stopping: asyncio.Event) -> None:
+    """Run a worker's process to its end, or until all are to stop.
+
+    Raises what it raised, or `WorkerDiedError` if it died.
+    """
+    if stopping.is_set():
+        return
+    files = WorkerFiles(folder, job.number)
+    files.job.write_bytes(msgspec.json.encode(job))
+    async with Process(child_command(folder, job.number), job.threads) as process:
+        stopped = asyncio.ensure_future(stopping.wait())
+        either: list[asyncio.Future[Any]] = [process.ended, stopped]
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopped.cancel()
+    result = files.take_result()
+    if result:
+        raise load_error(result, worker_name(job.number))
+    if result is None and not stopping.is_set():
+        raise WorkerDiedError(describe_end(process.ended.result()))
 
 
 def child_command(folder: Path, number: int) -> list[str]:
