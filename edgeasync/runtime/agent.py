@@ -7,13 +7,12 @@ long a step takes.
 import asyncio
 import concurrent.futures
 import contextlib
-import inspect
 import os
 import platform
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
 from typing import Protocol, TypeVar
@@ -59,6 +58,7 @@ from edgeasync.protocol.messages import DeviceProfile, Push, Welcome
 from edgeasync.protocol.transfers import PIECE_BYTES_MAX
 from edgeasync.protocol.wire import Buffer
 from edgeasync.runtime.address import check_connect
+from edgeasync.runtime.awaited_step import AwaitedStep
 from edgeasync.runtime.channel import Channel
 from edgeasync.runtime.curve import FRAME_BYTES, mechanism_at, use_keys
 from edgeasync.runtime.ending import Ending
@@ -78,7 +78,6 @@ from edgeasync.training.trainer import (
     InterruptibleTrainer,
     ResettableTrainer,
     ResumableTrainer,
-    StepResult,
     Trainer,
     take_local_steps,
 )
@@ -247,7 +246,7 @@ class Agent:
         self._stopping, self._pausing = threading.Event(), threading.Event()
         self._may_train = _set(threading.Event())
         self._watch = None if sense is None else SensorWatch(sense)
-        self._awaited: concurrent.futures.Future[StepResult] | None = None
+        self._awaited = AwaitedStep(self._stopping)
         self._channel: Channel | None = None
         self._monitor: SocketMonitor | None = None
         self._findings: dict[str, Finding] = {}
@@ -752,7 +751,7 @@ class Agent:
                         share=self._share,
                         wait=self._draw_out,
                         should_pause=pausing.is_set if overlap else None,
-                        step=partial(self._await_step, step) if inspect.iscoroutinefunction(step) else None,
+                        step=self._awaited.in_thread(self._loop, step),
                         validate=lambda: None if of_own is None else of_own(model.parameters),
                     )
             except concurrent.futures.CancelledError:
@@ -813,23 +812,11 @@ class Agent:
         self._may_train.wait()
         return self._stopping.is_set()
 
-    def _await_step(self, step: Callable[[], Awaitable[StepResult]]) -> StepResult:
-        """Take a step on the loop, and wait for it in the worker's thread."""
-
-        async def take() -> StepResult:
-            return await step()
-
-        self._awaited = asyncio.run_coroutine_threadsafe(take(), self._loop)
-        if self._stopping.is_set():
-            self._awaited.cancel()
-        return self._awaited.result()
-
     def _end_training(self) -> None:
         """Make the worker abandon its local steps."""
         self._stopping.set()
         self._may_train.set()
-        if self._awaited is not None:
-            self._awaited.cancel()
+        self._awaited.cancel()
 
     def pause(self) -> None:
         """End overlapped training after the current step."""

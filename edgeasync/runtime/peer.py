@@ -4,11 +4,9 @@ import asyncio
 import concurrent.futures
 import contextlib
 import hashlib
-import inspect
 import threading
 import time
-from collections.abc import Awaitable, Callable
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TypeVar
@@ -28,6 +26,7 @@ from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.protocol.codecs import payload_bytes_limit
 from edgeasync.protocol.messages import COUNT_MAX
 from edgeasync.protocol.wire import Buffer
+from edgeasync.runtime.awaited_step import AwaitedStep
 from edgeasync.runtime.ending import Ending
 from edgeasync.runtime.model_file import save_model
 from edgeasync.runtime.peer_sockets import PeerSockets
@@ -35,7 +34,6 @@ from edgeasync.runtime.worker import Worker
 from edgeasync.training.trainer import (
     AsyncTrainer,
     InterruptibleTrainer,
-    StepResult,
     Trainer,
     take_local_steps,
 )
@@ -146,7 +144,7 @@ class Peer:
         self._mean_steps = steps_total
         """How many local steps there were when the model moved to a mean last."""
         self._jobs: SimpleQueue[Callable[[Vector], None]] = SimpleQueue()
-        self._awaited: concurrent.futures.Future[StepResult] | None = None
+        self._awaited = AwaitedStep(self._stopping)
         self._sockets: PeerSockets | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._stepped_s = self._round_began_s = time.monotonic()
@@ -408,7 +406,7 @@ class Peer:
                     step_s_min=self._step_s_min,
                     wait=self._stopping.wait,
                     should_pause=lambda: False,
-                    step=partial(self._await_step, step) if inspect.iscoroutinefunction(step) else None,
+                    step=self._awaited.in_thread(self._loop, step),
                 )
             except concurrent.futures.CancelledError:
                 if not self._stopping.is_set():
@@ -467,23 +465,11 @@ class Peer:
                 wait_s = max(0.0, self._begun_s + self._settings.lease_s - time.monotonic())
             self._loop.call_later(0.0 if self._deserted else wait_s, self.request_stop)
 
-    def _await_step(self, step: Callable[[], Awaitable[StepResult]]) -> StepResult:
-        """Take a step on the loop, and wait for it in the training thread."""
-
-        async def take() -> StepResult:
-            return await step()
-
-        self._awaited = asyncio.run_coroutine_threadsafe(take(), self._loop)
-        if self._stopping.is_set():
-            self._awaited.cancel()
-        return self._awaited.result()
-
     def _end_training(self) -> None:
         """Make the training thread abandon its steps."""
         self._stopping.set()
         self._jobs.put(_nothing)
-        if self._awaited is not None:
-            self._awaited.cancel()
+        self._awaited.cancel()
         if isinstance(self._trainer, InterruptibleTrainer):
             self._trainer.interrupt()
 

@@ -1,0 +1,40 @@
+"""The local step of a trainer whose `step` is a coroutine, taken for a thread that waits for it."""
+
+import asyncio
+import concurrent.futures
+import inspect
+import threading
+from collections.abc import Awaitable, Callable
+
+from edgeasync.training.trainer import StepResult
+
+
+class AwaitedStep:
+    """Takes steps on an event loop, one at a time; `cancel` abandons the one that is running.
+
+    Once `stopping` is set, every step is abandoned, and its thread gets `CancelledError` of `concurrent.futures`.
+    """
+
+    def __init__(self, stopping: threading.Event) -> None:
+        self._stopping = stopping
+        self._running: concurrent.futures.Future[StepResult] | None = None
+
+    def in_thread(
+        self, loop: asyncio.AbstractEventLoop, step: Callable[[], StepResult | Awaitable[StepResult]]
+    ) -> Callable[[], StepResult] | None:
+        """Return a function that takes a step on the loop and waits for it; None if `step` is no coroutine."""
+        if not inspect.iscoroutinefunction(step):
+            return None
+
+        def take() -> StepResult:
+            self._running = asyncio.run_coroutine_threadsafe(step(), loop)
+            if self._stopping.is_set():
+                self._running.cancel()
+            return self._running.result()
+
+        return take
+
+    def cancel(self) -> None:
+        """Abandon the step that is running, if there is one."""
+        if self._running is not None:
+            self._running.cancel()
