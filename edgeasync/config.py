@@ -58,18 +58,28 @@ class ByteCount(int):
 
 def read_toml(path: Path, settings: type[Settings]) -> Settings:
     """Read a TOML file into `settings`; raises `ConfigError` naming the file, the key and what to do."""
+    return parse_toml(read_bytes(path), settings, where=str(path))
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return what is in a settings file; raises `ConfigError`."""
     try:
-        with path.open("rb") as file:
-            table = tomllib.load(file)
+        return path.read_bytes()
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; give the path of a TOML settings file") from None
     except OSError as error:
         raise ConfigError(
             f"{path}: cannot be read: {error.strerror}; give the path of a TOML settings file"
         ) from error
+
+
+def parse_toml(content: bytes, settings: type[Settings], *, where: str) -> Settings:
+    """Read TOML into `settings`; raises `ConfigError` beginning with `where`."""
+    try:
+        table = tomllib.loads(content.decode())
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: not valid TOML: {error}") from error
-    return convert(table, settings, where=str(path))
+        raise ConfigError(f"{where}: not valid TOML: {error}") from error
+    return convert(table, settings, where=where)
 
 
 def convert(table: object, settings: type[Settings], *, where: str) -> Settings:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar, get_args
 
 from edgeasync.cli.output import Printer
-from edgeasync.config import read_toml
+from edgeasync.config import parse_toml, read_bytes
 from edgeasync.errors import ConfigError, PluginError, StorageError
 from edgeasync.runtime.agent_settings import AgentSettings
 from edgeasync.runtime.hub_settings import HubSettings
@@ -30,12 +30,13 @@ def install_service(
     """Install a unit, and start it unless it is for another system; settings that are wrong are not installed."""
     unit, place = _find(kind, name, root)
     live = place.root == Path("/")
-    if settings is not None:
+    content = None if settings is None else read_bytes(settings)  # once: it may be a pipe
+    if content is not None:
         with contextlib.suppress(PluginError):  # another system may have it
-            read_toml(settings, AgentSettings if unit.kind == "agent" else HubSettings)
+            parse_toml(content, AgentSettings if unit.kind == "agent" else HubSettings, where=str(settings))
     if live and place.user is not None:
         check_program(unit.program, Path(sys.executable))
-    changed = install(unit, place, settings)
+    changed = install(unit, place, content)
     if live:
         activate(unit, place, _systemd(place), changed, start=start)
     _tell(printer, unit, "changed", changed, "nothing changed")

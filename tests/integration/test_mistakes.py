@@ -3,6 +3,7 @@
 Commands run in this process, but for the four at the end that hold the process itself.
 """
 
+import os
 import signal
 import threading
 
@@ -329,6 +330,18 @@ def test_a_service_is_not_installed_with_settings_that_it_would_refuse(commands,
     arguments = ["service", "install", kind, settings, "--root", card]
     mistake(commands, CONFIG, "board.toml", "unknown key `hbu`", arguments=arguments)
     assert not list(card.iterdir())
+
+
+def test_a_service_gets_settings_that_can_be_read_but_once(commands):
+    text, card = '[agent]\nhub = "tcp://hub:5555"\n', commands.folder / "card"
+    card.mkdir()
+    reader, writer = os.pipe()
+    os.write(writer, text.encode())
+    os.close(writer)
+    told = commands.run("service", "install", "agent", f"/dev/fd/{reader}", "--root", card)
+    os.close(reader)
+    assert (told.returncode, told.stderr) == (0, "")
+    assert (card / "var/lib/edgeasync/agent.toml").read_text() == text
 
 
 def test_a_command_leaves_nothing_open_in_this_process(commands, live):

@@ -172,7 +172,7 @@ if repetitions("fleets that Ansible installs"):
         hub, address = write_inventory(commands, boards)
         bundle(commands, ROOT, "bundle")
         told, code = play(folder, "agents.yml")
-        assert code == 0, told
+        assert code == 0, told + boards.logs()
         assert "edgeasync1_" not in told
         operator = ("--keys", folder / "keys")
         for name in BOARDS:

@@ -71,6 +71,11 @@ class Hosts:
         assert not told.returncode, told.stdout + told.stderr
         return told.stdout
 
+    def logs(self):
+        """Return what the services of all hosts have written."""
+        names = [path.stem for path in sorted(self._folder.glob("*.pid"))]
+        return "".join(f"{name}:\n" + self.run(name, "sh", "-c", "cat /run/*.log || true") for name in names)
+
     def close(self):
         for process in self._processes:
             process.kill()

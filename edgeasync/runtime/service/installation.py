@@ -93,14 +93,13 @@ def find_program(environment: Path) -> Path:
     return environment / "bin" / "edgeasync"
 
 
-def install(unit: Unit, place: Place, settings: Path | None) -> list[Path]:
+def install(unit: Unit, place: Place, settings: bytes | None) -> list[Path]:
     """Write what a service needs; return the files that changed. Raises `ConfigError` and `StorageError`.
 
-    `settings` replace those that are there; without them these must be there.
+    `settings` are a file's content. They replace those that are there; without them these must be there.
     """
     folder, kept = place.under(unit.folder), place.under(unit.settings)
-    wanted = None if settings is None else _read(settings)
-    if wanted is None and not kept.exists():
+    if settings is None and not kept.exists():
         raise ConfigError(
             f"{kept}: no such file; give the settings: edgeasync service install {unit.kind} FILE.toml"
         )
@@ -111,7 +110,7 @@ def install(unit: Unit, place: Place, settings: Path | None) -> list[Path]:
     changed = []
     if place.user is not None and _write(place.under(SYSUSERS), SYSUSERS_TEXT.encode()):
         changed.append(place.under(SYSUSERS))
-    if wanted is not None and _write(kept, wanted, private=True):
+    if settings is not None and _write(kept, settings, private=True):
         # Of a folder that systemd has not yet given to the service it gives away the files, too.
         owner = folder.stat()
         os.chown(kept, owner.st_uid, owner.st_gid, follow_symlinks=False)
@@ -181,13 +180,6 @@ def _is_ours(file: Path) -> bool:
     with contextlib.suppress(OSError):
         return "Description=edgeasync " in file.read_text("utf-8", errors="replace")
     return False
-
-
-def _read(settings: Path) -> bytes:
-    try:
-        return settings.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{settings}: cannot be read: {error.strerror}; give the service's settings") from error
 
 
 def _write(path: Path, content: bytes, *, private: bool = False) -> bool:

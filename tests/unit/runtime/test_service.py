@@ -89,10 +89,8 @@ def place(request, tmp_path):
 
 
 @pytest.fixture
-def settings(tmp_path):
-    file = tmp_path / "board.toml"
-    file.write_text('[agent]\nhub = "tcp://hub:5555"\nenrol = "edgeasync1_secret"\n')
-    return file
+def settings():
+    return b'[agent]\nhub = "tcp://hub:5555"\nenrol = "edgeasync1_secret"\n'
 
 
 def test_installing_twice_changes_no_file_and_removing_leaves_none(place, settings):
@@ -268,8 +266,7 @@ def test_settings_are_not_given_away_through_a_link(place, settings, monkeypatch
         given.append(follow_symlinks)
 
     monkeypatch.setattr(os, "chown", chown)
-    settings.write_text("[agent]\n")
-    install(unit, place, settings)
+    install(unit, place, b"[agent]\n")
     assert given == [False]
 
 
