@@ -110,6 +110,9 @@ class ParameterSpec(msgspec.Struct, frozen=True, array_like=True, dict=True):
         """32 hexadecimal digits that two specs share only if they are the same (SHA-256, cut)."""
         return hashlib.sha256(msgspec.msgpack.encode(self)).hexdigest()[:32]
 
+    def __hash__(self) -> int:
+        return hash(self.fingerprint)  # of all names and shapes it would take longer than a small update
+
     def views(self, vector: Vector) -> dict[str, npt.NDArray[np.float32]]:
         """Return the named arrays as views of `vector`: a write to a view changes the vector."""
         self.check(vector)

@@ -7,6 +7,7 @@ uses no BLAS: a fused multiply-add rounds differently on different machines, and
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import repeat
 
 import msgspec
 import numpy as np
@@ -189,7 +190,7 @@ class Model:
         if fold.number != self.current.number + 1:
             raise ValueError(f"fold {fold.number} does not follow version {self.current.number}")
         current, target = self.current.vector, self._empty_vector()
-        trained, length = self.spec.trained_length, self.spec.length
+        trained = self.spec.trained_length
         factor, used = leading_factor(self.optimizer, fold.plan)
         rest, plan = self.optimizer[used:], fold.plan[used:]
         if not rest:
@@ -198,7 +199,9 @@ class Model:
         # The pseudo-gradient of a delta is minus the delta.
         terms = self._terms(fold, updates, [-weight * factor for weight in weights])
         square_sum = 0.0
-        combined = self._combine_whole(self._terms(fold, updates, weights), current, target, -factor)
+        combined = self._combine.whole and len(updates) > 1
+        if combined:
+            self._combine_whole(self._terms(fold, updates, weights), current, target, -factor)
         for start in range(0, trained, CHUNK):
             stop = min(start + CHUNK, trained)
             step = target[start:stop] if combined else self._mixer.mix(terms, current, slice(start, stop), target)
@@ -211,17 +214,8 @@ class Model:
                 if fold.scale != 1.0:
                     np.multiply(step, np.float32(fold.scale), out=step)
             np.subtract(current[start:stop], step, out=step)
-        # Statistics are merged convexly whatever the weights are, without the optimizer.
-        share = max(1.0, sum(fold.weights))
-        merged = [
-            Term(term.update, -weight / share, row=term.row) for term, weight in zip(terms, weights, strict=True)
-        ]
-        for start in range(trained, length, CHUNK):
-            stop = min(start + CHUNK, length)
-            step = target[start:stop] if combined else self._mixer.mix(merged, current, slice(start, stop), target)
-            if combined:
-                np.multiply(step, np.float32(-1.0 / share), out=step)
-            np.subtract(current[start:stop], step, out=step)
+        if trained < self.spec.length:
+            self._fold_statistics(fold, updates, weights, target, combined=combined)
         return Snapshot(fold.number, target), math.sqrt(square_sum) / factor if factor else math.nan
 
     def advance(self, snapshot: Snapshot) -> None:
@@ -323,25 +317,38 @@ class Model:
 
     def _terms(self, fold: Fold, updates: Sequence[Source], scales: Sequence[float]) -> list[Term]:
         """Return the updates with scales and, for delay compensation, the versions they were trained from."""
-        kept = {snapshot.number: snapshot.vector for snapshot in self._history}
-        kept.pop(self.current.number, None)
-        bases = [kept.get(base) for base in fold.bases] if kept else [None] * len(updates)
-        rows = fold.rows or [-1] * len(updates)
-        return [Term(*parts) for parts in zip(updates, scales, bases, rows, strict=True)]
+        kept = {one.number: one.vector for one in self._history if one is not self.current}
+        bases = map(kept.get, fold.bases) if kept else repeat(None)
+        return list(map(Term, updates, scales, bases, fold.rows or repeat(-1)))
 
-    def _combine_whole(self, terms: Sequence[Term], current: Vector, target: Vector, factor: float) -> bool:
+    def _combine_whole(self, terms: Sequence[Term], current: Vector, target: Vector, factor: float) -> None:
         """Let a combiner that looks at whole updates write their combination, and that of their statistics.
 
-        The trained values are multiplied by `factor`. Return whether this policy has such a combiner.
+        The trained values are multiplied by `factor`.
         """
-        if not self._combine.whole or len(terms) < 2:
-            return False
         trained, length = self.spec.trained_length, self.spec.length
         self._mixer.mix_whole(terms, current, slice(0, trained), target)
         np.multiply(target[:trained], np.float32(factor), out=target[:trained])
         if trained < length:
             self._mixer.mix_whole(terms, current, slice(trained, length), target)
-        return True
+
+    def _fold_statistics(
+        self, fold: Fold, updates: Sequence[Source], weights: Sequence[float], target: Vector, *, combined: bool
+    ) -> None:
+        """Write the next statistics: merged convexly whatever the weights are, without the optimizer.
+
+        If they are `combined` already, `target` has the combination.
+        """
+        current, share = self.current.vector, max(1.0, sum(fold.weights))
+        terms = self._terms(fold, updates, [-weight / share for weight in weights])
+        for start in range(self.spec.trained_length, self.spec.length, CHUNK):
+            at = slice(start, min(start + CHUNK, self.spec.length))
+            step = target[at]
+            if combined:
+                np.multiply(step, np.float32(-1.0 / share), out=step)
+            else:
+                self._mixer.mix(terms, current, at, target)
+            np.subtract(current[at], step, out=step)
 
     def _weights(self, fold: Fold, updates: Sequence[Source], current: Vector) -> Sequence[float]:
         """Return the updates' weights, less what a combiner with a centre cuts off."""

@@ -8,6 +8,7 @@ from edgeasync.core.arrays.hub_model import Model, Snapshot
 from edgeasync.core.arrays.published_model import Publisher
 from edgeasync.core.hub.effects import Fold, Keep, Publish, Restore
 from edgeasync.core.hub.events import Folded
+from edgeasync.protocol.codecs import Source
 
 ModelEffect = Fold | Publish | Keep | Restore
 
@@ -25,9 +26,10 @@ class ModelExecutor:
     def apply(self, effect: ModelEffect) -> Folded | None:
         """Carry out an effect at once; return the event that it leads to, if there is one."""
         match effect:
-            case Fold() | Publish():
-                work, finish = self.begin(effect)
-                return finish(work())
+            case Fold():
+                return self._end_fold(effect, self.model.fold(effect, self._release(effect)))
+            case Publish():
+                self.publisher.publish(whole=effect.whole)
             case Keep():
                 self.model.keep_current()
             case Restore():
@@ -41,8 +43,10 @@ class ModelExecutor:
         """
         if isinstance(effect, Publish):
             return partial(self.publisher.publish, whole=effect.whole), lambda _: None
-        updates = [self.model.release(handle) for handle in effect.handles]
-        return partial(self.model.fold, effect, updates), partial(self._end_fold, effect)
+        return partial(self.model.fold, effect, self._release(effect)), partial(self._end_fold, effect)
+
+    def _release(self, fold: Fold) -> list[Source]:
+        return [self.model.release(handle) for handle in fold.handles]
 
     def _end_fold(self, fold: Fold, result: tuple[Snapshot, float]) -> Folded | None:
         snapshot, norm = result

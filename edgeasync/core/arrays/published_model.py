@@ -151,7 +151,7 @@ class Publisher:
             fits = codec == "identity" or self.fits(published, codec)
             if self._offered != published.number:
                 self._offered = published.number
-                self._withdraw_offers()
+                self._outdate_given()
         used = make_codec(codec if fits else "identity", self._spec)
         payload, checksum = published.payload(used)
         if used.name != "identity":  # whose payload is a view of the vector itself
@@ -296,13 +296,17 @@ class Publisher:
 
     def _withdraw_offers(self) -> None:
         """Drop the offers of the version published so far; its payloads still being sent are outdated now."""
-        if self._given:
-            self._outdated.update(self._given)
-            self._given.clear()
+        self._outdate_given()
         self._offers.clear()
         self._led_on.clear()
         self._coarse, self._is_coarse_made = None, False
         self._joined = None
+
+    def _outdate_given(self) -> None:
+        """Count the payloads that are still being sent as those of an earlier publication."""
+        if self._given:
+            self._outdated.update(self._given)
+            self._given.clear()
 
     def _empty_vector(self) -> Vector:
         if self._spec.nbytes < POOLED_BYTES_MIN:

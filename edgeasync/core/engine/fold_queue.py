@@ -154,29 +154,29 @@ class FoldQueue:
 
     def _begin_assignment(self, effect: Assign) -> None:
         """Send an assignment, after the coding that only it needs."""
-
-        def assign(_: None) -> None:
-            self.assignments -= 1
-            self._assign(effect)
-
         work = None if self._inline else self._prepare(effect)
         if work is None:
-            assign(None)
+            self._end_assignment(effect)
         else:
-            self._run(work, assign)
+            self._run(work, lambda _: self._end_assignment(effect))
+
+    def _end_assignment(self, effect: Assign) -> None:
+        self.assignments -= 1
+        self._assign(effect)
 
     def _apply(self, effect: Fold | Publish) -> None:
         """Change the model; give the core the event that this leads to, if there is one."""
-        work, finish = self._executor.begin(effect)
-
-        def done(result: Any) -> None:
-            if (event := finish(result)) is not None:
-                self._handle(event)
-
         if self._inline and (isinstance(effect, Publish) or self._nbytes * len(effect.handles) <= FOLD_BYTES_MAX):
-            done(work())
-        else:
-            self._run_in_background(partial(self._work_and_encode, effect, work), done)
+            self._end(self._executor.apply(effect))
+            return
+        work, finish = self._executor.begin(effect)
+        self._run_in_background(
+            partial(self._work_and_encode, effect, work), lambda result: self._end(finish(result))
+        )
+
+    def _end(self, event: HubEvent | None) -> None:
+        if event is not None:
+            self._handle(event)
 
     def _work_and_encode(self, effect: Fold | Publish, work: Work) -> Any:
         """Do the work, then code the large model for devices: once, and not on the loop."""

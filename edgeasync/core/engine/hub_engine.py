@@ -304,7 +304,7 @@ class HubEngine:
             if self._standing_still:
                 self._answer_standing(peer, message, payload)
                 return
-            event = self._event(peer, message, payload)
+            event = self._event(peer, member, message, payload)
         except wire.UnsupportedVersionError as error:
             sentence = f"{error}; install the same edgeasync on both"
             self._shell.send(peer, self._encode(peer, Refuse("protocol_version", sentence)), None)
@@ -328,13 +328,15 @@ class HubEngine:
             return not self.bounds.allows_status(who, self._now_s, operator=sender.role == "operator")
         return False
 
-    def _event(self, peer: Peer, message: Message, payload: wire.Buffer | None) -> HubEvent | None:
+    def _event(
+        self, peer: Peer, member: Member | None, message: Message, payload: wire.Buffer | None
+    ) -> HubEvent | None:
         """Turn a message into the core's event; return `None` if the worker makes the event later, or nobody.
 
         A request first ends the transfer that it replaces. The event then says whether there is room to answer.
         """
         if isinstance(message, Push):
-            return self._push(peer, message, payload)
+            return self._push(peer, member, message, payload)
         if isinstance(message, Piece):
             return self._piece(peer, message, payload)
         if payload is not None:
@@ -343,19 +345,19 @@ class HubEngine:
             return self._credit(peer, message)
         if isinstance(message, FetchGraph):
             self._outgoing.drop(peer)  # a device that asks again has given up the transfer
-            return Received(peer, message, self._capacity.for_graph(self._now_s, self._member(peer)))
+            return Received(peer, message, self._capacity.for_graph(self._now_s, member))
         if isinstance(message, Fetch):
-            if (member := self._member(peer)) is not None:  # strangers have no transfers
+            if member is not None:  # strangers have no transfers
                 self._outgoing.suspend(peer, self._now_s)  # a device that asks again has given up the transfer
                 if message.partial is not None:
                     self._outgoing.note_partial(peer, message.partial)
-            resumes = self._outgoing.can_resume(peer, self._owner(peer))
+            resumes = member is not None and self._outgoing.can_resume(member)
             return Received(peer, message, resumes or self._capacity.for_snapshot(self._now_s, member))
         if isinstance(message, (Ping, Hello, Leave, StatusRequest, Wake)):
             return None if self._is_too_often(peer, message) else Received(peer, message)
         raise ProtocolError(f"a {type(message).__name__} is for devices, not for a hub")
 
-    def _push(self, peer: Peer, push: Push, payload: wire.Buffer | None) -> HubEvent | None:
+    def _push(self, peer: Peer, member: Member | None, push: Push, payload: wire.Buffer | None) -> HubEvent | None:
         """Return the event of a whole or announced push; raises `ProtocolError` unless the payload is sound.
 
         The core decides only about updates whose payload was checked, opened and measured. That may take long for
@@ -371,16 +373,16 @@ class HubEngine:
             if payload is not None:
                 raise ProtocolError("a push in pieces carries its payload itself")
             self._incoming.suspend(peer, self._now_s)  # a device that announces again has given up the transfer
-            return Received(peer, push, self._capacity.for_update(self._now_s, self._member(peer)))
+            return Received(peer, push, self._capacity.for_update(self._now_s, member))
         if payload is None or len(payload) != push.payload_bytes:
             raise ProtocolError("the payload is not as long as its header says")
         if wire.checksum(payload) != push.checksum:
             raise ProtocolError("the payload does not have the checksum it was announced with")
-        owner = self._owner(peer)
+        owner = None if member is None else member.owner
         can_answer = (
             owner not in self._measuring
             and self._capacity.for_update(self._now_s)
-            and self._capacity.for_snapshot(self._now_s, self._member(peer))
+            and self._capacity.for_snapshot(self._now_s, member)
         )
         if not self.core.decides(push, self._sender.key, self._now_s, can_answer=can_answer):
             handle = self.model.keep(Update(_NOT_OPENED, push.codec, payload))
@@ -510,7 +512,7 @@ class HubEngine:
         member = self.core.members.by_peer(effect.peer)
         if member is None:
             return  # the device has gone while the assignment waited for a fold
-        kept = self._outgoing.resume(effect.peer, member)
+        kept = self._outgoing.resume(member)
         if kept is None:
             version = effect.version
             offer = self._publisher.offer(
@@ -535,7 +537,7 @@ class HubEngine:
     def _prepare(self, effect: Assign) -> Callable[[], None] | None:
         """Return the coding that an assignment needs, and that takes long with a large model."""
         member = self.core.members.by_peer(effect.peer)
-        if member is None or self._outgoing.can_resume(effect.peer, member.owner):
+        if member is None or self._outgoing.can_resume(member):
             return None
         device = effect.base, effect.held, member.owner
         if not self._publisher.needs_coding(*device, coarse=effect.coarse):
@@ -567,7 +569,7 @@ class HubEngine:
     def _send(self, peer: Peer, message: Message, payload: wire.Buffer | None = None) -> None:
         if isinstance(message, Welcome):
             message = msgspec.structs.replace(message, session=self._sessions.token(message.session))
-        member = self.core.members.by_peer(peer)
+        member = self._member(peer)
         header = _encode(member, message)
         if member is not None:
             member.link.bytes_down += len(header) if payload is None else len(header) + len(payload)

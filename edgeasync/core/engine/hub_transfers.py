@@ -209,23 +209,24 @@ class OutgoingTransfers(_HubTransfers[OutgoingPayload]):
         """Note the checksum of the payload whose beginning the device holds, as it says."""
         self._partials[peer] = checksum
 
-    def can_resume(self, peer: Peer, owner: Owner | None) -> bool:
+    def can_resume(self, member: Member) -> bool:
         """Return whether the payload whose beginning the device holds is kept, so that the rest needs no room."""
-        suspended = None if owner is None else self._suspended.get(owner)
-        return suspended is not None and suspended.message.checksum == self._partials.get(peer)
+        suspended = self._suspended.get(member.owner)
+        return suspended is not None and suspended.message.checksum == self._partials.get(member.peer)
 
-    def resume(self, peer: Peer, member: Member) -> tuple[Assignment, wire.Buffer] | None:
+    def resume(self, member: Member) -> tuple[Assignment, wire.Buffer] | None:
         """Return the suspended assignment to announce again, and its payload; `None` if it cannot be resumed.
 
         Drop the suspended transfer in either case.
         """
-        resumed = self._suspended.get(member.owner) if self.can_resume(peer, member.owner) else None
-        self.drop_suspended(member.owner)
-        self._partials.pop(peer, None)
-        if resumed is None:
+        suspended, partial = self._suspended.pop(member.owner, None), self._partials.pop(member.peer, None)
+        if suspended is None:
             return None
-        assert isinstance(resumed.message, Assignment)
-        return resumed.message, resumed.transfer.payload
+        suspended.transfer.drop()
+        if suspended.message.checksum != partial:
+            return None
+        assert isinstance(suspended.message, Assignment)
+        return suspended.message, suspended.transfer.payload
 
     def suspend(self, peer: Peer, now_s: float) -> None:
         """Cut off the connection's transfer; keep it for its device if it is an assignment that can be resumed."""

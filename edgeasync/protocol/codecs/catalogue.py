@@ -8,7 +8,6 @@ A codec that a package has installed stands where a dense stage may.
 """
 
 import re
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -110,25 +109,13 @@ def known_stages() -> tuple[str, ...]:
     return (STAGES + plugin_stages())[:STAGES_MAX]
 
 
-@dataclass(frozen=True)
-class _Key:
-    """A spec that compares by its fingerprint: hashing all names and shapes takes longer than a small update."""
-
-    fingerprint: str
-    spec: ParameterSpec = field(compare=False)
-
-
+@lru_cache(maxsize=128)
 def make_codec(name: str, spec: ParameterSpec) -> Codec:
     """Return the codec with that name for vectors of `spec`.
 
     Raises `ValueError`, which lists the known names, for a name that is unknown or ill-formed.
     """
-    return _make_codec(name, _Key(spec.fingerprint, spec))
-
-
-@lru_cache(maxsize=128)
-def _make_codec(name: str, key: _Key) -> Codec:
-    design, spec = _parse(name), key.spec
+    design = _parse(name)
     dense = _DENSE.get(design.dense) or plugin_stage(design.dense)
     assert dense is not None
     plain = _Design(design.fraction, design.rank, design.dense, compressed=False).name
@@ -136,16 +123,16 @@ def _make_codec(name: str, key: _Key) -> Codec:
     if design.fraction:
         codec = TopK(plain, spec, design.fraction, dense)
     elif design.rank:
-        codec = LowRank(plain, spec, _layouts(design.rank, key), dense)
+        codec = LowRank(plain, spec, _layouts(design.rank, spec), dense)
     else:
         codec = DenseCodec(plain, spec, dense)
     return Compressed(codec) if design.compressed else codec
 
 
 @lru_cache(maxsize=RANK_MAX)
-def _layouts(rank: int, key: _Key) -> tuple[Layout, ...]:
+def _layouts(rank: int, spec: ParameterSpec) -> tuple[Layout, ...]:
     """Return the layout of a rank: kept longer than codecs, as a peer may name more of these than are kept."""
-    return lay_out(key.spec, rank)
+    return lay_out(spec, rank)
 
 
 def find_codec(name: str, payload_bytes: int, spec: ParameterSpec) -> Codec:

@@ -77,7 +77,7 @@ class Bare:
 @pytest.fixture
 def packages(monkeypatch):
     """Install codecs of this module, as packages do."""
-    caches = (plugin.plugin_stage, catalogue._make_codec)
+    caches = (plugin.plugin_stage, catalogue.make_codec)
     points = {
         name: EntryPoint(name, f"{__name__}:{name.title()}", CODECS)
         for name in ("halves", "picky", "random", "long", "large", "torn", "bare", "absent")

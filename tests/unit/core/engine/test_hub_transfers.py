@@ -140,6 +140,10 @@ class IncomingMachine(HubTransfersMachine):
         self.hub.accept(peer, piece, part, self.now_s)
 
 
+def _member(peer, owner):
+    return Member(owner[0], owner[1], 1, DeviceProfile(), DeviceHistory(), peer=peer)
+
+
 class OutgoingMachine(HubTransfersMachine):
     """Assignments and graphs on their way out."""
 
@@ -154,12 +158,12 @@ class OutgoingMachine(HubTransfersMachine):
         moves=st.sampled_from([True, True, False]),
     )
     def payload_is_announced(self, peer, owner, payload, graph, moves):
-        member = Member(owner[0], owner[1], 1, DeviceProfile(), DeviceHistory(), peer=peer)
+        member = _member(peer, owner)
         checksum = wire.checksum(payload)
         message = Assignment(VERSION, 1, "identity", checksum, len(payload))
         if graph:
             message = Graph("0" * 64, checksum, len(payload))
-        elif (kept := self.hub.resume(peer, member)) is not None:
+        elif (kept := self.hub.resume(member)) is not None:
             message, payload = kept
             assert message.checksum == wire.checksum(payload)
         assert graph or owner not in self.hub._suspended
@@ -176,7 +180,7 @@ class OutgoingMachine(HubTransfersMachine):
         if partial is not None:
             self.hub.note_partial(peer, partial)
         kept = self.hub._suspended.get(owner)
-        assert self.hub.can_resume(peer, owner) == (kept is not None and kept.message.checksum == partial)
+        assert self.hub.can_resume(_member(peer, owner)) == (kept is not None and kept.message.checksum == partial)
 
     @precondition(lambda self: self.hub._active)
     @rule(data=st.data(), possible=st.sampled_from([True, True, True, False]))
