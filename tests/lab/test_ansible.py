@@ -59,6 +59,7 @@ def test_nobody_removes_all_boards_by_leaving_out_which(tmp_path):
 
 
 PROGRAM_THAT_FAILS = """#!/bin/sh
+echo "$*" >> {folder}/said
 case $* in
     --version) echo 'edgeasync 1.0, Python 3.13' ;;
     *'{failing}'*) echo 'edgeasync: what is wrong' >&2; exit 2 ;;
@@ -67,12 +68,12 @@ esac
 """
 
 
-def play_with_a_program_that_fails(folder, failing, groups):
+def play_with_a_program_that_fails(folder, failing, groups, wheel=""):
     """Run agents.yml for one board, whose program and whose hub's fail at one command."""
-    (folder / "bundle").mkdir()
-    (folder / "bundle/edgeasync-1.0-py3-none-any.whl").touch()
+    (folder / "bundle").mkdir(exist_ok=True)
+    (folder / "bundle/edgeasync-1.0-py3-none-any.whl").write_text(wheel)
     program = folder / "edgeasync"
-    program.write_text(PROGRAM_THAT_FAILS.format(failing=failing))
+    program.write_text(PROGRAM_THAT_FAILS.format(failing=failing, folder=folder))
     program.chmod(0o755)
     here = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable, "ansible_become": False}
     (folder / "inventory.yml").write_text(json.dumps({group: {"hosts": {f"{group}-1": here}} for group in groups}))
@@ -80,6 +81,7 @@ def play_with_a_program_that_fails(folder, failing, groups):
         "edgeasync_program": str(program),
         "edgeasync_at_hub": str(program),
         "edgeasync_bundle_there": str(folder / "there"),
+        "edgeasync_mark": str(folder / "mark"),
     }
     return play(folder, "agents.yml", "-e", json.dumps(paths))
 
@@ -90,6 +92,15 @@ def test_a_task_that_hides_secrets_still_says_why_it_failed(tmp_path, failing):
     assert code != 0
     assert "edgeasync: what is wrong" in told
     assert "edgeasync1_secret" not in told
+
+
+def test_a_bundle_of_the_same_version_with_other_code_is_an_upgrade(tmp_path):
+    upgrades = []
+    for wheel in ("code", "code", "other code"):
+        (tmp_path / "said").unlink(missing_ok=True)
+        play_with_a_program_that_fails(tmp_path, "service install", ["hub", "agents"], wheel)
+        upgrades.append((tmp_path / "said").read_text().count("service upgrade agent"))
+    assert upgrades == [1, 0, 1]
 
 
 def test_an_inventory_without_a_hub_is_told_so(tmp_path):
