@@ -80,7 +80,7 @@ def ask_status(address: str, timeout_s: float, pair: Pair | None, *, wake: bool 
             if ending == "late":
                 raise HubUnreachableError(
                     f"no hub answers at {address} within {timeout_s:g} s; start one with 'edgeasync hub', "
-                    "or check the address and the network"
+                    "check the address and the network, or wait longer (--timeout-s)"
                 )
             time.sleep(AGAIN_S)
     except (ProtocolError, msgspec.DecodeError, RecursionError) as error:
