@@ -149,6 +149,16 @@ def test_a_mistake_is_told_before_anything_is_installed(tmp_path, arguments, wor
     assert install(tmp_path / "home", *arguments) == (f"install.sh: {words}\n", 2)
 
 
+def test_an_installer_that_lies_alone_takes_no_name_from_an_index(tmp_path):
+    alone = shutil.copy(INSTALLER, tmp_path / "install.sh")
+    told = subprocess.run(
+        ["sh", alone, "--home", tmp_path / "home", "--python", sys.executable, "agent"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (told.returncode, told.stderr.count("give --from")) == (2, 1)
+    assert not (tmp_path / "home").exists()
+
+
 @pytest.mark.parametrize(
     ("python", "words"),
     [

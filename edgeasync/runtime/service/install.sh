@@ -3,7 +3,7 @@
 #   install.sh [--from SOURCE] [--home DIR] [--python PYTHON] [--gpu] [agent | hub [SETTINGS.toml]] [OPTION...]
 # An OPTION is one of `edgeasync service install`.
 # SOURCE is a folder of wheels (no network is used), a wheel, a clone, or a name in pip's index. Without it: the
-# folder of this file if it has wheels, the clone that this file is of, or else edgeasync in pip's index.
+# folder of this file if it has wheels, or else the clone that this file is of.
 # With --gpu onnxruntime-gpu takes the place of onnxruntime, and an upgrade keeps it.
 # As root it installs for the machine, in /opt/edgeasync; as another user for that user, in ~/.local/edgeasync.
 # A second run changes nothing: edgeasync service upgrade brings a new version.
@@ -55,11 +55,12 @@ if [ -n "$version" ]; then
     echo "install.sh: $version is there; for another: edgeasync service upgrade"
 else
     if [ -z "$source" ]; then
-        source=edgeasync
         if [ -f "$here/../../../pyproject.toml" ]; then source=$here/../../..; fi
         for wheel in "$here"/edgeasync-*.whl; do
             if [ -e "$wheel" ]; then source=$here; fi
         done
+        [ -n "$source" ] || # root runs what comes: no name in an index is taken unasked
+            fail "no wheel of edgeasync and no clone is here; give --from, to say where edgeasync comes from"
     fi
     name=${source%%[!A-Za-z0-9._-]*} # extras stand before a version
     wanted=$name$extras${source#"$name"}
