@@ -31,6 +31,9 @@ from edgeasync.protocol.messages import Message
 
 Queued = ModelEffect | Assign | Broadcast | Evaluate | SaveBest | Note | Stop
 
+MAY_WAIT = (Assign, Fold, Publish, Keep, Restore, Broadcast, Evaluate, SaveBest, Stop)
+"""The effects that may have to wait for a fold, the frequent ones first."""
+
 Result = TypeVar("Result")
 
 INLINE_BYTES_MAX = 2 << 20

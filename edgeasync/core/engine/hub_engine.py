@@ -24,7 +24,7 @@ from edgeasync.core.arrays.hub_model import Model, Update
 from edgeasync.core.arrays.model_executor import ModelExecutor
 from edgeasync.core.arrays.published_model import Offer, Publisher
 from edgeasync.core.engine.capacity import Capacity
-from edgeasync.core.engine.fold_queue import INLINE_BYTES_MAX, FoldQueue
+from edgeasync.core.engine.fold_queue import INLINE_BYTES_MAX, MAY_WAIT, FoldQueue
 from edgeasync.core.engine.hub_shell import HubShell
 from edgeasync.core.engine.hub_transfers import IncomingTransfers, OutgoingTransfers
 from edgeasync.core.engine.log_writer import LogWriter
@@ -467,26 +467,30 @@ class HubEngine:
     def _execute(self, effects: list[HubEffect]) -> None:
         """Carry out effects at once, but queue those that may depend on an earlier fold."""
         for effect in effects:
-            match effect:
-                case Send():
-                    self._send(effect.peer, effect.message)
-                case Discard():
-                    self.model.release(effect.handle)
-                case Receive():
-                    self._receive(effect.peer, effect.push)
-                case SendGraph():
-                    self._send_graph(effect.peer)
-                case SendStatus():
-                    self._send_status(effect.peer)
-                case Disconnect() | Expel():
-                    self._end_transfers(effect)
-                case Report():
-                    self._shell.report(effect)
-                case Save():
-                    self._note_state()
-                case _:
-                    self._fold_queue.put(effect)
+            if isinstance(effect, MAY_WAIT):
+                self._fold_queue.put(effect)
+            else:
+                self._carry_out(effect)
         self._fold_queue.advance()
+
+    def _carry_out(self, effect: HubEffect) -> None:
+        match effect:
+            case Send():
+                self._send(effect.peer, effect.message)
+            case Discard():
+                self.model.release(effect.handle)
+            case Receive():
+                self._receive(effect.peer, effect.push)
+            case SendGraph():
+                self._send_graph(effect.peer)
+            case SendStatus():
+                self._send_status(effect.peer)
+            case Disconnect() | Expel():
+                self._end_transfers(effect)
+            case Report():
+                self._shell.report(effect)
+            case Save():
+                self._note_state()
 
     def _end_transfers(self, effect: Disconnect | Expel) -> None:
         """End a connection's transfers; those of a device that is shut out are not kept."""
@@ -573,13 +577,12 @@ class HubEngine:
         header = _encode(member, message)
         if member is not None:
             member.link.bytes_down += len(header) if payload is None else len(header) + len(payload)
-        # A device that is not allowed to stay is told at once: its connection is shut in a moment.
-        leaves_now = isinstance(message, Refuse) and message.code == "not_allowed"
-        if leaves_now or isinstance(message, (Pong, Piece, Credit)):
+        if isinstance(message, (Assignment, Ack, Welcome, Leave)):
+            self._outbox.send(peer, header, payload, confirms=True)
+        elif isinstance(message, (Pong, Piece, Credit)) or _shuts_out(message):
             self._shell.send(peer, header, payload)
         else:
-            confirms = isinstance(message, (Assignment, Ack, Welcome, Leave))
-            self._outbox.send(peer, header, payload, confirms=confirms)
+            self._outbox.send(peer, header, payload, confirms=False)
 
     def _send_status(self, peer: Peer) -> None:
         self._status_answers.answer(peer, self._encode(peer, Status()), self._sender, self._now_s)
@@ -591,6 +594,11 @@ class HubEngine:
 def _encode(member: Member | None, message: Message) -> bytes:
     """Return a message's header in the member's version of the protocol; for a stranger in the first one."""
     return wire.encode(message, PROTOCOL_VERSIONS[0] if member is None else member.protocol_version)
+
+
+def _shuts_out(message: Message) -> bool:
+    """Return whether a device may not stay: it is told at once, since its connection is shut in a moment."""
+    return isinstance(message, Refuse) and message.code == "not_allowed"
 
 
 def _check_allowed(sender: Sender, message: Message) -> None:
