@@ -1,0 +1,45 @@
+"""Flags that several commands share, each with the one help text that is right for all of them."""
+
+from typing import Annotated, Any
+
+import typer
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON objects, one per line.")]
+LogLevel = Annotated[
+    str | None,
+    typer.Option(
+        metavar="LEVEL",
+        help="Lowest level to log to stderr: debug (every frame), info, warning or error [default: warning].",
+    ),
+]
+
+# What a training graph is made from.
+Loss = Annotated[
+    str | None,
+    typer.Option(help="Loss of a forward model: cross_entropy, mse, l1, huber or bce_with_logits."),
+]
+Train = Annotated[
+    list[str] | None, typer.Option(help="Parameters to train, a pattern such as 'head.*'. May be repeated.")
+]
+Freeze = Annotated[list[str] | None, typer.Option(help="Parameters not to train, a pattern. May be repeated.")]
+Output = Annotated[str | None, typer.Option(help="The tensor that the loss reads [default: the only output].")]
+Target = Annotated[
+    str | None,
+    typer.Option(
+        help="What the loss compares the output with: label, or input for an autoencoder [default: label]."
+    ),
+]
+
+Source = Annotated[
+    str,
+    typer.Argument(
+        help="Where edgeasync comes from: a folder of wheels, a wheel, a clone, or a name in pip's index."
+    ),
+]
+
+
+def given(**flags: Any) -> dict[str, Any]:
+    """Leave out the flags that were not given: with no value, not set, or repeated no time."""
+    return {
+        name: value for name, value in flags.items() if value is not None and value is not False and value != []
+    }
