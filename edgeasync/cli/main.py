@@ -12,7 +12,24 @@ import typer
 
 from edgeasync import errors
 from edgeasync.cli import keys_commands, model_commands, service_commands
-from edgeasync.cli.options import Freeze, Json, LogLevel, Loss, Output, Source, Target, Train, given
+from edgeasync.cli.options import (
+    AgentConfig,
+    Data,
+    DeviceId,
+    Freeze,
+    Hubs,
+    Json,
+    LogLevel,
+    Loss,
+    NoKeys,
+    Output,
+    Provider,
+    Source,
+    State,
+    Target,
+    Train,
+    given,
+)
 from edgeasync.cli.output import Printer, tell, visible
 from edgeasync.version import VERSION
 
@@ -97,12 +114,9 @@ def hub(
 
 @app.command()
 def agent(
-    config: Annotated[Path | None, typer.Argument(help="The agent's settings, a TOML file.")] = None,
-    hub: Annotated[
-        list[str] | None,
-        typer.Option(help="The hub's address, tcp://HOST:PORT. May be repeated: the agent tries each in turn."),
-    ] = None,
-    data: Annotated[str | None, typer.Option(help="This device's data: .npz with x and y, or .csv.")] = None,
+    config: AgentConfig = None,
+    hub: Hubs = None,
+    data: Data = None,
     trainer: Annotated[
         str | None,
         typer.Option(
@@ -110,11 +124,8 @@ def agent(
             help="A trainer of your own: package.module:factory, from this machine's installation.",
         ),
     ] = None,
-    device_id: Annotated[str | None, typer.Option(help="This device's name [default: the host's name].")] = None,
-    state: Annotated[
-        str | None,
-        typer.Option(help="Folder of this device's identity [default: ~/.local/state/edgeasync/DEVICE_ID]."),
-    ] = None,
+    device_id: DeviceId = None,
+    state: State = None,
     step_s_min: Annotated[
         float | None,
         typer.Option(help="Least seconds that a local step takes, to imitate a slower device."),
@@ -122,12 +133,7 @@ def agent(
     threads: Annotated[
         int | None, typer.Option(help="Cores for a step of an ONNX model [default: as suits the board, or 1].")
     ] = None,
-    provider: Annotated[
-        str | None,
-        typer.Option(
-            help="Execution provider that computes a graph: auto, cpu, cuda or tensorrt [default: auto]."
-        ),
-    ] = None,
+    provider: Provider = None,
     bandwidth_bytes_per_s_max: Annotated[
         str | None,
         typer.Option(
@@ -153,9 +159,7 @@ def agent(
         list[str] | None,
         typer.Option(help="Arrays that stay on this device, a pattern such as 'head.*'. May be repeated."),
     ] = None,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Speak to a hub beyond this machine without keys.")
-    ] = False,
+    insecure: NoKeys = False,
     enrol: Annotated[
         str | None,
         typer.Option(
@@ -354,11 +358,9 @@ def runs(
 
 @app.command()
 def doctor(
-    config: Annotated[Path | None, typer.Argument(help="The agent's settings, a TOML file.")] = None,
-    hub: Annotated[
-        list[str] | None, typer.Option(help="The hub's address, tcp://HOST:PORT. May be repeated.")
-    ] = None,
-    data: Annotated[str | None, typer.Option(help="This device's data: .npz or .csv.")] = None,
+    config: AgentConfig = None,
+    hub: Hubs = None,
+    data: Data = None,
     model: Annotated[
         Path | None,
         typer.Option(
@@ -366,16 +368,10 @@ def doctor(
             help="A training graph, to time a step [default: the one that the hub sent last, if there is one].",
         ),
     ] = None,
-    device_id: Annotated[str | None, typer.Option(help="This device's name [default: the host's name].")] = None,
-    state: Annotated[
-        str | None, typer.Option(help="The agent's state folder [default: ~/.local/state/edgeasync/DEVICE_ID].")
-    ] = None,
-    provider: Annotated[
-        str | None, typer.Option(help="Execution provider: auto, cpu, cuda or tensorrt [default: auto].")
-    ] = None,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Speak to a hub beyond this machine without keys.")
-    ] = False,
+    device_id: DeviceId = None,
+    state: State = None,
+    provider: Provider = None,
+    insecure: NoKeys = False,
     root: Annotated[Path, typer.Option(help="Read /sys, /proc and /run below this folder.")] = Path("/"),
     json: Json = False,
 ) -> None:

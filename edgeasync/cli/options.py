@@ -1,5 +1,6 @@
 """Flags that several commands share, each with the one help text that is right for all of them."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -29,6 +30,24 @@ Target = Annotated[
         help="What the loss compares the output with: label, or input for an autoencoder [default: label]."
     ),
 ]
+
+# A device, as `agent` runs it and `doctor` looks at it.
+AgentConfig = Annotated[Path | None, typer.Argument(help="The agent's settings, a TOML file.")]
+Hubs = Annotated[
+    list[str] | None,
+    typer.Option(help="The hub's address, tcp://HOST:PORT. May be repeated: the agent tries each in turn."),
+]
+Data = Annotated[str | None, typer.Option(help="This device's data: .npz with x and y, or .csv.")]
+DeviceId = Annotated[str | None, typer.Option(help="This device's name [default: the host's name].")]
+State = Annotated[
+    str | None,
+    typer.Option(help="Folder of this device's identity [default: ~/.local/state/edgeasync/DEVICE_ID]."),
+]
+Provider = Annotated[
+    str | None,
+    typer.Option(help="Execution provider that computes a graph: auto, cpu, cuda or tensorrt [default: auto]."),
+]
+NoKeys = Annotated[bool, typer.Option("--insecure", help="Speak to a hub beyond this machine without keys.")]
 
 Source = Annotated[
     str,
