@@ -14,14 +14,17 @@ from edgeasync import errors
 from edgeasync.cli import keys_commands, model_commands, service_commands
 from edgeasync.cli.options import (
     AgentConfig,
+    AnswerTimeout,
     Data,
     DeviceId,
     Freeze,
+    HubAddress,
     Hubs,
     Json,
     LogLevel,
     Loss,
     NoKeys,
+    OperatorKeys,
     Output,
     Provider,
     Source,
@@ -245,11 +248,9 @@ def _bytes_or_text(size: str | None) -> int | str | None:
 
 @app.command()
 def status(
-    hub: Annotated[str, typer.Option(help="The hub's address, tcp://HOST:PORT.")] = "tcp://127.0.0.1:5555",
-    timeout_s: Annotated[float, typer.Option(min=0.1, max=3600.0, help="Seconds to wait for an answer.")] = 3.0,
-    keys: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder of an operator's keys, to ask a hub with keys.")
-    ] = None,
+    hub: HubAddress = "tcp://127.0.0.1:5555",
+    timeout_s: AnswerTimeout = 3.0,
+    keys: OperatorKeys = None,
     json: Json = False,
 ) -> None:
     """Ask a running hub for its status and that of its devices."""
@@ -260,11 +261,9 @@ def status(
 
 @app.command()
 def wake(
-    hub: Annotated[str, typer.Option(help="The hub's address, tcp://HOST:PORT.")] = "tcp://127.0.0.1:5555",
-    timeout_s: Annotated[float, typer.Option(min=0.1, max=3600.0, help="Seconds to wait for an answer.")] = 3.0,
-    keys: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder of an operator's keys, to wake a hub with keys.")
-    ] = None,
+    hub: HubAddress = "tcp://127.0.0.1:5555",
+    timeout_s: AnswerTimeout = 3.0,
+    keys: OperatorKeys = None,
     json: Json = False,
 ) -> None:
     """Let a fleet that rests exchange at its full pace again. Prints the hub's status."""

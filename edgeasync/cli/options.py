@@ -49,6 +49,13 @@ Provider = Annotated[
 ]
 NoKeys = Annotated[bool, typer.Option("--insecure", help="Speak to a hub beyond this machine without keys.")]
 
+# A running hub, as `status` and `wake` ask it.
+HubAddress = Annotated[str, typer.Option(help="The hub's address, tcp://HOST:PORT.")]
+AnswerTimeout = Annotated[float, typer.Option(min=0.1, max=3600.0, help="Seconds to wait for an answer.")]
+OperatorKeys = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Folder of an operator's keys, for a hub with keys.")
+]
+
 Source = Annotated[
     str,
     typer.Argument(
