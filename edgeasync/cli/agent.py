@@ -91,16 +91,7 @@ class _Command:
         finally:
             self._folder.close()
         agent = self._runs.agent
-        if self._printer.json:
-            self._printer.event(
-                "stopped",
-                reason=reason,
-                steps=agent.steps_total,
-                updates_answered=agent.updates_answered,
-                day_left_bytes=agent.day_left_bytes,
-            )
-        else:
-            self._printer.event("stopped", detail=f"{reason}: {_work_done(agent)}")
+        self._printer.figures("stopped", {"reason": reason, **_figures(agent)}, f"{reason}: {_work_done(agent)}")
 
     def _begin(self) -> Agent:
         """Open the state folder for another start, and return that start's agent."""
@@ -144,16 +135,8 @@ class _Command:
             return
         self._told = agent.steps_total
         self._tell_systemd(_work_done(agent))
-        if self._printer.json:
-            self._printer.event(
-                "progress",
-                steps=agent.steps_total,
-                updates_answered=agent.updates_answered,
-                round_trip_s=agent.round_trip_s,
-                day_left_bytes=agent.day_left_bytes,
-            )
-        else:
-            self._printer.event("progress", detail=_work_done(agent))
+        figures = _figures(agent) | {"round_trip_s": agent.round_trip_s}
+        self._printer.figures("progress", figures, _work_done(agent))
 
     def _tell_systemd(self, sentence: str) -> None:
         agent = self._runs.agent
@@ -176,6 +159,14 @@ def _detail(report: Report, agent: Agent) -> str:
     """Return what to say of an event: with the hub's address where that is the news."""
     of_several = len(agent.addresses) > 1 and report.event in ("joined", "disconnected")
     return f"{agent.address}: {report.detail}" if report.event == "waiting" or of_several else report.detail
+
+
+def _figures(agent: Agent) -> dict[str, Any]:
+    return {
+        "steps": agent.steps_total,
+        "updates_answered": agent.updates_answered,
+        "day_left_bytes": agent.day_left_bytes,
+    }
 
 
 def _work_done(agent: Agent) -> str:

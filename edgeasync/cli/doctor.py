@@ -54,8 +54,5 @@ def _errors_only() -> Iterator[None]:
 
 
 def _print(finding: Finding, printer: Printer) -> None:
-    if printer.json:
-        printer.object(to_table(finding))
-        return
     words = "; ".join(filter(None, (finding.detail, finding.cure)))
-    printer.line(f"{finding.level:<5} {finding.name:<12} {words}")
+    printer.result(to_table(finding), f"{finding.level:<5} {finding.name:<12} {words}")
