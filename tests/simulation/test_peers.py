@@ -63,8 +63,7 @@ def calm(count, topology="ring", **changes):
     """Return peers on good links that have completed their first round together, and its name."""
     settings = msgspec.structs.replace(SETTINGS, codec="exact", **changes)
     world = World(1, count, topology=topology, values=5 * 8 * count, settings=settings)
-    for device in world.devices.values():
-        device.start()
+    world.start()
     assert meet_in_a_round(world, set(world.names), 5.0)
     return world, world.completed(world.names[0])
 
@@ -107,8 +106,7 @@ def test_nothing_is_sent_twice_on_links_so_slow_that_a_piece_takes_longer_than_a
     )
     world = World(1, 3, topology="all_to_all", values=600, settings=settings)
     world.bytes_per_s = 4000
-    for device in world.devices.values():
-        device.start()
+    world.start()
     assert meet_in_a_round(world, set(world.names), 20.0)
     whole = world.completed("peer-0")
     assert {device.sent_bytes[whole] for device in world.devices.values()} == {2 * 600 * VALUE_BYTES}
@@ -170,8 +168,7 @@ def test_a_peer_alone_trains_on_and_is_in_the_next_round_of_another():
 def test_a_round_is_due_after_steps_if_times_do_not_say_so():
     settings = msgspec.structs.replace(SETTINGS, round_every_s=None)
     world = World(0, 3, settings=settings)
-    for device in world.devices.values():
-        device.start()
+    world.start()
     world.pass_time(5.0)
     assert not world.checks.applied
     world.devices["peer-0"].handle(RoundDue())
