@@ -65,7 +65,7 @@ Source = Annotated[
 
 
 def given(**flags: Any) -> dict[str, Any]:
-    """Leave out the flags that were not given: with no value, not set, or repeated no time."""
+    """Leave out the flags that were not given: `None`, `False` and empty lists."""
     return {
         name: value for name, value in flags.items() if value is not None and value is not False and value != []
     }
