@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.children import Child
 from benchmarks.durability_processes import (
     ALWAYS_SAVING,
     NEVER_RECOVERED,
@@ -109,14 +110,9 @@ def run_starts(case: Case, results: Results, folder: str, rounds: int) -> None:
         found: list[tuple[float, int, int]] = []
         for number in range(rounds):
             show_progress(f"recovery, {case.name}: round {number + 1} of {rounds}")
-            ours, theirs = context.Pipe(duplex=False)
-            process = context.Process(target=open_run, args=(case.length, f"{runs}/hub", theirs), daemon=True)
-            process.start()
-            theirs.close()
-            if not ours.poll(RECOVER_S):
-                raise TimeoutError(f"{case.name}: the run is not recovered in {RECOVER_S:g} s")
-            found.append(ours.recv())
-            process.join()
+            child = Child(context, open_run, case.length, f"{runs}/hub")
+            found.append(child.hear(RECOVER_S))
+            child.process.join()
     _, updates, entries = found[0]
     taken_s = statistics.median(seconds for seconds, _, _ in found)
     results.ratios[f"{case.name} recovered / exchanged"] = round(updates / taken_s / rate, 3)

@@ -5,17 +5,15 @@ client processes for all of them; a round gives each server its turn, one after 
 sleep. A ratio is the median over rounds of ours over the baseline's, from the same round.
 """
 
-import multiprocessing
 import statistics
 import tempfile
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from typing import Self
 
+from benchmarks.children import Child, Children
 from benchmarks.exchange_clients import Counted, Round, Window, run_clients
 from benchmarks.exchange_parts import measure_parts
 from benchmarks.exchange_servers import SERVERS, Serve
@@ -79,7 +77,7 @@ class Measured:
     refusals: int
 
 
-class Bench:
+class Bench(Children):
     """The processes of one case: some servers, and the clients that speak with each in turn.
 
     Each server has its run in a folder of its name in `folder`.
@@ -89,46 +87,35 @@ class Bench:
         self._case = case
         self.folder = folder
         self._serve = servers
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["benchmarks.exchange_clients", "benchmarks.exchange_servers"])
+        super().__init__("benchmarks.exchange_clients", "benchmarks.exchange_servers")
         self.addresses: dict[str, str] = {}
         self.servers: dict[str, BaseProcess] = {}
-        self._clients: list[tuple[BaseProcess, Connection[Round | Window | None, Counted | None]]] = []
+        self._clients: list[Child] = []
         self._rounds = 0
 
     def __enter__(self) -> Self:
         for name, serve in self._serve.items():
-            self.servers[name], self.addresses[name] = start_server(
-                self._context, serve, self._case.length, f"{self.folder}/{name}"
-            )
-        for _ in range(self._case.processes):
-            ours, theirs = self._context.Pipe()
-            process = self._context.Process(target=run_clients, args=(self._case.length, theirs), daemon=True)
-            process.start()
-            theirs.close()
-            self._clients.append((process, ours))
+            server = self.start(serve, self._case.length, f"{self.folder}/{name}")
+            self.servers[name], self.addresses[name] = server.process, server.hear(START_S)
+        self._clients = [self.start(run_clients, self._case.length) for _ in range(self._case.processes)]
         return self
-
-    def __exit__(self, *_: object) -> None:
-        for process in [*self.servers.values(), *(process for process, _ in self._clients)]:
-            process.kill()
-            process.join()
 
     def measure(self, server: str, warm_up_s: float, window_s: float) -> Measured:
         """Give a server its turn."""
         self._rounds += 1
         case = self._case
         each = case.clients // case.processes
-        for number, (_, pipe) in enumerate(self._clients):
+        for number, process in enumerate(self._clients):
             names = tuple(f"{self._rounds}-{number}-{client}" for client in range(each))
-            pipe.send(Round(self.addresses[server], names))
-        self._collect()
+            process.pipe.send(Round(self.addresses[server], names))
+        for client in self._clients:
+            client.hear(START_S)
         begin_s = time.monotonic() + warm_up_s
         window = Window(begin_s, begin_s + window_s)
-        for _, pipe in self._clients:
-            pipe.send(window)
+        for client in self._clients:
+            client.pipe.send(window)
         server_s, clients_s = self._cpu_in(window, self.servers[server])
-        counted = [item for item in self._collect() if item is not None]
+        counted: list[Counted] = [client.hear(START_S) for client in self._clients]
         updates = max(1, sum(item.updates for item in counted))
         return Measured(
             sum(item.updates_per_s for item in counted),
@@ -137,37 +124,14 @@ class Bench:
             sum(item.refusals for item in counted),
         )
 
-    def _collect(self) -> list[Counted | None]:
-        """Hear from every client process; one that has failed has said why on standard error."""
-        answers = []
-        for _, pipe in self._clients:
-            if not pipe.poll(START_S):
-                raise TimeoutError(f"{self._case.name}: a client process does not answer")
-            try:
-                answers.append(pipe.recv())
-            except EOFError:
-                raise RuntimeError(f"{self._case.name}: a client process has failed") from None
-        return answers
-
     def _cpu_in(self, window: Window, server: BaseProcess) -> tuple[float, float]:
         """Sleep through the window; return the processor seconds of the server and of all clients in it."""
-        pids = [[server.pid], [process.pid for process, _ in self._clients]]
+        pids = [[server.pid], [client.process.pid for client in self._clients]]
         used = []
         for moment_s in (window.begin_s, window.end_s):
             time.sleep(max(0.0, moment_s - time.monotonic()))
             used.append([sum(cpu_seconds(pid) for pid in group) for group in pids])
         return used[1][0] - used[0][0], used[1][1] - used[0][1]
-
-
-def start_server(context: ForkServerContext, serve: Serve, length: int, run: str) -> tuple[BaseProcess, str]:
-    """Start a server in a process of its own; return it with its address."""
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=serve, args=(length, run, theirs), daemon=True)
-    process.start()
-    theirs.close()
-    if not ours.poll(START_S):
-        raise TimeoutError(f"the server of {run} does not start")
-    return process, ours.recv()
 
 
 def run_case(case: Case, results: Results, rounds: int) -> None:

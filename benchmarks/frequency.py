@@ -16,17 +16,16 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from ctypes import c_double
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 from sklearn.datasets import load_digits
 
+from benchmarks.children import Child, Children
 from benchmarks.frequency_processes import Assigned, run_agent, run_link
 from benchmarks.report import Form, Results, make_parser, show_progress, show_results
 from edgeasync.data.dataset import Dataset
@@ -175,46 +174,40 @@ class Hub:
                 self.alarms.append(f"{event['device']} {event['detail']}".strip())
 
 
-class Bench:
+class Bench(Children):
     """The processes of one run."""
 
     def __init__(self, aggregate: str, effort: Effort, folder: str) -> None:
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(
-            ["benchmarks.frequency"]
-        )  # every process imports it as its main module
+        super().__init__("benchmarks.frequency")  # every process imports it as its main module
         self._aggregate = aggregate
         self._effort = effort
         self._folder = Path(folder)
-        self._processes: list[BaseProcess] = []
-        self._pipes: list[Connection[Any, Any]] = []
+        self._agents: list[Child] = []
         self._step_s: list[c_double] = []
         self.devices = {f"device-{number}": Device() for number in range(1, DEVICES + 1)}
 
     def __enter__(self) -> Self:
         self.hub = Hub(self._aggregate, self._folder)
         host, _, port = self.hub.address.removeprefix("tcp://").partition(":")
-        self._bytes_per_s = self._context.RawValue(c_double, math.inf)
-        link = self._start(run_link, host, int(port), self._bytes_per_s)
+        self._bytes_per_s = multiprocessing.RawValue(c_double, math.inf)
+        link = self.start(run_link, host, int(port), self._bytes_per_s)
         digits = load_digits()
         data = Dataset.of((digits.data / 16).astype(np.float32), digits.target)
         for number, part in enumerate(iid(data, DEVICES, 0), start=1):
-            address = f"tcp://127.0.0.1:{link.recv()}" if number == 2 else self.hub.address
-            step_s = self._context.RawValue(c_double, self._effort.step_s)
-            self._pipes.append(self._start(run_agent, address, number, part, step_s))
+            address = f"tcp://127.0.0.1:{link.hear()}" if number == 2 else self.hub.address
+            step_s = multiprocessing.RawValue(c_double, self._effort.step_s)
+            self._agents.append(self.start(run_agent, address, number, part, step_s))
             self._step_s.append(step_s)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in self._processes:
-            process.kill()
-            process.join()
+        super().__exit__()
         self.hub.close()
 
     def run(self) -> dict[str, tuple[float, float]]:
         """Let all phases pass; return when each began and ended."""
-        for name, pipe in zip(self.devices, self._pipes, strict=True):
-            if not pipe.poll(START_S):
+        for name, agent in zip(self.devices, self._agents, strict=True):
+            if not agent.pipe.poll(START_S):
                 raise TimeoutError(f"{name} was given nothing to do")
         phases = {}
         for name, seconds in self._effort.phases.items():
@@ -229,14 +222,6 @@ class Bench:
             phases[name] = (begun_s, at_s)
         return phases
 
-    def _start(self, target: Callable[..., None], *arguments: object) -> "Connection[Any, Any]":
-        ours, theirs = self._context.Pipe(duplex=False)
-        process = self._context.Process(target=target, args=(*arguments, theirs), daemon=True)
-        process.start()
-        theirs.close()
-        self._processes.append(process)
-        return ours
-
     def _fewest(self, begun_s: float, ended_s: float) -> int:
         """Return how many assignments the device with the fewest had."""
         return min(
@@ -249,9 +234,9 @@ class Bench:
         for device in status["devices"]:
             seen = Seen(at_s, device["talk_share"], device["talk_s"], device["step_s"], device["why"])
             self.devices[device["id"]].seen.append(seen)
-        for device, pipe in zip(self.devices.values(), self._pipes, strict=True):
-            while pipe.poll():
-                device.assigned.append(pipe.recv())
+        for device, agent in zip(self.devices.values(), self._agents, strict=True):
+            while agent.pipe.poll():
+                device.assigned.append(agent.pipe.recv())
         return at_s
 
 

@@ -7,18 +7,15 @@ code 1 if a bound is missed.
 """
 
 import itertools
-import multiprocessing
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerContext
 
+from benchmarks.children import Child, Children
 from benchmarks.exchange_clients import Round, Window, run_clients
 from benchmarks.exchange_servers import serve_bare
-from benchmarks.idle import Child
 from benchmarks.idle_processes import LEASE_S, allow_many_files, run_hub, run_idle_devices
 from benchmarks.processes import peak_resident_bytes, resident_bytes
 from benchmarks.report import Form, Results, enforce_targets, make_parser, show_progress, show_results
@@ -56,21 +53,12 @@ def run_bare(pipe: "Connection[str, None]") -> None:
     serve_bare(SMALL, "", pipe)
 
 
-class Bench:
-    """Processes that end with the benchmark."""
+class Bench(Children):
+    """A server, and devices."""
 
-    def __init__(self, ended: ExitStack) -> None:
+    def __init__(self) -> None:
         allow_many_files()  # the processes of clients inherit this
-        self._context: ForkServerContext = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["benchmarks.idle_processes", "benchmarks.exchange_clients"])
-        self._ended = ended
-
-    def start(self, target: Callable[..., None], *arguments: object) -> Child:
-        """Start a process."""
-        child = Child(self._context, target, *arguments)
-        self._ended.callback(child.process.join)
-        self._ended.callback(child.process.kill)
-        return child
+        super().__init__("benchmarks.idle_processes", "benchmarks.exchange_clients")
 
     def join(self, address: str, first: int, last: int) -> list[Child]:
         """Let devices connect, join, and ping."""
@@ -83,8 +71,7 @@ class Bench:
 
 def bytes_a_device(target: Callable[..., None], devices: int, *arguments: object) -> float:
     """Return by how much a server grows for each device that joins."""
-    with ExitStack() as ended:
-        bench = Bench(ended)
+    with Bench() as bench:
         server = bench.start(target, *arguments)
         address = server.hear()
         bench.join(address, 0, 1)  # what the first device brings is the server's own
@@ -95,14 +82,12 @@ def bytes_a_device(target: Callable[..., None], devices: int, *arguments: object
 
 def large_fleet(effort: Effort, folder: str) -> tuple[float, float, float]:
     """Return a hub's memory with all its members, its peak once two of them have exchanged, and before any."""
-    with ExitStack() as ended:
-        bench = Bench(ended)
+    with Bench() as bench:
         hub = bench.start(run_hub, effort.length, folder)
         address = hub.hear()
         alone = resident_bytes(hub.process.pid)
         for gone in bench.join(address, 0, effort.devices):
-            gone.process.kill()
-            gone.process.join()
+            gone.kill()
         time.sleep(2 * LEASE_S)
         bench.join(address, effort.devices, 2 * effort.devices - EXCHANGING)
         exchanging = bench.start(run_clients, effort.length)
@@ -112,8 +97,7 @@ def large_fleet(effort: Effort, folder: str) -> tuple[float, float, float]:
         begin_s = time.monotonic()
         exchanging.pipe.send(Window(begin_s, begin_s + effort.seconds))
         exchanging.hear()
-        hub.pipe.send(None)
-        looked = hub.hear()
+        looked = hub.ask()
         connected = effort.devices
         if not connected - EXCHANGING <= looked.live <= connected:
             raise RuntimeError(f"{looked.live} devices are live of {connected}")

@@ -7,24 +7,19 @@ the hub, and at the same time inside a process that does nothing else, which tel
 """
 
 import itertools
-import multiprocessing
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerContext
-from multiprocessing.process import BaseProcess
-from typing import Any, Self
+from typing import Self
 
+from benchmarks.children import Child, Children
 from benchmarks.exchange_clients import Counted, Round, Window, run_clients
-from benchmarks.idle_processes import Looked, run_control, run_hub, run_idle_devices
+from benchmarks.idle_processes import run_control, run_hub, run_idle_devices
 from benchmarks.processes import cpu_seconds, resident_bytes
 from benchmarks.report import Form, Results, make_parser, show_progress, show_results
 
 LAG_BOUND_MS = 10.0
 DEVICE_PROCESSES = 2
-START_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -55,53 +50,22 @@ EFFORTS = {
 }
 
 
-class Child:
-    """A process and our end of its pipe."""
-
-    def __init__(self, context: ForkServerContext, target: Callable[..., None], *arguments: object) -> None:
-        self.pipe: Connection[Any, Any]
-        self.pipe, theirs = context.Pipe()
-        self.process: BaseProcess = context.Process(target=target, args=(*arguments, theirs), daemon=True)
-        self.process.start()
-        theirs.close()
-
-    def hear(self) -> Any:
-        """Return the next thing that the process says."""
-        if not self.pipe.poll(START_S):
-            raise TimeoutError(f"{self.process.name} does not answer")
-        return self.pipe.recv()
-
-    def ask(self) -> Looked:
-        """Ask a process with a lag probe what it measured since the last question."""
-        self.pipe.send(None)
-        looked = self.hear()
-        assert isinstance(looked, Looked)
-        return looked
-
-
-class Bench:
+class Bench(Children):
     """The processes of one case."""
 
     def __init__(self, case: Case, effort: Effort, folder: str) -> None:
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["benchmarks.idle_processes", "benchmarks.exchange_clients"])
+        super().__init__("benchmarks.idle_processes", "benchmarks.exchange_clients")
         self._case = case
         self._devices = effort.devices
         self._effort = effort
         self._folder = folder
-        self._children: list[Child] = []
 
     def __enter__(self) -> Self:
-        self._hub = self._start(run_hub, self._case.length, f"{self._folder}/{self._case.length}")
+        self._hub = self.start(run_hub, self._case.length, f"{self._folder}/{self._case.length}")
         self._address = str(self._hub.hear())
-        self._control = self._start(run_control)
+        self._control = self.start(run_control)
         self._bytes_before = resident_bytes(self._hub.process.pid)
         return self
-
-    def __exit__(self, *_: object) -> None:
-        for child in self._children:
-            child.process.kill()
-            child.process.join()
 
     def measure(self) -> dict[str, float]:
         """Let all devices join, then measure for some time; return the columns of the table."""
@@ -135,17 +99,12 @@ class Bench:
             "idle loop p99, ms": control.lag_p99_ms,
         }
 
-    def _start(self, target: Callable[..., None], *arguments: object) -> Child:
-        child = Child(self._context, target, *arguments)
-        self._children.append(child)
-        return child
-
     def _join(self) -> float:
         """Start the idle devices; return how long it took until the last one was a member."""
         start_s = time.monotonic()
         bounds = [self._devices * number // DEVICE_PROCESSES for number in range(DEVICE_PROCESSES + 1)]
         children = [
-            self._start(run_idle_devices, self._address, first, last) for first, last in itertools.pairwise(bounds)
+            self.start(run_idle_devices, self._address, first, last) for first, last in itertools.pairwise(bounds)
         ]
         for child in children:
             child.hear()
@@ -153,7 +112,7 @@ class Bench:
 
     def _start_exchanging(self, seconds: float) -> list[Child]:
         """Start the devices that exchange; they stop shortly after the measurement."""
-        children = [self._start(run_clients, self._case.length) for _ in range(self._case.exchanging)]
+        children = [self.start(run_clients, self._case.length) for _ in range(self._case.exchanging)]
         for number, child in enumerate(children):
             child.pipe.send(Round(self._address, (f"exchanging-{number}",)))
         for child in children:

@@ -4,8 +4,10 @@ import asyncio
 import resource
 import time
 from collections import Counter
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
+from typing import Any
 
 import numpy as np
 import uvloop
@@ -107,48 +109,49 @@ def run_hub(
     hub = make_hub(length, run, pipe, settings, policy=policy)
     slowest = SlowestEvent() if time_events else None
 
-    async def serve() -> None:
-        probe, loop = LagProbe(), asyncio.get_running_loop()
-        seen: Counter[str] = Counter()
+    seen: Counter[str] = Counter()
 
-        def answer() -> None:
-            nonlocal seen
-            pipe.recv()
-            core = hub.core
-            before, seen = seen, core.messages_accepted.copy()
-            looked = replace(
-                probe.look(),
-                pings=seen["ping"] - before["ping"],
-                pushes=seen["push"] - before["push"],
-                live=core.members.live_count,
-                slowest_event_ms=0.0 if slowest is None else slowest.look_ms(),
-                cpu_s=time.process_time(),
-            )
-            pipe.send(looked)
+    def describe(looked: Looked) -> Looked:
+        nonlocal seen
+        core = hub.core
+        before, seen = seen, core.messages_accepted.copy()
+        return replace(
+            looked,
+            pings=seen["ping"] - before["ping"],
+            pushes=seen["push"] - before["push"],
+            live=core.members.live_count,
+            slowest_event_ms=0.0 if slowest is None else slowest.look_ms(),
+            cpu_s=time.process_time(),
+        )
 
-        loop.add_reader(pipe.fileno(), answer)
-        probing = asyncio.create_task(probe.run())
-        try:
-            await hub.run()
-        finally:
-            probing.cancel()
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve())
+    run_probed(hub.run, pipe, describe)
 
 
 def run_control(pipe: "Connection[Looked, None]") -> None:
     """Run the probe in a loop with nothing else to do: what the machine itself adds."""
+    run_probed(asyncio.Event().wait, pipe, lambda looked: looked)
+
+
+def run_probed(
+    work: Callable[[], Coroutine[Any, Any, object]],
+    pipe: "Connection[Any, None]",
+    describe: Callable[[Looked], object],
+) -> None:
+    """Run `work` with a probe in its loop; answer each question by what `describe` makes of its measurements."""
 
     async def serve() -> None:
         probe = LagProbe()
 
         def answer() -> None:
             pipe.recv()
-            pipe.send(probe.look())
+            pipe.send(describe(probe.look()))
 
         asyncio.get_running_loop().add_reader(pipe.fileno(), answer)
-        await probe.run()
+        probing = asyncio.create_task(probe.run())
+        try:
+            await work()
+        finally:
+            probing.cancel()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve())

@@ -6,17 +6,13 @@ with a rate, small socket buffers and cuts at given byte counts. It needs Linux,
 
 import asyncio
 import itertools
-import multiprocessing
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
-from typing import Any
 
 import numpy as np
 
+from benchmarks.children import Children
 from benchmarks.link_processes import Noted, run_agent, run_hub
 from benchmarks.link_proxy import Proxy, Way
 from benchmarks.report import Form, Results, make_parser, show_progress, show_results
@@ -66,50 +62,25 @@ async def run_once(
     length: int, *, rate: float | None, cap: int | None, cuts: int, updates: int | None, seconds: float | None
 ) -> Run:
     """Let an agent train through the proxy, for a number of updates or of seconds."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["benchmarks.link_processes"])
-    processes: list[BaseProcess] = []
-
-    def start(target: Callable[..., None], *arguments: object) -> "Connection[Any, Any]":
-        ours, theirs = context.Pipe()
-        process = context.Process(target=target, args=(*arguments, theirs), daemon=True)
-        process.start()
-        processes.append(process)
-        theirs.close()
-        return ours
-
     speaking = asyncio.Event()
     proxy = Proxy(rate, speaking.set)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, Children("benchmarks.link_processes") as children:
         try:
-            hub = start(run_hub, length, updates, folder)
-            host, _, port = str(await _hear(hub)).removeprefix("tcp://").rpartition(":")
+            hub = children.start(run_hub, length, updates, folder)
+            host, _, port = str(await asyncio.to_thread(hub.hear)).removeprefix("tcp://").rpartition(":")
             await proxy.start((host, int(port)))
             for way in (proxy.down, proxy.up):
                 way.cuts += [4 * length * part // (cuts + 1) for part in range(1, cuts + 1)]
             begin_s = time.monotonic()
-            agent = start(run_agent, length, proxy.address, cap)
+            agent = children.start(run_agent, length, proxy.address, cap)
             if seconds is not None:
                 await asyncio.wait_for(speaking.wait(), PATIENCE_S)
                 await asyncio.sleep(seconds)
-                agent.send(None)
-            noted = await _hear(agent)
+                agent.pipe.send(None)
+            noted = await asyncio.to_thread(agent.hear, PATIENCE_S)
             return Run(proxy.up, proxy.down, proxy.connections, noted, time.monotonic() - begin_s)
         finally:
             await proxy.stop()
-            for process in processes:  # before the folder goes, in which the hub still writes
-                process.kill()
-                process.join()
-
-
-async def _hear(pipe: "Connection[Any, Any]") -> Any:
-    """Return what a process says."""
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not pipe.poll():
-        if time.monotonic() > deadline_s:
-            raise TimeoutError("a process does not answer")
-        await asyncio.sleep(0.02)
-    return pipe.recv()
 
 
 def bytes_in_windows(run: Run, window_s: float) -> list[int]:

@@ -7,15 +7,12 @@ exchange. Then it exchanges as often as the share bears, with answers that are u
 
 import asyncio
 import itertools
-import multiprocessing
 import tempfile
-import time
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from typing import Any
 
 import numpy as np
 
+from benchmarks.children import PATIENCE_S, Children
 from benchmarks.link_proxy import Proxy
 from benchmarks.report import Form, Results, enforce_targets, make_parser, show_progress, show_results
 from benchmarks.reserved_processes import LENGTH, SHARE, run_agent, run_hub
@@ -29,8 +26,6 @@ FULL = 0.98
 
 SETTLED_S = 45.0
 """The first model comes without a pause, and the first ten updates measure the link."""
-
-PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -76,37 +71,17 @@ class Run:
 
 async def run_once(steps: int, settled_s: float, seconds: float) -> Run:
     """Let an agent train through the proxy, with this number of steps between two exchanges."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["benchmarks.reserved_processes"])
-    proxy, processes = Proxy(MBIT_20), []
-    with tempfile.TemporaryDirectory() as folder:
+    proxy = Proxy(MBIT_20)
+    with tempfile.TemporaryDirectory() as folder, Children("benchmarks.reserved_processes") as children:
         try:
-            ours, theirs = context.Pipe()
-            processes.append(context.Process(target=run_hub, args=(steps, folder, theirs), daemon=True))
-            processes[0].start()
-            host, _, port = str(await hear(ours, PATIENCE_S)).removeprefix("tcp://").rpartition(":")
+            hub = children.start(run_hub, steps, folder)
+            host, _, port = str(await asyncio.to_thread(hub.hear)).removeprefix("tcp://").rpartition(":")
             await proxy.start((host, int(port)))
-            ours, theirs = context.Pipe()
-            arguments = (proxy.address, settled_s + seconds, theirs)
-            processes.append(context.Process(target=run_agent, args=arguments, daemon=True))
-            processes[1].start()
-            taken, rate = await hear(ours, settled_s + seconds + PATIENCE_S)
+            agent = children.start(run_agent, proxy.address, settled_s + seconds)
+            taken, rate = await asyncio.to_thread(agent.hear, settled_s + seconds + PATIENCE_S)
             return Run([*proxy.up.passed, *proxy.down.passed], taken, taken[0][0] + settled_s, rate or 0.0)
         finally:
             await proxy.stop()
-            for process in processes:  # before the folder goes, in which the hub still writes
-                process.kill()
-                process.join()
-
-
-async def hear(pipe: "Connection[Any, Any]", patience_s: float) -> Any:
-    """Return what a process says."""
-    until_s = time.monotonic() + patience_s
-    while not pipe.poll():
-        if time.monotonic() > until_s:
-            raise TimeoutError("a process does not answer")
-        await asyncio.sleep(0.02)
-    return pipe.recv()
 
 
 def main() -> None:

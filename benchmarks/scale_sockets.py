@@ -1,17 +1,15 @@
 """What a join, a ping and a push cost a real hub, with up to two thousand connections to it."""
 
 import itertools
-import multiprocessing
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing.context import ForkServerContext
 from typing import Self
 
+from benchmarks.children import Children
 from benchmarks.exchange_clients import Round, Window, run_clients
-from benchmarks.idle import Child
 from benchmarks.idle_processes import Looked, allow_many_files, run_control, run_hub, run_idle_devices
 from benchmarks.report import Form, Results, show_progress
 from edgeasync.policies.policy import Policy
@@ -45,27 +43,20 @@ EFFORTS = {
 }
 
 
-class Bench:
+class Bench(Children):
     """A hub with its probes, a loop that does nothing else, and the processes of devices."""
 
     def __init__(self, folder: str, effort: Effort) -> None:
         allow_many_files()  # the processes of clients inherit this
-        self._context: ForkServerContext = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["benchmarks.idle_processes", "benchmarks.exchange_clients"])
+        super().__init__("benchmarks.idle_processes", "benchmarks.exchange_clients")
         self._effort = effort
         self._folder = folder
-        self._children: list[Child] = []
 
     def __enter__(self) -> Self:
-        self._hub = self._start(partial(run_hub, policy=Policy(), time_events=True), LENGTH, self._folder)
+        self._hub = self.start(partial(run_hub, policy=Policy(), time_events=True), LENGTH, self._folder)
         self._address = str(self._hub.hear())
-        self._control = self._start(run_control)
+        self._control = self.start(run_control)
         return self
-
-    def __exit__(self, *_: object) -> None:
-        for child in self._children:
-            child.process.kill()
-            child.process.join()
 
     def measure_pings(self, connections: int) -> dict[str, float]:
         """Let devices join and then only ping; return the columns of the table."""
@@ -73,7 +64,7 @@ class Bench:
         heartbeat_s = connections / PINGS_PER_S
         begun_s = time.monotonic()
         devices = [
-            self._start(partial(run_idle_devices, heartbeat_s=heartbeat_s), self._address, first, last)
+            self.start(partial(run_idle_devices, heartbeat_s=heartbeat_s), self._address, first, last)
             for first, last in itertools.pairwise(_bounds(connections, PINGING_PROCESSES))
         ]
         for child in devices:
@@ -93,7 +84,7 @@ class Bench:
     def measure_pushes(self, connections: int) -> dict[str, float]:
         """Let devices join and push as soon as they are answered; return the columns of the table."""
         bounds = list(itertools.pairwise(_bounds(connections, PUSHING_PROCESSES)))
-        devices = [self._start(run_clients, LENGTH) for _ in bounds]
+        devices = [self.start(run_clients, LENGTH) for _ in bounds]
         for child, (first, last) in zip(devices, bounds, strict=True):
             child.pipe.send(Round(self._address, tuple(f"pushing-{number}" for number in range(first, last))))
         for child in devices:
@@ -112,11 +103,6 @@ class Bench:
             "pushes per second": looked.pushes / self._effort.seconds,
             **columns,
         }
-
-    def _start(self, target: Callable[..., None], *arguments: object) -> Child:
-        child = Child(self._context, target, *arguments)
-        self._children.append(child)
-        return child
 
     def _look(self) -> tuple[float, Looked, dict[str, float]]:
         """Measure for some time; return the hub's processor seconds, what its probes saw, and columns of both."""

@@ -17,6 +17,7 @@ from typing import Any
 import uvloop
 import zmq
 
+from benchmarks.children import PATIENCE_S, Child
 from benchmarks.report import Form, Results, enforce_targets, make_parser, show_progress, show_results
 from edgeasync.durable.keys import KeyPair
 from edgeasync.runtime.channel import Channel
@@ -29,9 +30,6 @@ ANSWER = bytes(64)
 CPU_MS_PER_MIB_MAX = 3.0
 CPU_US_PER_MESSAGE_MAX = 40.0
 SHARE_OF_MESSAGES_MIN = 0.6
-
-PATIENCE_S = 60.0
-"""How long a process may take to say something."""
 
 Socket = zmq.Socket[bytes]
 
@@ -189,26 +187,17 @@ def measure(name: str, case: Case, form: Form, *, keys: bool) -> Turn:
     processes = multiprocessing.get_context("spawn")
     hub, client, counted = KeyPair.make(), KeyPair.make(), case.messages[form]
     total = max(1, int(WARM_UP * counted)) + counted
-    ours, theirs = processes.Pipe()
     given = (hub.secret, client.public) if keys else None
-    server = processes.Process(target=serve, args=(name, case, counted, given, theirs), daemon=True)
-    server.start()
-    address = hear(ours)
+    server = Child(processes, serve, name, case, counted, given)
+    address = server.hear()
     public = hub.public if keys else None
     pusher = processes.Process(target=push, args=(address, case, total, public, client.secret), daemon=True)
     pusher.start()
-    turn = hear(ours)
-    for process in (server, pusher):
+    turn = server.hear()
+    for process in (server.process, pusher):
         process.join(PATIENCE_S)
     assert isinstance(turn, Turn)
     return turn
-
-
-def hear(pipe: Any) -> Any:
-    """Return what a process says next."""
-    if not pipe.poll(PATIENCE_S):
-        raise RuntimeError("a process of the benchmark says nothing")
-    return pipe.recv()
 
 
 def measure_case(case: Case, form: Form, results: Results) -> None:

@@ -6,15 +6,13 @@ exchanges, and no device may be lost. The hub's loop must wake in time, its memo
 `edgeasync hub --check` prints, and memory and files come back within a minute.
 """
 
-import multiprocessing
 import tempfile
 import time
 from dataclasses import dataclass
-from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Self
 
-from benchmarks.idle import Child
+from benchmarks.children import Child, Children
 from benchmarks.processes import resident_bytes
 from benchmarks.report import Form, Results, enforce_targets, make_parser, show_progress, show_results
 from benchmarks.security_floods_flooders import ENROLLED, FLOODS, NAME, Target, run_flood
@@ -50,16 +48,12 @@ EFFORTS = {
 }
 
 
-class Bench:
+class Bench(Children):
     """A hub, its honest devices, and a flooder now and then."""
 
     def __init__(self, folder: Path) -> None:
-        self._context: ForkServerContext = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(
-            ["benchmarks.security_floods_processes", "benchmarks.security_floods_flooders"]
-        )
+        super().__init__("benchmarks.security_floods_processes", "benchmarks.security_floods_flooders")
         self._folder = folder
-        self._children: list[Child] = []
 
     def __enter__(self) -> Self:
         keys = HubKeys.init(self._folder / "keys")
@@ -68,21 +62,14 @@ class Bench:
         names = tuple(f"honest-{number}" for number in range(DEVICES))
         for name in names:
             keys.allow(name, "device", DeviceKeys(self._folder / name).own().public)
-        self._hub = Child(self._context, run_hub, str(self._folder / "run"), str(keys.folder))
-        self._children.append(self._hub)
+        self._hub = self.start(run_hub, str(self._folder / "run"), str(keys.folder))
         self.address, self.most_bytes = self._hub.hear()
         for name in names:
             DeviceKeys(self._folder / name).know(keys.pair().public, (self.address,), name)
         self._target = Target(self.address, keys.pair().public, pair.secret)
-        self._devices = Child(self._context, run_devices, str(self._folder), names)
-        self._children.append(self._devices)
+        self._devices = self.start(run_devices, str(self._folder), names)
         self._devices.hear()
         return self
-
-    def __exit__(self, *_: object) -> None:
-        for child in self._children:
-            child.process.kill()
-            child.process.join()
 
     def watch(self, seconds: float) -> tuple[float, int, Seen]:
         """Return exchanges a second, the most memory, and what the hub has seen in the meantime."""
@@ -96,9 +83,8 @@ class Bench:
         return rate, most, self._ask_hub()
 
     def flood(self, name: str) -> Child:
-        """Begin a flood; kill its process to end it."""
-        flooder = Child(self._context, run_flood, name, self._target)
-        self._children.append(flooder)
+        """Begin a flood; kill it to end it."""
+        flooder = self.start(run_flood, name, self._target)
         flooder.hear()
         return flooder
 
@@ -120,12 +106,10 @@ class Bench:
         return time.monotonic() - begin_s
 
     def _answered(self) -> int:
-        self._devices.pipe.send(None)
-        return int(self._devices.hear())
+        return int(self._devices.ask())
 
     def _ask_hub(self) -> Seen:
-        self._hub.pipe.send(None)
-        seen = self._hub.hear()
+        seen = self._hub.ask()
         assert isinstance(seen, Seen)
         return seen
 
@@ -144,8 +128,7 @@ def measure(effort: Effort, results: Results) -> None:
             flooder = bench.flood(name)
             time.sleep(min(BEGIN_S, effort.seconds))
             rate, most, seen = bench.watch(effort.seconds)
-            flooder.process.kill()
-            flooder.process.join()
+            flooder.kill()
             back_s = bench.back_s(nbytes, files)
             denied = sum(seen.denied.values()) - before
             rest = {"back after, s": round(back_s, 1), "denied": float(denied)}

@@ -12,7 +12,7 @@ import numpy as np
 import uvloop
 
 from benchmarks.exchange_servers import make_spec
-from benchmarks.idle_processes import LagProbe, allow_many_files
+from benchmarks.idle_processes import Looked, allow_many_files, run_probed
 from edgeasync.core.device.effects import Report as DeviceReport
 from edgeasync.core.hub.effects import Report
 from edgeasync.core.hub.settings import HubCoreSettings, Limits, Liveness
@@ -71,27 +71,14 @@ def run_hub(run: str, keys: str, pipe: "Connection[Any, None]") -> None:
     )
     most_bytes = sum(part.nbytes for part in hub.most_memory())
 
-    async def serve() -> None:
-        probe, loop = LagProbe(), asyncio.get_running_loop()
+    def describe(looked: Looked) -> Seen:
+        members = hub.core.members.members
+        live = sum(member.live and name.startswith("honest") for name, member in members.items())
+        seen = Seen(looked.lag_p99_ms, looked.lag_max_ms, lost.total(), live, hub.describe()["denied"])
+        lost.clear()
+        return seen
 
-        def answer() -> None:
-            pipe.recv()
-            looked = probe.look()
-            live = sum(
-                member.live and name.startswith("honest") for name, member in hub.core.members.members.items()
-            )
-            pipe.send(Seen(looked.lag_p99_ms, looked.lag_max_ms, lost.total(), live, hub.describe()["denied"]))
-            lost.clear()
-
-        loop.add_reader(pipe.fileno(), answer)
-        probing = asyncio.create_task(probe.run())
-        try:
-            await hub.run()
-        finally:
-            probing.cancel()
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve())
+    run_probed(hub.run, pipe, describe)
 
 
 class Patient:

@@ -19,7 +19,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.idle import Child
+from benchmarks.children import Child
 from benchmarks.idle_processes import run_control
 from benchmarks.report import Form, Results, enforce_targets, make_parser, show_progress, show_results
 from benchmarks.service_processes import HUBS, run_agents, run_service

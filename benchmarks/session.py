@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.children import Child
 from benchmarks.exchange_servers import serve_ours
 from benchmarks.report import Form, Results, enforce_targets, make_parser, show_progress, show_results
 
@@ -66,15 +67,10 @@ def held_up(effort: Effort) -> list[float]:
     shares = []
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder, ExitStack() as ended:
-        ours, theirs = context.Pipe(duplex=False)
-        hub = context.Process(target=serve, args=(folder, theirs), daemon=True)
-        hub.start()
-        ended.callback(hub.join)
+        hub = Child(context, serve, folder)
         ended.callback(hub.kill)
-        if not ours.poll(START_S):
-            raise TimeoutError("the hub does not start")
         model = {"weights": np.zeros(LENGTH, np.float32)}
-        with join(ours.recv(), model, name="loop", timeout_s=START_S) as session:
+        with join(hub.hear(START_S), model, name="loop", timeout_s=START_S) as session:
             loop(16, session.step)
             for _ in range(effort.rounds):
                 alone_s = loop(effort.steps, lambda: None)

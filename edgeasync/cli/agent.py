@@ -5,19 +5,20 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from edgeasync.cli.device import hang_of, read_settings, state_folder
 from edgeasync.cli.output import Printer
 from edgeasync.cli.serving import serve
 from edgeasync.cli.under_systemd import find_notifier
-from edgeasync.config import convert, read_toml, to_table
+from edgeasync.config import convert, to_table
 from edgeasync.core.device.effects import Report
 from edgeasync.data.files import load
-from edgeasync.durable.identity import DeviceFolder, default_device_id
+from edgeasync.durable.identity import DeviceFolder
 from edgeasync.errors import ConfigError, DataError
 from edgeasync.plugins import find_code
 from edgeasync.protocol.messages import Welcome
 from edgeasync.runtime.agent import Agent
-from edgeasync.runtime.agent_settings import AgentSection, AgentSettings, CareSection, PeersSection
-from edgeasync.runtime.device import Device, find_device, make_agent, planned_trainer
+from edgeasync.runtime.agent_settings import AgentSection, CareSection, PeersSection
+from edgeasync.runtime.device import find_device, make_agent, planned_trainer
 from edgeasync.runtime.notify import AWAY, JOINED
 from edgeasync.runtime.onnx_model import OnnxModel
 from edgeasync.runtime.profiles import Profile, with_profile
@@ -36,10 +37,9 @@ def run_agent(
 
     `flags` are keys of `[agent]`, `peers` of `[peers]`, and `model` of a `[model]` of kind onnx.
     """
-    settings = AgentSettings() if config is None else read_toml(config, AgentSettings)
-    section = convert(to_table(settings.agent) | flags, AgentSection, where="flags")
+    settings = read_settings(config, flags)
     given = to_table(settings.peers) | peers
-    settings = replace(settings, agent=section, peers=convert(given, PeersSection, where="flags"))
+    settings = replace(settings, peers=convert(given, PeersSection, where="flags"))
     if model:
         before = to_table(settings.model) if isinstance(settings.model, OnnxModel) else {}
         settings = replace(settings, model=convert(before | model, OnnxModel, where="flags"))
@@ -57,7 +57,7 @@ def run_agent(
             raise ConfigError(f"{what} is for an agent without a hub: give --topology ring or all_to_all, too")
     expected = settings.model
     fingerprint = None if expected is None or isinstance(expected, OnnxModel) else expected.spec.fingerprint
-    _Command(section, settings.care, fingerprint, printer).run()
+    _Command(settings.agent, settings.care, fingerprint, printer).run()
 
 
 class _Command:
@@ -69,7 +69,8 @@ class _Command:
         self._section, self._profile = with_profile(section, Readings())
         self._care, self._fingerprint, self._printer = care, fingerprint, printer
         self._notifier = find_notifier()
-        self._device, self._state = _find(section)
+        self._state = state_folder(section)
+        self._device = find_device(replace(section, state=str(self._state)))
         self._data = _needed(section, knows_hub=self._device.keys is not None)
         self._dataset = None if self._data is None else load(self._data)
         self._folder = DeviceFolder(self._state)
@@ -91,16 +92,7 @@ class _Command:
         finally:
             self._folder.close()
         agent = self._runs.agent
-        if self._printer.json:
-            self._printer.event(
-                "stopped",
-                reason=reason,
-                steps=agent.steps_total,
-                updates_answered=agent.updates_answered,
-                day_left_bytes=agent.day_left_bytes,
-            )
-        else:
-            self._printer.event("stopped", detail=f"{reason}: {_work_done(agent)}")
+        self._printer.figures("stopped", {"reason": reason, **_figures(agent)}, f"{reason}: {_work_done(agent)}")
 
     def _begin(self) -> Agent:
         """Open the state folder for another start, and return that start's agent."""
@@ -144,26 +136,15 @@ class _Command:
             return
         self._told = agent.steps_total
         self._tell_systemd(_work_done(agent))
-        if self._printer.json:
-            self._printer.event(
-                "progress",
-                steps=agent.steps_total,
-                updates_answered=agent.updates_answered,
-                round_trip_s=agent.round_trip_s,
-                day_left_bytes=agent.day_left_bytes,
-            )
-        else:
-            self._printer.event("progress", detail=_work_done(agent))
+        figures = _figures(agent) | {"round_trip_s": agent.round_trip_s}
+        self._printer.figures("progress", figures, _work_done(agent))
 
     def _tell_systemd(self, sentence: str) -> None:
         agent = self._runs.agent
         self._notifier.status(f"{JOINED if agent.joined else AWAY} {agent.address}: {sentence}")
 
     def _hangs(self) -> str:
-        """Return what hangs, if something does: the loop runs, as this is called there, so it is the trainer."""
-        stalled_s = self._runs.agent.stalled_s()
-        limit_s = self._section.progress_s + self._section.step_s_min
-        return f"hangs: no local step for {stalled_s:.0f} s" if stalled_s > limit_s else ""
+        return hang_of(self._runs.agent.stalled_s(), self._section)
 
 
 def _start(section: AgentSection, profile: Profile | None, examples: int, incarnation: int) -> str:
@@ -178,15 +159,17 @@ def _detail(report: Report, agent: Agent) -> str:
     return f"{agent.address}: {report.detail}" if report.event == "waiting" or of_several else report.detail
 
 
+def _figures(agent: Agent) -> dict[str, Any]:
+    return {
+        "steps": agent.steps_total,
+        "updates_answered": agent.updates_answered,
+        "day_left_bytes": agent.day_left_bytes,
+    }
+
+
 def _work_done(agent: Agent) -> str:
     work = f"{agent.steps_total} local steps, {agent.updates_answered} updates answered"
     return work if agent.day_left_bytes is None else f"{work}, {agent.day_left_bytes} bytes left of the day"
-
-
-def _find(section: AgentSection) -> tuple[Device, Path]:
-    """Return who this device is, and its folder: one of its own under the user's, unless the settings name one."""
-    state = section.state or f"~/.local/state/edgeasync/{section.device_id or default_device_id()}"
-    return find_device(replace(section, state=state)), Path(state).expanduser()
 
 
 def _needed(section: AgentSection, *, knows_hub: bool) -> Path | None:

@@ -112,14 +112,13 @@ def run_demo(*, devices: int, seconds: float, seed: int, run: Path | None, print
             for device in status["devices"]
         },
     }
-    if printer.json:
-        printer.object(result)
-        return
-    for device in status["devices"]:
-        printer.line(f"{device['id']:<12} gave {device['updates_applied']} updates")
-    printer.line(f"accuracy on {len(held_out)} digits that no agent had: {accuracy:.1%}")
-    printer.line(f"dropped {result['dropped']}, rejoined {result['rejoined']}, in {result['seconds']} s")
-    printer.line(f"the model: {result['model']}")
+    printer.result(
+        result,
+        *[f"{device['id']:<12} gave {device['updates_applied']} updates" for device in status["devices"]],
+        f"accuracy on {len(held_out)} digits that no agent had: {accuracy:.1%}",
+        f"dropped {result['dropped']}, rejoined {result['rejoined']}, in {result['seconds']} s",
+        f"the model: {result['model']}",
+    )
 
 
 def split_digits(devices: int, seed: int) -> tuple[list[Dataset], Dataset]:

@@ -8,11 +8,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from edgeasync.cli.device import read_settings, state_folder
 from edgeasync.cli.output import Printer
-from edgeasync.config import convert, read_toml, to_table
-from edgeasync.durable.identity import default_device_id
+from edgeasync.config import to_table
 from edgeasync.errors import UnfitError
-from edgeasync.runtime.agent_settings import AgentSection, AgentSettings
 from edgeasync.runtime.doctor.examine import examine
 from edgeasync.runtime.doctor.finding import Finding
 from edgeasync.runtime.onnx_model import OnnxModel
@@ -24,16 +23,14 @@ def run_doctor(
     config: Path | None, flags: dict[str, Any], model: Path | None, root: Path, printer: Printer
 ) -> None:
     """Print a line for each thing that was looked at; raises `UnfitError` if one of them failed."""
-    settings = AgentSettings() if config is None else read_toml(config, AgentSettings)
-    section = convert(to_table(settings.agent) | flags, AgentSection, where="flags")
-    section, _ = with_profile(section, Readings(root))
-    state = section.state or f"~/.local/state/edgeasync/{section.device_id or default_device_id()}"
+    settings = read_settings(config, flags)
+    section, _ = with_profile(settings.agent, Readings(root))
+    folder = state_folder(section)
     failed = []
-    folder = Path(state).expanduser()
     with _errors_only():
         found = settings.model
         own = Path(found.file).expanduser() if isinstance(found, OnnxModel) else found
-        for finding in examine(replace(section, state=state), folder, model or own, root):
+        for finding in examine(replace(section, state=str(folder)), folder, model or own, root):
             _print(finding, printer)
             if finding.level == "fail":
                 failed.append(finding.name)
@@ -54,8 +51,5 @@ def _errors_only() -> Iterator[None]:
 
 
 def _print(finding: Finding, printer: Printer) -> None:
-    if printer.json:
-        printer.object(to_table(finding))
-        return
     words = "; ".join(filter(None, (finding.detail, finding.cure)))
-    printer.line(f"{finding.level:<5} {finding.name:<12} {words}")
+    printer.result(to_table(finding), f"{finding.level:<5} {finding.name:<12} {words}")

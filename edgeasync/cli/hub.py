@@ -126,10 +126,7 @@ def _progress_of(hub: Hub, notifier: Notifier, printer: Printer) -> Callable[[],
             return
         seen = counts
         notifier.status(_in_words(counts))
-        if printer.json:
-            printer.event("progress", **counts)
-        else:
-            printer.event("progress", detail=_in_words(counts))
+        printer.figures("progress", counts, _in_words(counts))
 
     return on_progress
 

@@ -27,11 +27,11 @@ def init_keys(folder: Path | None, addresses: list[str], printer: Printer) -> No
     if addresses:
         keys.remember_addresses(tuple(addresses))
     public = keys.pair().public
-    if printer.json:
-        printer.object({"keys": str(keys.folder), "hub_key": public.hex(), "operator": OWNER})
-        return
-    printer.line(f"keys in {keys.folder}, the hub's public key is {public.hex()}")
-    printer.line(f"next: edgeasync hub ... --keys {keys.folder}, and edgeasync keys enrol NAME for each device")
+    printer.result(
+        {"keys": str(keys.folder), "hub_key": public.hex(), "operator": OWNER},
+        f"keys in {keys.folder}, the hub's public key is {public.hex()}",
+        f"next: edgeasync hub ... --keys {keys.folder}, and edgeasync keys enrol NAME for each device",
+    )
 
 
 def enrol(
@@ -59,10 +59,10 @@ def enrol(
         return
     if role == "operator":
         place = keys.make_operator(name)
-        if printer.json:
-            printer.object({"name": name, "role": role, "keys": str(place)})
-        else:
-            printer.line(f"{name} is an operator; move {place} to that person's machine, for --keys there")
+        printer.result(
+            {"name": name, "role": role, "keys": str(place)},
+            f"{name} is an operator; move {place} to that person's machine, for --keys there",
+        )
         return
     for address in addresses:
         check_connect(address, insecure=True)
@@ -73,12 +73,12 @@ def enrol(
     if not reached:
         raise ConfigError("where do devices reach the hub? give --address tcp://HOST:PORT, once")
     token = keys.issue_token(name, reached, time.time(), valid_s=valid_s)
-    if printer.json:
-        printer.object({"name": name, "token": token.text(), "expires_s": valid_s})
-        return
-    printer.line(token.text())
     within = f"{TOKEN_S / 60:.0f} minutes" if valid_hours is None else f"{valid_hours:g} hours"
-    printer.line(f"on the device, within {within}, once: edgeasync agent --enrol TOKEN --data FILE")
+    printer.result(
+        {"name": name, "token": token.text(), "expires_s": valid_s},
+        token.text(),
+        f"on the device, within {within}, once: edgeasync agent --enrol TOKEN --data FILE",
+    )
 
 
 def list_keys(folder: Path | None, printer: Printer) -> None:
@@ -104,11 +104,9 @@ def revoke(folder: Path | None, name: str, printer: Printer) -> None:
     tokens = keys.revoke(_checked_name(name))
     if (entry := keys.read_allow_list().entries.get(name)) is not None:
         _print_entry(entry, printer)
-    elif printer.json:
-        printer.object({"name": name, "role": "revoked"})
-    else:
-        done = "its token counts no more" if tokens else "its line, which could not be read, is a comment now"
-        printer.line(f"{name}: {done}")
+        return
+    done = "its token counts no more" if tokens else "its line, which could not be read, is a comment now"
+    printer.result({"name": name, "role": "revoked"}, f"{name}: {done}")
 
 
 def list_pending(folder: Path | None, printer: Printer) -> None:
@@ -133,18 +131,15 @@ def accept(folder: Path | None, shown: str, name: str, printer: Printer) -> None
 def refuse(folder: Path | None, shown: str, printer: Printer) -> None:
     """Show a key no more."""
     open_folder(folder).refuse(shown)
-    if printer.json:
-        printer.object({"fingerprint": shown, "role": "refused"})
-    else:
-        printer.line(f"{shown}: refused")
+    printer.result({"fingerprint": shown, "role": "refused"}, f"{shown}: refused")
 
 
 def _print_entry(entry: Allowed, printer: Printer) -> None:
-    if printer.json:
-        shown = {"name": entry.name, "role": entry.role}
-        printer.object(shown | {"fingerprint": fingerprint(entry.key), "key": entry.key.hex()})
-    else:
-        printer.line(f"{entry.name}: {entry.role}, key {fingerprint(entry.key)}")
+    shown = fingerprint(entry.key)
+    printer.result(
+        {"name": entry.name, "role": entry.role, "fingerprint": shown, "key": entry.key.hex()},
+        f"{entry.name}: {entry.role}, key {shown}",
+    )
 
 
 def _checked_name(name: str) -> str:

@@ -42,11 +42,11 @@ def build_model(forward: Path, flags: dict[str, Any], out: Path, printer: Printe
         "statistics": built.spec.length - built.spec.trained_length,
         "bytes": len(built.graph),
     }
-    if printer.json:
-        printer.object(result)
-    else:
-        printer.line(f"{out}: trains {result['parameters']} parameters, {result['bytes']} bytes")
-        printer.line(f"{values}: the values it begins with")
+    printer.result(
+        result,
+        f"{out}: trains {result['parameters']} parameters, {result['bytes']} bytes",
+        f"{values}: the values it begins with",
+    )
 
 
 def inspect_model(path: Path, flags: dict[str, Any], batch_size: int, printer: Printer) -> None:
@@ -129,13 +129,12 @@ def export_run(run: Path, forward: Path | None, out: Path, printer: Printer, *, 
     except (GraphError, ModelMismatchError) as error:
         raise type(error)(f"{trained.source} into {source}: {error}") from error
     replace_file(out, exported, private=False)
-    if printer.json:
-        printer.object(_describe(out, trained))
-        return
-    printer.line(f"{out}: {len(trained.arrays)} trained arrays of {trained.source}")
-    printer.line(f"version {trained.version} of {written(trained.made_s)}, {_worth(trained)}")
-    for remark in trained.remarks:
-        printer.line(f"note: {remark}")
+    printer.result(
+        _describe(out, trained),
+        f"{out}: {len(trained.arrays)} trained arrays of {trained.source}",
+        f"version {trained.version} of {written(trained.made_s)}, {_worth(trained)}",
+        *[f"note: {remark}" for remark in trained.remarks],
+    )
 
 
 def _describe(out: Path, trained: TrainedModel) -> dict[str, Any]:

@@ -77,6 +77,21 @@ class Printer:
         """Print one JSON object on a line of its own."""
         self._write(_encoded(value))
 
+    def result(self, value: Any, *lines: str) -> None:
+        """Print one JSON object, or for people these lines."""
+        if self.json:
+            self.object(value)
+            return
+        for line in lines:
+            self.line(line)
+
+    def figures(self, event: str, figures: Mapping[str, Any], sentence: str) -> None:
+        """Print one event with its figures, or for people with a sentence."""
+        if self.json:
+            self.event(event, **figures)
+        else:
+            self.event(event, detail=sentence)
+
     def line(self, text: str) -> None:
         """Print a line for people, without control characters."""
         self._write(visible(text))

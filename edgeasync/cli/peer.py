@@ -4,6 +4,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from edgeasync.cli.device import hang_of, state_folder
 from edgeasync.cli.output import Printer
 from edgeasync.cli.serving import serve
 from edgeasync.cli.under_systemd import find_notifier
@@ -57,7 +58,7 @@ class _Command:
         self._printer = printer
         self._notifier = find_notifier()
         self._device_id = self._section.device_id or default_device_id()
-        self._state = Path(self._section.state or f"~/.local/state/edgeasync/{self._device_id}").expanduser()
+        self._state = state_folder(self._section)
         self._dataset = load(data)
         try:
             self._model = make_model(self._settings, self._dataset, load_graph_apart)
@@ -80,11 +81,9 @@ class _Command:
                 write_trained(self._out, peer, self._model.forward)
         finally:
             folder.close()
-        if self._printer.json:
-            self._printer.event("stopped", reason=reason, **_numbers(peer))
-        else:
-            written = "" if self._out is None else f"; {self._out} is written"
-            self._printer.event("stopped", detail=f"{reason}: {_work_done(peer)}{written}")
+        written = "" if self._out is None else f"; {self._out} is written"
+        sentence = f"{reason}: {_work_done(peer)}{written}"
+        self._printer.figures("stopped", {"reason": reason, **_figures(peer)}, sentence)
 
     def _make(self, folder: DeviceFolder) -> Peer:
         """Open the state folder for another start, and return that start's peer."""
@@ -115,18 +114,13 @@ class _Command:
             self._printer.event(report.event, detail=detail)
 
     def _tell_of_progress(self) -> None:
-        if self._printer.json:
-            self._printer.event("progress", **_numbers(self._peer))
-        else:
-            self._printer.event("progress", detail=_work_done(self._peer))
+        self._printer.figures("progress", _figures(self._peer), _work_done(self._peer))
 
     def _hangs(self) -> str:
-        stalled_s = self._peer.stalled_s()
-        limit_s = self._section.progress_s + self._section.step_s_min
-        return f"hangs: no local step for {stalled_s:.0f} s" if stalled_s > limit_s else ""
+        return hang_of(self._peer.stalled_s(), self._section)
 
 
-def _numbers(peer: Peer) -> dict[str, int | float | None]:
+def _figures(peer: Peer) -> dict[str, int | float | None]:
     return {
         "steps": peer.steps_total,
         "rounds": peer.times.rounds,

@@ -42,16 +42,13 @@ def replay_run(
 
 
 def _print_beginning(beginning: Beginning, printer: Printer) -> None:
-    if printer.json:
-        printer.object(beginning)
-        return
     gone = "; what came before is gone, or does not lead here" if beginning.entry else ""
-    printer.line(
+    printer.result(
+        beginning,
         f"from {beginning.checkpoint}: entry {beginning.entry}, version {beginning.version}, "
-        f"lineage {beginning.lineage}{gone}"
+        f"lineage {beginning.lineage}{gone}",
+        *[f"note: {remark}" for remark in beginning.remarks],
     )
-    for remark in beginning.remarks:
-        printer.line(f"note: {remark}")
 
 
 def _print_line(line: Line, printer: Printer) -> None:

@@ -65,12 +65,11 @@ def print_service_status(kind: str, name: str | None, printer: Printer) -> None:
     status = _systemd(place).status(unit.file)
     state, said = status.get("ActiveState", "unknown"), status.get("StatusText", "")
     restarts, pid = int(status.get("NRestarts") or 0), int(status.get("MainPID") or 0)
-    if printer.json:
-        printer.object({"unit": unit.file, "state": state, "status": said, "restarts": restarts, "pid": pid})
-        return
-    printer.line(f"{unit.file}: {state}, {restarts} restarts" + (f", process {pid}" if pid else ""))
-    if said:
-        printer.line(said)
+    printer.result(
+        {"unit": unit.file, "state": state, "status": said, "restarts": restarts, "pid": pid},
+        f"{unit.file}: {state}, {restarts} restarts" + (f", process {pid}" if pid else ""),
+        *filter(None, [said]),
+    )
 
 
 def show_logs(kind: str, name: str | None, lines: int, *, follow: bool) -> None:
@@ -92,10 +91,10 @@ def upgrade_service(kind: str, source: str, name: str | None, timeout_s: float, 
         environments, lambda: environments.make(source, extras), unit, _systemd(place), limit_s=timeout_s
     )
     new = environments.current
-    if printer.json:
-        printer.object({"unit": unit.file, "environment": str(new), "kept": str(old)})
-    else:
-        printer.line(f"{unit.file} runs from {new}; the old environment stays in {old}")
+    printer.result(
+        {"unit": unit.file, "environment": str(new), "kept": str(old)},
+        f"{unit.file} runs from {new}; the old environment stays in {old}",
+    )
 
 
 def bundle_wheels(
@@ -106,11 +105,11 @@ def bundle_wheels(
     version: Python = _one_of("--python", python, get_args(Python))
     files = make_bundle(source, board, version, out, extras=extras)
     nbytes = sum(file.stat().st_size for file in files)
-    if printer.json:
-        printer.object({"folder": str(out), "files": [file.name for file in files], "bytes": nbytes})
-        return
-    printer.line(f"{out}: {len(files)} files, {nbytes / 2**20:,.1f} MiB")
-    printer.line(f"next: carry it to the board, and there: sudo sh {out.name}/install.sh agent FILE.toml")
+    printer.result(
+        {"folder": str(out), "files": [file.name for file in files], "bytes": nbytes},
+        f"{out}: {len(files)} files, {nbytes / 2**20:,.1f} MiB",
+        f"next: carry it to the board, and there: sudo sh {out.name}/install.sh agent FILE.toml",
+    )
 
 
 def _find(kind: str, name: str | None, root: Path) -> tuple[Unit, Place]:
@@ -133,10 +132,7 @@ def _one_of(what: str, word: str, known: Sequence[Word]) -> Word:
 
 
 def _tell(printer: Printer, unit: Unit, done: str, files: list[Path], nothing: str) -> None:
-    if printer.json:
-        printer.object({"unit": unit.file, done: [str(file) for file in files]})
-        return
-    for file in files:
-        printer.line(f"{done}: {file}")
-    if not files:
-        printer.line(f"{unit.file}: {nothing}")
+    printer.result(
+        {"unit": unit.file, done: [str(file) for file in files]},
+        *([f"{done}: {file}" for file in files] or [f"{unit.file}: {nothing}"]),
+    )

@@ -27,6 +27,8 @@ from edgeasync.policies.catalogue import catalogue
 
 ROOT = Path(__file__).parents[2]
 EVENTS = (ROOT / "docs/hub/events.md").read_text("utf-8")
+RUNNING = "hub` and `edgeasync agent"
+PRINTS = re.compile(r"(self\._)?printer\.(event|figures)")
 JSON = (ROOT / "docs/reference/json.md").read_text("utf-8")
 
 
@@ -37,11 +39,11 @@ def first_cells(heading):
 
 
 def printed(name):
-    """Return event -> keys of every `printer.event` in a module of the command line."""
+    """Return event -> keys of every `printer.event`, or `printer.figures`, in a module of the command line."""
     tree = ast.parse((ROOT / f"edgeasync/cli/{name}.py").read_text("utf-8"))
     found = {}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("printer.event", "self._printer.event"):
+        if isinstance(node, ast.Call) and PRINTS.fullmatch(ast.unparse(node.func)):
             event = node.args[0]
             if isinstance(event, ast.Constant):
                 found.setdefault(event.value, set()).update(key.arg for key in node.keywords if key.arg)
@@ -75,12 +77,14 @@ def test_keys_of_events_are_in_the_tables_of_json(module):
 
 
 @pytest.mark.parametrize(
-    ("module", "function"),
-    [("model", "build_model"), ("model", "inspect_model"), ("model", "check_model"), ("model", "_describe"),
-     ("demo", "run_demo")],
+    ("heading", "module", "function"),
+    [("model", "model", "build_model"), ("model", "model", "inspect_model"), ("model", "model", "check_model"),
+     ("export", "model", "_describe"), ("demo", "demo", "run_demo"),
+     (RUNNING, "hub", "_print_end"),
+     (RUNNING, "agent", "run"), (RUNNING, "agent", "_tell_of_progress"), (RUNNING, "agent", "_figures"),
+     (RUNNING, "peer", "run"), (RUNNING, "peer", "_figures")],
 )  # fmt: skip
-def test_keys_of_objects_stand_under_their_command(module, function):
-    heading = {"_describe": "export", "run_demo": "demo"}.get(function, "model")
+def test_keys_of_objects_stand_under_their_command(heading, module, function):
     section = JSON.partition(f"\n## `edgeasync {heading}`\n")[2].partition("\n## ")[0]
     tree = ast.parse((ROOT / f"edgeasync/cli/{module}.py").read_text("utf-8"))
     (body,) = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == function]

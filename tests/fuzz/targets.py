@@ -44,7 +44,7 @@ from edgeasync.sdk.history import History
 from edgeasync.training.graph_check import check_graph
 from tests.support.coded import flat
 from tests.support.graphs import forward_model
-from tests.support.keyed import Recorder, ask, client, start_hub
+from tests.support.keyed import Proxy, ask, client, start_hub
 from tests.support.processes import PATIENCE_S, Commands
 from tests.support.write_formats import FOLDER, make_messages
 
@@ -375,9 +375,9 @@ class Handshake(Target):
 
     def _record(self):
         hub = self._keys.pair().public
-        with Recorder(self.port) as recorder, client(recorder.address, self._pair, hub) as device:
+        with Proxy(self.port) as proxy, client(proxy.address, self._pair, hub) as device:
             device.join("pi-1")
-        return [bytes(recorder.recorded)]
+        return [bytes(proxy.recorded)]
 
     def attempt(self, content):
         assert not self.hub.ended, f"one of the last cases ended the hub: {self.hub}"

@@ -18,8 +18,9 @@ from edgeasync.runtime.doctor import examine as doctor
 from edgeasync.runtime.doctor import training
 from edgeasync.runtime.doctor.machine import judge_system
 from tests.support.command_line import ACCESS, run_command
+from tests.support.keyed import start_hub
 from tests.support.machine import BOARD, write
-from tests.support.processes import free_address, without_rights, write_data
+from tests.support.processes import Commands, free_address, without_rights, write_data
 
 pytestmark = pytest.mark.process
 
@@ -57,8 +58,6 @@ class Device:
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory):
     """Yield the address of a hub without keys."""
-    from tests.support.processes import Commands  # noqa: PLC0415 - of the module, not of a test
-
     with Commands(tmp_path_factory.mktemp("hub")) as commands:
         yield commands.hub(commands.settings())[1]
 
@@ -88,6 +87,10 @@ def test_what_people_read(device):
 
 def plant(files):
     return lambda device, _: write(device.root, files) and ()
+
+
+def patch(owner, name, value):
+    return lambda _, request: request.getfixturevalue("monkeypatch").setattr(owner, name, value)
 
 
 def no_file(device, _):
@@ -131,8 +134,7 @@ def another_program(device, request):
 
 def a_hub_with_keys(device, request):
     commands = request.getfixturevalue("commands")
-    HubKeys.init(commands.folder / "keys")
-    _, device.address = commands.hub(commands.settings(name="keyed"), "--keys", commands.folder / "keys")
+    _, device.address = start_hub(commands, HubKeys.init(commands.folder / "keys"))
 
 
 def a_state_that_is_a_file(device, _):
@@ -155,27 +157,8 @@ def identity(**differs):
     return lambda device, _: write(device.state, {"identity.json": json.dumps(known)}) and ()
 
 
-def no_onnxruntime(device, request):
-    def find(name):
-        return None if name == "onnxruntime" else "1"
-
-    request.getfixturevalue("monkeypatch").setattr(doctor, "find_version", find)
-
-
 def no_gpu(device, _):
     return ("--provider", "cuda")
-
-
-def slow_sync(device, request):
-    request.getfixturevalue("monkeypatch").setattr(doctor, "time_sync", lambda _: 1.25)
-
-
-def no_clock(device, request):
-    request.getfixturevalue("monkeypatch").setattr(time, "time", lambda: 86_400.0)
-
-
-def slow_step(device, request):
-    request.getfixturevalue("monkeypatch").setattr(training, "_time_steps", lambda _: 31.0)
 
 
 FAULTS = {
@@ -202,19 +185,26 @@ FAULTS = {
     "read-only card": (
         plant({"proc/self/mounts": "/dev/root / ext4 ro 0 0\n"}), "disk", "fail", "read-only", "remount",
     ),
-    "slow card": (slow_sync, "disk", "warn", "a sync takes 1250 ms", "faster card"),
+    "slow card": (
+        patch(doctor, "time_sync", lambda _: 1.25), "disk", "warn", "a sync takes 1250 ms", "faster card",
+    ),
     "old processor": (
         plant({"proc/cpuinfo": "flags\t: sse\nFeatures\t: fp\n"}), "processor", "warn", "without a", "slow steps",
     ),
-    "clock": (no_clock, "clock", "warn", "was never set", "timedatectl"),
-    "no wheel": (no_onnxruntime, "packages", "fail", "cannot be imported: onnxruntime", "install edgeasync again"),
+    "clock": (patch(time, "time", lambda: 86_400.0), "clock", "warn", "was never set", "timedatectl"),
+    "no wheel": (
+        patch(doctor, "find_version", lambda name: None if name == "onnxruntime" else "1"),
+        "packages", "fail", "cannot be imported: onnxruntime", "install edgeasync again",
+    ),
     "no GPU": (no_gpu, "provider", "warn", "CPU computes, no cuda", "onnxruntime-gpu"),
     "no data": (no_file, "data", "fail", "no such file", "give the path"),
     "NaN": (damaged_data, "data", "fail", "readings.npz", ""),
     "other data": (unfit_data, "step", "fail", "the data has examples of shape", "give such data"),
     "no graph": (a_model_that_is_none, "step", "fail", "onnxruntime cannot load the graph", ""),
     "forward": (a_forward_model, "step", "fail", "is no training graph", "edgeasync model build"),
-    "slow": (slow_step, "step", "warn", "a step takes 31.0 s", "micro_batch_size"),
+    "slow": (
+        patch(training, "_time_steps", lambda _: 31.0), "step", "warn", "a step takes 31.0 s", "micro_batch_size",
+    ),
     "no hub": (no_hub, "hub", "fail", "refused, nothing listens there", "start the hub"),
     "no name": (an_unknown_name, "hub", "fail", "the name is unknown", "DNS"),
     "no key beyond": (a_hub_beyond_without_a_key, "hub", "fail", "is beyond this machine", "keys enrol"),
@@ -275,13 +265,12 @@ def test_a_state_that_this_user_may_not_look_into_has_its_line(commands):
 
 def test_a_device_with_its_key_asks_as_itself(commands, device):
     keys = HubKeys.init(commands.folder / "keys")
-    _, address = commands.hub(commands.settings(name="keyed"), "--keys", commands.folder / "keys")
-    token = keys.issue_token("pi-1", (address,), time.time()).text()
+    _, device.address = start_hub(commands, keys)
+    token = keys.issue_token("pi-1", (device.address,), time.time()).text()
     agent = commands.start(
         "agent", "--enrol", token, "--data", device.data, "--state", device.state, "--device-id", "pi-1", "--json"
     )
     agent.wait_for("joined")
-    device.address = address
     _, lines = device.examine()
     assert lines["key"]["detail"] == "the hub lets this device's key in"
     assert lines["state"]["level"] == "warn"  # its agent runs

@@ -60,9 +60,7 @@ def test_trainers_of_ones_own_end_after_their_rounds(tmp_path):
             self.parameters += 0.1 * (self.to - self.parameters)
             return StepResult(loss=None, examples=1)
 
-    first = {
-        name: np.zeros(view.shape, np.float32) for name, view in Pull.spec.views(np.zeros(4, np.float32)).items()
-    }
+    first = Pull.spec.views(np.zeros(4, np.float32))
     trainers = [Pull(np.float32(to)) for to in (-1.0, 1.0, 3.0)]
     run = train(first, trainers, topology="ring", until=Stop(updates=90), settings=FAST, run=tmp_path / "run")
     assert np.allclose(next(iter(run.arrays.values())), 1.0, atol=0.5)
@@ -99,9 +97,7 @@ def test_a_trainer_that_fails_ends_all():
         def step(self):
             raise ZeroDivisionError("on purpose")
 
-    first = {
-        name: np.zeros(view.shape, np.float32) for name, view in Fails.spec.views(np.zeros(4, np.float32)).items()
-    }
+    first = Fails.spec.views(np.zeros(4, np.float32))
     with pytest.raises(ZeroDivisionError, match="on purpose"):
         train(first, [Fails(), Fails()], topology="ring", until=Stop(updates=10))
 
@@ -166,6 +162,8 @@ classes = 3
 
 @pytest.fixture
 def settings(tmp_path):
+    """Write the list of two peers, and their settings; return the name of that file."""
+    write_list(tmp_path, [0, 1])
     (tmp_path / "agent.toml").write_text(SETTINGS)
     return "agent.toml"
 
@@ -175,7 +173,6 @@ def agent_flags(number, data):
 
 
 def test_two_commands_average_and_write_their_models(commands, tmp_path, settings):
-    write_list(tmp_path, [0, 1])
     agents = [
         commands.start(
             "agent", settings, *agent_flags(number, commands.data(f"{number}.npz")), "--json",
@@ -199,7 +196,6 @@ def test_an_onnx_model_goes_in_and_a_trained_one_comes_out(commands, tmp_path, s
     """A second start resumes its own model, and takes the steps that are left; the other peer never comes."""
     onnx_file = tmp_path / "model.onnx"
     onnx_file.write_bytes(to_onnx(Sequential(Linear(8, 3)), (8,)).SerializeToString())
-    write_list(tmp_path, [0, 1])
     flags = (
         settings, "--topology", "all_to_all", "--model", onnx_file, "--out", "trained.onnx", "--json",
         *agent_flags(0, commands.data("data.npz")),
@@ -228,8 +224,7 @@ def test_an_onnx_model_goes_in_and_a_trained_one_comes_out(commands, tmp_path, s
         (("--topology", "circle"), "topology"),
     ],
 )
-def test_mistakes_of_the_command(commands, tmp_path, settings, flags, hint):
-    write_list(tmp_path, [0, 1])
+def test_mistakes_of_the_command(commands, settings, flags, hint):
     data = commands.data("data.npz")
     mistake(commands, CONFIG, hint, arguments=("agent", settings, *agent_flags(0, data), *flags))
 
@@ -242,7 +237,6 @@ def test_mistakes_of_the_command(commands, tmp_path, settings, flags, hint):
     ],
 )
 def test_what_a_settings_file_asks_for_in_vain_is_refused(commands, tmp_path, settings, said, hint):
-    write_list(tmp_path, [0, 1])
     with (tmp_path / settings).open("a") as file:
         file.write(said)
     mistake(commands, CONFIG, hint, arguments=("agent", settings, *agent_flags(0, commands.data("data.npz"))))

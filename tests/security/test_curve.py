@@ -26,8 +26,7 @@ from edgeasync.runtime.zap import ENDPOINT, ZapHandler
 from tests.support.command_line import ACCESS, NO_HUB, assert_told
 from tests.support.keyed import (
     PATIENCE_MS,
-    Cutting,
-    Recorder,
+    Proxy,
     ask,
     client,
     denied,
@@ -92,11 +91,11 @@ def test_what_was_recorded_counts_no_second_time(commands, keys):
     pair = enrolled(keys)
     _, address = start_hub(commands, keys)
     port = int(address.rpartition(":")[2])
-    with Recorder(port) as recorder, client(recorder.address, pair, keys.pair().public) as device:
+    with Proxy(port) as proxy, client(proxy.address, pair, keys.pair().public) as device:
         assert is_welcome(device.join("pi-1"))
     before = accepted(address, keys)
     with socket.create_connection(("127.0.0.1", port)) as again:
-        again.sendall(bytes(recorder.recorded))
+        again.sendall(bytes(proxy.recorded))
         read_to_end(again)
     counts = until(lambda: ask(address, keys)["denied"], "the recorded bytes denied")
     assert counts == {"protocol": 1}
@@ -303,16 +302,16 @@ def test_a_handshake_that_breaks_says_nothing_about_keys(commands, keys):
     pair = enrolled(keys)
     _, address = start_hub(commands, keys)
     port = int(address.rpartition(":")[2])
-    with Cutting(port, GREETING_BYTES) as proxy:
+    with Proxy(port, GREETING_BYTES) as proxy:
         keyed_state(commands, "pi-1", pair, keys.pair().public, proxy.address)
         assert commands.agent(proxy.address, "pi-1").wait_for("joined")
         assert proxy.cut == 1
-    with Cutting(port, GREETING_BYTES) as proxy:
+    with Proxy(port, GREETING_BYTES) as proxy:
         token = keys.issue_token("pi-2", (proxy.address,), time.time()).text()
         assert commands.agent(proxy.address, "pi-2", "--enrol", token).wait_for("joined")
         assert proxy.cut == 1
     # The second connection asks how the hub secures connections.
-    with Cutting(port, GREETING_BYTES, HANDSHAKE_BYTES, HANDSHAKE_BYTES) as proxy:
+    with Proxy(port, GREETING_BYTES, HANDSHAKE_BYTES, HANDSHAKE_BYTES) as proxy:
         assert fetch_status(proxy.address, PATIENCE_S, keys.folder)["devices"]
         assert proxy.cut == 2
 

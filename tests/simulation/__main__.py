@@ -16,9 +16,10 @@ from typing import NamedTuple
 
 from edgeasync.simulation.faults import FaultPlan
 from tests.support.harness import run, shrink
-from tests.support.mutants import MUTANTS, PLANTED_SEEDS_FILE, PLANTED_SEEDS_MAX, planted
+from tests.support.mutants import MUTANTS
 from tests.support.peer_harness import run_peers, shrink_peers
-from tests.support.peer_mutants import PEER_MUTANTS, PEER_SEEDS_FILE, PEER_SEEDS_MAX
+from tests.support.peer_mutants import PEER_MUTANTS
+from tests.support.planting import Mutants
 
 FAILURES_SHOWN = 3
 """Failing seeds that are cut down and printed; the others are only counted."""
@@ -35,13 +36,11 @@ class Simulator(NamedTuple):
     shrink: Callable
     totals: tuple
     kind: str
-    mutants: dict
-    planted_seeds_file: Path
-    planted_seeds_max: int
+    mutants: Mutants
 
 
-HUB = Simulator(run, shrink, TOTALS, "policy", MUTANTS, PLANTED_SEEDS_FILE, PLANTED_SEEDS_MAX)
-PEERS = Simulator(run_peers, shrink_peers, PEER_TOTALS, "topology", PEER_MUTANTS, PEER_SEEDS_FILE, PEER_SEEDS_MAX)
+HUB = Simulator(run, shrink, TOTALS, "policy", MUTANTS)
+PEERS = Simulator(run_peers, shrink_peers, PEER_TOTALS, "topology", PEER_MUTANTS)
 
 
 def commit():
@@ -71,13 +70,13 @@ def describe(simulator, result):
 
 def find_planted(simulator):
     """Write down the first seed that notices each planted bug; return 1 if there is none for one of them."""
-    found = {}
-    for name in simulator.mutants:
-        with planted(name, simulator.mutants):
-            seeds = range(simulator.planted_seeds_max)
+    found, mutants = {}, simulator.mutants
+    for name in mutants.changes:
+        with mutants.planted(name):
+            seeds = range(mutants.seeds_max)
             found[name] = next((seed for seed in seeds if simulator.run(seed).failure), None)
         print(f"{found[name]!s:>4} {name}", flush=True)
-    simulator.planted_seeds_file.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+    mutants.seeds_file.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
     return int(None in found.values())
 
 

@@ -31,7 +31,7 @@ from edgeasync.simulation.faults import (
 from edgeasync.simulation.injector import FaultInjector
 from edgeasync.simulation.link_faults import LinkFaults
 from tests.support.harness import FAULTS_S, run, shrink
-from tests.support.mutants import MUTANTS, PLANTED_SEEDS, PLANTED_SEEDS_MAX, planted
+from tests.support.mutants import MUTANTS
 from tests.support.size import repetitions
 from tests.support.world import EXACT, POLICIES, World
 
@@ -78,19 +78,18 @@ def test_a_run_without_faults_is_well():
 # -- the test of the test --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.parametrize("name", MUTANTS.changes)
 def test_a_planted_bug_is_noticed(name):
-    with planted(name):
-        assert any(run(seed).failure for seed in (PLANTED_SEEDS[name], *range(PLANTED_SEEDS_MAX)))
+    assert MUTANTS.is_noticed(name, run)
 
 
 def test_the_known_seed_of_every_planted_bug_is_written_down():
-    assert PLANTED_SEEDS.keys() == MUTANTS.keys()
-    assert max(PLANTED_SEEDS.values()) < PLANTED_SEEDS_MAX
+    assert MUTANTS.seeds().keys() == MUTANTS.changes.keys()
+    assert max(MUTANTS.seeds().values()) < MUTANTS.seeds_max
 
 
 def test_what_was_planted_is_gone_again():
-    with planted("an answer leaves before the sync"):
+    with MUTANTS.planted("an answer leaves before the sync"):
         assert run(0).failure
     assert_well(run(0))
 
@@ -102,7 +101,7 @@ def test_a_failing_plan_is_cut_down_to_what_breaks():
     assert shrink(0, plan, lambda plan: needed in plan.faults) == FaultPlan.of([needed])
     both = shrink(0, plan, lambda plan: needed in plan.faults and other in plan.faults)
     assert set(both.faults) == {needed, other}
-    with planted("a duplicate is applied again"):
+    with MUTANTS.planted("a duplicate is applied again"):
         found = next(result for result in map(run, range(100)) if result.failure)
         smaller = shrink(found.seed, found.plan)
         assert run(found.seed, smaller).failure

@@ -15,10 +15,9 @@ from edgeasync.protocol.peer_messages import (
     RoundId,
     RoundMember,
 )
-from tests.support.mutants import planted
 from tests.support.peer_faults import Rogue
 from tests.support.peer_harness import meet_in_a_round, run_peers, shrink_peers
-from tests.support.peer_mutants import PEER_MUTANTS, PEER_SEEDS_MAX, peer_seeds
+from tests.support.peer_mutants import PEER_MUTANTS
 from tests.support.peer_world import REFUSED_KINDS_MAX, SETTINGS, VALUE_BYTES, World, on_the_wire
 from tests.support.size import repetitions
 
@@ -38,20 +37,19 @@ def test_the_same_seed_of_peers_gives_the_same_run():
     assert run_peers(3).trace != run_peers(4).trace
 
 
-@pytest.mark.parametrize("name", PEER_MUTANTS)
+@pytest.mark.parametrize("name", PEER_MUTANTS.changes)
 def test_a_bug_planted_in_a_peer_is_noticed(name):
-    with planted(name, PEER_MUTANTS):
-        assert any(run_peers(seed).failure for seed in (peer_seeds()[name], *range(PEER_SEEDS_MAX)))
+    assert PEER_MUTANTS.is_noticed(name, run_peers)
 
 
 def test_the_known_seed_of_every_bug_in_a_peer_is_written_down():
-    assert peer_seeds().keys() == PEER_MUTANTS.keys()
-    assert max(peer_seeds().values()) < PEER_SEEDS_MAX
+    assert PEER_MUTANTS.seeds().keys() == PEER_MUTANTS.changes.keys()
+    assert max(PEER_MUTANTS.seeds().values()) < PEER_MUTANTS.seeds_max
 
 
 def test_a_failing_plan_of_peers_is_cut_down():
-    with planted("a corrupt payload counts", PEER_MUTANTS):
-        seed = peer_seeds()["a corrupt payload counts"]
+    with PEER_MUTANTS.planted("a corrupt payload counts"):
+        seed = PEER_MUTANTS.seeds()["a corrupt payload counts"]
         plan = shrink_peers(seed, run_peers(seed).plan)
         assert 0 < len(plan.faults) < len(run_peers(seed).plan.faults)
         assert run_peers(seed, plan).failure
@@ -65,8 +63,7 @@ def calm(count, topology="ring", **changes):
     """Return peers on good links that have completed their first round together, and its name."""
     settings = msgspec.structs.replace(SETTINGS, codec="exact", **changes)
     world = World(1, count, topology=topology, values=5 * 8 * count, settings=settings)
-    for device in world.devices.values():
-        device.start()
+    world.start()
     assert meet_in_a_round(world, set(world.names), 5.0)
     return world, world.completed(world.names[0])
 
@@ -109,8 +106,7 @@ def test_nothing_is_sent_twice_on_links_so_slow_that_a_piece_takes_longer_than_a
     )
     world = World(1, 3, topology="all_to_all", values=600, settings=settings)
     world.bytes_per_s = 4000
-    for device in world.devices.values():
-        device.start()
+    world.start()
     assert meet_in_a_round(world, set(world.names), 20.0)
     whole = world.completed("peer-0")
     assert {device.sent_bytes[whole] for device in world.devices.values()} == {2 * 600 * VALUE_BYTES}
@@ -172,8 +168,7 @@ def test_a_peer_alone_trains_on_and_is_in_the_next_round_of_another():
 def test_a_round_is_due_after_steps_if_times_do_not_say_so():
     settings = msgspec.structs.replace(SETTINGS, round_every_s=None)
     world = World(0, 3, settings=settings)
-    for device in world.devices.values():
-        device.start()
+    world.start()
     world.pass_time(5.0)
     assert not world.checks.applied
     world.devices["peer-0"].handle(RoundDue())

@@ -126,48 +126,14 @@ def begin_push(device, welcome, *, pieces):
         device.say(Piece(1, 0, wire.checksum(payload[:8])), payload[:8])
 
 
-class Recorder:
-    """A TCP proxy that keeps what goes to the hub."""
+class Proxy:
+    """A TCP proxy that keeps what goes to the hub.
 
-    def __init__(self, port):
-        self.recorded = bytearray()
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self._hub = socket.create_connection(("127.0.0.1", port))
-        self.address = f"tcp://127.0.0.1:{self._server.getsockname()[1]}"
-        self._threads = [threading.Thread(target=self._serve)]
-        self._threads[0].start()
-
-    def _serve(self):
-        self._device, _ = self._server.accept()
-        down = threading.Thread(target=self._pump, args=(self._hub, self._device, None))
-        down.start()
-        self._pump(self._device, self._hub, self.recorded)
-        down.join()
-
-    def _pump(self, source, target, keep):
-        with contextlib.suppress(OSError):
-            while data := source.recv(4096):
-                if keep is not None:
-                    keep.extend(data)
-                target.sendall(data)
-        for each in (source, target):
-            with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self._threads[0].join(PATIENCE_S)
-        for each in (self._server, self._hub, self._device):
-            each.close()
-
-
-class Cutting:
-    """A TCP proxy that cuts the first connections, each after this number of bytes from the hub, and no others."""
+    It cuts the first connections, each after this number of bytes from the hub, and no others.
+    """
 
     def __init__(self, port, *after_bytes):
-        self.cut = 0
+        self.recorded, self.cut = bytearray(), 0
         self._port, self._after_bytes = port, [*after_bytes]
         self._server = socket.create_server(("127.0.0.1", 0))
         self.address = f"tcp://127.0.0.1:{self._server.getsockname()[1]}"
@@ -185,12 +151,13 @@ class Cutting:
                 hub = socket.create_connection(("127.0.0.1", self._port))
                 self._open += [device, hub]
                 left_bytes = self._after_bytes.pop(0) if self._after_bytes else 1 << 40
-                self._start(self._pump, device, hub, 1 << 40)
-                self._start(self._pump, hub, device, left_bytes)
+                self._start(self._pump, device, hub, 1 << 40, self.recorded)
+                self._start(self._pump, hub, device, left_bytes, bytearray())
 
-    def _pump(self, source, target, left_bytes):
+    def _pump(self, source, target, left_bytes, recorded):
         with contextlib.suppress(OSError):
             while data := source.recv(min(4096, left_bytes)):
+                recorded.extend(data)
                 target.sendall(data)
                 left_bytes -= len(data)
             self.cut += not left_bytes

@@ -1,16 +1,6 @@
-"""Bugs planted in the product, to see whether the checkers would notice: a test of the test.
+"""Bugs to plant in the hub and in a device, and on their way to the disk."""
 
-A mutant is a method with a few words changed. It names the words. So if the code has changed and they are gone, it
-fails as loudly as a mutant that is not noticed.
-"""
-
-import inspect
-import json
-import textwrap
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 
 from edgeasync.core.arrays.hub_model import Model
 from edgeasync.core.device.pending_push import PendingPush
@@ -30,27 +20,9 @@ from edgeasync.durable.history_file import HistoryFile
 from edgeasync.durable.history_writer import HistoryWriter
 from edgeasync.durable.journal import JournalWriter, _Walk
 from edgeasync.durable.run import Run
+from tests.support.planting import Change, Mutants
 
-PLANTED_SEEDS_FILE = Path(__file__).with_name("planted_seeds.json")
-
-PLANTED_SEEDS = json.loads(PLANTED_SEEDS_FILE.read_text("utf-8"))
-"""A seed that notices each bug, to be tried first. `python -m tests.simulation --planted` looks for them."""
-
-PLANTED_SEEDS_MAX = 200
-"""How many seeds may pass before a planted bug is noticed."""
-
-
-@dataclass(frozen=True)
-class Change:
-    """Words of a method, or of a function as a module knows it, and the words that replace them."""
-
-    owner: type | ModuleType
-    method: str
-    old: str
-    new: str
-
-
-MUTANTS = {
+CHANGES = {
     "a duplicate is applied again": (
         Change(HubCore, "_on_push_arrived", "push.seq <= member.seq_last", "push.seq < member.seq_last"),
         Change(HubCore, "_check_sequence", "push.seq != member.seq_last + 1", "push.seq > member.seq_last + 1"),
@@ -198,29 +170,4 @@ MUTANTS = {
     ),
 }  # fmt: skip
 
-
-def _mutated(owner, method, changes):
-    function = inspect.unwrap(vars(owner)[method])
-    known = function.__globals__
-    source = textwrap.dedent(inspect.getsource(function))
-    for change in changes:
-        if source.count(change.old) != 1:
-            raise LookupError(f"{owner.__name__}.{method} has not just one {change.old!r}: correct the mutant")
-        source = source.replace(change.old, change.new)
-    names = {}
-    exec(compile(source, inspect.getsourcefile(function), "exec"), known, names)
-    return names[method]
-
-
-@contextmanager
-def planted(name, mutants=MUTANTS):
-    """Plant a bug for a while."""
-    with ExitStack() as stack:
-        methods = {}
-        for change in mutants[name]:
-            methods.setdefault((change.owner, change.method), []).append(change)
-        for (owner, method), changes in methods.items():
-            mutant = _mutated(owner, method, changes)
-            stack.callback(setattr, owner, method, vars(owner)[method])
-            setattr(owner, method, mutant)
-        yield
+MUTANTS = Mutants(CHANGES, Path(__file__).with_name("planted_seeds.json"), seeds_max=200)

@@ -68,8 +68,7 @@ def shrink_peers(seed, plan):
 
 def _live_through(world, plan, result):
     injector = Injector(world, plan.faults)
-    for device in world.devices.values():
-        device.start()
+    world.start()
     world.pass_time(FAULTS_S)
     injector.heal()
     everybody = set(world.names)

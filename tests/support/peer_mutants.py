@@ -1,6 +1,5 @@
-"""Bugs planted in the peers' core, to see whether the simulator's checkers would notice."""
+"""Bugs to plant in the peers' core."""
 
-import json
 from pathlib import Path
 
 from edgeasync.core.peer import round as round_module
@@ -9,20 +8,9 @@ from edgeasync.core.peer.machine import PeerCore
 from edgeasync.core.peer.neighbours import Neighbours
 from edgeasync.core.peer.round import Round
 from edgeasync.core.peer.transfers import IncomingPayload, OutgoingPayload
-from tests.support.mutants import Change
+from tests.support.planting import Change, Mutants
 
-PEER_SEEDS_FILE = Path(__file__).with_name("peer_planted_seeds.json")
-
-PEER_SEEDS_MAX = 100
-"""How many seeds may pass before a planted bug is noticed."""
-
-
-def peer_seeds():
-    """Return a seed that notices each bug, to be tried first."""
-    return json.loads(PEER_SEEDS_FILE.read_text("utf-8"))
-
-
-PEER_MUTANTS = {
+CHANGES = {
     # The mean.
     "a mean is applied before all segments are here": (
         Change(
@@ -102,3 +90,5 @@ PEER_MUTANTS = {
         Change(Round, "_released", "return [ReleasePayload(self.id, step, incoming=False)]", "return []"),
     ),
 }  # fmt: skip
+
+PEER_MUTANTS = Mutants(CHANGES, Path(__file__).with_name("peer_planted_seeds.json"), seeds_max=100)

@@ -351,13 +351,18 @@ class World:
         self.events = 0
         self.part = None
         self.cut = {}  # (from, to) -> until when nothing passes
-        self.bad = {}  # (from, to) -> (until when, LinkFaults)
+        self.bad = {}  # (from, to) -> (until when, Trouble)
         self.arrivals = {}
         self.latency_s = {
             (one, other): self.random.uniform(0.001, 0.008) for one in self.names for other in self.names
         }
         self.bytes_per_s = 100_000
         self.devices = {name: Device(self, name, values) for name in self.names}
+
+    def start(self):
+        """Start all devices at once."""
+        for device in self.devices.values():
+            device.start()
 
     def count_event(self):
         self.events += 1

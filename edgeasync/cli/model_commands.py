@@ -1,0 +1,79 @@
+"""The arguments of `edgeasync model build`, `inspect` and `check`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edgeasync.cli.options import Freeze, Json, Loss, Output, Target, Train, given
+from edgeasync.cli.output import Printer
+
+app = typer.Typer(no_args_is_help=True, help="Build, inspect and check training graphs of ONNX models.")
+
+ModelFile = Annotated[Path, typer.Argument(metavar="FILE.onnx", help="A forward model or a training graph.")]
+BatchSize = Annotated[int, typer.Option(min=2, max=65536, help="Examples in a step.")]
+
+
+@app.command("build")
+def model_build(
+    forward: Annotated[Path, typer.Argument(metavar="FORWARD.onnx", help="The forward model.")],
+    out: Annotated[Path, typer.Option(help="Where to write the training graph.")],
+    loss: Loss = None,
+    train: Train = None,
+    freeze: Freeze = None,
+    output: Output = None,
+    target: Target = None,
+    json: Json = False,
+) -> None:
+    """Build a training graph from a forward model. Its initial values go into a .safetensors file beside it."""
+    from edgeasync.cli.model import build_model
+
+    flags = given(loss=loss, train=train, freeze=freeze, output=output, target=target)
+    build_model(forward, flags, out, Printer(json=json))
+
+
+@app.command("inspect")
+def model_inspect(
+    file: ModelFile,
+    loss: Loss = None,
+    train: Train = None,
+    freeze: Freeze = None,
+    output: Output = None,
+    target: Target = None,
+    batch_size: BatchSize = 32,
+    json: Json = False,
+) -> None:
+    """Show what a model trains, and the arithmetic and memory of a step.
+
+    An ONNX file does not say which layers were frozen in torch (requires_grad). Name them in --freeze.
+    """
+    from edgeasync.cli.model import inspect_model
+
+    inspect_model(
+        file,
+        given(loss=loss, train=train, freeze=freeze, output=output, target=target),
+        batch_size,
+        Printer(json=json),
+    )
+
+
+@app.command("check")
+def model_check(
+    file: ModelFile,
+    loss: Loss = None,
+    train: Train = None,
+    freeze: Freeze = None,
+    output: Output = None,
+    target: Target = None,
+    batch_size: BatchSize = 8,
+    json: Json = False,
+) -> None:
+    """Check a model's gradients against finite differences of its loss."""
+    from edgeasync.cli.model import check_model
+
+    check_model(
+        file,
+        given(loss=loss, train=train, freeze=freeze, output=output, target=target),
+        batch_size,
+        Printer(json=json),
+    )
