@@ -61,6 +61,10 @@ class WorkFailed(msgspec.Struct, frozen=True, gc=False):
     reason: str
 
 
+class TrainingBegun(msgspec.Struct, frozen=True, gc=False):
+    """The trainer takes its first step: from now on a round can be proposed to this peer."""
+
+
 class RoundDue(msgspec.Struct, frozen=True, gc=False):
     """The trainer has taken the steps after which a round is due."""
 
@@ -80,4 +84,4 @@ class StopRequested(msgspec.Struct, frozen=True, gc=False):
 
 
 WorkEvent = SnapshotTaken | Encoded | Decoded | MeanApplied | WorkFailed
-PeerEvent = Received | Malformed | RoundDue | PeersChanged | StopRequested | WorkEvent
+PeerEvent = Received | Malformed | TrainingBegun | RoundDue | PeersChanged | StopRequested | WorkEvent

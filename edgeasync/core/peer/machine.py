@@ -22,6 +22,7 @@ from edgeasync.core.peer.events import (
     RoundDue,
     SnapshotTaken,
     StopRequested,
+    TrainingBegun,
     WorkEvent,
     WorkFailed,
 )
@@ -90,6 +91,7 @@ class PeerCore:
         """Who declined a round of this peer since the last one that became whole."""
         self._ping_count = 0
         self._alone = False
+        self._begun = settings.begins_ready
         self._due_s = math.inf
         self._applied_s = self._linger_until_s = -math.inf
         self._wanted = False
@@ -159,6 +161,10 @@ class PeerCore:
                 effects = self._received(event, now_s)
             case Malformed():
                 return self._refuse(event.peer, "a message that cannot be read")
+            case TrainingBegun():
+                self._begun = True
+                self._ping_at_s = now_s  # all are to know at once
+                effects = []
             case RoundDue():
                 self._wanted = True
                 if self.round is None:
@@ -199,9 +205,9 @@ class PeerCore:
         )
 
     def _ready(self, now_s: float) -> bool:
-        """Return whether a round can be proposed to this peer: its trainer must not hang."""
+        """Return whether a round can be proposed to this peer: its trainer has begun, and does not hang."""
         if not self._owed:
-            return True
+            return self._begun
         return self.round is not None and now_s < self.round.progress_s + self.settings.lease_s
 
     def _pinged(self, neighbour: Neighbour, ping: PeerPing, now_s: float) -> list[PeerEffect]:
@@ -340,7 +346,7 @@ class PeerCore:
                 effects += self._end_round(now_s)
             else:
                 effects += self._give_up("preempted", now_s)
-        if self._owed:
+        if self._owed or not self._begun:
             return effects  # the proposer repeats it
         return [*effects, *self._begin_round(proposal, now_s), Send(peer, self._ping(now_s))]
 
@@ -578,6 +584,8 @@ class PeerCore:
     def _proposes_at_s(self, now_s: float) -> float:
         """Return when this peer proposes a round: a lease later for each candidate with a lower name."""
         if self.round is not None or self._owed or self._due_s == math.inf or self._number >= ROUND_NUMBER_MAX:
+            return math.inf
+        if not self._begun:
             return math.inf
         candidates = self._candidates(now_s)
         if not candidates or self._blame.leaves_out(self.name, now_s):

@@ -13,7 +13,7 @@ class PeerSettings(msgspec.Struct, frozen=True, gc=False):
 
     A round is due `round_every_s` after the last one; with `None` only `RoundDue` says so. `codec` is used in own
     rounds, all `codecs` are known. `payload_bytes_max` bounds a whole coded model. Not more than `window_bytes` of
-    a payload are in flight.
+    a payload are in flight. Unless a peer `begins_ready`, it is in no round before `TrainingBegun`.
     """
 
     topology: Topology = "ring"
@@ -26,3 +26,4 @@ class PeerSettings(msgspec.Struct, frozen=True, gc=False):
     payload_bytes_max: int = 1 << 30
     piece_bytes: int = 1 << 16
     window_bytes: int = 1 << 19
+    begins_ready: bool = True

@@ -1,9 +1,26 @@
-from edgeasync.core.peer.events import Received
+from edgeasync.core.peer.effects import Send
+from edgeasync.core.peer.events import Received, TrainingBegun
 from edgeasync.core.peer.machine import PeerCore
 from edgeasync.core.peer.settings import PeerSettings
 from edgeasync.protocol.peer_messages import ROUND_NUMBER_MAX, PeerPing
 
 TICKS_MAX = 20
+
+
+def test_a_peer_that_has_yet_to_begin_is_in_no_round():
+    """Its model has learnt nothing: rounds with it would be over before it takes a step."""
+    settings = PeerSettings(lease_s=10.0, ping_s=2.0, round_every_s=1.0, begins_ready=False)
+    core = PeerCore("a", 1, ("b",), settings)
+    effects = core.begin(0.0)
+    core.handle(Received("b", PeerPing(1, 1, "", 0, True, ("a",))), 0.0)
+    while core.next_deadline_s < 5.0:
+        effects += core.tick(core.next_deadline_s)
+    assert [effect.message.ready for effect in effects if isinstance(effect, Send)] == [False] * 3
+    assert core.round is None
+    core.handle(TrainingBegun(), 5.0)
+    ping, proposal = [effect.message for effect in core.tick(core.next_deadline_s) if isinstance(effect, Send)]
+    assert ping.ready
+    assert proposal.round == core.round.id
 
 
 def test_a_peer_without_round_numbers_left_does_not_run_hot():
