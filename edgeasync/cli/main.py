@@ -385,7 +385,7 @@ def doctor(
 def bundle(
     out: Annotated[Path, typer.Option(help="A new folder for the wheels and install.sh.")],
     platform: Annotated[str, typer.Option(help="For which board: pi, jetson or x86.")],
-    source: Source = "edgeasync",
+    source: Source = None,
     python: Annotated[str, typer.Option(help="The board's Python: 3.11, 3.12 or 3.13.")] = "3.11",
     extras: Annotated[str, typer.Option(help="Extras to include, such as hub,zstd.")] = "",
     json: Json = False,

@@ -57,9 +57,10 @@ OperatorKeys = Annotated[
 ]
 
 Source = Annotated[
-    str,
+    str | None,
     typer.Argument(
-        help="Where edgeasync comes from: a folder of wheels, a wheel, a clone, or a name in pip's index."
+        help="Where edgeasync comes from: a folder of wheels, a wheel, a clone, or a name in pip's index "
+        "[default: the clone or wheel that this one was installed from]."
     ),
 ]
 

@@ -13,7 +13,7 @@ from edgeasync.errors import ConfigError, PluginError, StorageError
 from edgeasync.runtime.agent_settings import AgentSettings
 from edgeasync.runtime.hub_settings import HubSettings
 from edgeasync.runtime.service.bundle import Platform, Python, make_bundle
-from edgeasync.runtime.service.environments import GPU, Environments, has_gpu_package
+from edgeasync.runtime.service.environments import GPU, Environments, has_gpu_package, own_source
 from edgeasync.runtime.service.installation import Place, activate, check_program, find_unit, install, remove
 from edgeasync.runtime.service.systemd import ServiceManager, Systemd
 from edgeasync.runtime.service.unit import USER, Kind, Unit
@@ -82,13 +82,13 @@ def show_logs(kind: str, name: str | None, lines: int, *, follow: bool) -> None:
         raise StorageError(f"journalctl: {error.strerror}; the logs are in systemd's journal") from error
 
 
-def upgrade_service(kind: str, source: str, name: str | None, timeout_s: float, printer: Printer) -> None:
+def upgrade_service(kind: str, source: str | None, name: str | None, timeout_s: float, printer: Printer) -> None:
     """Run the service from a new environment."""
     unit, place = _find(kind, name, Path("/"))
-    environments = Environments(Path(sys.prefix).parent)
+    environments, wanted = Environments(Path(sys.prefix).parent), source or own_source()
     extras = ",".join(filter(None, (HUB_EXTRAS if unit.kind == "hub" else "", GPU if has_gpu_package() else "")))
     old = upgrade(
-        environments, lambda: environments.make(source, extras), unit, _systemd(place), limit_s=timeout_s
+        environments, lambda: environments.make(wanted, extras), unit, _systemd(place), limit_s=timeout_s
     )
     new = environments.current
     printer.result(
@@ -98,12 +98,12 @@ def upgrade_service(kind: str, source: str, name: str | None, timeout_s: float, 
 
 
 def bundle_wheels(
-    source: str, platform: str, python: str, out: Path, printer: Printer, *, extras: str = ""
+    source: str | None, platform: str, python: str, out: Path, printer: Printer, *, extras: str = ""
 ) -> None:
     """Make a folder of wheels."""
     board: Platform = _one_of("--platform", platform, get_args(Platform))
     version: Python = _one_of("--python", python, get_args(Python))
-    files = make_bundle(source, board, version, out, extras=extras)
+    files = make_bundle(source or own_source(), board, version, out, extras=extras)
     nbytes = sum(file.stat().st_size for file in files)
     printer.result(
         {"folder": str(out), "files": [file.name for file in files], "bytes": nbytes},

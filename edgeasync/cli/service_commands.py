@@ -90,7 +90,7 @@ def service_logs(
 @app.command("upgrade")
 def service_upgrade(
     kind: Kind,
-    source: Source = "edgeasync",
+    source: Source = None,
     name: UnitName = None,
     timeout_s: Annotated[float, typer.Option(min=1.0, max=3600.0, help="Seconds for it to come up.")] = 120.0,
     json: Json = False,

@@ -2,11 +2,13 @@
 
 import contextlib
 import importlib.metadata
+import json
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from edgeasync.errors import ConfigError, StorageError
 
@@ -90,6 +92,22 @@ def install_arguments(source: str, extras: str) -> list[str]:
     if path.exists():
         return [f"{path.resolve()}{wanted}"]
     return [re.sub(r"^[\w.-]*", rf"\g<0>{wanted}", source)]  # extras stand before a version
+
+
+def own_source() -> str:
+    """Return the clone or wheel that this edgeasync was installed from, as pip has noted it (PEP 610).
+
+    Raises `ConfigError` if it came from elsewhere. It never chooses an index by itself: a stranger may have taken
+    the name there, and root would run the stranger's code.
+    """
+    noted = importlib.metadata.distribution("edgeasync").read_text("direct_url.json")
+    url = urlsplit(json.loads(noted)["url"] if noted else "")
+    path = unquote(url.path)
+    if url.scheme != "file" or not Path(path).exists():
+        raise ConfigError(
+            "where does edgeasync come from? give a folder of wheels, a wheel, a clone, or a name in pip's index"
+        )
+    return path
 
 
 def has_gpu_package() -> bool:

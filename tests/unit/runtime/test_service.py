@@ -1,9 +1,11 @@
 """Units, their files, and a new version beside the old one: without systemd, below a folder."""
 
+import json
 import os
 import shutil
 import stat
 import subprocess
+from importlib.metadata import PathDistribution
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 from edgeasync.errors import ConfigError, HubUnreachableError, StorageError
 from edgeasync.runtime.service import bundle
 from edgeasync.runtime.service.bundle import download_arguments, make_bundle
-from edgeasync.runtime.service.environments import Environments, install_arguments
+from edgeasync.runtime.service.environments import Environments, install_arguments, own_source
 from edgeasync.runtime.service.installation import (
     Place,
     activate,
@@ -366,3 +368,17 @@ def test_a_clone_in_this_folder_is_taken_for_no_name_in_an_index(tmp_path, monke
         "edgeasync",
         str(tmp_path / "edgeasync"),
     ]
+
+
+@pytest.mark.parametrize("noted", [None, "{url}/gone", "https://example.org/edgeasync.whl", "{url}"])
+def test_without_a_source_it_is_where_this_edgeasync_was_installed_from(tmp_path, monkeypatch, noted):
+    """Never a name in an index: root runs what it brings."""
+    clone = tmp_path / "a clone"
+    clone.mkdir()
+    url = None if noted is None else json.dumps({"url": noted.format(url=clone.as_uri())})
+    monkeypatch.setattr(PathDistribution, "read_text", lambda self, name: url)
+    if noted == "{url}":
+        assert own_source() == str(clone)
+    else:
+        with pytest.raises(ConfigError, match=r"where does edgeasync come from\? give a folder of wheels"):
+            own_source()
