@@ -6,22 +6,19 @@ long a step takes.
 
 import asyncio
 import concurrent.futures
-import contextlib
-import os
-import platform
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 import zmq
 
 from edgeasync.core.arrays.device_model import DeviceModel
-from edgeasync.core.arrays.spool import HeldModel, Spool, TrainerState
+from edgeasync.core.arrays.spool import HeldModel, Spool
 from edgeasync.core.device.care import Care, CareLimits, Pace
 from edgeasync.core.device.day import Day, DayRecord
 from edgeasync.core.device.effects import Report, Stop
@@ -47,28 +44,28 @@ from edgeasync.errors import (
     ConfigError,
     ModelMismatchError,
     NoMemoryError,
-    ProtocolError,
-    StorageError,
 )
-from edgeasync.parameters import PARAMETERS_MAX, ParameterSpec, Vector, first_difference
+from edgeasync.parameters import ParameterSpec, Vector, first_difference
 from edgeasync.protocol import wire
 from edgeasync.protocol.codecs import known_stages
 from edgeasync.protocol.codecs.compressed import compressed_bytes_max
-from edgeasync.protocol.messages import DeviceProfile, Push, Welcome
+from edgeasync.protocol.messages import Push, Welcome
 from edgeasync.protocol.transfers import PIECE_BYTES_MAX
 from edgeasync.protocol.wire import Buffer
 from edgeasync.runtime.address import check_connect
 from edgeasync.runtime.awaited_step import AwaitedStep
 from edgeasync.runtime.channel import Channel
 from edgeasync.runtime.curve import FRAME_BYTES, mechanism_at, use_keys
+from edgeasync.runtime.day_keeper import DayKeeper
 from edgeasync.runtime.ending import Ending
 from edgeasync.runtime.enrolment import USED, enrol
 from edgeasync.runtime.frame_log import log_frame
 from edgeasync.runtime.graph_cache import GraphCache
-from edgeasync.runtime.machine import memory_bytes
+from edgeasync.runtime.machine import describe_machine, parameters_that_fit
 from edgeasync.runtime.reach import explain, keys_do_not_fit
 from edgeasync.runtime.sensing import Sense, SensorWatch
 from edgeasync.runtime.socket_monitor import Finding, SocketMonitor
+from edgeasync.runtime.spool_keeper import KeptSpool, SpoolKeeper
 from edgeasync.runtime.wall_clock import written
 from edgeasync.runtime.worker import Worker
 from edgeasync.training.graph_check import check_graph
@@ -77,11 +74,9 @@ from edgeasync.training.trainer import (
     AsyncTrainer,
     InterruptibleTrainer,
     ResettableTrainer,
-    ResumableTrainer,
     Trainer,
     take_local_steps,
 )
-from edgeasync.version import VERSION
 
 CLOSE_S = 1.0
 """How long a stopping agent waits for the running local step, which it interrupts; a longer one is abandoned."""
@@ -91,9 +86,6 @@ DRAWN_OUT_S = 1.0
 
 LINGER_MS = 300
 """How long a closing agent keeps sending its goodbye."""
-
-BYTES_A_PARAMETER = 16
-"""Of memory: the parameters, their base, the gradient and a payload, of four bytes each."""
 
 QUEUED_MESSAGES_MAX = 64
 """Frames that may wait for a busy agent; a hub sends 32 pieces before it waits for credit."""
@@ -106,25 +98,6 @@ MakeTrainer = Callable[[Welcome], Trainer | AsyncTrainer]
 MakeInitial = Callable[[ParameterSpec], Vector]
 Validate = Callable[[Vector], float | None]
 Result = TypeVar("Result")
-
-
-class KeptSpool(Protocol):
-    """Where an agent keeps its unanswered work: `durable.spool_file.SpoolFile` is one."""
-
-    def read(self) -> Spool | None:
-        """Return what was kept; raises `StorageError`, or `ProtocolError` for what must be put aside."""
-
-    def write(self, spool: Spool) -> None:
-        """Keep this instead; raises `StorageError`."""
-
-    def put_aside(self) -> object:
-        """Make way, and return where what was kept is now; raises `StorageError`."""
-
-    def read_model(self) -> HeldModel | None:
-        """Return the model that was kept, `None` if there is none that can be read."""
-
-    def write_model(self, held: HeldModel) -> None:
-        """Keep this model instead; raises `StorageError`."""
 
 
 class Agent:
@@ -220,7 +193,7 @@ class Agent:
         for each in self.addresses:
             check_connect(each, insecure=insecure or keys is not None)
         if parameters_max is None:
-            parameters_max = min(memory_bytes() // BYTES_A_PARAMETER, PARAMETERS_MAX) or PARAMETERS_MAX
+            parameters_max = parameters_that_fit()
         self.address = self.addresses[0]
         """The hub that is spoken to."""
         self.local_steps: int | None = None
@@ -235,10 +208,6 @@ class Agent:
         self._graphs = graphs
         self._graph_held = ""
         self._step_s_min = step_s_min
-        self._spool = spool
-        self._spool_fails = self._day_fails = False
-        self._day_file = None if bytes_per_day_max is None else day_file
-        self._trainer_state: TrainerState | None = None
         self._local = local or LocalParameters()
         self._on_report = on_report or (lambda _: None)
         self._given_context = context
@@ -285,6 +254,10 @@ class Agent:
             keeps=spool is not None,
             observe=observe,
         )
+        self._spool = None if spool is None else SpoolKeeper(spool, self._warn_from_thread)
+        self._day: DayKeeper | None = None
+        if day_file is not None and bytes_per_day_max is not None:
+            self._day = DayKeeper(day_file, core.day, self._warn_from_thread, self._fail_from_thread)
 
     def _unused(self, enrol: str | None) -> Token | None:
         """Return the token to enrol by, unless it has enrolled this device before."""
@@ -318,10 +291,8 @@ class Agent:
         if self._stopping.is_set():
             return "stopped"
         self._loop = asyncio.get_running_loop()
-        if self._day_file is not None:
-            self._engine.core.day.recall(self._day_file.read())
-            self._day_worker = Worker("day", self._fail_from_thread)
-            self._day_worker.start()
+        if self._day is not None:
+            self._day.begin()
         self._context = self._given_context or zmq.Context()
         self._worker = Worker("train", self._fail_from_thread)
         self._worker.start()
@@ -344,7 +315,8 @@ class Agent:
                     await asyncio.to_thread(self._keep_last_model)
             finally:
                 self._disconnect(LINGER_MS)
-                await asyncio.to_thread(self._keep_last_day)
+                if self._day is not None:
+                    await asyncio.to_thread(self._day.close, CLOSE_S)
                 if self._given_context is None:
                     self._context.destroy()
 
@@ -353,10 +325,11 @@ class Agent:
         if self._spool is None:
             self._do(self._begin_engine)
         else:
-            self.run_in_background(self._recall, self._begin_from)
+            self.run_in_background(self._spool.recall, lambda kept: self._begin_engine(*kept))
 
-    def _begin_engine(self) -> None:
+    def _begin_engine(self, spool: Spool | None = None, held: HeldModel | None = None) -> None:
         """Connect; only from now on the engine may be told of anything, sensors included."""
+        self._engine.recall(spool, held)
         self._engine.begin()
         if self._watch is not None:
             self._watch.begin(
@@ -633,93 +606,36 @@ class Agent:
 
         self._initial: Vector | None = None if self._make_initial is None else self._make_initial(welcome.spec)
         self._local.begin(welcome.spec, welcome.settings, self._warn_from_thread)
-        if self._trainer_state is not None and isinstance(self._trainer, ResumableTrainer):
-            try:
-                self._trainer.restore(self._trainer_state)
-            except ValueError as error:
-                self._warn_from_thread(f"the trainer begins from scratch: {error}")
-        self._trainer_state = None
+        if self._spool is not None:
+            self._spool.restore(self._trainer)
 
     # -- what outlives a power cut ---------------------------------------------------------------------------
 
-    def _recall(self) -> tuple[Spool | None, HeldModel | None]:
-        """Read what was kept before this start; whatever is wrong with that costs a warning, and no more."""
+    def keep(self, spool: Spool) -> None:
+        """Write what would be lost with the power; runs in the worker's thread."""
         assert self._spool is not None
-        held = self._spool.read_model()
-        try:
-            return self._spool.read(), held
-        except StorageError as error:
-            self._warn_from_thread(str(error))
-        except ProtocolError as error:
-            self._put_aside(str(error))
-        return None, held
-
-    def _begin_from(self, kept: tuple[Spool | None, HeldModel | None]) -> None:
-        spool, held = kept
-        if spool is not None:
-            self._trainer_state = spool.trainer
-        self._engine.recall(spool, held)
-        self._begin_engine()
+        self._spool.keep(spool, self._trainer)
 
     def keep_model(self, held: HeldModel) -> None:
-        """Write the model. If the disk fails, `keep` tells that, and the next start fetches a whole model."""
+        """Write the model; runs in the worker's thread."""
         assert self._spool is not None
-        with contextlib.suppress(StorageError):
-            self._spool.write_model(held)
+        self._spool.keep_model(held)
 
     def _keep_last_model(self) -> None:
         """Keep the model of a device that stops; its worker has ended."""
         if self._spool is not None and (held := self._engine.held_model()) is not None:
-            self.keep_model(held)
-
-    def keep(self, spool: Spool) -> None:
-        """Write what would be lost with the power; a disk that fails is told of once, until it works again."""
-        assert self._spool is not None
-        if isinstance(self._trainer, ResumableTrainer):
-            spool = msgspec.structs.replace(spool, trainer=self._trainer.state())
-        try:
-            self._spool.write(spool)
-            self._spool_fails = False
-        except StorageError as error:
-            if not self._spool_fails:
-                self._warn_from_thread(f"{error}; until then a power cut loses the unanswered update")
-            self._spool_fails = True
+            self._spool.keep_model(held)
 
     def put_aside(self, reason: str) -> None:
         """Rename what was kept, in the background, and begin from scratch."""
-        self._trainer_state = None
-        self._worker.submit(lambda: self._put_aside(reason))
-
-    def _put_aside(self, reason: str) -> None:
         assert self._spool is not None
-        try:
-            aside = self._spool.put_aside()
-        except StorageError as error:
-            self._warn_from_thread(str(error))
-        else:
-            self._warn_from_thread(f"{aside}: {reason}; put aside, and this device begins from scratch")
+        self._spool.forget_trainer()
+        self._worker.submit(partial(self._spool.put_aside, reason))
 
     def keep_day(self, record: DayRecord) -> None:
-        """Write the count in a thread of its own: the one that trains may be busy for minutes."""
-        if self._day_file is not None:
-            self._day_worker.submit(lambda: self._write_day(record))
-
-    def _write_day(self, record: DayRecord) -> None:
-        """Write the count; a disk that fails is told of once, until it works again."""
-        assert self._day_file is not None
-        try:
-            self._day_file.write(record)
-            self._day_fails = False
-        except StorageError as error:
-            if not self._day_fails:
-                self._warn_from_thread(f"{error}; until then a restart forgets bytes of the day")
-            self._day_fails = True
-
-    def _keep_last_day(self) -> None:
-        """Keep the count of a device that stops, to the byte."""
-        if self._day_file is not None and self._day_worker.close(CLOSE_S):
-            with contextlib.suppress(StorageError):
-                self._day_file.write(self._engine.core.day.record(time.monotonic()))
+        """Write the count of the day's bytes in the background."""
+        if self._day is not None:
+            self._day.keep(record)
 
     # -- work ------------------------------------------------------------------------------------------------
 
@@ -895,15 +811,3 @@ def frame_bytes_max(parameters_max: int, graph_bytes_max: int) -> int:
     """
     payload_bytes = max(compressed_bytes_max(4 * parameters_max + 64), graph_bytes_max)
     return max(wire.HEADER_BYTES_MAX, min(payload_bytes, PIECE_BYTES_MAX)) + ENCRYPTION_BYTES
-
-
-def describe_machine(examples: int, local_steps_max: int = 0) -> DeviceProfile:
-    """Return what a hub may know about this machine."""
-    return DeviceProfile(
-        machine=platform.machine()[:64],
-        cores=os.cpu_count() or 1,
-        memory_bytes=memory_bytes(),
-        examples=examples,
-        software=f"edgeasync {VERSION}",
-        local_steps_max=local_steps_max,
-    )

@@ -7,6 +7,7 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TypeVar
@@ -21,12 +22,12 @@ from edgeasync.core.peer.machine import PeerCore
 from edgeasync.core.peer.settings import PeerSettings
 from edgeasync.durable.keys import KeyPair
 from edgeasync.durable.peers_file import PeerEntry, Peers
-from edgeasync.errors import StorageError
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.protocol.codecs import payload_bytes_limit
 from edgeasync.protocol.messages import COUNT_MAX
 from edgeasync.protocol.wire import Buffer
 from edgeasync.runtime.awaited_step import AwaitedStep
+from edgeasync.runtime.disk_watch import DiskWatch
 from edgeasync.runtime.ending import Ending
 from edgeasync.runtime.model_file import save_model
 from edgeasync.runtime.peer_sockets import PeerSockets
@@ -131,9 +132,11 @@ class Peer:
         self._rounds_max = rounds_max
         self._step_s_min = step_s_min
         self._model_file = model_file
-        self._keep_fails = False
         self._kept_s = time.monotonic()
         self._on_report = on_report or (lambda _: None)
+        self._disk = DiskWatch(
+            lambda sentence: self._on_report(Report("warning", sentence)), "a restart loses what was trained"
+        )
         self._given_context = context
         self._ending = Ending("Peer")
         self._stopping = threading.Event()
@@ -474,16 +477,11 @@ class Peer:
             self._trainer.interrupt()
 
     def _keep_model(self, parameters: Vector) -> None:
-        """Write the model; a disk that fails is told of once, until it works again."""
+        """Write the model."""
         if self._model_file is None:
             return
-        try:
-            save_model(self._model_file, self._spec, parameters, lineage=self._own.name, version=self.steps_total)
-            self._keep_fails = False
-        except StorageError as error:
-            if not self._keep_fails:
-                self._on_report(Report("warning", f"{error}; until then a restart loses what was trained"))
-            self._keep_fails = True
+        save = partial(save_model, self._model_file, self._spec, parameters, lineage=self._own.name)
+        self._disk.write(lambda: save(version=self.steps_total))
 
 
 def _nothing(_: Vector) -> None:
