@@ -8,13 +8,11 @@ import asyncio
 import concurrent.futures
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
 from typing import TypeVar
 
-import msgspec
 import zmq
 
 from edgeasync.core.arrays.device_model import DeviceModel
@@ -24,6 +22,7 @@ from edgeasync.core.device.day import Day, DayRecord
 from edgeasync.core.device.effects import Report, Stop
 from edgeasync.core.device.events import (
     Connected,
+    DeviceEvent,
     Disconnected,
     PauseRequested,
     ResumeRequested,
@@ -33,40 +32,27 @@ from edgeasync.core.device.events import (
 )
 from edgeasync.core.device.machine import GRAPH_BYTES_MAX, DeviceCore
 from edgeasync.core.engine.device_engine import DeviceEngine, ObserveDevice
-from edgeasync.durable.allow_list import read_key
 from edgeasync.durable.day_file import DayFile
 from edgeasync.durable.device_keys import DeviceKeys
 from edgeasync.durable.identity import DeviceIdentity
-from edgeasync.durable.keys import KeyPair, Token, fingerprint
 from edgeasync.errors import (
-    AccessError,
-    AddressError,
-    ConfigError,
     ModelMismatchError,
     NoMemoryError,
 )
 from edgeasync.parameters import ParameterSpec, Vector, first_difference
-from edgeasync.protocol import wire
 from edgeasync.protocol.codecs import known_stages
-from edgeasync.protocol.codecs.compressed import compressed_bytes_max
 from edgeasync.protocol.messages import Push, Welcome
-from edgeasync.protocol.transfers import PIECE_BYTES_MAX
 from edgeasync.protocol.wire import Buffer
-from edgeasync.runtime.address import check_connect
 from edgeasync.runtime.awaited_step import AwaitedStep
-from edgeasync.runtime.channel import Channel
-from edgeasync.runtime.curve import FRAME_BYTES, mechanism_at, use_keys
+from edgeasync.runtime.credentials import find_credentials
 from edgeasync.runtime.day_keeper import DayKeeper
+from edgeasync.runtime.device_access import DeviceAccess
 from edgeasync.runtime.ending import Ending
-from edgeasync.runtime.enrolment import USED, enrol
-from edgeasync.runtime.frame_log import log_frame
 from edgeasync.runtime.graph_cache import GraphCache
+from edgeasync.runtime.hub_connection import HubConnection, frame_bytes_max
 from edgeasync.runtime.machine import describe_machine, parameters_that_fit
-from edgeasync.runtime.reach import explain, keys_do_not_fit
 from edgeasync.runtime.sensing import Sense, SensorWatch
-from edgeasync.runtime.socket_monitor import Finding, SocketMonitor
 from edgeasync.runtime.spool_keeper import KeptSpool, SpoolKeeper
-from edgeasync.runtime.wall_clock import written
 from edgeasync.runtime.worker import Worker
 from edgeasync.training.graph_check import check_graph
 from edgeasync.training.local_parameters import LocalParameters
@@ -83,15 +69,6 @@ CLOSE_S = 1.0
 
 DRAWN_OUT_S = 1.0
 """How often a thread that draws a step out shows that it does not hang."""
-
-LINGER_MS = 300
-"""How long a closing agent keeps sending its goodbye."""
-
-QUEUED_MESSAGES_MAX = 64
-"""Frames that may wait for a busy agent; a hub sends 32 pieces before it waits for credit."""
-
-ENCRYPTION_BYTES = 64
-"""More than a frame grows by when it is encrypted."""
 
 OnReport = Callable[[Report], None]
 MakeTrainer = Callable[[Welcome], Trainer | AsyncTrainer]
@@ -183,28 +160,19 @@ class Agent:
         observe: ObserveDevice | None = None,
         context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
     ) -> None:
-        self._pair = None if keys is None else keys.own()
-        self._keys = keys
-        self._token = self._unused(enrol)
-        self._token_denied = self._stands_still = False
-        self._knocking = knocking and self._pair is not None
-        self._knock = "" if self._pair is None else _describe_knock(self._pair, identity.device_id)
-        self.addresses = self._find_hub((address,) if isinstance(address, str) else tuple(address))
-        for each in self.addresses:
-            check_connect(each, insecure=insecure or keys is not None)
+        addresses = (address,) if isinstance(address, str) else tuple(address)
+        credentials = find_credentials(addresses, keys, enrol, knocking=knocking, insecure=insecure)
+        self.addresses = credentials.addresses
         if parameters_max is None:
             parameters_max = parameters_that_fit()
-        self.address = self.addresses[0]
-        """The hub that is spoken to."""
         self.local_steps: int | None = None
         """Local steps of every assignment, if not those that the hub assigns; `make_trainer` may set it."""
-        self.steps_total = self.bytes_up = self.bytes_down = 0
-        """Local steps taken since the start; bytes of all messages, to the hub and from it."""
+        self.steps_total = 0
+        """Local steps taken since the start."""
         self.graph: bytes | None = None
         """The training graph that the hub shipped, if it did."""
         self._make_trainer, self._make_initial = make_trainer, initial
         self._graph_bytes_max = graph_bytes_max
-        self._frame_bytes_max = frame_bytes_max(parameters_max, graph_bytes_max)
         self._graphs = graphs
         self._graph_held = ""
         self._step_s_min = step_s_min
@@ -216,16 +184,17 @@ class Agent:
         self._may_train = _set(threading.Event())
         self._watch = None if sense is None else SensorWatch(sense)
         self._awaited = AwaitedStep(self._stopping)
-        self._channel: Channel | None = None
-        self._monitor: SocketMonitor | None = None
-        self._findings: dict[str, Finding] = {}
-        """What became of the last connection to each address that did not answer, since a hub was joined."""
-        self._explaining: asyncio.Task[None] | None = None
-        self._looking: asyncio.Task[None] | None = None
-        self._shut_out: dict[str, str] = {}
-        self._cuts: Counter[str] = Counter()
-        """Why keys do not fit, by address, as long as no hub has let this device in."""
-        self._let_in = False
+        self._connection = HubConnection(
+            credentials,
+            frame_bytes_max(parameters_max, graph_bytes_max),
+            on_message=self._on_message,
+            on_connected=lambda: self._handle(Connected()),
+            on_disconnected=self._on_disconnected,
+        )
+        self._access = DeviceAccess(
+            credentials, self._connection, identity.device_id, self._on_report, self._fail_and_leave
+        )
+        self._stands_still = False
         self._trainer: Trainer | AsyncTrainer | None = None
         self._timer: asyncio.TimerHandle | None = None
         core = DeviceCore(
@@ -259,28 +228,6 @@ class Agent:
         if day_file is not None and bytes_per_day_max is not None:
             self._day = DayKeeper(day_file, core.day, self._warn_from_thread, self._fail_from_thread)
 
-    def _unused(self, enrol: str | None) -> Token | None:
-        """Return the token to enrol by, unless it has enrolled this device before."""
-        if enrol is None:
-            return None
-        if self._keys is None:
-            raise ConfigError("enrol needs keys, a place for the device's own key")
-        token = Token.read(enrol)
-        return None if self._keys.enrolled_by(token) else token
-
-    def _find_hub(self, addresses: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the hub's addresses as given, or else as the token or the keys have them; note the hub's key."""
-        if self._token is not None:
-            self._hub_key = self._token.hub
-            addresses = addresses or self._token.addresses
-        elif self._keys is not None:
-            record = self._keys.hub()
-            self._hub_key = read_key(record.key)
-            addresses = addresses or record.addresses
-        if not addresses:
-            raise ConfigError("which hub? give at least one address, tcp://HOST:PORT")
-        return addresses
-
     async def run(self) -> str:
         """Train until the hub has finished or a stop is requested; return the reason.
 
@@ -293,32 +240,30 @@ class Agent:
         self._loop = asyncio.get_running_loop()
         if self._day is not None:
             self._day.begin()
-        self._context = self._given_context or zmq.Context()
+        context = self._given_context or zmq.Context()
+        self._connection.begin(self._loop, context)
         self._worker = Worker("train", self._fail_from_thread)
         self._worker.start()
         self._stepped_s = time.monotonic()
         try:
-            if self._token is None:
-                self._begin()
-            else:
-                self._looking = self._loop.create_task(self._enrol_and_begin(self._token))
+            self._access.begin(self._begin)
             return await self._ending.wait(self.request_stop, CLOSE_S)
         finally:
             self._end_training()
             if isinstance(self._trainer, InterruptibleTrainer):
                 self._trainer.interrupt()
-            for waiting in (self._timer, self._explaining, self._looking, self._watch):
+            for waiting in (self._timer, self._connection, self._access, self._watch):
                 if waiting is not None:
                     waiting.cancel()
             try:
                 if await asyncio.to_thread(self._worker.close, CLOSE_S):
                     await asyncio.to_thread(self._keep_last_model)
             finally:
-                self._disconnect(LINGER_MS)
+                self.disconnect(goodbye=True)
                 if self._day is not None:
                     await asyncio.to_thread(self._day.close, CLOSE_S)
                 if self._given_context is None:
-                    self._context.destroy()
+                    context.destroy()
 
     def _begin(self) -> None:
         """Connect, after what was kept of an earlier start is here."""
@@ -332,38 +277,22 @@ class Agent:
         self._engine.recall(spool, held)
         self._engine.begin()
         if self._watch is not None:
-            self._watch.begin(
-                lambda readings: self._do(partial(self._engine.handle, Sensed(readings))), self._fail_and_leave
-            )
+            self._watch.begin(lambda readings: self._handle(Sensed(readings)), self._fail_and_leave)
 
-    async def _enrol_and_begin(self, token: Token) -> None:
-        """Bring the device's key by a token, then connect under that key."""
-        assert self._keys is not None
-        assert self._pair is not None
-        told: set[Finding] = set()
-        may_be_in = self._keys.begin(token)
+    @property
+    def address(self) -> str:
+        """The hub that is spoken to."""
+        return self._connection.address
 
-        async def on_failure(address: str, finding: Finding) -> None:
-            nonlocal may_be_in
-            may_be_in = may_be_in or finding == "spoken"
-            self.address = address
-            if finding not in told:
-                told.add(finding)
-                self._on_report(Report("waiting", await explain(address, finding)))
+    @property
+    def bytes_up(self) -> int:
+        """Bytes of all messages to the hub."""
+        return self._connection.bytes_up
 
-        try:
-            name = await enrol(self._context, token, self._pair.public, self.addresses, on_failure)
-            if name is not None:
-                self._keys.finish(token)
-                self._on_report(Report("enrolled", f"as {name}"))
-            elif not may_be_in:
-                self._fail_and_leave(AccessError(USED))
-                return
-            # The answer to an earlier attempt may have been lost: then the hub knows the key.
-            self._token_denied = name is None
-            self._begin()
-        except Exception as error:  # noqa: BLE001
-            self._fail_and_leave(error)
+    @property
+    def bytes_down(self) -> int:
+        """Bytes of all messages from the hub."""
+        return self._connection.bytes_down
 
     @property
     def updates_answered(self) -> int:
@@ -407,7 +336,7 @@ class Agent:
         if not self._ending.begun:
             self._stopping.set()
         else:
-            self._do(lambda: self._engine.handle(StopRequested()))
+            self._handle(StopRequested())
 
     def request_pause(self, *, training: bool) -> None:
         """Leave the hub until `request_resume`; training continues if `training`, else it stands still.
@@ -416,14 +345,14 @@ class Agent:
         """
         self._stands_still = not training
         self._let_train()
-        self._do(lambda: self._engine.handle(PauseRequested(training)))
+        self._handle(PauseRequested(training))
 
     def request_resume(self) -> None:
         """Return to the hub; call it in the loop's thread, while `run` runs."""
         self._stands_still = False
         self._let_train()
         self.pause()  # steps beyond an update were for the time without a hub
-        self._do(lambda: self._engine.handle(ResumeRequested()))
+        self._handle(ResumeRequested())
 
     @property
     def welcome(self) -> Welcome | None:
@@ -472,40 +401,15 @@ class Agent:
     def _tick(self) -> None:
         self._do(lambda: self._engine.tick(self.steps_total))
 
-    def _on_message(self, peer: bytes, header: bytes, payload: Buffer | None) -> None:
-        log_frame("in", peer, header, payload)
-        self.bytes_down += len(header) if payload is None else len(header) + len(payload)
+    def _on_message(self, header: bytes, payload: Buffer | None) -> None:
         self._do(lambda: self._engine.on_message(header, payload))
 
-    def _on_connected(self) -> None:
-        self._do(lambda: self._engine.handle(Connected()))
+    def _handle(self, event: DeviceEvent) -> None:
+        self._do(lambda: self._engine.handle(event))
 
     def _on_disconnected(self) -> None:
-        if self._monitor is not None and not self._let_in:
-            finding = self._monitor.finding
-            self._cuts[self.address] = self._cuts[self.address] + 1 if finding == "foreign" else 0
-            idle = self._looking is None or self._looking.done()
-            if idle and finding in ("denied", "mechanism", "foreign"):
-                self._looking = self._loop.create_task(self._look_at_keys(self.address, finding))
-        self._do(lambda: self._engine.handle(Disconnected()))
-
-    async def _look_at_keys(self, address: str, finding: Finding) -> None:
-        """End if it is the keys that do not fit, at every address: waiting would not cure it.
-
-        Once a hub has let the device in, it waits all the same: somebody on the way could say anything.
-        """
-        mechanism = "" if finding == "denied" else await mechanism_at(address)
-        reason = keys_do_not_fit(
-            finding, keyed=self._pair is not None, mechanism=mechanism, cuts=self._cuts[address]
-        )
-        if not reason or self._let_in:
-            return
-        if finding == "denied" and self._knocking:
-            return  # a person at the hub may let it in
-        self._shut_out[address] = USED if self._token_denied else reason
-        if len(self._shut_out) == len(self.addresses):
-            told = "; ".join(f"{address}: {why}" for address, why in self._shut_out.items())
-            self._fail_and_leave(AccessError(told))
+        self._access.disconnected()
+        self._handle(Disconnected())
 
     def _fail_from_thread(self, error: BaseException) -> None:
         self._loop.call_soon_threadsafe(self._fail_and_leave, error)
@@ -523,52 +427,19 @@ class Agent:
     def connect(self) -> None:
         """Connect a fresh socket: nothing of an older connection can come through it."""
         self.disconnect()
-        self.address = self.addresses[self._engine.core.hub]
-        socket = self._context.socket(zmq.DEALER)
-        socket.set(zmq.IPV6, "[" in self.address)
-        socket.set(zmq.LINGER, 0)
-        socket.set(zmq.MAXMSGSIZE, self._frame_bytes_max + FRAME_BYTES)
-        socket.set(zmq.RCVHWM, QUEUED_MESSAGES_MAX)
-        if self._pair is not None:
-            use_keys(socket, self._pair, self._hub_key)
-        monitor = SocketMonitor(socket, self._loop, self._on_connected, self._on_disconnected)
-        try:
-            socket.connect(self.address)
-        except zmq.ZMQError as error:
-            monitor.close()
-            socket.close(0)
-            raise AddressError(
-                f"{self.address!r} is not an address to connect to ({error.strerror}); write tcp://HOST:PORT"
-            ) from error
-        self._monitor = monitor
-        self._channel = Channel(socket, self._loop, self._on_message)
-        self._channel.large_payloads = True
+        self._connection.connect(self._engine.core.hub)
 
     def disconnect(self, *, goodbye: bool = False) -> None:
         """Close the socket, if there is one."""
-        self._disconnect(LINGER_MS if goodbye else 0)
+        self._connection.close(goodbye=goodbye, answered=self._engine.core.answered)
 
     def has_connected(self) -> bool:
         """Return whether ZeroMQ's handshake has succeeded on this connection."""
-        return self._monitor is not None and self._monitor.finding == "spoken"
-
-    def _disconnect(self, linger_ms: int) -> None:
-        if self._monitor is not None:
-            self._findings.pop(self.address, None)
-            if not self._engine.core.answered:
-                self._findings[self.address] = self._monitor.finding
-            self._monitor.close()
-            self._monitor = None
-        if self._channel is not None:
-            self._channel.close(linger_ms)
-            self._channel = None
+        return self._connection.finding == "spoken"
 
     def send(self, header: bytes, payload: Buffer | None) -> None:
         """Send a message without waiting; without a connection it is dropped."""
-        if self._channel is not None:
-            log_frame("out", b"", header, payload)
-            self.bytes_up += len(header) if payload is None else len(header) + len(payload)
-            self._channel.send(b"", header, payload)
+        self._connection.send(header, payload)
 
     def has_graph(self, fingerprint: str) -> bool:
         """Look into memory, then into the cache."""
@@ -750,30 +621,18 @@ class Agent:
     def report(self, report: Report) -> None:
         """Pass on what happened; that no hub is reached, with since when and why, once that is known."""
         if report.event == "joined":
-            self._findings.clear()
-            self._let_in = True
-            if self._token_denied and self._token is not None and self._keys is not None:
-                self._token_denied = False
-                self._keys.finish(self._token)
-        knocked = self._knocking and not self._let_in and self._findings.get(self.address) == "denied"
-        if report.since_s is not None and knocked:
-            self._on_report(Report("waiting", self._knock))
-            return
+            self._access.joined()
+        knock = self._access.knock
         if report.since_s is None:
-            if report.event != "waiting" or not knocked:
+            if report.event != "waiting" or not knock:
                 self._on_report(report)
-            return
-        since_s = time.time() - time.monotonic() + report.since_s
-        findings = {address: (finding, "") for address, finding in self._findings.items()}
-        # A hub that answered before, and is not heard now, has left no finding.
-        findings[self.address] = self._findings.get(self.address, "spoken"), report.detail
-        self._explaining = self._loop.create_task(self._explain(report, written(since_s), findings))
+        elif knock:
+            self._on_report(Report("waiting", knock))
+        else:
+            self._connection.explain(report, self._report_unreached)
 
-    async def _explain(self, report: Report, since: str, findings: dict[str, tuple[Finding, str]]) -> None:
+    def _report_unreached(self, report: Report) -> None:
         """Tell that no hub is reached, unless one is by the time it is known why not."""
-        reasons = await asyncio.gather(*[explain(address, *found) for address, found in findings.items()])
-        told = [f"{address}: {reason}" for address, reason in zip(findings, reasons, strict=True)]
-        report = msgspec.structs.replace(report, detail=f"since {since}: {'; '.join(told)}")
         if self._engine.core.link != "joined":
             self._do(lambda: self._on_report(report))
 
@@ -793,21 +652,3 @@ class Agent:
 def _set(event: threading.Event) -> threading.Event:
     event.set()
     return event
-
-
-def _describe_knock(pair: KeyPair, device_id: str) -> str:
-    """Return what a person reads at a device that knocks, and what to do at the hub."""
-    name = device_id.partition("/")[0]
-    return (
-        "this device knocks, and waits until the hub's operator lets it in by "
-        f"'edgeasync keys accept {fingerprint(pair.public)} {name}'"
-    )
-
-
-def frame_bytes_max(parameters_max: int, graph_bytes_max: int) -> int:
-    """Return the longest frame that a hub may send: a welcome's header, or a payload or a piece of it.
-
-    A longer payload of a model or a graph comes in pieces.
-    """
-    payload_bytes = max(compressed_bytes_max(4 * parameters_max + 64), graph_bytes_max)
-    return max(wire.HEADER_BYTES_MAX, min(payload_bytes, PIECE_BYTES_MAX)) + ENCRYPTION_BYTES

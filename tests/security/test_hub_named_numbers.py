@@ -326,7 +326,7 @@ def test_a_frame_is_no_longer_than_what_it_may_carry(monkeypatch, parameters_max
     monkeypatch.setattr(context, "_socket_class", Noting)
     try:
         agent = make_agent(parameters_max=parameters_max, graph_bytes_max=graph_bytes_max, context=context)
-        agent._loop, agent._context = Mock(), context
+        agent._connection.begin(Mock(), context)
         agent.connect()
         agent.disconnect()
     finally:

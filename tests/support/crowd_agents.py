@@ -43,8 +43,8 @@ class CrowdAgent(Agent):
         self.rejected = []
         self._crowd = crowd
         self._delays = Random(number)
-        self._context = crowd.context
         self._loop = asyncio.get_running_loop()
+        self._connection.begin(self._loop, crowd.context)
         self._done = self._loop.create_future()
 
     def begin(self):
@@ -54,11 +54,11 @@ class CrowdAgent(Agent):
     def connect(self):
         """Connect a fresh socket."""
         self.disconnect()
-        socket = self._context.socket(zmq.DEALER)
+        socket = self._crowd.context.socket(zmq.DEALER)
         socket.set(zmq.LINGER, 0)
         socket.set(zmq.RECONNECT_IVL, RECONNECT_MS)
         socket.connect(self.address)
-        self._channel = Channel(socket, self._loop, self._on_message)
+        self._connection._channel = Channel(socket, self._loop, self._connection.receive)
 
     def prepare(self, welcome):
         """Do nothing: there is no trainer."""
