@@ -5,8 +5,6 @@ long a step takes.
 """
 
 import asyncio
-import concurrent.futures
-import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -35,15 +33,11 @@ from edgeasync.core.engine.device_engine import DeviceEngine, ObserveDevice
 from edgeasync.durable.day_file import DayFile
 from edgeasync.durable.device_keys import DeviceKeys
 from edgeasync.durable.identity import DeviceIdentity
-from edgeasync.errors import (
-    ModelMismatchError,
-    NoMemoryError,
-)
-from edgeasync.parameters import ParameterSpec, Vector, first_difference
+from edgeasync.errors import NoMemoryError
+from edgeasync.parameters import Vector
 from edgeasync.protocol.codecs import known_stages
 from edgeasync.protocol.messages import Push, Welcome
 from edgeasync.protocol.wire import Buffer
-from edgeasync.runtime.awaited_step import AwaitedStep
 from edgeasync.runtime.credentials import find_credentials
 from edgeasync.runtime.day_keeper import DayKeeper
 from edgeasync.runtime.device_access import DeviceAccess
@@ -53,27 +47,14 @@ from edgeasync.runtime.hub_connection import HubConnection, frame_bytes_max
 from edgeasync.runtime.machine import describe_machine, parameters_that_fit
 from edgeasync.runtime.sensing import Sense, SensorWatch
 from edgeasync.runtime.spool_keeper import KeptSpool, SpoolKeeper
-from edgeasync.runtime.worker import Worker
+from edgeasync.runtime.training_thread import MakeInitial, MakeTrainer, TrainingThread, Validate
 from edgeasync.training.graph_check import check_graph
 from edgeasync.training.local_parameters import LocalParameters
-from edgeasync.training.trainer import (
-    AsyncTrainer,
-    InterruptibleTrainer,
-    ResettableTrainer,
-    Trainer,
-    take_local_steps,
-)
 
 CLOSE_S = 1.0
 """How long a stopping agent waits for the running local step, which it interrupts; a longer one is abandoned."""
 
-DRAWN_OUT_S = 1.0
-"""How often a thread that draws a step out shows that it does not hang."""
-
 OnReport = Callable[[Report], None]
-MakeTrainer = Callable[[Welcome], Trainer | AsyncTrainer]
-MakeInitial = Callable[[ParameterSpec], Vector]
-Validate = Callable[[Vector], float | None]
 Result = TypeVar("Result")
 
 
@@ -167,23 +148,16 @@ class Agent:
             parameters_max = parameters_that_fit()
         self.local_steps: int | None = None
         """Local steps of every assignment, if not those that the hub assigns; `make_trainer` may set it."""
-        self.steps_total = 0
-        """Local steps taken since the start."""
         self.graph: bytes | None = None
         """The training graph that the hub shipped, if it did."""
-        self._make_trainer, self._make_initial = make_trainer, initial
+        self._graph_held = ""
         self._graph_bytes_max = graph_bytes_max
         self._graphs = graphs
-        self._graph_held = ""
-        self._step_s_min = step_s_min
-        self._local = local or LocalParameters()
         self._on_report = on_report or (lambda _: None)
         self._given_context = context
         self._ending = Ending("Agent")
-        self._stopping, self._pausing = threading.Event(), threading.Event()
-        self._may_train = _set(threading.Event())
+        self._timer: asyncio.TimerHandle | None = None
         self._watch = None if sense is None else SensorWatch(sense)
-        self._awaited = AwaitedStep(self._stopping)
         self._connection = HubConnection(
             credentials,
             frame_bytes_max(parameters_max, graph_bytes_max),
@@ -194,9 +168,6 @@ class Agent:
         self._access = DeviceAccess(
             credentials, self._connection, identity.device_id, self._on_report, self._fail_and_leave
         )
-        self._stands_still = False
-        self._trainer: Trainer | AsyncTrainer | None = None
-        self._timer: asyncio.TimerHandle | None = None
         core = DeviceCore(
             device_id=identity.device_id,
             state_id=bytes.fromhex(identity.state_id),
@@ -223,6 +194,19 @@ class Agent:
             keeps=spool is not None,
             observe=observe,
         )
+        self._local = local or LocalParameters()
+        self._training = TrainingThread(
+            make_trainer,
+            initial,
+            self._local,
+            step_s_min=step_s_min,
+            share=lambda: core.care.pace.share,
+            local_steps=lambda: self.local_steps,
+            validate=lambda: self.validate,
+            hand_over=self._do_from_thread,
+            warn=self._warn_from_thread,
+            fail=self._fail_from_thread,
+        )
         self._spool = None if spool is None else SpoolKeeper(spool, self._warn_from_thread)
         self._day: DayKeeper | None = None
         if day_file is not None and bytes_per_day_max is not None:
@@ -235,28 +219,24 @@ class Agent:
         agent was run before.
         """
         self._ending.begin()
-        if self._stopping.is_set():
+        if self._training.ended:
             return "stopped"
         self._loop = asyncio.get_running_loop()
         if self._day is not None:
             self._day.begin()
         context = self._given_context or zmq.Context()
         self._connection.begin(self._loop, context)
-        self._worker = Worker("train", self._fail_from_thread)
-        self._worker.start()
-        self._stepped_s = time.monotonic()
+        self._training.begin(self._loop)
         try:
             self._access.begin(self._begin)
             return await self._ending.wait(self.request_stop, CLOSE_S)
         finally:
-            self._end_training()
-            if isinstance(self._trainer, InterruptibleTrainer):
-                self._trainer.interrupt()
+            self._training.end()
             for waiting in (self._timer, self._connection, self._access, self._watch):
                 if waiting is not None:
                     waiting.cancel()
             try:
-                if await asyncio.to_thread(self._worker.close, CLOSE_S):
+                if await self._training.close(CLOSE_S):
                     await asyncio.to_thread(self._keep_last_model)
             finally:
                 self.disconnect(goodbye=True)
@@ -279,10 +259,20 @@ class Agent:
         if self._watch is not None:
             self._watch.begin(lambda readings: self._handle(Sensed(readings)), self._fail_and_leave)
 
+    def _keep_last_model(self) -> None:
+        """Keep the model of a device that stops; its training thread has ended."""
+        if self._spool is not None and (held := self._engine.held_model()) is not None:
+            self._spool.keep_model(held)
+
     @property
     def address(self) -> str:
         """The hub that is spoken to."""
         return self._connection.address
+
+    @property
+    def steps_total(self) -> int:
+        """Local steps taken since the start."""
+        return self._training.steps_total
 
     @property
     def bytes_up(self) -> int:
@@ -310,19 +300,21 @@ class Agent:
         return self._engine.core.round_trip_s
 
     @property
+    def link_bytes_per_s(self) -> float | None:
+        """The rate of the link as it was measured; `None` without a `link_share`, and before."""
+        return self._engine.link_bytes_per_s
+
+    @property
     def day_left_bytes(self) -> int | None:
         """The rest of `bytes_per_day_max`; `None` without a limit."""
         return self._engine.core.day.left_bytes(time.monotonic())
 
     def stalled_s(self) -> float:
-        """Return for how long the worker's thread, if it has work, has ended neither that nor a local step.
+        """Return for how long the training thread, if it has work, has ended neither that nor a local step.
 
         0 for an agent that waits, rests or stands still because it was asked to.
         """
-        if not self._ending.begun or self._ending.reached or not self._may_train.is_set():
-            return 0.0
-        begun_s = self._worker.begun_s
-        return 0.0 if begun_s is None else time.monotonic() - max(begun_s, self._stepped_s)
+        return self._training.stalled_s() if self._ending.begun and not self._ending.reached else 0.0
 
     def last_events(self) -> list[str]:
         """Return a line for each of the last events and effects of the core, without secrets."""
@@ -334,7 +326,7 @@ class Agent:
         Call it in the loop's thread. Before `run` it makes `run` return at once. After `run` it does nothing.
         """
         if not self._ending.begun:
-            self._stopping.set()
+            self._training.end()
         else:
             self._handle(StopRequested())
 
@@ -343,15 +335,13 @@ class Agent:
 
         Call it in the loop's thread, while `run` runs.
         """
-        self._stands_still = not training
-        self._let_train()
+        self._training.stand_still(asked=not training)
         self._handle(PauseRequested(training))
 
     def request_resume(self) -> None:
         """Return to the hub; call it in the loop's thread, while `run` runs."""
-        self._stands_still = False
-        self._let_train()
-        self.pause()  # steps beyond an update were for the time without a hub
+        self._training.stand_still(asked=False)
+        self._training.pause()  # steps beyond an update were for the time without a hub
         self._handle(ResumeRequested())
 
     @property
@@ -401,15 +391,21 @@ class Agent:
     def _tick(self) -> None:
         self._do(lambda: self._engine.tick(self.steps_total))
 
-    def _on_message(self, header: bytes, payload: Buffer | None) -> None:
-        self._do(lambda: self._engine.on_message(header, payload))
-
     def _handle(self, event: DeviceEvent) -> None:
         self._do(lambda: self._engine.handle(event))
+
+    def _on_message(self, header: bytes, payload: Buffer | None) -> None:
+        self._do(lambda: self._engine.on_message(header, payload))
 
     def _on_disconnected(self) -> None:
         self._access.disconnected()
         self._handle(Disconnected())
+
+    def _do_from_thread(self, action: Callable[[], None]) -> None:
+        self._loop.call_soon_threadsafe(self._do, action)
+
+    def _warn_from_thread(self, sentence: str) -> None:
+        self._loop.call_soon_threadsafe(self.report, Report("warning", sentence))
 
     def _fail_from_thread(self, error: BaseException) -> None:
         self._loop.call_soon_threadsafe(self._fail_and_leave, error)
@@ -455,103 +451,47 @@ class Agent:
         if self._graphs is not None:
             self._graphs.keep(fingerprint, graph, self._warn_from_thread)
 
-    def _warn_from_thread(self, sentence: str) -> None:
-        self._loop.call_soon_threadsafe(self.report, Report("warning", sentence))
-
     def prepare(self, welcome: Welcome) -> None:
-        """Let the worker make ready: loading a graph may take seconds, in which pings must leave."""
-        self._worker.submit(lambda: self._prepare(welcome))
+        """Make ready in the background: loading a graph may take seconds, in which pings must leave."""
+        self._training.submit(lambda: self._prepare(welcome))
 
     def _prepare(self, welcome: Welcome) -> None:
-        """Screen the hub's graph, make the trainer, and hold it against the hub's description."""
+        """Screen the hub's graph, and make the trainer; runs in the training thread."""
         if welcome.graph is not None:
             assert self.graph is not None
             check_graph(self.graph, bytes_max=self._graph_bytes_max)
-        self._trainer = self._make_trainer(welcome)
-        if self._trainer.spec != welcome.spec:
-            difference = first_difference(self._trainer.spec, welcome.spec)
-            raise ModelMismatchError(
-                f"the trainer's parameters are not the hub's: {difference}; give both the same model, names and "
-                "shapes included"
-            )
-
-        self._initial: Vector | None = None if self._make_initial is None else self._make_initial(welcome.spec)
-        self._local.begin(welcome.spec, welcome.settings, self._warn_from_thread)
+        trainer = self._training.prepare(welcome)
         if self._spool is not None:
-            self._spool.restore(self._trainer)
-
-    # -- what outlives a power cut ---------------------------------------------------------------------------
+            self._spool.restore(trainer)
 
     def keep(self, spool: Spool) -> None:
-        """Write what would be lost with the power; runs in the worker's thread."""
+        """Write what would be lost with the power; runs in the training thread."""
         assert self._spool is not None
-        self._spool.keep(spool, self._trainer)
+        self._spool.keep(spool, self._training.trainer)
 
     def keep_model(self, held: HeldModel) -> None:
-        """Write the model; runs in the worker's thread."""
+        """Write the model; runs in the training thread."""
         assert self._spool is not None
         self._spool.keep_model(held)
-
-    def _keep_last_model(self) -> None:
-        """Keep the model of a device that stops; its worker has ended."""
-        if self._spool is not None and (held := self._engine.held_model()) is not None:
-            self._spool.keep_model(held)
 
     def put_aside(self, reason: str) -> None:
         """Rename what was kept, in the background, and begin from scratch."""
         assert self._spool is not None
         self._spool.forget_trainer()
-        self._worker.submit(partial(self._spool.put_aside, reason))
+        self._training.submit(partial(self._spool.put_aside, reason))
 
     def keep_day(self, record: DayRecord) -> None:
         """Write the count of the day's bytes in the background."""
         if self._day is not None:
             self._day.keep(record)
 
-    # -- work ------------------------------------------------------------------------------------------------
-
     def train(
         self, model: DeviceModel, local_steps: int, then: Callable[[Trained], None], *, overlap: bool
     ) -> None:
-        """Take the local steps in the worker's thread."""
-        pausing = self._pausing = threading.Event()
-        begins = self._engine.core.work.pending.seq_last == 0
-
-        def work() -> None:
-            trainer = self._trainer
-            if trainer is None:
-                return  # it could not be made, and the agent is ending
-            step = trainer.step
-            of_own = None if overlap else self.validate
-            try:
-                with self._local.in_place(model.parameters):
-                    if not overlap:
-                        if begins and self._initial is not None:
-                            model.parameters[:] = self._initial
-                        trainer.begin(model.parameters)
-                    result = take_local_steps(
-                        trainer,
-                        local_steps if overlap else local_steps and (self.local_steps or local_steps),
-                        should_stop=self._should_stop,
-                        on_step=self._count_step,
-                        step_s_min=self._step_s_min,
-                        share=self._share,
-                        wait=self._draw_out,
-                        should_pause=pausing.is_set if overlap else None,
-                        step=self._awaited.in_thread(self._loop, step),
-                        validate=lambda: None if of_own is None else of_own(model.parameters),
-                    )
-            except concurrent.futures.CancelledError:
-                if not self._stopping.is_set():
-                    raise
-                return
-            if result is not None:
-                self._local.keep()
-                self._loop.call_soon_threadsafe(self._do, lambda: then(result))
-            elif not (self._stopping.is_set() or (overlap and pausing.is_set())):
-                self._loop.call_soon_threadsafe(self._do, lambda: self._end_of_steps(then, overlap=overlap))
-
-        self._worker.submit(work)
+        """Take the local steps in the background."""
+        exhausted = partial(self._end_of_steps, then, overlap=overlap)
+        first = self._engine.core.work.pending.seq_last == 0
+        self._training.train(model, local_steps, then, exhausted, overlap=overlap, first=first)
 
     def _end_of_steps(self, then: Callable[[Trained], None], *, overlap: bool) -> None:
         """Tell that the trainer has no more; end once all steps are in an update, and every update is answered."""
@@ -560,63 +500,22 @@ class Agent:
         else:
             self.request_stop()
 
-    @property
-    def link_bytes_per_s(self) -> float | None:
-        """The rate of the link as it was measured; `None` without a `link_share`, and before."""
-        return self._engine.link_bytes_per_s
-
     def reset_trainer(self) -> None:
-        """Let the trainer forget momentum and averages, if it can."""
-        if isinstance(self._trainer, ResettableTrainer):
-            self._trainer.reset()
+        """Let the trainer start over; runs in the training thread."""
+        self._training.reset()
 
     def set_pace(self, pace: Pace) -> None:
         """Stand still between two steps, or train again; what slows a step reads the pace itself."""
         del pace
-        self._let_train()
-
-    def _let_train(self) -> None:
-        """Let the worker take steps unless a person or the governor wants none."""
-        if self._stopping.is_set() or (not self._stands_still and self._engine.core.care.pace.share):
-            self._stepped_s = time.monotonic()
-            self._may_train.set()
-        else:
-            self._may_train.clear()
-
-    def _share(self) -> float:
-        """Return the share of the time that steps may take; one that runs as a pause begins is not drawn out."""
-        return self._engine.core.care.pace.share or 1.0
-
-    def _draw_out(self, remaining_s: float) -> None:
-        """Wait for the rest of a step, which is no standstill, however long it takes."""
-        until_s = time.monotonic() + remaining_s
-        while remaining_s > 0.0 and not self._stopping.wait(min(remaining_s, DRAWN_OUT_S)):
-            self._stepped_s = time.monotonic()
-            remaining_s = until_s - self._stepped_s
-
-    def _should_stop(self) -> bool:
-        """Wait while training stands still, then return whether it has ended; called between two steps."""
-        self._may_train.wait()
-        return self._stopping.is_set()
-
-    def _end_training(self) -> None:
-        """Make the worker abandon its local steps."""
-        self._stopping.set()
-        self._may_train.set()
-        self._awaited.cancel()
+        self._training.follow_pace()
 
     def pause(self) -> None:
         """End overlapped training after the current step."""
-        self._pausing.set()
+        self._training.pause()
 
     def run_in_background(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
-        """Do `work` in the worker's thread, then call `then` on the loop."""
-
-        def work_and_hand_over() -> None:
-            result = work()
-            self._loop.call_soon_threadsafe(self._do, lambda: then(result))
-
-        self._worker.submit(work_and_hand_over)
+        """Do `work` in the training thread, then call `then` on the loop."""
+        self._training.run(work, then)
 
     def report(self, report: Report) -> None:
         """Pass on what happened; that no hub is reached, with since when and why, once that is known."""
@@ -638,17 +537,8 @@ class Agent:
 
     def stop(self, stop: Stop) -> None:
         """Let `run` return, or raise."""
-        self._end_training()
+        self._training.end()
         if stop.error is not None:
             self._ending.fail(stop.error)
         else:
             self._ending.reach(stop.reason)
-
-    def _count_step(self) -> None:
-        self.steps_total += 1
-        self._stepped_s = time.monotonic()
-
-
-def _set(event: threading.Event) -> threading.Event:
-    event.set()
-    return event
