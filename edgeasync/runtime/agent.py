@@ -42,6 +42,7 @@ from edgeasync.runtime.credentials import find_credentials
 from edgeasync.runtime.day_keeper import DayKeeper
 from edgeasync.runtime.device_access import DeviceAccess
 from edgeasync.runtime.ending import Ending
+from edgeasync.runtime.engine_driver import EngineDriver
 from edgeasync.runtime.graph_cache import GraphCache
 from edgeasync.runtime.hub_connection import HubConnection, frame_bytes_max
 from edgeasync.runtime.machine import describe_machine, parameters_that_fit
@@ -156,7 +157,6 @@ class Agent:
         self._on_report = on_report or (lambda _: None)
         self._given_context = context
         self._ending = Ending("Agent")
-        self._timer: asyncio.TimerHandle | None = None
         self._watch = None if sense is None else SensorWatch(sense)
         self._connection = HubConnection(
             credentials,
@@ -194,6 +194,12 @@ class Agent:
             keeps=spool is not None,
             observe=observe,
         )
+        self._driver = EngineDriver(
+            self._ending,
+            lambda: self._engine.tick(self.steps_total),
+            self._engine.next_deadline_s,
+            self._fail_and_leave,
+        )
         self._local = local or LocalParameters()
         self._training = TrainingThread(
             make_trainer,
@@ -203,7 +209,7 @@ class Agent:
             share=lambda: core.care.pace.share,
             local_steps=lambda: self.local_steps,
             validate=lambda: self.validate,
-            hand_over=self._do_from_thread,
+            hand_over=self._driver.do_from_thread,
             warn=self._warn_from_thread,
             fail=self._fail_from_thread,
         )
@@ -221,18 +227,18 @@ class Agent:
         self._ending.begin()
         if self._training.ended:
             return "stopped"
-        self._loop = asyncio.get_running_loop()
+        self._driver.begin()
         if self._day is not None:
             self._day.begin()
         context = self._given_context or zmq.Context()
-        self._connection.begin(self._loop, context)
-        self._training.begin(self._loop)
+        self._connection.begin(self._driver.loop, context)
+        self._training.begin(self._driver.loop)
         try:
             self._access.begin(self._begin)
             return await self._ending.wait(self.request_stop, CLOSE_S)
         finally:
             self._training.end()
-            for waiting in (self._timer, self._connection, self._access, self._watch):
+            for waiting in (self._driver, self._connection, self._access, self._watch):
                 if waiting is not None:
                     waiting.cancel()
             try:
@@ -248,7 +254,7 @@ class Agent:
     def _begin(self) -> None:
         """Connect, after what was kept of an earlier start is here."""
         if self._spool is None:
-            self._do(self._begin_engine)
+            self._driver.do(self._begin_engine)
         else:
             self.run_in_background(self._spool.recall, lambda kept: self._begin_engine(*kept))
 
@@ -374,41 +380,21 @@ class Agent:
         again = self._engine.held_model()  # an install takes the version away before it changes a value
         return None if again is None or again.version != held.version else (held.version.number, vector)
 
-    def _do(self, action: Callable[[], None]) -> None:
-        """Let the engine act, then set the timer for what is due next; an error ends the agent."""
-        if self._ending.reached:
-            return
-        try:
-            action()
-        except Exception as error:  # noqa: BLE001
-            self._fail_and_leave(error)
-        if self._timer is not None:
-            self._timer.cancel()
-        due_s = self._engine.next_deadline_s()
-        if due_s is not None:
-            self._timer = self._loop.call_later(max(0.0, due_s - time.monotonic()), self._tick)
-
-    def _tick(self) -> None:
-        self._do(lambda: self._engine.tick(self.steps_total))
-
     def _handle(self, event: DeviceEvent) -> None:
-        self._do(lambda: self._engine.handle(event))
+        self._driver.do(lambda: self._engine.handle(event))
 
     def _on_message(self, header: bytes, payload: Buffer | None) -> None:
-        self._do(lambda: self._engine.on_message(header, payload))
+        self._driver.do(lambda: self._engine.on_message(header, payload))
 
     def _on_disconnected(self) -> None:
         self._access.disconnected()
         self._handle(Disconnected())
 
-    def _do_from_thread(self, action: Callable[[], None]) -> None:
-        self._loop.call_soon_threadsafe(self._do, action)
-
     def _warn_from_thread(self, sentence: str) -> None:
-        self._loop.call_soon_threadsafe(self.report, Report("warning", sentence))
+        self._driver.loop.call_soon_threadsafe(self.report, Report("warning", sentence))
 
     def _fail_from_thread(self, error: BaseException) -> None:
-        self._loop.call_soon_threadsafe(self._fail_and_leave, error)
+        self._driver.loop.call_soon_threadsafe(self._fail_and_leave, error)
 
     def _fail_and_leave(self, error: BaseException) -> None:
         if isinstance(error, MemoryError):
@@ -533,7 +519,7 @@ class Agent:
     def _report_unreached(self, report: Report) -> None:
         """Tell that no hub is reached, unless one is by the time it is known why not."""
         if self._engine.core.link != "joined":
-            self._do(lambda: self._on_report(report))
+            self._driver.do(lambda: self._on_report(report))
 
     def stop(self, stop: Stop) -> None:
         """Let `run` return, or raise."""

@@ -29,6 +29,7 @@ from edgeasync.protocol.wire import Buffer
 from edgeasync.runtime.awaited_step import AwaitedStep
 from edgeasync.runtime.disk_watch import DiskWatch
 from edgeasync.runtime.ending import Ending
+from edgeasync.runtime.engine_driver import EngineDriver
 from edgeasync.runtime.model_file import save_model
 from edgeasync.runtime.peer_sockets import PeerSockets
 from edgeasync.runtime.worker import Worker
@@ -49,6 +50,9 @@ KEEP_MODEL_S = 60.0
 """The least time between two writes of the model."""
 
 PINGS_PER_LEASE = 5
+
+TICK_S = 3600.0
+"""The longest time between two looks at what is due."""
 
 LAST_ROUND_LEASES = 2.0
 """How many leases a peer that has taken its steps waits for one more round."""
@@ -149,7 +153,6 @@ class Peer:
         self._jobs: SimpleQueue[Callable[[Vector], None]] = SimpleQueue()
         self._awaited = AwaitedStep(self._stopping)
         self._sockets: PeerSockets | None = None
-        self._timer: asyncio.TimerHandle | None = None
         self._stepped_s = self._round_began_s = time.monotonic()
         self._settings = msgspec.structs.replace(
             settings,
@@ -162,6 +165,12 @@ class Peer:
         others = tuple(entry.name for entry in peers.peer if entry.name != own.name)
         core = PeerCore(own.name, incarnation, others, self._settings)
         self._engine = PeerEngine(core, self, self._spec, time.monotonic, incarnation)
+        self._driver = EngineDriver(
+            self._ending,
+            lambda: self._act(self._engine.tick),
+            lambda: min(self._engine.next_deadline_s(), time.monotonic() + TICK_S),
+            self._ending.fail,
+        )
 
     async def run(self) -> str:
         """Train and average until the end; return the reason.
@@ -172,7 +181,8 @@ class Peer:
         self._ending.begin()
         if self._stopping.is_set():
             return "stopped"
-        self._loop = asyncio.get_running_loop()
+        self._driver.begin()
+        self._loop = self._driver.loop
         self._begun_s = time.monotonic()
         context = self._given_context or zmq.Context()
         self._worker = Worker("train", self._fail_from_thread)
@@ -205,8 +215,7 @@ class Peer:
                     context.destroy()
 
     async def _close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        self._driver.cancel()
         self._end_training()
         try:
             ended = [
@@ -362,27 +371,16 @@ class Peer:
         self._do(lambda: self._engine.on_message(peer, header, payload))
 
     def _do(self, action: Callable[[], None]) -> None:
-        """Let the engine act, then set the timer for what is due next; an error ends the peer."""
-        if self._ending.reached:
-            return
-        try:
-            action()
-            if self._leaving and not self._serves:
-                self._engine.handle(StopRequested())
-        except Exception as error:  # noqa: BLE001
-            self._ending.fail(error)
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        due_s = self._engine.next_deadline_s() - time.monotonic()
-        self._timer = self._loop.call_later(min(max(0.0, due_s), 3600.0), self._tick)
-
-    def _tick(self) -> None:
-        self._do(self._engine.tick)
+        self._driver.do(lambda: self._act(action))
 
     def _hand_over(self, action: Callable[[], None]) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
-            self._loop.call_soon_threadsafe(self._do, action)
+        self._driver.do_from_thread(lambda: self._act(action))
+
+    def _act(self, action: Callable[[], None]) -> None:
+        """Let the engine act, and leave once nobody needs this device's round any more."""
+        action()
+        if self._leaving and not self._serves:
+            self._engine.handle(StopRequested())
 
     def _fail_from_thread(self, error: BaseException) -> None:
         self._loop.call_soon_threadsafe(self._fail_and_leave, error)
