@@ -1,6 +1,6 @@
-"""The device's shell: a DEALER socket on an event loop, and one worker thread that trains.
+"""The device's shell: it connects the engine with a hub, with a thread that trains, and with the disk.
 
-The loop talks while the worker computes: numpy releases the interpreter's lock, so pings leave on time however
+The loop talks while the thread computes: numpy releases the interpreter's lock, so pings leave on time however
 long a step takes.
 """
 
@@ -79,7 +79,7 @@ class Agent:
     - `make_trainer` is called once, when the hub has described its model. A training graph is then in `graph`.
     - `fingerprint` is the only model that the agent accepts.
     - `initial` makes the parameters that this device begins with, where the hub's model is the base of its first
-      update. It is called by the worker, with the hub's spec; once an update was answered it has no meaning.
+      update. The training thread calls it with the hub's spec; once an update was answered it has no meaning.
     - `parameters_max` is the most values of a model. By default it is what fits into this machine's memory.
     - `graph_bytes_max` is the most bytes of a training graph. The agent screens a graph, and keeps it in
       `graphs` if that is given.

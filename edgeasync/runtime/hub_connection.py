@@ -72,7 +72,8 @@ class HubConnection:
         socket.set(zmq.LINGER, 0)
         socket.set(zmq.MAXMSGSIZE, self._frame_bytes_max + FRAME_BYTES)
         socket.set(zmq.RCVHWM, QUEUED_MESSAGES_MAX)
-        if self._pair is not None and self._hub_key is not None:
+        if self._pair is not None:
+            assert self._hub_key is not None
             use_keys(socket, self._pair, self._hub_key)
         monitor = SocketMonitor(socket, self._loop, self._on_connected, self._on_disconnected)
         try:
