@@ -463,7 +463,6 @@ class Agent:
     def put_aside(self, reason: str) -> None:
         """Rename what was kept, in the background, and begin from scratch."""
         assert self._spool is not None
-        self._spool.forget_trainer()
         self._training.submit(partial(self._spool.put_aside, reason))
 
     def keep_day(self, record: DayRecord) -> None:

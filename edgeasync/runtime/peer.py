@@ -322,12 +322,7 @@ class Peer:
 
     def aside(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
         """Do `work` beside the training thread."""
-
-        def work_and_hand_over() -> None:
-            result = work()
-            self._hand_over(lambda: then(result))
-
-        self._aside.submit(work_and_hand_over)
+        self._aside.submit(lambda: self._hand_over(partial(then, work())))
 
     def applied(self, parameters: Vector) -> None:
         """Let the trainer begin from the new model, as after a hub's answer; called in the training thread."""

@@ -35,8 +35,7 @@ class SpoolKeeper:
     """Reads what an earlier start kept, and writes what this one would lose with the power.
 
     Whatever is wrong with the files costs a sentence, which is given to `warn`, and no more. The agent calls all
-    methods in the thread that trains, but `forget_trainer` on its loop, and `keep_model` in another thread as well
-    once that one has ended.
+    methods in the thread that trains, and `keep_model` in another one as well, once that has ended.
     """
 
     def __init__(self, spool: KeptSpool, warn: Callable[[str], None]) -> None:
@@ -68,10 +67,6 @@ class SpoolKeeper:
                 self._warn(f"the trainer begins from scratch: {error}")
         self._trainer_state = None
 
-    def forget_trainer(self) -> None:
-        """Let the trainer begin from scratch."""
-        self._trainer_state = None
-
     def keep(self, spool: Spool, trainer: Trainer | AsyncTrainer | None) -> None:
         """Write an update and the trainer's state."""
         if isinstance(trainer, ResumableTrainer):
@@ -84,7 +79,8 @@ class SpoolKeeper:
             self._spool.write_model(held)
 
     def put_aside(self, reason: str) -> None:
-        """Rename what an earlier start kept, and tell why."""
+        """Rename what an earlier start kept, tell why, and let the trainer begin from scratch."""
+        self._trainer_state = None
         try:
             aside = self._spool.put_aside()
         except StorageError as error:

@@ -5,6 +5,7 @@ import concurrent.futures
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 from edgeasync.core.arrays.device_model import DeviceModel
@@ -90,12 +91,7 @@ class TrainingThread:
 
     def run(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
         """Do `work` after all that was asked for before, then call `then` on the loop."""
-
-        def work_and_hand_over() -> None:
-            result = work()
-            self._hand_over(lambda: then(result))
-
-        self._worker.submit(work_and_hand_over)
+        self._worker.submit(lambda: self._hand_over(partial(then, work())))
 
     def prepare(self, welcome: Welcome) -> Trainer | AsyncTrainer:
         """Make the trainer, hold it against the hub's description, and return it; runs in this thread."""
@@ -106,7 +102,6 @@ class TrainingThread:
                 f"the trainer's parameters are not the hub's: {difference}; give both the same model, names and "
                 "shapes included"
             )
-
         self._initial = None if self._make_initial is None else self._make_initial(welcome.spec)
         self._local.begin(welcome.spec, welcome.settings, self._warn)
         return trainer
