@@ -109,6 +109,14 @@ class Agent:
     validate: Validate | None = None
     """What returns the loss of parameters on examples kept for that; `make_trainer` may set it."""
 
+    local_steps: int | None = None
+    """Local steps of every assignment, if not those that the hub assigns; `make_trainer` may set it."""
+
+    graph: bytes | None = None
+    """The training graph that the hub shipped, if it did."""
+
+    _graph_held = ""
+
     def __init__(
         self,
         address: str | Sequence[str] = (),
@@ -147,13 +155,7 @@ class Agent:
         self.addresses = credentials.addresses
         if parameters_max is None:
             parameters_max = parameters_that_fit()
-        self.local_steps: int | None = None
-        """Local steps of every assignment, if not those that the hub assigns; `make_trainer` may set it."""
-        self.graph: bytes | None = None
-        """The training graph that the hub shipped, if it did."""
-        self._graph_held = ""
-        self._graph_bytes_max = graph_bytes_max
-        self._graphs = graphs
+        self._graph_bytes_max, self._graphs = graph_bytes_max, graphs
         self._on_report = on_report or (lambda _: None)
         self._given_context = context
         self._ending = Ending("Agent")
@@ -194,12 +196,7 @@ class Agent:
             keeps=spool is not None,
             observe=observe,
         )
-        self._driver = EngineDriver(
-            self._ending,
-            lambda: self._engine.tick(self.steps_total),
-            self._engine.next_deadline_s,
-            self._fail_and_leave,
-        )
+        self._driver = EngineDriver(self._ending, self._tick, self._engine.next_deadline_s, self._fail_and_leave)
         self._local = local or LocalParameters()
         self._training = TrainingThread(
             make_trainer,
@@ -382,6 +379,9 @@ class Agent:
 
     def _handle(self, event: DeviceEvent) -> None:
         self._driver.do(lambda: self._engine.handle(event))
+
+    def _tick(self) -> None:
+        self._engine.tick(self.steps_total)
 
     def _on_message(self, header: bytes, payload: Buffer | None) -> None:
         self._driver.do(lambda: self._engine.on_message(header, payload))

@@ -63,7 +63,7 @@ class TrainingThread:
     ) -> None:
         self.trainer: Trainer | AsyncTrainer | None = None
         self.steps_total = 0
-        """Local steps taken since the start."""
+        """Local steps taken since the start; counted in the thread."""
         self._make_trainer, self._make_initial = make_trainer, make_initial
         self._initial: Vector | None = None
         self._local = local
@@ -172,7 +172,7 @@ class TrainingThread:
         self._stepped_s = time.monotonic()
 
     def _draw_out(self, remaining_s: float) -> None:
-        """Wait for the rest of a step, which is no standstill, however long it takes."""
+        """Wait in the thread for the rest of a step, which is no standstill, however long it takes."""
         until_s = time.monotonic() + remaining_s
         while remaining_s > 0.0 and not self._stopping.wait(min(remaining_s, DRAWN_OUT_S)):
             self._stepped_s = time.monotonic()
