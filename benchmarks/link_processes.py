@@ -66,8 +66,8 @@ class NotingAgent(Agent):
         """Append round trips to this list from now on."""
         self._round_trips_s = round_trips_s
 
-    def _on_message(self, peer: bytes, header: bytes, payload: Buffer | None) -> None:
-        super()._on_message(peer, header, payload)
+    def _on_message(self, header: bytes, payload: Buffer | None) -> None:
+        super()._on_message(header, payload)
         if isinstance(wire.decode(header), Pong) and self.round_trip_s is not None:
             self._round_trips_s.append(self.round_trip_s)
 

@@ -1,32 +1,26 @@
-"""The device's shell: a DEALER socket on an event loop, and one worker thread that trains.
+"""The device's shell: it connects the engine with a hub, with a thread that trains, and with the disk.
 
-The loop talks while the worker computes: numpy releases the interpreter's lock, so pings leave on time however
+The loop talks while the thread computes: numpy releases the interpreter's lock, so pings leave on time however
 long a step takes.
 """
 
 import asyncio
-import concurrent.futures
-import contextlib
-import os
-import platform
-import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
-import msgspec
 import zmq
 
 from edgeasync.core.arrays.device_model import DeviceModel
-from edgeasync.core.arrays.spool import HeldModel, Spool, TrainerState
+from edgeasync.core.arrays.spool import HeldModel, Spool
 from edgeasync.core.device.care import Care, CareLimits, Pace
 from edgeasync.core.device.day import Day, DayRecord
 from edgeasync.core.device.effects import Report, Stop
 from edgeasync.core.device.events import (
     Connected,
+    DeviceEvent,
     Disconnected,
     PauseRequested,
     ResumeRequested,
@@ -36,95 +30,33 @@ from edgeasync.core.device.events import (
 )
 from edgeasync.core.device.machine import GRAPH_BYTES_MAX, DeviceCore
 from edgeasync.core.engine.device_engine import DeviceEngine, ObserveDevice
-from edgeasync.durable.allow_list import read_key
 from edgeasync.durable.day_file import DayFile
 from edgeasync.durable.device_keys import DeviceKeys
 from edgeasync.durable.identity import DeviceIdentity
-from edgeasync.durable.keys import KeyPair, Token, fingerprint
-from edgeasync.errors import (
-    AccessError,
-    AddressError,
-    ConfigError,
-    ModelMismatchError,
-    NoMemoryError,
-    ProtocolError,
-    StorageError,
-)
-from edgeasync.parameters import PARAMETERS_MAX, ParameterSpec, Vector, first_difference
-from edgeasync.protocol import wire
+from edgeasync.errors import NoMemoryError
+from edgeasync.parameters import Vector
 from edgeasync.protocol.codecs import known_stages
-from edgeasync.protocol.codecs.compressed import compressed_bytes_max
-from edgeasync.protocol.messages import DeviceProfile, Push, Welcome
-from edgeasync.protocol.transfers import PIECE_BYTES_MAX
+from edgeasync.protocol.messages import Push, Welcome
 from edgeasync.protocol.wire import Buffer
-from edgeasync.runtime.address import check_connect
-from edgeasync.runtime.awaited_step import AwaitedStep
-from edgeasync.runtime.channel import Channel
-from edgeasync.runtime.curve import FRAME_BYTES, mechanism_at, use_keys
+from edgeasync.runtime.credentials import find_credentials
+from edgeasync.runtime.day_keeper import DayKeeper
+from edgeasync.runtime.device_access import DeviceAccess
 from edgeasync.runtime.ending import Ending
-from edgeasync.runtime.enrolment import USED, enrol
-from edgeasync.runtime.frame_log import log_frame
+from edgeasync.runtime.engine_driver import EngineDriver
 from edgeasync.runtime.graph_cache import GraphCache
-from edgeasync.runtime.machine import memory_bytes
-from edgeasync.runtime.reach import explain, keys_do_not_fit
+from edgeasync.runtime.hub_connection import HubConnection, frame_bytes_max
+from edgeasync.runtime.machine import describe_machine, parameters_that_fit
 from edgeasync.runtime.sensing import Sense, SensorWatch
-from edgeasync.runtime.socket_monitor import Finding, SocketMonitor
-from edgeasync.runtime.wall_clock import written
-from edgeasync.runtime.worker import Worker
+from edgeasync.runtime.spool_keeper import KeptSpool, SpoolKeeper
+from edgeasync.runtime.training_thread import MakeInitial, MakeTrainer, TrainingThread, Validate
 from edgeasync.training.graph_check import check_graph
 from edgeasync.training.local_parameters import LocalParameters
-from edgeasync.training.trainer import (
-    AsyncTrainer,
-    InterruptibleTrainer,
-    ResettableTrainer,
-    ResumableTrainer,
-    Trainer,
-    take_local_steps,
-)
-from edgeasync.version import VERSION
 
 CLOSE_S = 1.0
 """How long a stopping agent waits for the running local step, which it interrupts; a longer one is abandoned."""
 
-DRAWN_OUT_S = 1.0
-"""How often a thread that draws a step out shows that it does not hang."""
-
-LINGER_MS = 300
-"""How long a closing agent keeps sending its goodbye."""
-
-BYTES_A_PARAMETER = 16
-"""Of memory: the parameters, their base, the gradient and a payload, of four bytes each."""
-
-QUEUED_MESSAGES_MAX = 64
-"""Frames that may wait for a busy agent; a hub sends 32 pieces before it waits for credit."""
-
-ENCRYPTION_BYTES = 64
-"""More than a frame grows by when it is encrypted."""
-
 OnReport = Callable[[Report], None]
-MakeTrainer = Callable[[Welcome], Trainer | AsyncTrainer]
-MakeInitial = Callable[[ParameterSpec], Vector]
-Validate = Callable[[Vector], float | None]
 Result = TypeVar("Result")
-
-
-class KeptSpool(Protocol):
-    """Where an agent keeps its unanswered work: `durable.spool_file.SpoolFile` is one."""
-
-    def read(self) -> Spool | None:
-        """Return what was kept; raises `StorageError`, or `ProtocolError` for what must be put aside."""
-
-    def write(self, spool: Spool) -> None:
-        """Keep this instead; raises `StorageError`."""
-
-    def put_aside(self) -> object:
-        """Make way, and return where what was kept is now; raises `StorageError`."""
-
-    def read_model(self) -> HeldModel | None:
-        """Return the model that was kept, `None` if there is none that can be read."""
-
-    def write_model(self, held: HeldModel) -> None:
-        """Keep this model instead; raises `StorageError`."""
 
 
 class Agent:
@@ -147,7 +79,7 @@ class Agent:
     - `make_trainer` is called once, when the hub has described its model. A training graph is then in `graph`.
     - `fingerprint` is the only model that the agent accepts.
     - `initial` makes the parameters that this device begins with, where the hub's model is the base of its first
-      update. It is called by the worker, with the hub's spec; once an update was answered it has no meaning.
+      update. The training thread calls it with the hub's spec; once an update was answered it has no meaning.
     - `parameters_max` is the most values of a model. By default it is what fits into this machine's memory.
     - `graph_bytes_max` is the most bytes of a training graph. The agent screens a graph, and keeps it in
       `graphs` if that is given.
@@ -176,6 +108,14 @@ class Agent:
 
     validate: Validate | None = None
     """What returns the loss of parameters on examples kept for that; `make_trainer` may set it."""
+
+    local_steps: int | None = None
+    """Local steps of every assignment, if not those that the hub assigns; `make_trainer` may set it."""
+
+    graph: bytes | None = None
+    """The training graph that the hub shipped, if it did."""
+
+    _graph_held = ""
 
     def __init__(
         self,
@@ -210,55 +150,26 @@ class Agent:
         observe: ObserveDevice | None = None,
         context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
     ) -> None:
-        self._pair = None if keys is None else keys.own()
-        self._keys = keys
-        self._token = self._unused(enrol)
-        self._token_denied = self._stands_still = False
-        self._knocking = knocking and self._pair is not None
-        self._knock = "" if self._pair is None else _describe_knock(self._pair, identity.device_id)
-        self.addresses = self._find_hub((address,) if isinstance(address, str) else tuple(address))
-        for each in self.addresses:
-            check_connect(each, insecure=insecure or keys is not None)
+        addresses = (address,) if isinstance(address, str) else tuple(address)
+        credentials = find_credentials(addresses, keys, enrol, knocking=knocking, insecure=insecure)
+        self.addresses = credentials.addresses
         if parameters_max is None:
-            parameters_max = min(memory_bytes() // BYTES_A_PARAMETER, PARAMETERS_MAX) or PARAMETERS_MAX
-        self.address = self.addresses[0]
-        """The hub that is spoken to."""
-        self.local_steps: int | None = None
-        """Local steps of every assignment, if not those that the hub assigns; `make_trainer` may set it."""
-        self.steps_total = self.bytes_up = self.bytes_down = 0
-        """Local steps taken since the start; bytes of all messages, to the hub and from it."""
-        self.graph: bytes | None = None
-        """The training graph that the hub shipped, if it did."""
-        self._make_trainer, self._make_initial = make_trainer, initial
-        self._graph_bytes_max = graph_bytes_max
-        self._frame_bytes_max = frame_bytes_max(parameters_max, graph_bytes_max)
-        self._graphs = graphs
-        self._graph_held = ""
-        self._step_s_min = step_s_min
-        self._spool = spool
-        self._spool_fails = self._day_fails = False
-        self._day_file = None if bytes_per_day_max is None else day_file
-        self._trainer_state: TrainerState | None = None
-        self._local = local or LocalParameters()
+            parameters_max = parameters_that_fit()
+        self._graph_bytes_max, self._graphs = graph_bytes_max, graphs
         self._on_report = on_report or (lambda _: None)
         self._given_context = context
         self._ending = Ending("Agent")
-        self._stopping, self._pausing = threading.Event(), threading.Event()
-        self._may_train = _set(threading.Event())
         self._watch = None if sense is None else SensorWatch(sense)
-        self._awaited = AwaitedStep(self._stopping)
-        self._channel: Channel | None = None
-        self._monitor: SocketMonitor | None = None
-        self._findings: dict[str, Finding] = {}
-        """What became of the last connection to each address that did not answer, since a hub was joined."""
-        self._explaining: asyncio.Task[None] | None = None
-        self._looking: asyncio.Task[None] | None = None
-        self._shut_out: dict[str, str] = {}
-        self._cuts: Counter[str] = Counter()
-        """Why keys do not fit, by address, as long as no hub has let this device in."""
-        self._let_in = False
-        self._trainer: Trainer | AsyncTrainer | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._connection = HubConnection(
+            credentials,
+            frame_bytes_max(parameters_max, graph_bytes_max),
+            on_message=self._on_message,
+            on_connected=lambda: self._handle(Connected()),
+            on_disconnected=self._on_disconnected,
+        )
+        self._access = DeviceAccess(
+            credentials, self._connection, identity.device_id, self._on_report, self._fail_and_leave
+        )
         core = DeviceCore(
             device_id=identity.device_id,
             state_id=bytes.fromhex(identity.state_id),
@@ -285,28 +196,24 @@ class Agent:
             keeps=spool is not None,
             observe=observe,
         )
-
-    def _unused(self, enrol: str | None) -> Token | None:
-        """Return the token to enrol by, unless it has enrolled this device before."""
-        if enrol is None:
-            return None
-        if self._keys is None:
-            raise ConfigError("enrol needs keys, a place for the device's own key")
-        token = Token.read(enrol)
-        return None if self._keys.enrolled_by(token) else token
-
-    def _find_hub(self, addresses: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the hub's addresses as given, or else as the token or the keys have them; note the hub's key."""
-        if self._token is not None:
-            self._hub_key = self._token.hub
-            addresses = addresses or self._token.addresses
-        elif self._keys is not None:
-            record = self._keys.hub()
-            self._hub_key = read_key(record.key)
-            addresses = addresses or record.addresses
-        if not addresses:
-            raise ConfigError("which hub? give at least one address, tcp://HOST:PORT")
-        return addresses
+        self._driver = EngineDriver(self._ending, self._tick, self._engine.next_deadline_s, self._fail_and_leave)
+        self._local = local or LocalParameters()
+        self._training = TrainingThread(
+            make_trainer,
+            initial,
+            self._local,
+            step_s_min=step_s_min,
+            share=lambda: core.care.pace.share,
+            local_steps=lambda: self.local_steps,
+            validate=lambda: self.validate,
+            hand_over=self._driver.do_from_thread,
+            warn=self._warn_from_thread,
+            fail=self._fail_from_thread,
+        )
+        self._spool = None if spool is None else SpoolKeeper(spool, self._warn_from_thread)
+        self._day: DayKeeper | None = None
+        if day_file is not None and bytes_per_day_max is not None:
+            self._day = DayKeeper(day_file, core.day, self._warn_from_thread, self._fail_from_thread)
 
     async def run(self) -> str:
         """Train until the hub has finished or a stop is requested; return the reason.
@@ -315,82 +222,70 @@ class Agent:
         agent was run before.
         """
         self._ending.begin()
-        if self._stopping.is_set():
+        if self._training.ended:
             return "stopped"
-        self._loop = asyncio.get_running_loop()
-        if self._day_file is not None:
-            self._engine.core.day.recall(self._day_file.read())
-            self._day_worker = Worker("day", self._fail_from_thread)
-            self._day_worker.start()
-        self._context = self._given_context or zmq.Context()
-        self._worker = Worker("train", self._fail_from_thread)
-        self._worker.start()
-        self._stepped_s = time.monotonic()
+        self._driver.begin()
+        if self._day is not None:
+            self._day.begin()
+        context = self._given_context or zmq.Context()
+        self._connection.begin(self._driver.loop, context)
+        self._training.begin(self._driver.loop)
         try:
-            if self._token is None:
-                self._begin()
-            else:
-                self._looking = self._loop.create_task(self._enrol_and_begin(self._token))
+            self._access.begin(self._begin)
             return await self._ending.wait(self.request_stop, CLOSE_S)
         finally:
-            self._end_training()
-            if isinstance(self._trainer, InterruptibleTrainer):
-                self._trainer.interrupt()
-            for waiting in (self._timer, self._explaining, self._looking, self._watch):
+            self._training.end()
+            for waiting in (self._driver, self._connection, self._access, self._watch):
                 if waiting is not None:
                     waiting.cancel()
             try:
-                if await asyncio.to_thread(self._worker.close, CLOSE_S):
+                if await self._training.close(CLOSE_S):
                     await asyncio.to_thread(self._keep_last_model)
             finally:
-                self._disconnect(LINGER_MS)
-                await asyncio.to_thread(self._keep_last_day)
+                self.disconnect(goodbye=True)
+                if self._day is not None:
+                    await asyncio.to_thread(self._day.close, CLOSE_S)
                 if self._given_context is None:
-                    self._context.destroy()
+                    context.destroy()
 
     def _begin(self) -> None:
         """Connect, after what was kept of an earlier start is here."""
         if self._spool is None:
-            self._do(self._begin_engine)
+            self._driver.do(self._begin_engine)
         else:
-            self.run_in_background(self._recall, self._begin_from)
+            self.run_in_background(self._spool.recall, lambda kept: self._begin_engine(*kept))
 
-    def _begin_engine(self) -> None:
+    def _begin_engine(self, spool: Spool | None = None, held: HeldModel | None = None) -> None:
         """Connect; only from now on the engine may be told of anything, sensors included."""
+        self._engine.recall(spool, held)
         self._engine.begin()
         if self._watch is not None:
-            self._watch.begin(
-                lambda readings: self._do(partial(self._engine.handle, Sensed(readings))), self._fail_and_leave
-            )
+            self._watch.begin(lambda readings: self._handle(Sensed(readings)), self._fail_and_leave)
 
-    async def _enrol_and_begin(self, token: Token) -> None:
-        """Bring the device's key by a token, then connect under that key."""
-        assert self._keys is not None
-        assert self._pair is not None
-        told: set[Finding] = set()
-        may_be_in = self._keys.begin(token)
+    def _keep_last_model(self) -> None:
+        """Keep the model of a device that stops; its training thread has ended."""
+        if self._spool is not None and (held := self._engine.held_model()) is not None:
+            self._spool.keep_model(held)
 
-        async def on_failure(address: str, finding: Finding) -> None:
-            nonlocal may_be_in
-            may_be_in = may_be_in or finding == "spoken"
-            self.address = address
-            if finding not in told:
-                told.add(finding)
-                self._on_report(Report("waiting", await explain(address, finding)))
+    @property
+    def address(self) -> str:
+        """The hub that is spoken to."""
+        return self._connection.address
 
-        try:
-            name = await enrol(self._context, token, self._pair.public, self.addresses, on_failure)
-            if name is not None:
-                self._keys.finish(token)
-                self._on_report(Report("enrolled", f"as {name}"))
-            elif not may_be_in:
-                self._fail_and_leave(AccessError(USED))
-                return
-            # The answer to an earlier attempt may have been lost: then the hub knows the key.
-            self._token_denied = name is None
-            self._begin()
-        except Exception as error:  # noqa: BLE001
-            self._fail_and_leave(error)
+    @property
+    def steps_total(self) -> int:
+        """Local steps taken since the start."""
+        return self._training.steps_total
+
+    @property
+    def bytes_up(self) -> int:
+        """Bytes of all messages to the hub."""
+        return self._connection.bytes_up
+
+    @property
+    def bytes_down(self) -> int:
+        """Bytes of all messages from the hub."""
+        return self._connection.bytes_down
 
     @property
     def updates_answered(self) -> int:
@@ -408,19 +303,21 @@ class Agent:
         return self._engine.core.round_trip_s
 
     @property
+    def link_bytes_per_s(self) -> float | None:
+        """The rate of the link as it was measured; `None` without a `link_share`, and before."""
+        return self._engine.link_bytes_per_s
+
+    @property
     def day_left_bytes(self) -> int | None:
         """The rest of `bytes_per_day_max`; `None` without a limit."""
         return self._engine.core.day.left_bytes(time.monotonic())
 
     def stalled_s(self) -> float:
-        """Return for how long the worker's thread, if it has work, has ended neither that nor a local step.
+        """Return for how long the training thread, if it has work, has ended neither that nor a local step.
 
         0 for an agent that waits, rests or stands still because it was asked to.
         """
-        if not self._ending.begun or self._ending.reached or not self._may_train.is_set():
-            return 0.0
-        begun_s = self._worker.begun_s
-        return 0.0 if begun_s is None else time.monotonic() - max(begun_s, self._stepped_s)
+        return self._training.stalled_s() if self._ending.begun and not self._ending.reached else 0.0
 
     def last_events(self) -> list[str]:
         """Return a line for each of the last events and effects of the core, without secrets."""
@@ -432,25 +329,23 @@ class Agent:
         Call it in the loop's thread. Before `run` it makes `run` return at once. After `run` it does nothing.
         """
         if not self._ending.begun:
-            self._stopping.set()
+            self._training.end()
         else:
-            self._do(lambda: self._engine.handle(StopRequested()))
+            self._handle(StopRequested())
 
     def request_pause(self, *, training: bool) -> None:
         """Leave the hub until `request_resume`; training continues if `training`, else it stands still.
 
         Call it in the loop's thread, while `run` runs.
         """
-        self._stands_still = not training
-        self._let_train()
-        self._do(lambda: self._engine.handle(PauseRequested(training)))
+        self._training.stand_still(asked=not training)
+        self._handle(PauseRequested(training))
 
     def request_resume(self) -> None:
         """Return to the hub; call it in the loop's thread, while `run` runs."""
-        self._stands_still = False
-        self._let_train()
-        self.pause()  # steps beyond an update were for the time without a hub
-        self._do(lambda: self._engine.handle(ResumeRequested()))
+        self._training.stand_still(asked=False)
+        self._training.pause()  # steps beyond an update were for the time without a hub
+        self._handle(ResumeRequested())
 
     @property
     def welcome(self) -> Welcome | None:
@@ -482,60 +377,24 @@ class Agent:
         again = self._engine.held_model()  # an install takes the version away before it changes a value
         return None if again is None or again.version != held.version else (held.version.number, vector)
 
-    def _do(self, action: Callable[[], None]) -> None:
-        """Let the engine act, then set the timer for what is due next; an error ends the agent."""
-        if self._ending.reached:
-            return
-        try:
-            action()
-        except Exception as error:  # noqa: BLE001
-            self._fail_and_leave(error)
-        if self._timer is not None:
-            self._timer.cancel()
-        due_s = self._engine.next_deadline_s()
-        if due_s is not None:
-            self._timer = self._loop.call_later(max(0.0, due_s - time.monotonic()), self._tick)
+    def _handle(self, event: DeviceEvent) -> None:
+        self._driver.do(lambda: self._engine.handle(event))
 
     def _tick(self) -> None:
-        self._do(lambda: self._engine.tick(self.steps_total))
+        self._engine.tick(self.steps_total)
 
-    def _on_message(self, peer: bytes, header: bytes, payload: Buffer | None) -> None:
-        log_frame("in", peer, header, payload)
-        self.bytes_down += len(header) if payload is None else len(header) + len(payload)
-        self._do(lambda: self._engine.on_message(header, payload))
-
-    def _on_connected(self) -> None:
-        self._do(lambda: self._engine.handle(Connected()))
+    def _on_message(self, header: bytes, payload: Buffer | None) -> None:
+        self._driver.do(lambda: self._engine.on_message(header, payload))
 
     def _on_disconnected(self) -> None:
-        if self._monitor is not None and not self._let_in:
-            finding = self._monitor.finding
-            self._cuts[self.address] = self._cuts[self.address] + 1 if finding == "foreign" else 0
-            idle = self._looking is None or self._looking.done()
-            if idle and finding in ("denied", "mechanism", "foreign"):
-                self._looking = self._loop.create_task(self._look_at_keys(self.address, finding))
-        self._do(lambda: self._engine.handle(Disconnected()))
+        self._access.disconnected()
+        self._handle(Disconnected())
 
-    async def _look_at_keys(self, address: str, finding: Finding) -> None:
-        """End if it is the keys that do not fit, at every address: waiting would not cure it.
-
-        Once a hub has let the device in, it waits all the same: somebody on the way could say anything.
-        """
-        mechanism = "" if finding == "denied" else await mechanism_at(address)
-        reason = keys_do_not_fit(
-            finding, keyed=self._pair is not None, mechanism=mechanism, cuts=self._cuts[address]
-        )
-        if not reason or self._let_in:
-            return
-        if finding == "denied" and self._knocking:
-            return  # a person at the hub may let it in
-        self._shut_out[address] = USED if self._token_denied else reason
-        if len(self._shut_out) == len(self.addresses):
-            told = "; ".join(f"{address}: {why}" for address, why in self._shut_out.items())
-            self._fail_and_leave(AccessError(told))
+    def _warn_from_thread(self, sentence: str) -> None:
+        self._driver.loop.call_soon_threadsafe(self.report, Report("warning", sentence))
 
     def _fail_from_thread(self, error: BaseException) -> None:
-        self._loop.call_soon_threadsafe(self._fail_and_leave, error)
+        self._driver.loop.call_soon_threadsafe(self._fail_and_leave, error)
 
     def _fail_and_leave(self, error: BaseException) -> None:
         if isinstance(error, MemoryError):
@@ -550,52 +409,19 @@ class Agent:
     def connect(self) -> None:
         """Connect a fresh socket: nothing of an older connection can come through it."""
         self.disconnect()
-        self.address = self.addresses[self._engine.core.hub]
-        socket = self._context.socket(zmq.DEALER)
-        socket.set(zmq.IPV6, "[" in self.address)
-        socket.set(zmq.LINGER, 0)
-        socket.set(zmq.MAXMSGSIZE, self._frame_bytes_max + FRAME_BYTES)
-        socket.set(zmq.RCVHWM, QUEUED_MESSAGES_MAX)
-        if self._pair is not None:
-            use_keys(socket, self._pair, self._hub_key)
-        monitor = SocketMonitor(socket, self._loop, self._on_connected, self._on_disconnected)
-        try:
-            socket.connect(self.address)
-        except zmq.ZMQError as error:
-            monitor.close()
-            socket.close(0)
-            raise AddressError(
-                f"{self.address!r} is not an address to connect to ({error.strerror}); write tcp://HOST:PORT"
-            ) from error
-        self._monitor = monitor
-        self._channel = Channel(socket, self._loop, self._on_message)
-        self._channel.large_payloads = True
+        self._connection.connect(self._engine.core.hub)
 
     def disconnect(self, *, goodbye: bool = False) -> None:
         """Close the socket, if there is one."""
-        self._disconnect(LINGER_MS if goodbye else 0)
+        self._connection.close(goodbye=goodbye, answered=self._engine.core.answered)
 
     def has_connected(self) -> bool:
         """Return whether ZeroMQ's handshake has succeeded on this connection."""
-        return self._monitor is not None and self._monitor.finding == "spoken"
-
-    def _disconnect(self, linger_ms: int) -> None:
-        if self._monitor is not None:
-            self._findings.pop(self.address, None)
-            if not self._engine.core.answered:
-                self._findings[self.address] = self._monitor.finding
-            self._monitor.close()
-            self._monitor = None
-        if self._channel is not None:
-            self._channel.close(linger_ms)
-            self._channel = None
+        return self._connection.finding == "spoken"
 
     def send(self, header: bytes, payload: Buffer | None) -> None:
         """Send a message without waiting; without a connection it is dropped."""
-        if self._channel is not None:
-            log_frame("out", b"", header, payload)
-            self.bytes_up += len(header) if payload is None else len(header) + len(payload)
-            self._channel.send(b"", header, payload)
+        self._connection.send(header, payload)
 
     def has_graph(self, fingerprint: str) -> bool:
         """Look into memory, then into the cache."""
@@ -611,160 +437,46 @@ class Agent:
         if self._graphs is not None:
             self._graphs.keep(fingerprint, graph, self._warn_from_thread)
 
-    def _warn_from_thread(self, sentence: str) -> None:
-        self._loop.call_soon_threadsafe(self.report, Report("warning", sentence))
-
     def prepare(self, welcome: Welcome) -> None:
-        """Let the worker make ready: loading a graph may take seconds, in which pings must leave."""
-        self._worker.submit(lambda: self._prepare(welcome))
+        """Make ready in the background: loading a graph may take seconds, in which pings must leave."""
+        self._training.submit(lambda: self._prepare(welcome))
 
     def _prepare(self, welcome: Welcome) -> None:
-        """Screen the hub's graph, make the trainer, and hold it against the hub's description."""
+        """Screen the hub's graph, and make the trainer; runs in the training thread."""
         if welcome.graph is not None:
             assert self.graph is not None
             check_graph(self.graph, bytes_max=self._graph_bytes_max)
-        self._trainer = self._make_trainer(welcome)
-        if self._trainer.spec != welcome.spec:
-            difference = first_difference(self._trainer.spec, welcome.spec)
-            raise ModelMismatchError(
-                f"the trainer's parameters are not the hub's: {difference}; give both the same model, names and "
-                "shapes included"
-            )
-
-        self._initial: Vector | None = None if self._make_initial is None else self._make_initial(welcome.spec)
-        self._local.begin(welcome.spec, welcome.settings, self._warn_from_thread)
-        if self._trainer_state is not None and isinstance(self._trainer, ResumableTrainer):
-            try:
-                self._trainer.restore(self._trainer_state)
-            except ValueError as error:
-                self._warn_from_thread(f"the trainer begins from scratch: {error}")
-        self._trainer_state = None
-
-    # -- what outlives a power cut ---------------------------------------------------------------------------
-
-    def _recall(self) -> tuple[Spool | None, HeldModel | None]:
-        """Read what was kept before this start; whatever is wrong with that costs a warning, and no more."""
-        assert self._spool is not None
-        held = self._spool.read_model()
-        try:
-            return self._spool.read(), held
-        except StorageError as error:
-            self._warn_from_thread(str(error))
-        except ProtocolError as error:
-            self._put_aside(str(error))
-        return None, held
-
-    def _begin_from(self, kept: tuple[Spool | None, HeldModel | None]) -> None:
-        spool, held = kept
-        if spool is not None:
-            self._trainer_state = spool.trainer
-        self._engine.recall(spool, held)
-        self._begin_engine()
-
-    def keep_model(self, held: HeldModel) -> None:
-        """Write the model. If the disk fails, `keep` tells that, and the next start fetches a whole model."""
-        assert self._spool is not None
-        with contextlib.suppress(StorageError):
-            self._spool.write_model(held)
-
-    def _keep_last_model(self) -> None:
-        """Keep the model of a device that stops; its worker has ended."""
-        if self._spool is not None and (held := self._engine.held_model()) is not None:
-            self.keep_model(held)
+        trainer = self._training.prepare(welcome)
+        if self._spool is not None:
+            self._spool.restore(trainer)
 
     def keep(self, spool: Spool) -> None:
-        """Write what would be lost with the power; a disk that fails is told of once, until it works again."""
+        """Write what would be lost with the power; runs in the training thread."""
         assert self._spool is not None
-        if isinstance(self._trainer, ResumableTrainer):
-            spool = msgspec.structs.replace(spool, trainer=self._trainer.state())
-        try:
-            self._spool.write(spool)
-            self._spool_fails = False
-        except StorageError as error:
-            if not self._spool_fails:
-                self._warn_from_thread(f"{error}; until then a power cut loses the unanswered update")
-            self._spool_fails = True
+        self._spool.keep(spool, self._training.trainer)
+
+    def keep_model(self, held: HeldModel) -> None:
+        """Write the model; runs in the training thread."""
+        assert self._spool is not None
+        self._spool.keep_model(held)
 
     def put_aside(self, reason: str) -> None:
         """Rename what was kept, in the background, and begin from scratch."""
-        self._trainer_state = None
-        self._worker.submit(lambda: self._put_aside(reason))
-
-    def _put_aside(self, reason: str) -> None:
         assert self._spool is not None
-        try:
-            aside = self._spool.put_aside()
-        except StorageError as error:
-            self._warn_from_thread(str(error))
-        else:
-            self._warn_from_thread(f"{aside}: {reason}; put aside, and this device begins from scratch")
+        self._training.submit(partial(self._spool.put_aside, reason))
 
     def keep_day(self, record: DayRecord) -> None:
-        """Write the count in a thread of its own: the one that trains may be busy for minutes."""
-        if self._day_file is not None:
-            self._day_worker.submit(lambda: self._write_day(record))
-
-    def _write_day(self, record: DayRecord) -> None:
-        """Write the count; a disk that fails is told of once, until it works again."""
-        assert self._day_file is not None
-        try:
-            self._day_file.write(record)
-            self._day_fails = False
-        except StorageError as error:
-            if not self._day_fails:
-                self._warn_from_thread(f"{error}; until then a restart forgets bytes of the day")
-            self._day_fails = True
-
-    def _keep_last_day(self) -> None:
-        """Keep the count of a device that stops, to the byte."""
-        if self._day_file is not None and self._day_worker.close(CLOSE_S):
-            with contextlib.suppress(StorageError):
-                self._day_file.write(self._engine.core.day.record(time.monotonic()))
-
-    # -- work ------------------------------------------------------------------------------------------------
+        """Write the count of the day's bytes in the background."""
+        if self._day is not None:
+            self._day.keep(record)
 
     def train(
         self, model: DeviceModel, local_steps: int, then: Callable[[Trained], None], *, overlap: bool
     ) -> None:
-        """Take the local steps in the worker's thread."""
-        pausing = self._pausing = threading.Event()
-        begins = self._engine.core.work.pending.seq_last == 0
-
-        def work() -> None:
-            trainer = self._trainer
-            if trainer is None:
-                return  # it could not be made, and the agent is ending
-            step = trainer.step
-            of_own = None if overlap else self.validate
-            try:
-                with self._local.in_place(model.parameters):
-                    if not overlap:
-                        if begins and self._initial is not None:
-                            model.parameters[:] = self._initial
-                        trainer.begin(model.parameters)
-                    result = take_local_steps(
-                        trainer,
-                        local_steps if overlap else local_steps and (self.local_steps or local_steps),
-                        should_stop=self._should_stop,
-                        on_step=self._count_step,
-                        step_s_min=self._step_s_min,
-                        share=self._share,
-                        wait=self._draw_out,
-                        should_pause=pausing.is_set if overlap else None,
-                        step=self._awaited.in_thread(self._loop, step),
-                        validate=lambda: None if of_own is None else of_own(model.parameters),
-                    )
-            except concurrent.futures.CancelledError:
-                if not self._stopping.is_set():
-                    raise
-                return
-            if result is not None:
-                self._local.keep()
-                self._loop.call_soon_threadsafe(self._do, lambda: then(result))
-            elif not (self._stopping.is_set() or (overlap and pausing.is_set())):
-                self._loop.call_soon_threadsafe(self._do, lambda: self._end_of_steps(then, overlap=overlap))
-
-        self._worker.submit(work)
+        """Take the local steps in the background."""
+        exhausted = partial(self._end_of_steps, then, overlap=overlap)
+        first = self._engine.core.work.pending.seq_last == 0
+        self._training.train(model, local_steps, then, exhausted, overlap=overlap, first=first)
 
     def _end_of_steps(self, then: Callable[[Trained], None], *, overlap: bool) -> None:
         """Tell that the trainer has no more; end once all steps are in an update, and every update is answered."""
@@ -773,137 +485,45 @@ class Agent:
         else:
             self.request_stop()
 
-    @property
-    def link_bytes_per_s(self) -> float | None:
-        """The rate of the link as it was measured; `None` without a `link_share`, and before."""
-        return self._engine.link_bytes_per_s
-
     def reset_trainer(self) -> None:
-        """Let the trainer forget momentum and averages, if it can."""
-        if isinstance(self._trainer, ResettableTrainer):
-            self._trainer.reset()
+        """Let the trainer start over; runs in the training thread."""
+        self._training.reset()
 
     def set_pace(self, pace: Pace) -> None:
         """Stand still between two steps, or train again; what slows a step reads the pace itself."""
         del pace
-        self._let_train()
-
-    def _let_train(self) -> None:
-        """Let the worker take steps unless a person or the governor wants none."""
-        if self._stopping.is_set() or (not self._stands_still and self._engine.core.care.pace.share):
-            self._stepped_s = time.monotonic()
-            self._may_train.set()
-        else:
-            self._may_train.clear()
-
-    def _share(self) -> float:
-        """Return the share of the time that steps may take; one that runs as a pause begins is not drawn out."""
-        return self._engine.core.care.pace.share or 1.0
-
-    def _draw_out(self, remaining_s: float) -> None:
-        """Wait for the rest of a step, which is no standstill, however long it takes."""
-        until_s = time.monotonic() + remaining_s
-        while remaining_s > 0.0 and not self._stopping.wait(min(remaining_s, DRAWN_OUT_S)):
-            self._stepped_s = time.monotonic()
-            remaining_s = until_s - self._stepped_s
-
-    def _should_stop(self) -> bool:
-        """Wait while training stands still, then return whether it has ended; called between two steps."""
-        self._may_train.wait()
-        return self._stopping.is_set()
-
-    def _end_training(self) -> None:
-        """Make the worker abandon its local steps."""
-        self._stopping.set()
-        self._may_train.set()
-        self._awaited.cancel()
+        self._training.follow_pace()
 
     def pause(self) -> None:
         """End overlapped training after the current step."""
-        self._pausing.set()
+        self._training.pause()
 
     def run_in_background(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
-        """Do `work` in the worker's thread, then call `then` on the loop."""
-
-        def work_and_hand_over() -> None:
-            result = work()
-            self._loop.call_soon_threadsafe(self._do, lambda: then(result))
-
-        self._worker.submit(work_and_hand_over)
+        """Do `work` in the training thread, then call `then` on the loop."""
+        self._training.run(work, then)
 
     def report(self, report: Report) -> None:
         """Pass on what happened; that no hub is reached, with since when and why, once that is known."""
         if report.event == "joined":
-            self._findings.clear()
-            self._let_in = True
-            if self._token_denied and self._token is not None and self._keys is not None:
-                self._token_denied = False
-                self._keys.finish(self._token)
-        knocked = self._knocking and not self._let_in and self._findings.get(self.address) == "denied"
-        if report.since_s is not None and knocked:
-            self._on_report(Report("waiting", self._knock))
-            return
+            self._access.joined()
+        knock = self._access.knock
         if report.since_s is None:
-            if report.event != "waiting" or not knocked:
+            if report.event != "waiting" or not knock:
                 self._on_report(report)
-            return
-        since_s = time.time() - time.monotonic() + report.since_s
-        findings = {address: (finding, "") for address, finding in self._findings.items()}
-        # A hub that answered before, and is not heard now, has left no finding.
-        findings[self.address] = self._findings.get(self.address, "spoken"), report.detail
-        self._explaining = self._loop.create_task(self._explain(report, written(since_s), findings))
+        elif knock:
+            self._on_report(Report("waiting", knock))
+        else:
+            self._connection.explain(report, self._report_unreached)
 
-    async def _explain(self, report: Report, since: str, findings: dict[str, tuple[Finding, str]]) -> None:
+    def _report_unreached(self, report: Report) -> None:
         """Tell that no hub is reached, unless one is by the time it is known why not."""
-        reasons = await asyncio.gather(*[explain(address, *found) for address, found in findings.items()])
-        told = [f"{address}: {reason}" for address, reason in zip(findings, reasons, strict=True)]
-        report = msgspec.structs.replace(report, detail=f"since {since}: {'; '.join(told)}")
         if self._engine.core.link != "joined":
-            self._do(lambda: self._on_report(report))
+            self._driver.do(lambda: self._on_report(report))
 
     def stop(self, stop: Stop) -> None:
         """Let `run` return, or raise."""
-        self._end_training()
+        self._training.end()
         if stop.error is not None:
             self._ending.fail(stop.error)
         else:
             self._ending.reach(stop.reason)
-
-    def _count_step(self) -> None:
-        self.steps_total += 1
-        self._stepped_s = time.monotonic()
-
-
-def _set(event: threading.Event) -> threading.Event:
-    event.set()
-    return event
-
-
-def _describe_knock(pair: KeyPair, device_id: str) -> str:
-    """Return what a person reads at a device that knocks, and what to do at the hub."""
-    name = device_id.partition("/")[0]
-    return (
-        "this device knocks, and waits until the hub's operator lets it in by "
-        f"'edgeasync keys accept {fingerprint(pair.public)} {name}'"
-    )
-
-
-def frame_bytes_max(parameters_max: int, graph_bytes_max: int) -> int:
-    """Return the longest frame that a hub may send: a welcome's header, or a payload or a piece of it.
-
-    A longer payload of a model or a graph comes in pieces.
-    """
-    payload_bytes = max(compressed_bytes_max(4 * parameters_max + 64), graph_bytes_max)
-    return max(wire.HEADER_BYTES_MAX, min(payload_bytes, PIECE_BYTES_MAX)) + ENCRYPTION_BYTES
-
-
-def describe_machine(examples: int, local_steps_max: int = 0) -> DeviceProfile:
-    """Return what a hub may know about this machine."""
-    return DeviceProfile(
-        machine=platform.machine()[:64],
-        cores=os.cpu_count() or 1,
-        memory_bytes=memory_bytes(),
-        examples=examples,
-        software=f"edgeasync {VERSION}",
-        local_steps_max=local_steps_max,
-    )

@@ -17,11 +17,12 @@ from edgeasync.durable.identity import DeviceIdentity, default_device_id
 from edgeasync.durable.keys import Token
 from edgeasync.errors import ConfigError
 from edgeasync.protocol.messages import Welcome
-from edgeasync.runtime.agent import Agent, MakeInitial, MakeTrainer, OnReport
+from edgeasync.runtime.agent import Agent, OnReport
 from edgeasync.runtime.agent_settings import AgentSection, CareSection
 from edgeasync.runtime.graph_cache import GraphCache
 from edgeasync.runtime.own_code import make_trainer
 from edgeasync.runtime.sensing import make_sense
+from edgeasync.runtime.training_thread import MakeInitial, MakeTrainer
 from edgeasync.training.local_parameters import LocalParameters
 from edgeasync.training.plan import CodeModel, LocalTraining, ReceivedGraph, TrainingPlan, read_plan
 from edgeasync.training.trainer import Trainer

@@ -3,9 +3,16 @@
 import ctypes
 import gc
 import os
+import platform
 from pathlib import Path
 
+from edgeasync.parameters import PARAMETERS_MAX
+from edgeasync.protocol.messages import DeviceProfile
 from edgeasync.training.free_memory import memory_groups
+from edgeasync.version import VERSION
+
+BYTES_A_PARAMETER = 16
+"""Of memory: the parameters, their base, the gradient and a payload, of four bytes each."""
 
 KEPT_BYTES = 64 << 20
 """The most freed memory that stays at the end of a heap."""
@@ -26,6 +33,23 @@ def memory_bytes() -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):
         return 0
+
+
+def describe_machine(examples: int, local_steps_max: int = 0) -> DeviceProfile:
+    """Return what a hub may know about this machine."""
+    return DeviceProfile(
+        machine=platform.machine()[:64],
+        cores=os.cpu_count() or 1,
+        memory_bytes=memory_bytes(),
+        examples=examples,
+        software=f"edgeasync {VERSION}",
+        local_steps_max=local_steps_max,
+    )
+
+
+def parameters_that_fit() -> int:
+    """Return how many values a model may have for this machine to train it, by its memory."""
+    return min(memory_bytes() // BYTES_A_PARAMETER, PARAMETERS_MAX) or PARAMETERS_MAX
 
 
 def resident_bytes() -> int:

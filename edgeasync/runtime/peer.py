@@ -7,6 +7,7 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TypeVar
@@ -21,13 +22,14 @@ from edgeasync.core.peer.machine import PeerCore
 from edgeasync.core.peer.settings import PeerSettings
 from edgeasync.durable.keys import KeyPair
 from edgeasync.durable.peers_file import PeerEntry, Peers
-from edgeasync.errors import StorageError
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.protocol.codecs import payload_bytes_limit
 from edgeasync.protocol.messages import COUNT_MAX
 from edgeasync.protocol.wire import Buffer
 from edgeasync.runtime.awaited_step import AwaitedStep
+from edgeasync.runtime.disk_watch import DiskWatch
 from edgeasync.runtime.ending import Ending
+from edgeasync.runtime.engine_driver import EngineDriver
 from edgeasync.runtime.model_file import save_model
 from edgeasync.runtime.peer_sockets import PeerSockets
 from edgeasync.runtime.worker import Worker
@@ -48,6 +50,9 @@ KEEP_MODEL_S = 60.0
 """The least time between two writes of the model."""
 
 PINGS_PER_LEASE = 5
+
+TICK_S = 3600.0
+"""The longest time between two looks at what is due."""
 
 LAST_ROUND_LEASES = 2.0
 """How many leases a peer that has taken its steps waits for one more round."""
@@ -131,9 +136,11 @@ class Peer:
         self._rounds_max = rounds_max
         self._step_s_min = step_s_min
         self._model_file = model_file
-        self._keep_fails = False
         self._kept_s = time.monotonic()
         self._on_report = on_report or (lambda _: None)
+        self._disk = DiskWatch(
+            lambda sentence: self._on_report(Report("warning", sentence)), "a restart loses what was trained"
+        )
         self._given_context = context
         self._ending = Ending("Peer")
         self._stopping = threading.Event()
@@ -146,7 +153,6 @@ class Peer:
         self._jobs: SimpleQueue[Callable[[Vector], None]] = SimpleQueue()
         self._awaited = AwaitedStep(self._stopping)
         self._sockets: PeerSockets | None = None
-        self._timer: asyncio.TimerHandle | None = None
         self._stepped_s = self._round_began_s = time.monotonic()
         self._settings = msgspec.structs.replace(
             settings,
@@ -159,6 +165,12 @@ class Peer:
         others = tuple(entry.name for entry in peers.peer if entry.name != own.name)
         core = PeerCore(own.name, incarnation, others, self._settings)
         self._engine = PeerEngine(core, self, self._spec, time.monotonic, incarnation)
+        self._driver = EngineDriver(
+            self._ending,
+            lambda: self._act(self._engine.tick),
+            lambda: min(self._engine.next_deadline_s(), time.monotonic() + TICK_S),
+            self._ending.fail,
+        )
 
     async def run(self) -> str:
         """Train and average until the end; return the reason.
@@ -169,7 +181,8 @@ class Peer:
         self._ending.begin()
         if self._stopping.is_set():
             return "stopped"
-        self._loop = asyncio.get_running_loop()
+        self._driver.begin()
+        self._loop = self._driver.loop
         self._begun_s = time.monotonic()
         context = self._given_context or zmq.Context()
         self._worker = Worker("train", self._fail_from_thread)
@@ -202,8 +215,7 @@ class Peer:
                     context.destroy()
 
     async def _close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        self._driver.cancel()
         self._end_training()
         try:
             ended = [
@@ -310,12 +322,7 @@ class Peer:
 
     def aside(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
         """Do `work` beside the training thread."""
-
-        def work_and_hand_over() -> None:
-            result = work()
-            self._hand_over(lambda: then(result))
-
-        self._aside.submit(work_and_hand_over)
+        self._aside.submit(lambda: self._hand_over(partial(then, work())))
 
     def applied(self, parameters: Vector) -> None:
         """Let the trainer begin from the new model, as after a hub's answer; called in the training thread."""
@@ -359,27 +366,16 @@ class Peer:
         self._do(lambda: self._engine.on_message(peer, header, payload))
 
     def _do(self, action: Callable[[], None]) -> None:
-        """Let the engine act, then set the timer for what is due next; an error ends the peer."""
-        if self._ending.reached:
-            return
-        try:
-            action()
-            if self._leaving and not self._serves:
-                self._engine.handle(StopRequested())
-        except Exception as error:  # noqa: BLE001
-            self._ending.fail(error)
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        due_s = self._engine.next_deadline_s() - time.monotonic()
-        self._timer = self._loop.call_later(min(max(0.0, due_s), 3600.0), self._tick)
-
-    def _tick(self) -> None:
-        self._do(self._engine.tick)
+        self._driver.do(lambda: self._act(action))
 
     def _hand_over(self, action: Callable[[], None]) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
-            self._loop.call_soon_threadsafe(self._do, action)
+        self._driver.do_from_thread(lambda: self._act(action))
+
+    def _act(self, action: Callable[[], None]) -> None:
+        """Let the engine act, and leave once nobody needs this device's round any more."""
+        action()
+        if self._leaving and not self._serves:
+            self._engine.handle(StopRequested())
 
     def _fail_from_thread(self, error: BaseException) -> None:
         self._loop.call_soon_threadsafe(self._fail_and_leave, error)
@@ -474,16 +470,11 @@ class Peer:
             self._trainer.interrupt()
 
     def _keep_model(self, parameters: Vector) -> None:
-        """Write the model; a disk that fails is told of once, until it works again."""
+        """Write the model."""
         if self._model_file is None:
             return
-        try:
-            save_model(self._model_file, self._spec, parameters, lineage=self._own.name, version=self.steps_total)
-            self._keep_fails = False
-        except StorageError as error:
-            if not self._keep_fails:
-                self._on_report(Report("warning", f"{error}; until then a restart loses what was trained"))
-            self._keep_fails = True
+        save = partial(save_model, self._model_file, self._spec, parameters, lineage=self._own.name)
+        self._disk.write(lambda: save(version=self.steps_total))
 
 
 def _nothing(_: Vector) -> None:

@@ -18,9 +18,10 @@ from edgeasync.errors import ConfigError, EdgeAsyncError
 from edgeasync.losses import LossSetting, kind_of
 from edgeasync.parameters import Vector
 from edgeasync.protocol.messages import Ack, Assignment, Duplicate, Push, Welcome
-from edgeasync.runtime.agent import Agent, MakeInitial
+from edgeasync.runtime.agent import Agent
 from edgeasync.runtime.agent_settings import AgentSection, CareSection
 from edgeasync.runtime.device import Device, make_agent, planned_trainer
+from edgeasync.runtime.training_thread import MakeInitial
 from edgeasync.sdk import events
 from edgeasync.sdk.models import Prepared, as_dataset, evaluator_of, prepare_as
 from edgeasync.sdk.shares import Share, hold_back

@@ -42,7 +42,7 @@ from edgeasync.protocol.messages import (
     Rejected,
 )
 from edgeasync.protocol.transfers import PIECE_BYTES_MAX
-from edgeasync.runtime import agent as agent_shell
+from edgeasync.runtime import machine
 from edgeasync.runtime.agent import Agent
 from edgeasync.runtime.agent_settings import AgentSection
 from edgeasync.training.plan import read_plan
@@ -197,7 +197,7 @@ def parameters_max_of(agent):
     ("gib", "expected"), [(1, 1 << 26), (0.5, 1 << 25), (64, PARAMETERS_MAX), (0, PARAMETERS_MAX)]
 )
 def test_without_a_setting_the_machines_memory_bounds_the_model(monkeypatch, gib, expected):
-    monkeypatch.setattr(agent_shell, "memory_bytes", lambda: int(gib * 2**30))
+    monkeypatch.setattr(machine, "memory_bytes", lambda: int(gib * 2**30))
     assert parameters_max_of(make_agent()) == expected
     assert parameters_max_of(make_agent(parameters_max=7)) == 7
 
@@ -326,7 +326,7 @@ def test_a_frame_is_no_longer_than_what_it_may_carry(monkeypatch, parameters_max
     monkeypatch.setattr(context, "_socket_class", Noting)
     try:
         agent = make_agent(parameters_max=parameters_max, graph_bytes_max=graph_bytes_max, context=context)
-        agent._loop, agent._context = Mock(), context
+        agent._connection.begin(Mock(), context)
         agent.connect()
         agent.disconnect()
     finally:

@@ -43,22 +43,23 @@ class CrowdAgent(Agent):
         self.rejected = []
         self._crowd = crowd
         self._delays = Random(number)
-        self._context = crowd.context
         self._loop = asyncio.get_running_loop()
+        self._driver.begin()
+        self._connection.begin(self._loop, crowd.context)
         self._done = self._loop.create_future()
 
     def begin(self):
         """Connect for the first time."""
-        self._do(self._engine.begin)
+        self._driver.do(self._engine.begin)
 
     def connect(self):
         """Connect a fresh socket."""
         self.disconnect()
-        socket = self._context.socket(zmq.DEALER)
+        socket = self._crowd.context.socket(zmq.DEALER)
         socket.set(zmq.LINGER, 0)
         socket.set(zmq.RECONNECT_IVL, RECONNECT_MS)
         socket.connect(self.address)
-        self._channel = Channel(socket, self._loop, self._on_message)
+        self._connection._channel = Channel(socket, self._loop, self._connection.receive)
 
     def prepare(self, welcome):
         """Do nothing: there is no trainer."""
@@ -74,11 +75,11 @@ class CrowdAgent(Agent):
             self.made += 1
             first = PLACES * (self.number % GROUPS)
             model.parameters[first : first + PLACES] += shares_of(self.made)
-            self._do(lambda: then(Trained(1, 1, 1.0, 0.0, self._crowd.period_s)))
+            self._driver.do(lambda: then(Trained(1, 1, 1.0, 0.0, self._crowd.period_s)))
 
     def run_in_background(self, work, then):
         """Do the work at once."""
-        self._loop.call_soon(self._do, lambda: then(work()))
+        self._loop.call_soon(self._driver.do, lambda: then(work()))
 
     def _note(self, report):
         if report.event == "answered":

@@ -130,7 +130,7 @@ async def test_what_makes_the_first_model_may_raise_anything(tmp_path, context, 
 @odd_errors
 async def test_a_trainer_that_cannot_be_made_may_raise_anything(tmp_path, context, error):
     agent = make_agent(context)
-    agent._make_trainer = lambda _: fail(error)
+    agent._training._make_trainer = lambda _: fail(error)
     with pytest.raises(EdgeAsyncError, match=rf"raised {type(error).__name__}.*test_ends.py.*in fail"):
         await serve(make_hub(tmp_path, context), agent)
 
@@ -225,7 +225,7 @@ async def test_the_loop_goes_on_while_an_agent_waits_for_its_last_step(tmp_path,
 
     def last_step():
         loop.call_soon_threadsafe(agent.request_stop)
-        agent._stopping.wait(PATIENCE_S)
+        agent._training._stopping.wait(PATIENCE_S)
         for _ in range(10):
             asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result(PATIENCE_S / 2)
             turns.append(True)

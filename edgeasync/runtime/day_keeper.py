@@ -1,0 +1,42 @@
+"""The count of the bytes of a device's day, kept on disk so that a restart does not begin another day."""
+
+import contextlib
+import time
+from collections.abc import Callable
+
+from edgeasync.core.device.day import Day, DayRecord
+from edgeasync.durable.day_file import DayFile
+from edgeasync.errors import StorageError
+from edgeasync.runtime.disk_watch import DiskWatch
+from edgeasync.runtime.worker import Worker
+
+
+class DayKeeper:
+    """Writes the count in a thread of its own: the one that trains may be busy for minutes.
+
+    The agent calls `begin` and `keep` on its loop. `close` waits for the thread, so the agent calls it in another.
+    `warn` and `fail` are called in the thread: with a sentence, and with an error that must not happen.
+    """
+
+    def __init__(
+        self, file: DayFile, day: Day, warn: Callable[[str], None], fail: Callable[[BaseException], None]
+    ) -> None:
+        self._file = file
+        self._day = day
+        self._worker = Worker("day", fail)
+        self._disk = DiskWatch(warn, "a restart forgets bytes of the day")
+
+    def begin(self) -> None:
+        """Continue the day of an earlier start, and start the thread; raises `StorageError`."""
+        self._day.recall(self._file.read())
+        self._worker.start()
+
+    def keep(self, record: DayRecord) -> None:
+        """Write the count soon."""
+        self._worker.submit(lambda: self._disk.write(lambda: self._file.write(record)))
+
+    def close(self, timeout_s: float) -> None:
+        """Keep the count of a device that stops, to the byte, unless the thread hangs."""
+        if self._worker.close(timeout_s):
+            with contextlib.suppress(StorageError):
+                self._file.write(self._day.record(time.monotonic()))

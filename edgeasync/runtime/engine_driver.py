@@ -1,0 +1,54 @@
+"""Drives an engine on an event loop: what it is told, and what is due by the clock."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+
+from edgeasync.runtime.ending import Ending
+
+
+class EngineDriver:
+    """Lets an engine act, one action at a time, until its shell's `ending` is reached.
+
+    It calls `tick` at the time of `next_deadline_s`, which every action may change, and `fail` with an error that
+    an action raises. All of that is on the loop on which `begin` was called.
+    """
+
+    def __init__(
+        self,
+        ending: Ending,
+        tick: Callable[[], None],
+        next_deadline_s: Callable[[], float | None],
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        self._ending = ending
+        self._tick, self._next_deadline_s, self._fail = tick, next_deadline_s, fail
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self) -> None:
+        """Use the running loop from now on."""
+        self.loop = asyncio.get_running_loop()
+
+    def do(self, action: Callable[[], None]) -> None:
+        """Let the engine act, then set the timer for what is due next; called on the loop."""
+        if self._ending.reached:
+            return
+        try:
+            action()
+        except Exception as error:  # noqa: BLE001
+            self._fail(error)
+        self.cancel()
+        due_s = self._next_deadline_s()
+        if due_s is not None:
+            self._timer = self.loop.call_later(max(0.0, due_s - time.monotonic()), self.do, self._tick)
+
+    def do_from_thread(self, action: Callable[[], None]) -> None:
+        """Let the engine act soon; called in another thread, which may outlast the loop."""
+        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
+            self.loop.call_soon_threadsafe(self.do, action)
+
+    def cancel(self) -> None:
+        """Let the engine do nothing more by the clock."""
+        if self._timer is not None:
+            self._timer.cancel()
