@@ -17,7 +17,7 @@ import zmq
 
 from edgeasync.core.engine.peer_engine import PeerEngine
 from edgeasync.core.peer.effects import Report, Stop
-from edgeasync.core.peer.events import PeersChanged, RoundDue, StopRequested
+from edgeasync.core.peer.events import PeersChanged, RoundDue, StopRequested, TrainingBegun
 from edgeasync.core.peer.machine import PeerCore
 from edgeasync.core.peer.settings import PeerSettings
 from edgeasync.durable.keys import KeyPair
@@ -157,6 +157,7 @@ class Peer:
         self._settings = msgspec.structs.replace(
             settings,
             ping_s=settings.lease_s / PINGS_PER_LEASE,
+            begins_ready=not meets,
             fingerprint=_fingerprint(self._spec, settings),
             codecs=(settings.codec,),
             payload_bytes_max=payload_bytes_limit(self._spec),
@@ -389,6 +390,7 @@ class Peer:
     def _train(self) -> None:
         """Take local steps and do jobs between them; after the last step do jobs alone."""
         self._do_jobs_while(lambda: bool(self._to_meet))
+        self._hand_over(lambda: self._engine.handle(TrainingBegun()))
         self._trainer.begin(self.parameters)
         step = self._trainer.step
         while not self._stopping.is_set() and not self._trained:
