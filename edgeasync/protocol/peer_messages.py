@@ -54,9 +54,9 @@ class PeerPing(Message, frozen=True, gc=False):
 
     `incarnation` grows with every start, `count` with every ping of a start: an older ping does not count.
     `fingerprint` is of what all peers must have in common: the model's layout, and how they exchange. `number` is
-    that of the highest round I know. I am `ready` for a round unless my trainer still owes work to an earlier one.
-    `heard` are the peers I have heard within a lease. `current` is the round I am in, `completed` the last one
-    whose mean I have.
+    that of the highest round I know. I am `ready` for a round unless my trainer has yet to begin, or owes work to
+    an earlier one. `heard` are the peers I have heard within a lease. `current` is the round I am in, `completed`
+    the last one whose mean I have.
     """
 
     kind = 40
