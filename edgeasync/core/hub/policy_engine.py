@@ -186,10 +186,12 @@ class PolicyEngine:
         spoken = self.state.spoken
         if not spoken:
             return 0.0
-        refused = spoken.keys() - self.state.rare.keys() - {one.device_id for one in self.state.contributions}
-        refused -= self._members.pausing.keys()  # which have no vote
+        heard = self.state.rare.keys() | {one.device_id for one in self.state.contributions}
+        heard |= self._members.pausing.keys()  # which have no vote
         members, shared = self._members.members, self._members.shared
-        return sum(1.0 / shared.get(members[device_id].voter, 1) for device_id in refused)
+        # Not the sum over a set: its order, and so the sum's last bit, changes with every start of Python.
+        refused = [members[device_id] for device_id in spoken if device_id not in heard]
+        return sum(1.0 / shared.get(member.voter, 1) for member in refused)
 
     def _votes_of_the_pausing(self) -> int:
         """Return how many voters sent an update for the next version, and have only devices that pause by now."""
@@ -469,9 +471,8 @@ class PolicyEngine:
         if folds_one_by_one(self.aggregate):
             return 1.0
         shared = self._members.shared
-        votes = sum(
-            1.0 / shared.get(voter, 1) for _, voter in {(one.device_id, one.voter) for one in contributions}
-        )
+        devices = dict.fromkeys([(one.device_id, one.voter) for one in contributions])  # in order, unlike a set
+        votes = sum(1.0 / shared.get(voter, 1) for _, voter in devices)
         return min(1.0, votes / max(1, len(self._members.voters)))
 
     def _clips(self, contributions: Sequence[Contribution]) -> list[float]:
