@@ -288,7 +288,7 @@ class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
         if self.metric in ("divergence", "stability") and fleet.agreement < AGREEMENT_MIN:
             cause = f"updates point apart (mean cosine {fleet.agreement:.2f})"
         elif self.metric in ("loss_variance", "stability") and fleet.loss_variances:
-            usual = median(fleet.loss_variances)
+            usual = fleet.past_variances.usual
             if fleet.loss_variance > VARIANCE_RATIO_MAX * usual > 0.0:
                 cause = f"the variance of the losses is {fleet.loss_variance / usual:.1f} times its median"
         if cause:

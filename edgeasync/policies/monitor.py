@@ -18,7 +18,6 @@ from edgeasync.policies.history import (
     PEAK_SHARE,
     WINDOW,
     FleetHistory,
-    median,
 )
 
 Remedy = Literal["alert", "increase_frequency", "reduce_lr", "rollback", "quarantine"]
@@ -235,7 +234,7 @@ class LossWatch(_FleetWatch, frozen=True, tag_field="kind", tag="loss"):
         # The cheap test comes first, since it runs with every update.
         if len(fleet.losses) < WINDOW // 2 or fleet.loss <= LOST * fleet.loss_unlearnt:
             return None
-        usual = median(fleet.losses)
+        usual = fleet.past_losses.usual
         bound = self.ratio_max * usual
         if fleet.loss > bound > 0.0 and fleet.newest_losses.reached_by_most > bound:
             return f"the loss is {fleet.loss:.3g}, {fleet.loss / usual:.1f} times its median"
@@ -252,7 +251,7 @@ class LossVarianceWatch(_FleetWatch, frozen=True, tag_field="kind", tag="loss_va
         """Compare the last quarter of the variances with their median, unless losses are small by now."""
         if len(fleet.loss_variances) < WINDOW // 2 or fleet.settled:
             return None
-        usual = median(fleet.loss_variances)
+        usual = fleet.past_variances.usual
         bound, most = self.ratio_max * usual, fleet.newest_variances.reached_by_most
         if fleet.loss_variance > bound > 0.0 and (self.remedy != "rollback" or most > bound):
             times = fleet.loss_variance / usual
