@@ -69,8 +69,8 @@ MUTANTS = {
         Change(
             PolicyEngine,
             "decide",
-            "Decision(Buffered(waiting) if waiting else Applied(state.version), effects)",
-            "Decision(Applied(state.version), effects)",
+            "Buffered(waiting) if waiting else Applied(state.version), effects",
+            "Applied(state.version), effects",
         ),
     ),
     "updates that wait are dropped with a device": (

@@ -93,7 +93,7 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
     The attributes `link`, `codec_push`, which is chosen for the link, and what that choice depends on are not
     durable: the hub measures the link again after a restart. Nor are `held`, the checksum of what the device says
     it holds as `version`, and `coarse`, whether it may be sent a coarse whole model: both follow from what it says
-    in a session.
+    in a session. The `voter` follows from the key.
     """
 
     device_id: str
@@ -152,6 +152,13 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
         self.codec_asked, self.codec_changed = 0, False
         self.held: int | None = None
         self.coarse = False
+        self.give_to(self.key)
+
+    def give_to(self, key: Key) -> None:
+        """Make a key the owner, or nobody."""
+        self.key = key
+        self.voter = key.hex() if key else self.device_id
+        """Whose the device's vote and its places for transfers are: its key's or, without keys, its own."""
 
     def count_folded(self, weight: float, clip: float) -> None:
         """Count a folded update: its weight, and the factor that shortened it."""
@@ -164,11 +171,6 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
     def owner(self) -> Owner:
         """The owner of this device's transfers, until another state takes its place."""
         return self.device_id, self.state_id
-
-    @property
-    def voter(self) -> str:
-        """Whose the device's vote and its places for transfers are: its key's or, without keys, its own."""
-        return self.key.hex() if self.key else self.device_id
 
     @property
     def live(self) -> bool:
@@ -447,7 +449,7 @@ class Membership:
         if member.live:
             self._count(member, -1)
         self._forget_key(member)
-        member.key = key
+        member.give_to(key)
         self._note_key(member)
         if member.live:
             self._count(member, 1)

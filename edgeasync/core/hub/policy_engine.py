@@ -9,7 +9,7 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -103,13 +103,6 @@ class PolicyEngineState(msgspec.Struct):
     rest: RestState = msgspec.field(default_factory=RestState)
 
 
-class Decision(NamedTuple):
-    """The outcome of an update, and the effects to carry out in order."""
-
-    outcome: FirstOutcome
-    effects: list[HubEffect]
-
-
 class PolicyEngine:
     """Weighs and gathers updates, plans folds, sets the cadence, watches for divergence. Deterministic."""
 
@@ -132,6 +125,7 @@ class PolicyEngine:
         )
         self._members = members
         self._settings = settings
+        self._enforce()
 
     def load_state(self, state: PolicyEngineState) -> None:
         """Resume from a durable state, which is this object's from then on."""
@@ -139,12 +133,24 @@ class PolicyEngine:
         self.evaluations.state = state.evaluations
         self.divergence.state = state.divergence
         self.rest.state = state.rest
+        self._enforce()
 
     # -- the policies in force -------------------------------------------------------------------------------
+
+    def _enforce(self) -> None:
+        """Note which policies are in force: those of the warm-up until it is over."""
+        part = self.policy if self.state.warm or self.policy.warm_up is None else self.policy.warm_up
+        self.aggregate: Aggregator = part.aggregate
+        self.frequency: FrequencyController = part.frequency
+        frequency = self.frequency
+        self.pacing = frequency if self._settings.quiet and isinstance(frequency, AdaptiveFrequency) else None
+        """The controller in force if the fleet may rest under it."""
 
     def is_crowding(self, voter: str) -> bool:
         """Whether as many updates of a voter wait as may: the others must find places, or it would fold alone."""
         contributions, places = self.state.contributions, self._settings.limits.updates_held_max
+        if VOTERS_WITH_A_SHARE * len(contributions) < places:
+            return False
         share = math.ceil(places / max(1, min(VOTERS_WITH_A_SHARE, len(self._members.voters))))
         if share >= places or len(contributions) < share:
             return False
@@ -154,18 +160,6 @@ class PolicyEngine:
     def updates_waiting(self) -> int:
         """How many updates wait to be folded."""
         return len(self.state.contributions)
-
-    @property
-    def aggregate(self) -> Aggregator:
-        """The aggregator in force."""
-        warm_up = self.policy.warm_up
-        return self.policy.aggregate if self.state.warm or warm_up is None else warm_up.aggregate
-
-    @property
-    def frequency(self) -> FrequencyController:
-        """The controller in force."""
-        warm_up = self.policy.warm_up
-        return self.policy.frequency if self.state.warm or warm_up is None else warm_up.frequency
 
     @property
     def learning_rate_factor(self) -> float:
@@ -203,8 +197,11 @@ class PolicyEngine:
 
     # -- an update arrives -----------------------------------------------------------------------------------
 
-    def decide(self, member: Member, update: PushArrived, now_s: float) -> Decision:
-        """Weigh an update; reject it, or let it wait and fold all that wait if they are due."""
+    def decide(self, member: Member, update: PushArrived, now_s: float) -> tuple[FirstOutcome, list[HubEffect]]:
+        """Weigh an update; reject it, or let it wait and fold all that wait if they are due.
+
+        Return its outcome, and the effects to carry out in order.
+        """
         state, push, history = self.state, update.push, member.history
         claims = member.observe(
             push,
@@ -223,7 +220,7 @@ class PolicyEngine:
             if weight.reason in ("not_finite", "quarantined", "behind"):
                 state.spoken[member.device_id] = None  # a quorum need not wait for this device
             effects.append(Discard(update.handle))
-            return Decision(weight, effects + self.fold_if_due(now_s))
+            return weight, effects + self.fold_if_due(now_s)
         contribution = Contribution(
             handle=update.handle,
             device_id=member.device_id,
@@ -242,7 +239,7 @@ class PolicyEngine:
         state.divergence.counted[member.device_id] = None
         effects += self.fold_if_due(now_s)
         waiting = len(state.contributions)
-        return Decision(Buffered(waiting) if waiting else Applied(state.version), effects)
+        return Buffered(waiting) if waiting else Applied(state.version), effects
 
     def _examples(self, told: int) -> int:
         """Return how many examples a device counts with: not more than a multiple of what the others told."""
@@ -286,7 +283,7 @@ class PolicyEngine:
             fleet.observe_base_loss(voter, history.base_losses.newest)
         if not math.isfinite(update.norm):
             return Rejected("not_finite", self.policy.preempt), effects
-        if self.divergence.shuts_out(member.device_id):
+        if self.divergence.quarantine_of(member.device_id) is not None:
             # It is one voter of those that must agree that the loss rose, and the model may be at fault.
             fleet.observe_loss(voter, claims.loss_mean, claims.loss_variance, voters_live)
             return Rejected("quarantined", self.policy.preempt), effects
@@ -335,11 +332,16 @@ class PolicyEngine:
 
         A device that tells no score has NaN, and is not behind.
         """
-        usual, limit = self.state.fleet.score, self.policy.behind_max
-        return limit is not None and score > usual + (limit - 1.0) * abs(usual)
+        limit = self.policy.behind_max
+        if limit is None:
+            return False
+        usual = self.state.fleet.score
+        return score > usual + (limit - 1.0) * abs(usual)
 
     def _is_left_out(self, score: float) -> bool:
         """Return whether a device with this score is not among those whose updates the policy takes."""
+        if self.policy.take == "all":
+            return False
         usual = self.state.fleet.score
         if math.isnan(usual):
             return False
@@ -491,13 +493,16 @@ class PolicyEngine:
         clips = []
         for one in contributions:
             norm_max = bound
-            if one.norm > bound and (member := members.get(one.device_id)) is not None:
-                norm_max = self.policy.monitor.norm_max(fleet, self._newness(member))
+            member = members.get(one.device_id) if one.norm > bound else None
+            if member is not None and (newness := self._newness(member)):
+                norm_max = self.policy.monitor.norm_max(fleet, newness)
             clips.append(min(1.0, norm_max / one.norm) if one.norm else 1.0)
         return clips
 
     def _newness(self, member: Member) -> float:
         """Return how new a voter is: 1 at first, 0 once it has sent as many updates as the others, or many."""
+        if member.history.updates >= NEWCOMER_UPDATES:
+            return 0.0
         usual = min(NEWCOMER_UPDATES, self.state.updates_applied / max(1, len(self._members.voters)))
         return max(0.0, 1.0 - self._members.updates_of_voter(member) / usual) if usual else 0.0
 
@@ -524,6 +529,7 @@ class PolicyEngine:
             epochs = state.examples_seen / state.examples_total if state.examples_total else math.inf
             state.warm = state.updates >= warm_up.updates if warm_up.updates else epochs >= (warm_up.epochs or 0.0)
             if state.warm:
+                self._enforce()
                 effects.append(Report("warm", detail=f"the warm-up is over after {state.updates} updates"))
         if self.divergence.count_folded(len(contributions), state.devices):
             effects.append(Keep())
@@ -658,12 +664,6 @@ class PolicyEngine:
         return [] if pacing is None else self._judge(pacing, now_s)
 
     # -- rest ------------------------------------------------------------------------------------------------
-
-    @property
-    def pacing(self) -> AdaptiveFrequency | None:
-        """The controller in force if the fleet may rest under it."""
-        frequency = self.frequency
-        return frequency if self._settings.quiet and isinstance(frequency, AdaptiveFrequency) else None
 
     def rest_s(self, member: Member, now_s: float) -> float:
         """Return how long a device is to rest before its next assignment, 0 if it is not to."""
