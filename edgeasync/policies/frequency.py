@@ -234,26 +234,16 @@ class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
         measured = [(device.step_s, device.communication_s) for device in devices if device.step_s]
         if not measured:
             return cadence
-        shortest_s = [self._shortest_s(step_s, communication_s) for step_s, communication_s in measured]
-        periods_s = [self._period_s(step_s, communication_s) for step_s, communication_s in measured]
-        quick_s = _quick([max(both_s) for both_s in zip(periods_s, shortest_s, strict=True)])
+        share, steps = self.communication_share, self.period_steps_min
+        shortest_s = _times_s(measured, self.communication_share_max, self.local_steps_min)
+        quick_s = _quick(_times_s(measured, share, max(steps, self.local_steps_min)))
         usual = [one for one, least in zip(measured, shortest_s, strict=True) if least <= RARE * quick_s]
         step_s = _median([step_s for step_s, _ in usual])
         communication_s = _median([communication_s for _, communication_s in usual])
-        period_s = max(least_s, self._period_s(step_s, communication_s))
+        period_s = max(least_s, *_times_s([(step_s, communication_s)], share, steps))
         gain, cause = self._gain(cadence.gain, fleet)
         period_s = communication_s + (period_s - communication_s) * gain
         return Cadence(period_s, gain, cadence.steps_factor, cause, quick_s)
-
-    def _period_s(self, step_s: float, communication_s: float) -> float:
-        """Return the period of devices with these times, before `metric` shortens it."""
-        by_link = communication_s / self.communication_share
-        return max(by_link, communication_s + self.period_steps_min * step_s)
-
-    def _shortest_s(self, step_s: float, communication_s: float) -> float:
-        """Return the shortest time between two exchanges of a device with these times."""
-        by_link = communication_s / self.communication_share_max
-        return max(by_link, communication_s + self.local_steps_min * step_s)
 
     def interval(self, device: DeviceHistory, cadence: Cadence) -> Interval:
         """Return the steps that fit into the period, or those that a slow link asks for."""
@@ -298,6 +288,14 @@ class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
 
 def _median(values: list[float]) -> float:
     return median(values) if values else 0.0
+
+
+def _times_s(measured: list[tuple[float, float]], share: float, steps: int) -> list[float]:
+    """Return the shortest times between exchanges with this many steps, and at most this share of communication.
+
+    Devices are `measured` by the times of a step and of communication.
+    """
+    return [max(communication_s / share, communication_s + steps * step_s) for step_s, communication_s in measured]
 
 
 def _quick(values: list[float]) -> float:

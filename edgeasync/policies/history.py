@@ -222,7 +222,9 @@ class PastMedians:
 
     def __init__(self, values: list[float]) -> None:
         self._values, self._ordered = values, sorted(values)
-        self._find()
+        self.usual = self.newest = math.nan
+        if values:
+            self._find()
 
     def add(self, value: float) -> None:
         """Append a median; drop the oldest if there are then more than `WINDOW`."""
@@ -237,13 +239,11 @@ class PastMedians:
         """Forget all."""
         self._values.clear()
         self._ordered.clear()
-        self._find()
+        self.usual = self.newest = math.nan
 
     def _find(self) -> None:
-        values = self._values
-        self.usual, self.newest = (
-            (_middle(self._ordered), median(values[-QUARTER:])) if values else (math.nan,) * 2
-        )
+        self.usual = _middle(self._ordered)
+        self.newest = median(self._values[-QUARTER:])
 
 
 class BaseLosses(msgspec.Struct, array_like=True):

@@ -89,8 +89,6 @@ def hold(
 
 def _within(value: float | None, low: float, high: float) -> float | None:
     """Return a finite value within bounds; one that is not finite, or missing, stays what it is."""
-    if value is None or not math.isfinite(value):
-        return value
-    if low <= value <= high:
+    if value is None or low <= value <= high or not math.isfinite(value):
         return value
     return low if value < low else high

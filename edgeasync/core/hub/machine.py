@@ -450,7 +450,7 @@ class HubCore:
 
     def _assign(self, member: Member, ack: Ack | None, now_s: float) -> list[HubEffect]:
         publish = self.publish_schedule.follow(self.policy_engine, now_s)
-        self.budgets.begin_exchange(member, now_s, learning=self.policy_engine.is_learning)
+        self.budgets.begin_exchange(member, now_s, self.policy_engine.is_learning)
         local_steps = self.policy_engine.assign_steps(member.history)
         version = ModelVersion(self.lineage, self.publish_schedule.state.number)
         follows = member.follows and (member.held is not None or member.protocol_version < HELD_VERSION)
@@ -485,7 +485,7 @@ class HubCore:
 
     def _rest(self, member: Member, still_s: float, now_s: float) -> RefusalError | None:
         """Return the refusal of a device that is to rest: for `still_s`, or longer for the day's bytes."""
-        day_s = self.budgets.rest_s(member, now_s, learning=self.policy_engine.is_learning)
+        day_s = self.budgets.rest_s(member, now_s, self.policy_engine.is_learning)
         rest_s = max(still_s, day_s)
         if rest_s < REST_S_MIN:
             return None

@@ -572,12 +572,14 @@ class Membership:
 
     def live_histories(self, members: Iterable[Member]) -> list[DeviceHistory]:
         """Return the histories of those members that are live and not paused: one of each voter."""
+        heard = [member for member in members if member.state in ("training", "joining")]
+        if not self.shared:
+            return [member.history for member in heard]
         found: dict[str, DeviceHistory] = {}
-        for member in members:
-            if member.state in ("training", "joining"):
-                known = found.setdefault(member.voter, member.history)
-                if not known.updates:
-                    found[member.voter] = member.history
+        for member in heard:
+            known = found.setdefault(member.voter, member.history)
+            if not known.updates:
+                found[member.voter] = member.history
         return list(found.values())
 
     def note_rare(
@@ -601,7 +603,7 @@ class Membership:
                 rare = (member.progress_s if member.assigned is None else member.assigned_s) < overdue_s
             if rare:
                 rare_votes[member.device_id] = 1.0 / self.shared.get(member.voter, 1)
-            else:
+            elif rare_votes:
                 rare_votes.pop(member.device_id, None)
 
     def loss_of_majority(self, members: Iterable[Member]) -> float | None:

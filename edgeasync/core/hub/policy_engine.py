@@ -349,7 +349,6 @@ class PolicyEngine:
             return score > self.state.score_best or score < self.state.fleet.scores.least_credible
         return self.policy.take == "better" and score > usual
 
-    @property
     def is_learning(self) -> bool:
         """Whether the devices' losses have changed lately, or are not known."""
         unchanged = self.state.updates_applied - self.state.loss_mark_updates
@@ -640,8 +639,8 @@ class PolicyEngine:
         state.devices = devices_live
         state.retune_in = max(1, min(devices_live, SAMPLE) // 2)
         least = state.fleet.scores.least_credible
-        scores = [history.score for history in histories if history.counted]
-        state.score_best = min((score for score in scores if score >= least), default=math.inf)
+        scores = [history.score for history in histories if history.counted and history.score >= least]
+        state.score_best = min(scores, default=math.inf)
         with_data = [history.examples for history in histories if history.examples]
         state.examples_median = float(median(with_data)) if len(with_data) >= DEVICES_MIN else 0.0
         with_data = [self._examples(examples) for examples in with_data]
@@ -652,7 +651,7 @@ class PolicyEngine:
         active = [history for history in histories if history.updates]
         cadence = retune(state.cadence, state.fleet, active)
         # Updates come that rarely only if more than half of the devices rest so long for their day's bytes.
-        rests_s = sorted(history.period_s_min for history in active)
+        rests_s = sorted([history.period_s_min for history in active])
         if rests_s and (rest_s := rests_s[(len(rests_s) - 1) // 2]) > cadence.period_s:
             cadence = msgspec.structs.replace(cadence, period_s=rest_s)
         state.cadence = cadence
