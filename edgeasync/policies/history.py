@@ -209,7 +209,7 @@ class VotesWithPeak(Votes, dict=True):
         if len(self.newest) < DEVICES_MIN:
             return math.inf
         share = PEAK_SHARE + newness * (1.0 - PEAK_SHARE)
-        return max(self.median, share * self.peak) or math.inf
+        return max(_middle(self.ordered), share * self.peak) or math.inf
 
 
 class PastMedians:
@@ -428,20 +428,9 @@ class FleetHistory(msgspec.Struct, dict=True):
             for votes in (self.lengths, self.norms, self.gradients, self.base_losses):
                 votes.note_peak()
 
-    def observe_update(
-        self,
-        voter: str,
-        *,
-        voters_live: int,
-        staleness: int,
-        loss_mean: float | None,
-        loss_variance: float | None,
-        score: float,
-    ) -> None:
-        """Record an update that counts; leave out a loss or score that is missing or not finite."""
-        self.observe_score(voter, score)
+    def observe_staleness(self, staleness: int) -> None:
+        """Record how many versions an update that counts is behind."""
         self.staleness_mean += (staleness - self.staleness_mean) * STALENESS_WEIGHT
-        self.observe_loss(voter, loss_mean, loss_variance, voters_live)
 
     def lateness(self, staleness: int) -> float:
         """Return how many times as far behind as usual an update is, from 1 to `LATENESS_MAX`."""
@@ -455,17 +444,18 @@ class FleetHistory(msgspec.Struct, dict=True):
             return
         if not (math.isfinite(loss_mean) and math.isfinite(loss_variance)):
             return
-        known = voter in self.newest_variances.newest
-        self.newest_variances.cast(voter, _bounded(loss_variance))
-        if not self.newest_losses.has_turn(voter):
-            self.newest_losses.replace(voter, _bounded(loss_mean))
+        losses, variances = self.newest_losses, self.newest_variances
+        known = voter in variances.newest
+        variances.cast(voter, _bounded(loss_variance))
+        if not losses.has_turn(voter):
+            losses.replace(voter, _bounded(loss_mean))
             return
-        self.newest_losses.cast(voter, _bounded(loss_mean))
-        if 2 * len(self.newest_losses) <= min(voters_live, WINDOW):
+        losses.cast(voter, _bounded(loss_mean))
+        if 2 * len(losses.newest) <= min(voters_live, WINDOW):
             return
-        self.past_losses.add(self.newest_losses.median)
+        self.past_losses.add(losses.median)
         if known:  # the first local steps vary least, and the median keeps them until most voters have more
-            self.past_variances.add(self.newest_variances.median)
+            self.past_variances.add(variances.median)
         self.losses_seen += 1
         if self.losses_seen <= QUARTER:
             self.loss_first = self.past_losses.usual

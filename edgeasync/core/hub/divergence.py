@@ -106,7 +106,7 @@ class DivergenceGuard:
         reports, begun = self._look(update, fleet, "device", calms=calms)
         if "rollback" in begun:
             return reports, True
-        epidemic = self._report_epidemic(voters_live)
+        epidemic = self._report_epidemic(voters_live) if len(self.state.alarms) > 1 else []
         return reports + epidemic, bool(epidemic)
 
     def watch_fleet(self, update: Observation, fleet: FleetHistory) -> tuple[list[HubEffect], bool]:
@@ -231,7 +231,7 @@ class DivergenceGuard:
         Devices whose updates never counted may have been broken from the start. They are included only if at least
         `DEVICES_MIN` voters are concerned, and only before the first rollback.
         """
-        if not self._rolls_back or len(self.state.alarms) < 2:
+        if not self._rolls_back:
             return []
         counted = self.state.counted
         devices = {a.device_id: a.voter for a in self.state.alarms.values() if a.remedy == "quarantine"}

@@ -50,6 +50,9 @@ MEMBER: Table[DeviceState] = {
 }
 """A member's state: `paused` takes no local steps, `lost` was silent for a lease, `quarantined` is shut out."""
 
+LIVE: tuple[DeviceState, ...] = ("joining", "training", "paused")
+"""The states of a device that holds its lease."""
+
 Owner = tuple[str, bytes]
 """Device id and state id: the owner of a transfer, over any connection."""
 
@@ -175,7 +178,7 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
     @property
     def live(self) -> bool:
         """Whether the device holds its lease."""
-        return self.state in ("joining", "training", "paused")
+        return self.state in LIVE
 
     @property
     def pauses(self) -> bool:
@@ -568,7 +571,9 @@ class Membership:
     def sample(self, turn: int) -> list[Member]:
         """Return the live members or, in a large fleet, about `SAMPLE` of them: others in each turn."""
         stride = self.stride
-        return [member for member in islice(self.members.values(), turn % stride, None, stride) if member.live]
+        return [
+            member for member in islice(self.members.values(), turn % stride, None, stride) if member.state in LIVE
+        ]
 
     def live_histories(self, members: Iterable[Member]) -> list[DeviceHistory]:
         """Return the histories of those members that are live and not paused: one of each voter."""
@@ -595,7 +600,7 @@ class Membership:
         since it joined before that.
         """
         for member in members:
-            if member.pauses:
+            if member.device_id in self.pausing:
                 rare = False
             elif member.history.updates:
                 rare = is_rare(member.history)

@@ -173,25 +173,21 @@ class PolicyEngine:
             return None
         if len(contributions) >= self._settings.limits.updates_held_max:
             return now_s
-        return self.aggregate.flush_at_s(contributions, self._fleet(self._votes_of_the_refused()))
+        refused = self._votes_of_the_refused() if self.state.spoken else 0.0
+        return self.aggregate.flush_at_s(contributions, self._fleet(refused))
 
     def _votes_of_the_refused(self) -> float:
         """Return the votes of the devices that sent an update for the next version which does not count."""
-        spoken = self.state.spoken
-        if not spoken:
-            return 0.0
         heard = self.state.rare.keys() | {one.device_id for one in self.state.contributions}
         heard |= self._members.pausing.keys()  # which have no vote
         members, shared = self._members.members, self._members.shared
         # Not the sum over a set: its order, and so the sum's last bit, changes with every start of Python.
-        refused = [members[device_id] for device_id in spoken if device_id not in heard]
+        refused = [members[device_id] for device_id in self.state.spoken if device_id not in heard]
         return sum(1.0 / shared.get(member.voter, 1) for member in refused)
 
     def _votes_of_the_pausing(self) -> int:
         """Return how many voters sent an update for the next version, and have only devices that pause by now."""
         pausing = self._members.pausing
-        if not pausing:
-            return 0
         spoken = {one.voter for one in self.state.contributions if one.device_id in pausing}
         return len(spoken - self._members.voters.keys())
 
@@ -292,18 +288,12 @@ class PolicyEngine:
         if weight is None:
             return Rejected("stale"), effects
         far_behind = self._is_far_behind(history.score)
-        if far_behind or self._is_left_out(history.score):
-            fleet.observe_score(voter, history.score)  # else the median, of updates that count, could never rise
-            fleet.observe_loss(voter, claims.loss_mean, claims.loss_variance, voters_live)
+        left_out = far_behind or self._is_left_out(history.score)
+        fleet.observe_score(voter, history.score)  # of all: the median of those that count could never rise
+        fleet.observe_loss(voter, claims.loss_mean, claims.loss_variance, voters_live)
+        if left_out:
             return Rejected("behind", far_behind and self.policy.preempt), effects
-        fleet.observe_update(
-            voter,
-            voters_live=voters_live,
-            staleness=history.staleness,
-            loss_mean=claims.loss_mean,
-            loss_variance=claims.loss_variance,
-            score=history.score,
-        )
+        fleet.observe_staleness(history.staleness)
         reports, roll_back = self.divergence.watch_fleet(observation, fleet)
         effects += reports
         if roll_back:
@@ -724,7 +714,8 @@ class PolicyEngine:
     def _fleet(self, refused: float = 0.0) -> Fleet:
         """Return the fleet as an aggregator sees it, without the votes of those that were refused."""
         state, members = self.state, self._members
-        voters_live = len(members.voters) + self._votes_of_the_pausing() - refused
+        pausing = self._votes_of_the_pausing() if members.pausing else 0
+        voters_live = len(members.voters) + pausing - refused
         return Fleet(voters_live, state.cadence.period_s, state.examples_mean, members.shared, state.rare)
 
     # -- status and checks -----------------------------------------------------------------------------------
