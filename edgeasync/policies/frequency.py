@@ -64,7 +64,12 @@ class Cadence(msgspec.Struct, frozen=True):
 
     def is_rare(self, device: DeviceHistory) -> bool:
         """Return whether the device's cycle is longer than `RARE` periods of the quick devices."""
-        return device.cycle_s > RARE * self.quick_s > 0.0
+        return device.cycle_s > self.rare_s
+
+    @property
+    def rare_s(self) -> float:
+        """The longest cycle of a device that is not rare; infinity before anything is measured."""
+        return RARE * self.quick_s or math.inf
 
 
 class Interval(msgspec.Struct, frozen=True):
@@ -250,17 +255,18 @@ class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
         if not device.step_s or not cadence.period_s:
             first = min(max(FIRST_STEPS, self.period_steps_min), self.local_steps_max)
             return _first(device, cadence, first, least=self.local_steps_min)
+        step_s, communication_s = device.step_s, device.communication_s
         period_s = max(cadence.period_s, device.period_s_min)
-        steps = (period_s - device.communication_s) / device.step_s
+        steps = (period_s - communication_s) / step_s
         why = f"period {period_s:.3g} s"
         if period_s > cadence.period_s:
             why += ", for the day's bytes"
         if cadence.gain < 1.0:
             why += f", shortened: {cadence.cause}"
-        by_link = device.communication_s * (1.0 / (AIM * self.communication_share_max) - 1.0) / device.step_s
-        if by_link > max(steps, 1.0):
+        by_link = communication_s * (1.0 / (AIM * self.communication_share_max) - 1.0) / step_s
+        if by_link > steps and by_link > 1.0:
             steps = math.ceil(by_link)
-            talking = f"talking takes {device.communication_s:.3g} s"
+            talking = f"talking takes {communication_s:.3g} s"
             why = f"slow link: {talking}, at most {self.communication_share_max:.0%} of its time"
         least, most = self.local_steps_min, self.local_steps_max
         return _within(device, cadence, steps, why, least=least, most=most, epochs=self.epochs_max)

@@ -434,7 +434,9 @@ class FleetHistory(msgspec.Struct, dict=True):
 
     def lateness(self, staleness: int) -> float:
         """Return how many times as far behind as usual an update is, from 1 to `LATENESS_MAX`."""
-        return min(LATENESS_MAX, max(1.0, (1.0 + staleness) / (1.0 + self.staleness_mean)))
+        if staleness <= self.staleness_mean:
+            return 1.0
+        return min(LATENESS_MAX, (1.0 + staleness) / (1.0 + self.staleness_mean))
 
     def observe_loss(
         self, voter: str, loss_mean: float | None, loss_variance: float | None, voters_live: int

@@ -194,9 +194,10 @@ class DivergenceGuard:
         reports: list[HubEffect] = []
         begun: set[Remedy] = set()
         device_id = update.device_id if scope == "device" else ""
+        calm = not alarms and not causes
         for number, watch in self._watches[scope]:
             cause = watch.cause(update, fleet)
-            if cause is None and not alarms and not causes:
+            if cause is None and calm:
                 continue  # the usual case, with every update
             alarm = alarms.get((number, device_id))
             if cause is not None and alarm is None:

@@ -591,10 +591,10 @@ class Membership:
         self,
         rare_votes: dict[str, float],
         members: Iterable[Member],
-        is_rare: Callable[[DeviceHistory], bool],
+        rare_s: float,
         overdue_s: float,
     ) -> None:
-        """Note which of these live members nobody waits for, with their votes: those that `is_rare` names.
+        """Note which of these live members nobody waits for, with their votes: those with a cycle over `rare_s`.
 
         So is a device without an update, once its first assignment was sent before `overdue_s` or, without one,
         since it joined before that.
@@ -603,7 +603,7 @@ class Membership:
             if member.device_id in self.pausing:
                 rare = False
             elif member.history.updates:
-                rare = is_rare(member.history)
+                rare = member.history.cycle_s > rare_s
             else:
                 rare = (member.progress_s if member.assigned is None else member.assigned_s) < overdue_s
             if rare:

@@ -125,6 +125,7 @@ class PolicyEngine:
         )
         self._members = members
         self._settings = settings
+        self._overlap_steps_max = max(policy.overlap_steps_max, policy.delay_steps)
         self._enforce()
 
     def load_state(self, state: PolicyEngineState) -> None:
@@ -202,8 +203,8 @@ class PolicyEngine:
         claims = member.observe(
             push,
             now_s,
-            overlap_steps_max=max(self.policy.overlap_steps_max, self.policy.delay_steps),
-            slack_s=self._settings.liveness.lease_s,
+            overlap_steps_max=self._overlap_steps_max,
+            slack_s=self._members.lease_s,
         )
         weight, effects = self._weigh(member, update, claims, now_s)
         history.counted = not isinstance(weight, Rejected)
@@ -646,7 +647,7 @@ class PolicyEngine:
             cadence = msgspec.structs.replace(cadence, period_s=rest_s)
         state.cadence = cadence
         overdue_s = now_s - RARE * cadence.period_s if cadence.period_s else -math.inf
-        self._members.note_rare(state.rare, sample, cadence.is_rare, overdue_s)
+        self._members.note_rare(state.rare, sample, cadence.rare_s, overdue_s)
         loss = state.fleet.loss
         if not math.isnan(loss) and has_changed(loss, state.loss_mark, state.fleet.loss_first):
             state.loss_mark, state.loss_mark_updates = loss, state.updates_applied

@@ -382,7 +382,7 @@ def test_large_vectors_and_payloads_are_counted_as_before():
             PolicyEngine,
             PolicyEngineState,
             {"policy", "members", "settings", "evaluations", "divergence", "rest"}
-            | {"aggregate", "frequency", "pacing"},
+            | {"aggregate", "frequency", "pacing", "overlap_steps_max"},
         ),
         (DivergenceGuard, DivergenceState, {"watches", "rolls_back", "calm_updates"}),
         (EvaluationTracker, EvaluationState, {"plateau", "stop"}),
