@@ -72,7 +72,7 @@ class Cadence(msgspec.Struct, frozen=True):
         return RARE * self.quick_s or math.inf
 
 
-class Interval(msgspec.Struct, frozen=True):
+class Interval(msgspec.Struct, frozen=True, gc=False):
     """Local steps of one assignment (1 or more), the reason in words, and the bound that holds, if one does.
 
     >>> from edgeasync.policies import Interval
@@ -240,11 +240,13 @@ class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
         if not measured:
             return cadence
         share, steps = self.communication_share, self.period_steps_min
-        shortest_s = _times_s(measured, self.communication_share_max, self.local_steps_min)
-        quick_s = _quick(_times_s(measured, share, max(steps, self.local_steps_min)))
-        usual = [one for one, least in zip(measured, shortest_s, strict=True) if least <= RARE * quick_s]
-        step_s = _median([step_s for step_s, _ in usual])
-        communication_s = _median([communication_s for _, communication_s in usual])
+        times_s = _times_s(measured, share, max(steps, self.local_steps_min))
+        quick_s = _quick(times_s)
+        if max(times_s) > RARE * quick_s:
+            shortest_s = _times_s(measured, self.communication_share_max, self.local_steps_min)
+            measured = [one for one, least in zip(measured, shortest_s, strict=True) if least <= RARE * quick_s]
+        step_s = _median([step_s for step_s, _ in measured])
+        communication_s = _median([communication_s for _, communication_s in measured])
         period_s = max(least_s, *_times_s([(step_s, communication_s)], share, steps))
         gain, cause = self._gain(cadence.gain, fleet)
         period_s = communication_s + (period_s - communication_s) * gain
@@ -256,11 +258,11 @@ class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
             first = min(max(FIRST_STEPS, self.period_steps_min), self.local_steps_max)
             return _first(device, cadence, first, least=self.local_steps_min)
         step_s, communication_s = device.step_s, device.communication_s
-        period_s = max(cadence.period_s, device.period_s_min)
+        period_s, bytes_too = cadence.period_s, ""
+        if device.period_s_min > period_s:
+            period_s, bytes_too = device.period_s_min, ", for the day's bytes"
         steps = (period_s - communication_s) / step_s
-        why = f"period {period_s:.3g} s"
-        if period_s > cadence.period_s:
-            why += ", for the day's bytes"
+        why = f"period {period_s:.3g} s{bytes_too}"
         if cadence.gain < 1.0:
             why += f", shortened: {cadence.cause}"
         by_link = communication_s * (1.0 / (AIM * self.communication_share_max) - 1.0) / step_s
@@ -338,7 +340,7 @@ def _within(
         steps *= cadence.steps_factor
         why = f"{why}; hurried against divergence"
     bound: Bound = ""
-    local_steps = max(1, math.floor(min(steps, 2.0**53)))
+    local_steps = 1 if steps < 1.0 else math.floor(min(steps, 2.0**53))
     if steps < 1.0 and least == 1:
         why, bound = f"a single step; {why}", "local_steps_min"
     if local_steps > most:
@@ -349,11 +351,9 @@ def _within(
             local_steps, bound = by_data, "epochs_max"
             why = f"at most {epochs:g} passes over its {device.examples} examples"
     before = device.assigned_steps
-    if before and device.updates:
-        lowest, highest = math.ceil(before / CHANGE_MAX), math.floor(before * CHANGE_MAX)
-        if not lowest <= local_steps <= highest:
-            local_steps = min(max(local_steps, lowest), highest)
-            why, bound = f"on its way; {why}", "change"
+    if before and device.updates and not before / CHANGE_MAX <= local_steps <= before * CHANGE_MAX:
+        local_steps = min(max(local_steps, math.ceil(before / CHANGE_MAX)), math.floor(before * CHANGE_MAX))
+        why, bound = f"on its way; {why}", "change"
     if local_steps < least:
         local_steps, why, bound = least, f"at least {least} steps; {why}", "local_steps_min"
     if device.local_steps_max and local_steps > device.local_steps_max:

@@ -61,7 +61,9 @@ REPORTED_MAX = 1e100
 
 def median(values: Iterable[float]) -> float:
     """Return the median of at least one value; several times as fast as the standard library's."""
-    return _middle(sorted(values))
+    ordered = sorted(values)
+    half = len(ordered) // 2
+    return (ordered[half] + ordered[~half]) / 2.0
 
 
 def _middle(ordered: Sequence[float]) -> float:
@@ -453,7 +455,8 @@ class FleetHistory(msgspec.Struct, dict=True):
             losses.replace(voter, _bounded(loss_mean))
             return
         losses.cast(voter, _bounded(loss_mean))
-        if 2 * len(losses.newest) <= min(voters_live, WINDOW):
+        told = 2 * len(losses.newest)
+        if told <= voters_live and told <= WINDOW:
             return
         self.past_losses.add(losses.median)
         if known:  # the first local steps vary least, and the median keeps them until most voters have more

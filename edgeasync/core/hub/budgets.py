@@ -35,6 +35,7 @@ class Budgets:
         self._members = members
         self._hub_max = limits.bytes_per_day_max
         self._device_max = limits.device_bytes_per_day_max
+        self._limited = (self._hub_max, self._device_max) != (None, None)
         self._pings_bytes_per_s = HEARTBEAT_BYTES / settings.liveness.heartbeat_s
         self._values = values
 
@@ -88,6 +89,8 @@ class Budgets:
     def _allowances(self, member: Member, now_s: float) -> list[Allowance]:
         """Return what is left for a device by each limit that it has; of the hub's limit, its share."""
         allowances: list[Allowance] = []
+        if not self._limited and member.own_day is None:
+            return allowances
         remaining_s = DAY_S - now_s % DAY_S
         if self._device_max is not None:
             left_bytes: float = member.traffic.left_bytes(self._device_max, now_s)

@@ -488,9 +488,9 @@ class HubCore:
     def _rest(self, member: Member, still_s: float, now_s: float) -> RefusalError | None:
         """Return the refusal of a device that is to rest: for `still_s`, or longer for the day's bytes."""
         day_s = self.budgets.rest_s(member, now_s, self.policy_engine.is_learning)
-        rest_s = max(still_s, day_s)
-        if rest_s < REST_S_MIN:
+        if still_s < REST_S_MIN and day_s < REST_S_MIN:
             return None
+        rest_s = max(still_s, day_s)
         member.rest_until_s = now_s + rest_s
         why = "the model stands still" if still_s >= day_s else "to keep within the day's bytes"
         return RefusalError("busy", f"rest for {rest_s:.0f} s: {why}", rest_s, rest=True)

@@ -202,10 +202,12 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
         # An assignment that was sent before the last push may have come after it.
         steps_max = max(self.steps_assigned, self.steps_before) or STEPS_UNASSIGNED
         self.steps_assigned, self.steps_before = 0, self.steps_assigned
+        if delay_steps := self.profile.delay_steps:
+            overlap_steps_max = max(overlap_steps_max, min(delay_steps, steps_max))
         claims = hold(
             push,
             steps_max=steps_max,
-            overlap_steps_max=max(overlap_steps_max, min(self.profile.delay_steps, steps_max)),
+            overlap_steps_max=overlap_steps_max,
             examples_told=self.profile.examples,
             cycle_s=cycle_s,
             slack_s=slack_s,

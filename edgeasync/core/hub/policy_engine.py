@@ -482,11 +482,13 @@ class PolicyEngine:
             return [1.0] * len(contributions)  # a combiner with a centre bounds the distance from there
         clips = []
         for one in contributions:
-            norm_max = bound
-            member = members.get(one.device_id) if one.norm > bound else None
-            if member is not None and (newness := self._newness(member)):
-                norm_max = self.policy.monitor.norm_max(fleet, newness)
-            clips.append(min(1.0, norm_max / one.norm) if one.norm else 1.0)
+            clip = 1.0
+            if one.norm > bound:
+                member = members.get(one.device_id)
+                newness = 0.0 if member is None else self._newness(member)
+                norm_max = self.policy.monitor.norm_max(fleet, newness) if newness else bound
+                clip = min(1.0, norm_max / one.norm)
+            clips.append(clip)
         return clips
 
     def _newness(self, member: Member) -> float:
