@@ -155,7 +155,7 @@ class PolicyEngine:
         share = math.ceil(places / max(1, min(VOTERS_WITH_A_SHARE, len(self._members.voters))))
         if share >= places or len(contributions) < share:
             return False
-        return sum(one.voter == voter for one in contributions) >= share
+        return [one.voter for one in contributions].count(voter) >= share
 
     @property
     def updates_waiting(self) -> int:
