@@ -180,12 +180,13 @@ class Averaging(Section, frozen=True):
 
     def weights(self, buffered: Sequence[Contribution], fleet: Fleet) -> tuple[float, ...]:  # noqa: ARG002
         """Return staleness weight times share."""
-        steps = statistics.median([contribution.local_steps for contribution in buffered])
+        steps = statistics.median([contribution.local_steps for contribution in buffered]) if self.balance else 0
         devices = Counter(voter for voter, _ in {(one.voter, one.device_id) for one in buffered})
         shares = []
         for contribution in buffered:
             share = float(contribution.examples) if self.weigh_by == "examples" else 1.0
-            share *= (steps / contribution.local_steps) ** self.balance
+            if self.balance:
+                share *= (steps / contribution.local_steps) ** self.balance
             shares.append(share / devices[contribution.voter])
         total = math.fsum(shares)
         if total <= 0.0:  # no device said how much data it has
@@ -244,10 +245,10 @@ class QuorumAggregator(Averaging, frozen=True, tag_field="kind", tag="quorum"):
         due_s = buffered[0].arrived_s + self.patience * (fleet.period_s or PERIOD_S)
         quorum = self.share * fleet.voters_live
         if len(buffered) >= quorum - NEARLY:  # no update brings more than a vote
-            arrivals, votes = _votes(buffered, fleet)
-            if _reached_s(arrivals, votes, fleet.voters_live) is not None:
-                return arrivals[-1]
-            quorum_s = _reached_s(arrivals, votes, quorum)
+            first, votes = _votes(buffered, fleet)
+            if _reached_s(first, votes, fleet.voters_live) is not None:
+                return first[-1].arrived_s
+            quorum_s = _reached_s(first, votes, quorum)
             if quorum_s is not None:
                 due_s = min(due_s, quorum_s + self.grace * fleet.period_s)
         if fleet.rare and (often := [one for one in buffered if one.device_id not in fleet.rare]):
@@ -292,38 +293,36 @@ class SynchronousAggregator(Averaging, frozen=True, tag_field="kind", tag="synch
         needed = self.share * fleet.voters_live
         if self.count is not None:
             needed = max(1.0, min(self.count, fleet.voters_live))
-        if len(buffered) >= needed - NEARLY:  # no update brings more than a vote
-            arrivals, votes = _votes(buffered, fleet)
-            if (reached_s := _reached_s(arrivals, votes, needed)) is not None:
-                return reached_s
+        enough = len(buffered) >= needed - NEARLY  # no update brings more than a vote
+        if enough and (reached_s := _reached_s(*_votes(buffered, fleet), needed)) is not None:
+            return reached_s
         return None if self.deadline_s is None else buffered[0].arrived_s + self.deadline_s
 
 
-def _votes(buffered: Sequence[Contribution], fleet: Fleet) -> tuple[list[float], Sequence[float]]:
-    """Return when the first update of each device arrived, in order, and how many votes there were then."""
-    arrivals = [one.arrived_s for one in buffered]
-    if not fleet.names and len({one.device_id for one in buffered}) == len(arrivals):
-        return arrivals, range(1, len(arrivals) + 1)  # the usual case
-    first: dict[str, Contribution] = {}
+def _votes(buffered: Sequence[Contribution], fleet: Fleet) -> tuple[Sequence[Contribution], Sequence[float]]:
+    """Return the first update of each device, in order, and how many votes there were with each of them."""
+    if not fleet.names and len({one.device_id for one in buffered}) == len(buffered):
+        return buffered, range(1, len(buffered) + 1)  # the usual case
+    by_device: dict[str, Contribution] = {}
     for one in buffered:
-        first.setdefault(one.device_id, one)
-    arrivals = [one.arrived_s for one in first.values()]
+        by_device.setdefault(one.device_id, one)
+    first = list(by_device.values())
     if not fleet.names:
-        return arrivals, range(1, len(arrivals) + 1)
+        return first, range(1, len(first) + 1)
     by_voter: dict[str, float] = {}
     total, votes = 0.0, []
-    for one in first.values():
+    for one in first:
         before = by_voter.get(one.voter, 0.0)
         by_voter[one.voter] = after = min(1.0, before + fleet.vote(one.voter))
         total += after - before
         votes.append(total)
-    return arrivals, votes
+    return first, votes
 
 
-def _reached_s(arrivals: Sequence[float], votes: Sequence[float], needed: float) -> float | None:
+def _reached_s(first: Sequence[Contribution], votes: Sequence[float], needed: float) -> float | None:
     """Return when this number of votes was reached, and at least one device had spoken; `None` if not yet."""
     position = bisect_left(votes, needed - NEARLY)
-    return arrivals[position] if position < len(arrivals) else None
+    return first[position].arrived_s if position < len(first) else None
 
 
 def _check_seconds(name: str, seconds: float | None) -> None:

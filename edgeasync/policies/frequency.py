@@ -64,10 +64,15 @@ class Cadence(msgspec.Struct, frozen=True):
 
     def is_rare(self, device: DeviceHistory) -> bool:
         """Return whether the device's cycle is longer than `RARE` periods of the quick devices."""
-        return device.cycle_s > RARE * self.quick_s > 0.0
+        return device.cycle_s > self.rare_s
+
+    @property
+    def rare_s(self) -> float:
+        """The longest cycle of a device that is not rare; infinity before anything is measured."""
+        return RARE * self.quick_s or math.inf
 
 
-class Interval(msgspec.Struct, frozen=True):
+class Interval(msgspec.Struct, frozen=True, gc=False):
     """Local steps of one assignment (1 or more), the reason in words, and the bound that holds, if one does.
 
     >>> from edgeasync.policies import Interval
@@ -234,43 +239,36 @@ class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
         measured = [(device.step_s, device.communication_s) for device in devices if device.step_s]
         if not measured:
             return cadence
-        shortest_s = [self._shortest_s(step_s, communication_s) for step_s, communication_s in measured]
-        periods_s = [self._period_s(step_s, communication_s) for step_s, communication_s in measured]
-        quick_s = _quick([max(both_s) for both_s in zip(periods_s, shortest_s, strict=True)])
-        usual = [one for one, least in zip(measured, shortest_s, strict=True) if least <= RARE * quick_s]
-        step_s = _median([step_s for step_s, _ in usual])
-        communication_s = _median([communication_s for _, communication_s in usual])
-        period_s = max(least_s, self._period_s(step_s, communication_s))
+        share, steps = self.communication_share, self.period_steps_min
+        times_s = _times_s(measured, share, max(steps, self.local_steps_min))
+        quick_s = _quick(times_s)
+        if max(times_s) > RARE * quick_s:
+            shortest_s = _times_s(measured, self.communication_share_max, self.local_steps_min)
+            measured = [one for one, least in zip(measured, shortest_s, strict=True) if least <= RARE * quick_s]
+        step_s = _median([step_s for step_s, _ in measured])
+        communication_s = _median([communication_s for _, communication_s in measured])
+        period_s = max(least_s, *_times_s([(step_s, communication_s)], share, steps))
         gain, cause = self._gain(cadence.gain, fleet)
         period_s = communication_s + (period_s - communication_s) * gain
         return Cadence(period_s, gain, cadence.steps_factor, cause, quick_s)
-
-    def _period_s(self, step_s: float, communication_s: float) -> float:
-        """Return the period of devices with these times, before `metric` shortens it."""
-        by_link = communication_s / self.communication_share
-        return max(by_link, communication_s + self.period_steps_min * step_s)
-
-    def _shortest_s(self, step_s: float, communication_s: float) -> float:
-        """Return the shortest time between two exchanges of a device with these times."""
-        by_link = communication_s / self.communication_share_max
-        return max(by_link, communication_s + self.local_steps_min * step_s)
 
     def interval(self, device: DeviceHistory, cadence: Cadence) -> Interval:
         """Return the steps that fit into the period, or those that a slow link asks for."""
         if not device.step_s or not cadence.period_s:
             first = min(max(FIRST_STEPS, self.period_steps_min), self.local_steps_max)
             return _first(device, cadence, first, least=self.local_steps_min)
-        period_s = max(cadence.period_s, device.period_s_min)
-        steps = (period_s - device.communication_s) / device.step_s
-        why = f"period {period_s:.3g} s"
-        if period_s > cadence.period_s:
-            why += ", for the day's bytes"
+        step_s, communication_s = device.step_s, device.communication_s
+        period_s, bytes_too = cadence.period_s, ""
+        if device.period_s_min > period_s:
+            period_s, bytes_too = device.period_s_min, ", for the day's bytes"
+        steps = (period_s - communication_s) / step_s
+        why = f"period {period_s:.3g} s{bytes_too}"
         if cadence.gain < 1.0:
             why += f", shortened: {cadence.cause}"
-        by_link = device.communication_s * (1.0 / (AIM * self.communication_share_max) - 1.0) / device.step_s
-        if by_link > max(steps, 1.0):
+        by_link = communication_s * (1.0 / (AIM * self.communication_share_max) - 1.0) / step_s
+        if by_link > steps and by_link > 1.0:
             steps = math.ceil(by_link)
-            talking = f"talking takes {device.communication_s:.3g} s"
+            talking = f"talking takes {communication_s:.3g} s"
             why = f"slow link: {talking}, at most {self.communication_share_max:.0%} of its time"
         least, most = self.local_steps_min, self.local_steps_max
         return _within(device, cadence, steps, why, least=least, most=most, epochs=self.epochs_max)
@@ -288,7 +286,7 @@ class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
         if self.metric in ("divergence", "stability") and fleet.agreement < AGREEMENT_MIN:
             cause = f"updates point apart (mean cosine {fleet.agreement:.2f})"
         elif self.metric in ("loss_variance", "stability") and fleet.loss_variances:
-            usual = median(fleet.loss_variances)
+            usual = fleet.past_variances.usual
             if fleet.loss_variance > VARIANCE_RATIO_MAX * usual > 0.0:
                 cause = f"the variance of the losses is {fleet.loss_variance / usual:.1f} times its median"
         if cause:
@@ -298,6 +296,14 @@ class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
 
 def _median(values: list[float]) -> float:
     return median(values) if values else 0.0
+
+
+def _times_s(measured: list[tuple[float, float]], share: float, steps: int) -> list[float]:
+    """Return the shortest times between exchanges with this many steps, and at most this share of communication.
+
+    Devices are `measured` by the times of a step and of communication.
+    """
+    return [max(communication_s / share, communication_s + steps * step_s) for step_s, communication_s in measured]
 
 
 def _quick(values: list[float]) -> float:
@@ -334,7 +340,7 @@ def _within(
         steps *= cadence.steps_factor
         why = f"{why}; hurried against divergence"
     bound: Bound = ""
-    local_steps = max(1, math.floor(min(steps, 2.0**53)))
+    local_steps = 1 if steps < 1.0 else math.floor(min(steps, 2.0**53))
     if steps < 1.0 and least == 1:
         why, bound = f"a single step; {why}", "local_steps_min"
     if local_steps > most:
@@ -345,11 +351,9 @@ def _within(
             local_steps, bound = by_data, "epochs_max"
             why = f"at most {epochs:g} passes over its {device.examples} examples"
     before = device.assigned_steps
-    if before and device.updates:
-        lowest, highest = math.ceil(before / CHANGE_MAX), math.floor(before * CHANGE_MAX)
-        if not lowest <= local_steps <= highest:
-            local_steps = min(max(local_steps, lowest), highest)
-            why, bound = f"on its way; {why}", "change"
+    if before and device.updates and not before / CHANGE_MAX <= local_steps <= before * CHANGE_MAX:
+        local_steps = min(max(local_steps, math.ceil(before / CHANGE_MAX)), math.floor(before * CHANGE_MAX))
+        why, bound = f"on its way; {why}", "change"
     if local_steps < least:
         local_steps, why, bound = least, f"at least {least} steps; {why}", "local_steps_min"
     if device.local_steps_max and local_steps > device.local_steps_max:

@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import TypeVar
 
@@ -30,6 +30,9 @@ AGREEMENT_WEIGHT = 0.2
 
 WINDOW = 64
 """How many voters' newest reports are kept, and how many medians of them."""
+
+QUARTER = WINDOW // 4
+"""How many of these medians say what holds now."""
 
 SETTLED = 0.2
 """Share of the first losses under which losses count as small, and their variation as noise."""
@@ -59,8 +62,14 @@ REPORTED_MAX = 1e100
 def median(values: Iterable[float]) -> float:
     """Return the median of at least one value; several times as fast as the standard library's."""
     ordered = sorted(values)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2.0
+    half = len(ordered) // 2
+    return (ordered[half] + ordered[~half]) / 2.0
+
+
+def _middle(ordered: Sequence[float]) -> float:
+    """Return the median of at least one value in order: the mean of the middle ones, which may be the same."""
+    half = len(ordered) // 2
+    return (ordered[half] + ordered[~half]) / 2.0
 
 
 def add_recent(values: list[T], value: T, count_max: int) -> None:
@@ -91,12 +100,19 @@ class Votes(msgspec.Struct):
         """Put a number in the place of the voter's last one."""
         newest, ordered = self.newest, self.ordered
         before = newest.pop(voter, None)
-        if before is not None:
-            del ordered[bisect_left(ordered, before)]
-        elif len(newest) >= WINDOW:
-            self.withdraw(next(iter(newest)))
+        if before is None:
+            self.admit(voter, value)
+            return
+        del ordered[bisect_left(ordered, before)]
         newest[voter] = value
         insort(ordered, value)
+
+    def admit(self, voter: str, value: float) -> None:
+        """Take a voter's first number; forget that of the voter that was silent for longest if there are many."""
+        if len(self.newest) >= WINDOW:
+            self.withdraw(next(iter(self.newest)))
+        self.newest[voter] = value
+        insort(self.ordered, value)
 
     def replace(self, voter: str, value: float) -> None:
         """Change a voter's number; the voter keeps its place among those heard last."""
@@ -106,7 +122,8 @@ class Votes(msgspec.Struct):
 
     def has_turn(self, voter: str) -> bool:
         """Return whether the voter is not of the half that was cast last."""
-        return voter not in islice(reversed(self.newest), len(self.newest) // 2)
+        newest = self.newest
+        return voter not in newest or voter in islice(newest, (len(newest) + 1) // 2)
 
     def withdraw(self, voter: str) -> None:
         """Forget a voter's number, if there is one."""
@@ -122,12 +139,7 @@ class Votes(msgspec.Struct):
     @property
     def median(self) -> float:
         """The median of the numbers, NaN without any."""
-        ordered = self.ordered
-        count = len(ordered)
-        middle = count // 2
-        if count % 2:
-            return ordered[middle]
-        return (ordered[middle - 1] + ordered[middle]) / 2.0 if count else math.nan
+        return _middle(self.ordered) if self.ordered else math.nan
 
     @property
     def least_credible(self) -> float:
@@ -163,14 +175,11 @@ class VotesWithPeak(Votes, dict=True):
     def __post_init__(self) -> None:
         self._find_peak()
 
-    def cast(self, voter: str, value: float) -> None:
-        """Put a number in the place of the voter's last one."""
-        new = voter not in self.newest
-        if new:
-            self.firsts.cast(voter, value)
-        Votes.cast(self, voter, value)
-        if new:
-            self._find_peak()
+    def admit(self, voter: str, value: float) -> None:
+        """Take a voter's first number, which may change the peak."""
+        self.firsts.cast(voter, value)
+        Votes.admit(self, voter, value)
+        self._find_peak()
 
     def withdraw(self, voter: str) -> None:
         """Forget a voter's numbers, if there are any."""
@@ -202,7 +211,41 @@ class VotesWithPeak(Votes, dict=True):
         if len(self.newest) < DEVICES_MIN:
             return math.inf
         share = PEAK_SHARE + newness * (1.0 - PEAK_SHARE)
-        return max(self.median, share * self.peak) or math.inf
+        return max(_middle(self.ordered), share * self.peak) or math.inf
+
+
+class PastMedians:
+    """The newest `WINDOW` medians of votes, in a durable list, and what follows from it.
+
+    `usual` is the median of them all, and `newest` that of the last quarter; NaN before the first.
+    """
+
+    __slots__ = ("_ordered", "_values", "newest", "usual")
+
+    def __init__(self, values: list[float]) -> None:
+        self._values, self._ordered = values, sorted(values)
+        self.usual = self.newest = math.nan
+        if values:
+            self._find()
+
+    def add(self, value: float) -> None:
+        """Append a median; drop the oldest if there are then more than `WINDOW`."""
+        values, ordered = self._values, self._ordered
+        values.append(value)
+        insort(ordered, value)
+        if len(values) > WINDOW:
+            del ordered[bisect_left(ordered, values[0])], values[0]
+        self._find()
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._values.clear()
+        self._ordered.clear()
+        self.usual = self.newest = math.nan
+
+    def _find(self) -> None:
+        self.usual = _middle(self._ordered)
+        self.newest = median(self._values[-QUARTER:])
 
 
 class BaseLosses(msgspec.Struct, array_like=True):
@@ -349,7 +392,7 @@ class FleetHistory(msgspec.Struct, dict=True):
     `losses` and `loss_variances` have past medians of `newest_losses` and `newest_variances`, one for each turn of
     a voter. Its next turn comes when half of the voters have had one: who speaks often has no more turns. There is
     none before more than half of the voters tell a loss. Variances count from a voter's second update on.
-    `_loss` and `_loss_variance` follow from these, and are asked for far more often than they change.
+    `past_losses` and `past_variances` follow from these lists, and change with them.
 
     >>> from edgeasync.policies import FleetHistory
     >>> FleetHistory().staleness_mean
@@ -371,8 +414,7 @@ class FleetHistory(msgspec.Struct, dict=True):
     base_losses: VotesWithPeak = msgspec.field(default_factory=VotesWithPeak)
 
     def __post_init__(self) -> None:
-        self._loss = _median_of_last(self.losses)
-        self._loss_variance = _median_of_last(self.loss_variances)
+        self.past_losses, self.past_variances = PastMedians(self.losses), PastMedians(self.loss_variances)
 
     def observe_norm(self, voter: str, norm: float, local_steps: int) -> None:
         """Record the norm of an update, also of one that does not count, if it is finite."""
@@ -388,24 +430,15 @@ class FleetHistory(msgspec.Struct, dict=True):
             for votes in (self.lengths, self.norms, self.gradients, self.base_losses):
                 votes.note_peak()
 
-    def observe_update(
-        self,
-        voter: str,
-        *,
-        voters_live: int,
-        staleness: int,
-        loss_mean: float | None,
-        loss_variance: float | None,
-        score: float,
-    ) -> None:
-        """Record an update that counts; leave out a loss or score that is missing or not finite."""
-        self.observe_score(voter, score)
+    def observe_staleness(self, staleness: int) -> None:
+        """Record how many versions an update that counts is behind."""
         self.staleness_mean += (staleness - self.staleness_mean) * STALENESS_WEIGHT
-        self.observe_loss(voter, loss_mean, loss_variance, voters_live)
 
     def lateness(self, staleness: int) -> float:
         """Return how many times as far behind as usual an update is, from 1 to `LATENESS_MAX`."""
-        return min(LATENESS_MAX, max(1.0, (1.0 + staleness) / (1.0 + self.staleness_mean)))
+        if staleness <= self.staleness_mean:
+            return 1.0
+        return min(LATENESS_MAX, (1.0 + staleness) / (1.0 + self.staleness_mean))
 
     def observe_loss(
         self, voter: str, loss_mean: float | None, loss_variance: float | None, voters_live: int
@@ -415,22 +448,22 @@ class FleetHistory(msgspec.Struct, dict=True):
             return
         if not (math.isfinite(loss_mean) and math.isfinite(loss_variance)):
             return
-        known = voter in self.newest_variances.newest
-        self.newest_variances.cast(voter, _bounded(loss_variance))
-        if not self.newest_losses.has_turn(voter):
-            self.newest_losses.replace(voter, _bounded(loss_mean))
+        losses, variances = self.newest_losses, self.newest_variances
+        known = voter in variances.newest
+        variances.cast(voter, _bounded(loss_variance))
+        if not losses.has_turn(voter):
+            losses.replace(voter, _bounded(loss_mean))
             return
-        self.newest_losses.cast(voter, _bounded(loss_mean))
-        if 2 * len(self.newest_losses) <= min(voters_live, WINDOW):
+        losses.cast(voter, _bounded(loss_mean))
+        told = 2 * len(losses.newest)
+        if told <= voters_live and told <= WINDOW:
             return
-        add_recent(self.losses, self.newest_losses.median, WINDOW)
-        self._loss = _median_of_last(self.losses)
+        self.past_losses.add(losses.median)
         if known:  # the first local steps vary least, and the median keeps them until most voters have more
-            add_recent(self.loss_variances, self.newest_variances.median, WINDOW)
-            self._loss_variance = _median_of_last(self.loss_variances)
+            self.past_variances.add(variances.median)
         self.losses_seen += 1
-        if self.losses_seen <= WINDOW // 4:
-            self.loss_first = median(self.losses)
+        if self.losses_seen <= QUARTER:
+            self.loss_first = self.past_losses.usual
 
     def observe_base_loss(self, voter: str, loss: float) -> None:
         """Record a device's loss of the fleet's model if it is finite, also of an update that does not count."""
@@ -456,9 +489,8 @@ class FleetHistory(msgspec.Struct, dict=True):
             self.scores, self.newest_losses, self.newest_variances, self.base_losses,
         ):  # fmt: skip
             votes.clear()
-        for window in (self.losses, self.loss_variances):
-            window.clear()
-        self._loss = self._loss_variance = math.nan
+        self.past_losses.clear()
+        self.past_variances.clear()
 
     def withdraw(self, voter: str) -> None:
         """Forget what a voter that is gone said of the model; how long its updates were still holds."""
@@ -479,7 +511,7 @@ class FleetHistory(msgspec.Struct, dict=True):
     @property
     def loss(self) -> float:
         """The voters' median loss, over the last quarter of the turns; NaN before the first loss."""
-        return self._loss if self.losses else self.newest_losses.median
+        return self.past_losses.newest if self.losses else self.newest_losses.median
 
     @property
     def loss_unlearnt(self) -> float:
@@ -508,7 +540,7 @@ class FleetHistory(msgspec.Struct, dict=True):
     @property
     def loss_variance(self) -> float:
         """The voters' median variance, over the last quarter of the turns; NaN before the first."""
-        return self._loss_variance if self.loss_variances else self.newest_variances.median
+        return self.past_variances.newest if self.loss_variances else self.newest_variances.median
 
 
 def agreement_of(norm_of_mean: float, norms: list[float], weights: list[float]) -> float | None:
@@ -529,8 +561,3 @@ def _bounded(value: float) -> float:
     if -REPORTED_MAX <= value <= REPORTED_MAX:
         return value
     return REPORTED_MAX if value > 0.0 else -REPORTED_MAX
-
-
-def _median_of_last(values: list[float]) -> float:
-    last = values[-WINDOW // 4 :]
-    return median(last) if last else math.nan

@@ -18,7 +18,6 @@ from edgeasync.policies.history import (
     PEAK_SHARE,
     WINDOW,
     FleetHistory,
-    median,
 )
 
 Remedy = Literal["alert", "increase_frequency", "reduce_lr", "rollback", "quarantine"]
@@ -232,14 +231,15 @@ class LossWatch(_FleetWatch, frozen=True, tag_field="kind", tag="loss"):
 
     def cause(self, update: Observation, fleet: FleetHistory) -> str | None:  # noqa: ARG002
         """Compare the last quarter of the losses with their median, unless most of what was learnt still holds."""
-        # The cheap test comes first, since it runs with every update.
-        if len(fleet.losses) < WINDOW // 2 or fleet.loss <= LOST * fleet.loss_unlearnt:
-            return None
-        usual = median(fleet.losses)
+        loss, usual = fleet.loss, fleet.past_losses.usual
         bound = self.ratio_max * usual
-        if fleet.loss > bound > 0.0 and fleet.newest_losses.reached_by_most > bound:
-            return f"the loss is {fleet.loss:.3g}, {fleet.loss / usual:.1f} times its median"
-        return None
+        if not loss > bound > 0.0:  # first, since it runs with every update
+            return None
+        if len(fleet.losses) < WINDOW // 2 or loss <= LOST * fleet.loss_unlearnt:
+            return None
+        if not fleet.newest_losses.reached_by_most > bound:
+            return None
+        return f"the loss is {loss:.3g}, {loss / usual:.1f} times its median"
 
 
 class LossVarianceWatch(_FleetWatch, frozen=True, tag_field="kind", tag="loss_variance"):
@@ -250,14 +250,15 @@ class LossVarianceWatch(_FleetWatch, frozen=True, tag_field="kind", tag="loss_va
 
     def cause(self, update: Observation, fleet: FleetHistory) -> str | None:  # noqa: ARG002
         """Compare the last quarter of the variances with their median, unless losses are small by now."""
+        variance, usual = fleet.loss_variance, fleet.past_variances.usual
+        bound = self.ratio_max * usual
+        if not variance > bound > 0.0:  # first, since it runs with every update
+            return None
         if len(fleet.loss_variances) < WINDOW // 2 or fleet.settled:
             return None
-        usual = median(fleet.loss_variances)
-        bound, most = self.ratio_max * usual, fleet.newest_variances.reached_by_most
-        if fleet.loss_variance > bound > 0.0 and (self.remedy != "rollback" or most > bound):
-            times = fleet.loss_variance / usual
-            return f"the variance of the losses is {fleet.loss_variance:.3g}, {times:.1f} times its median"
-        return None
+        if self.remedy == "rollback" and not fleet.newest_variances.reached_by_most > bound:
+            return None
+        return f"the variance of the losses is {variance:.3g}, {variance / usual:.1f} times its median"
 
 
 class DisagreementWatch(_FleetWatch, frozen=True, tag_field="kind", tag="disagreement"):

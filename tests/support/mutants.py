@@ -41,8 +41,8 @@ CHANGES = {
         Change(
             PolicyEngine,
             "decide",
-            "Decision(Buffered(waiting) if waiting else Applied(state.version), effects)",
-            "Decision(Applied(state.version), effects)",
+            "Buffered(waiting) if waiting else Applied(state.version), effects",
+            "Applied(state.version), effects",
         ),
     ),
     "updates that wait are dropped with a device": (

@@ -4,6 +4,8 @@ A day is 24 hours of the hub's time, which stands still while there is no hub. T
 own count by the device's day, as it says when it joins.
 """
 
+from collections.abc import Callable
+
 import msgspec
 
 from edgeasync.core.hub.membership import Member, Membership
@@ -33,6 +35,7 @@ class Budgets:
         self._members = members
         self._hub_max = limits.bytes_per_day_max
         self._device_max = limits.device_bytes_per_day_max
+        self._limited = (self._hub_max, self._device_max) != (None, None)
         self._pings_bytes_per_s = HEARTBEAT_BYTES / settings.liveness.heartbeat_s
         self._values = values
 
@@ -43,24 +46,25 @@ class Budgets:
         if member.own_day is not None:
             member.own_day.count(sum(moved), now_s)
 
-    def begin_exchange(self, member: Member, now_s: float, *, learning: bool) -> None:
+    def begin_exchange(self, member: Member, now_s: float, is_learning: Callable[[], bool]) -> None:
         """Note that an assignment is sent; set the least time until the next."""
-        traffic = member.traffic
-        pings_bytes = (now_s - member.exchange_s) * self._pings_bytes_per_s
-        if member.history.updates > member.exchange_updates:
-            traffic.note_exchange(traffic.total_bytes - member.exchange_bytes - pings_bytes)
-        member.exchange_s, member.exchange_bytes = now_s, traffic.total_bytes
-        member.exchange_updates = member.history.updates
-        member.history.period_s_min = self._period_s(member, now_s, learning=learning)
+        traffic, history = member.traffic, member.history
+        total_bytes = traffic.total_bytes
+        if history.updates > member.exchange_updates:
+            pings_bytes = (now_s - member.exchange_s) * self._pings_bytes_per_s
+            traffic.note_exchange(total_bytes - member.exchange_bytes - pings_bytes)
+        member.exchange_s, member.exchange_bytes = now_s, total_bytes
+        member.exchange_updates = history.updates
+        history.period_s_min = self._period_s(member, now_s, is_learning)
 
-    def rest_s(self, member: Member, now_s: float, *, learning: bool) -> float:
+    def rest_s(self, member: Member, now_s: float, is_learning: Callable[[], bool]) -> float:
         """Return how long a device is to wait with its next exchange, 0 if it need not."""
         allowances = self._allowances(member, now_s)
         if not allowances:
             return 0.0
         due_s = now_s
         if member.history.updates > member.exchange_updates:
-            due_s = member.exchange_s + self._period_s(member, now_s, learning=learning)
+            due_s = member.exchange_s + self._period_s(member, now_s, is_learning)
         most_bytes = self._most_bytes(member)
         for allowance in allowances:  # each holds for itself: a device may say that its own day ends soon
             if allowance.left_bytes < most_bytes:
@@ -73,18 +77,20 @@ class Budgets:
         model = bytes_per_value(member.codec_model)
         return self._values * (model + bytes_per_value(member.codec_push)) + HEADERS_BYTES
 
-    def _period_s(self, member: Member, now_s: float, *, learning: bool) -> float:
+    def _period_s(self, member: Member, now_s: float, is_learning: Callable[[], bool]) -> float:
         """Return the least time from one exchange of a device to the next that its days' bytes allow."""
         allowances = self._allowances(member, now_s)
         if not allowances or not member.traffic.exchanges:
             return 0.0
         usual_bytes = median(member.traffic.exchanges)
-        haste = LEARNING_HASTE if learning else EVEN_HASTE
+        haste = LEARNING_HASTE if is_learning() else EVEN_HASTE
         return max([period_s(one, usual_bytes, haste) for one in allowances])
 
     def _allowances(self, member: Member, now_s: float) -> list[Allowance]:
         """Return what is left for a device by each limit that it has; of the hub's limit, its share."""
         allowances: list[Allowance] = []
+        if not self._limited and member.own_day is None:
+            return allowances
         remaining_s = DAY_S - now_s % DAY_S
         if self._device_max is not None:
             left_bytes: float = member.traffic.left_bytes(self._device_max, now_s)

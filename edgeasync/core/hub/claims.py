@@ -70,15 +70,15 @@ def hold(
         push.examples if local_steps == push.local_steps else push.examples * local_steps // push.local_steps
     )
     per_step_max = BATCHES_OF_ALL_MAX * examples_told if examples_told else EXAMPLES_PER_STEP_MAX
-    step_s = min(push.step_s, STEP_S_MAX)
+    by_clock_s = STEP_S_MAX
     if cycle_s is not None and steps:
-        step_s = min(step_s, (CLOCKS_APART * cycle_s + slack_s) / steps)
+        by_clock_s = (CLOCKS_APART * cycle_s + slack_s) / steps
     score = _within(push.score, -LOSS_MAX, LOSS_MAX)
     return Claims(
         local_steps=local_steps,
         overlap_steps=overlap_steps,
         examples=min(examples, local_steps * per_step_max),
-        step_s=step_s,
+        step_s=min(push.step_s, STEP_S_MAX, by_clock_s),
         loss_mean=_within(push.loss_mean, -LOSS_MAX, LOSS_MAX),
         loss_variance=_within(push.loss_variance, 0.0, VARIANCE_MAX),
         score=score if push.validation_loss is None else _within(push.validation_loss, -LOSS_MAX, LOSS_MAX),
@@ -89,8 +89,6 @@ def hold(
 
 def _within(value: float | None, low: float, high: float) -> float | None:
     """Return a finite value within bounds; one that is not finite, or missing, stays what it is."""
-    if value is None or not math.isfinite(value):
-        return value
-    if low <= value <= high:
+    if value is None or low <= value <= high or not math.isfinite(value):
         return value
     return low if value < low else high

@@ -1,7 +1,5 @@
 """The divergence monitor's alarms and their remedies, such as rollbacks and quarantines. Part of `HubCore`."""
 
-from typing import NamedTuple
-
 import msgspec
 
 from edgeasync.core.hub.effects import HubEffect, Report
@@ -75,15 +73,11 @@ class DivergenceState(msgspec.Struct):
     causes: dict[tuple[int, str], int] = {}
 
 
-class Verdict(NamedTuple):
-    """What the watches find in an update: reports for people, and whether the hub must roll back."""
-
-    reports: list[HubEffect]
-    roll_back: bool
-
-
 class DivergenceGuard:
-    """Shows every update to the monitor's watches, and decides when the hub rolls back."""
+    """Shows every update to the monitor's watches, and decides when the hub rolls back.
+
+    What the watches find is reports for people, and whether the hub must roll back.
+    """
 
     def __init__(self, monitor: Monitor) -> None:
         self.state = DivergenceState()
@@ -102,19 +96,20 @@ class DivergenceGuard:
 
     def is_active(self, remedy: Remedy) -> bool:
         """Return whether an alarm with this remedy is active."""
-        return any(alarm.remedy == remedy for alarm in self.state.alarms.values())
+        alarms = self.state.alarms
+        return bool(alarms) and any(alarm.remedy == remedy for alarm in alarms.values())
 
     def watch_device(
         self, update: Observation, fleet: FleetHistory, voters_live: int, *, calms: bool = True
-    ) -> Verdict:
+    ) -> tuple[list[HubEffect], bool]:
         """Show an update to the watches of devices, before it counts; unless it `calms`, it ends no alarm."""
         reports, begun = self._look(update, fleet, "device", calms=calms)
         if "rollback" in begun:
-            return Verdict(reports, roll_back=True)
-        epidemic = self._report_epidemic(voters_live)
-        return Verdict(reports + epidemic, roll_back=bool(epidemic))
+            return reports, True
+        epidemic = self._report_epidemic(voters_live) if len(self.state.alarms) > 1 else []
+        return reports + epidemic, bool(epidemic)
 
-    def watch_fleet(self, update: Observation, fleet: FleetHistory) -> Verdict:
+    def watch_fleet(self, update: Observation, fleet: FleetHistory) -> tuple[list[HubEffect], bool]:
         """Show an update that will count to the watches of the fleet.
 
         Once there are enough of the first updates to compare, the watches of devices see those again that nothing
@@ -122,10 +117,11 @@ class DivergenceGuard:
         """
         reports, begun = self._look(update, fleet, "fleet")
         if "rollback" in begun:
-            return Verdict(reports, roll_back=True)
-        first = self._take_first(update, fleet)
+            return reports, True
+        if self.state.first is None:
+            return reports, False
         spoilt = False
-        for one in first:
+        for one in self._take_first(self.state.first, update, fleet):
             # The usual length may have shrunk since then: the first updates of a model average always do.
             if one.device_id in self.state.unbounded and one.norm > FIRST_RATIO * fleet.lengths.peak:
                 again, begun = self._look(one, fleet, "device", calms=False, at_once=True)
@@ -133,11 +129,7 @@ class DivergenceGuard:
                 spoilt = spoilt or not begun.isdisjoint(("quarantine", "rollback"))
                 if one is not update and one.device_id not in self.state.counted:
                     self._end_alarms(one.device_id)  # it is gone: nobody would be calm for it
-        return Verdict(reports, roll_back=self._rolls_back and spoilt)
-
-    def shuts_out(self, device_id: str) -> bool:
-        """Return whether the hub rejects the device's updates for now."""
-        return self.quarantine_of(device_id) is not None
+        return reports, self._rolls_back and spoilt
 
     def quarantine_of(self, device_id: str) -> Quarantine | None:
         """Return why the hub rejects a device's updates and how many calm ones end that; `None` if it does not."""
@@ -202,9 +194,10 @@ class DivergenceGuard:
         reports: list[HubEffect] = []
         begun: set[Remedy] = set()
         device_id = update.device_id if scope == "device" else ""
+        calm = not alarms and not causes
         for number, watch in self._watches[scope]:
             cause = watch.cause(update, fleet)
-            if cause is None and not alarms and not causes:
+            if cause is None and calm:
                 continue  # the usual case, with every update
             alarm = alarms.get((number, device_id))
             if cause is not None and alarm is None:
@@ -239,7 +232,7 @@ class DivergenceGuard:
         Devices whose updates never counted may have been broken from the start. They are included only if at least
         `DEVICES_MIN` voters are concerned, and only before the first rollback.
         """
-        if not self._rolls_back or len(self.state.alarms) < 2:
+        if not self._rolls_back:
             return []
         counted = self.state.counted
         devices = {a.device_id: a.voter for a in self.state.alarms.values() if a.remedy == "quarantine"}
@@ -253,11 +246,8 @@ class DivergenceGuard:
         fault = f"{voters} of {voters_live} devices are in quarantine: the model is at fault"
         return [Report("alarm", detail=f"{fault}; {_BEGUN['rollback']}")]
 
-    def _take_first(self, update: Observation, fleet: FleetHistory) -> list[Observation]:
+    def _take_first(self, first: list[Observation], update: Observation, fleet: FleetHistory) -> list[Observation]:
         """Keep one of the first updates; return all of them, once, when there are enough to compare."""
-        first = self.state.first
-        if first is None:
-            return []
         first.append(update)
         if len(first) < FIRST_UPDATES or (len(fleet.lengths) < DEVICES_MIN and len(first) < WINDOW):
             return []

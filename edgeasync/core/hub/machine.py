@@ -389,8 +389,9 @@ class HubCore:
         """Whether a device gets the next version: its update waits, or it starts over from what others made."""
         if self.policy_engine.aggregate.answer != "at_flush":
             return False
-        starts_over = isinstance(outcome, Rejected) and outcome.preempted
-        return isinstance(outcome, Buffered) or (starts_over and self.policy_engine.updates_waiting > 0)
+        if isinstance(outcome, Rejected):
+            return outcome.preempted and self.policy_engine.updates_waiting > 0
+        return isinstance(outcome, Buffered)
 
     def decides(self, push: Push, key: Key, now_s: float, *, can_answer: bool) -> bool:
         """Return whether an update that arrives now will be decided about: only then must it be measured."""
@@ -450,11 +451,12 @@ class HubCore:
 
     def _assign(self, member: Member, ack: Ack | None, now_s: float) -> list[HubEffect]:
         publish = self.publish_schedule.follow(self.policy_engine, now_s)
-        self.budgets.begin_exchange(member, now_s, learning=self.policy_engine.is_learning)
+        self.budgets.begin_exchange(member, now_s, self.policy_engine.is_learning)
         local_steps = self.policy_engine.assign_steps(member.history)
-        version = ModelVersion(self.lineage, self.publish_schedule.state.number)
+        ancestry = self.policy_engine.state.ancestry
+        version = ModelVersion(ancestry.lineage, self.publish_schedule.state.number)
         follows = member.follows and (member.held is not None or member.protocol_version < HELD_VERSION)
-        held, ancestry = member.version if follows else None, self.policy_engine.state.ancestry
+        held = member.version if follows else None
         base = held.number if held is not None and ancestry.knows(held) else None
         self.members.end_wait(member)
         member.assign(version, local_steps, now_s)
@@ -485,10 +487,10 @@ class HubCore:
 
     def _rest(self, member: Member, still_s: float, now_s: float) -> RefusalError | None:
         """Return the refusal of a device that is to rest: for `still_s`, or longer for the day's bytes."""
-        day_s = self.budgets.rest_s(member, now_s, learning=self.policy_engine.is_learning)
-        rest_s = max(still_s, day_s)
-        if rest_s < REST_S_MIN:
+        day_s = self.budgets.rest_s(member, now_s, self.policy_engine.is_learning)
+        if still_s < REST_S_MIN and day_s < REST_S_MIN:
             return None
+        rest_s = max(still_s, day_s)
         member.rest_until_s = now_s + rest_s
         why = "the model stands still" if still_s >= day_s else "to keep within the day's bytes"
         return RefusalError("busy", f"rest for {rest_s:.0f} s: {why}", rest_s, rest=True)

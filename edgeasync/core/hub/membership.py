@@ -50,6 +50,9 @@ MEMBER: Table[DeviceState] = {
 }
 """A member's state: `paused` takes no local steps, `lost` was silent for a lease, `quarantined` is shut out."""
 
+LIVE: tuple[DeviceState, ...] = ("joining", "training", "paused")
+"""The states of a device that holds its lease."""
+
 Owner = tuple[str, bytes]
 """Device id and state id: the owner of a transfer, over any connection."""
 
@@ -93,7 +96,7 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
     The attributes `link`, `codec_push`, which is chosen for the link, and what that choice depends on are not
     durable: the hub measures the link again after a restart. Nor are `held`, the checksum of what the device says
     it holds as `version`, and `coarse`, whether it may be sent a coarse whole model: both follow from what it says
-    in a session.
+    in a session. The `voter` follows from the key.
     """
 
     device_id: str
@@ -152,6 +155,13 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
         self.codec_asked, self.codec_changed = 0, False
         self.held: int | None = None
         self.coarse = False
+        self.give_to(self.key)
+
+    def give_to(self, key: Key) -> None:
+        """Make a key the owner, or nobody."""
+        self.key = key
+        self.voter = key.hex() if key else self.device_id
+        """Whose the device's vote and its places for transfers are: its key's or, without keys, its own."""
 
     def count_folded(self, weight: float, clip: float) -> None:
         """Count a folded update: its weight, and the factor that shortened it."""
@@ -166,14 +176,9 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
         return self.device_id, self.state_id
 
     @property
-    def voter(self) -> str:
-        """Whose the device's vote and its places for transfers are: its key's or, without keys, its own."""
-        return self.key.hex() if self.key else self.device_id
-
-    @property
     def live(self) -> bool:
         """Whether the device holds its lease."""
-        return self.state in ("joining", "training", "paused")
+        return self.state in LIVE
 
     @property
     def pauses(self) -> bool:
@@ -197,10 +202,12 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
         # An assignment that was sent before the last push may have come after it.
         steps_max = max(self.steps_assigned, self.steps_before) or STEPS_UNASSIGNED
         self.steps_assigned, self.steps_before = 0, self.steps_assigned
+        if delay_steps := self.profile.delay_steps:
+            overlap_steps_max = max(overlap_steps_max, min(delay_steps, steps_max))
         claims = hold(
             push,
             steps_max=steps_max,
-            overlap_steps_max=max(overlap_steps_max, min(self.profile.delay_steps, steps_max)),
+            overlap_steps_max=overlap_steps_max,
             examples_told=self.profile.examples,
             cycle_s=cycle_s,
             slack_s=slack_s,
@@ -447,7 +454,7 @@ class Membership:
         if member.live:
             self._count(member, -1)
         self._forget_key(member)
-        member.key = key
+        member.give_to(key)
         self._note_key(member)
         if member.live:
             self._count(member, 1)
@@ -566,40 +573,44 @@ class Membership:
     def sample(self, turn: int) -> list[Member]:
         """Return the live members or, in a large fleet, about `SAMPLE` of them: others in each turn."""
         stride = self.stride
-        return [member for member in islice(self.members.values(), turn % stride, None, stride) if member.live]
+        return [
+            member for member in islice(self.members.values(), turn % stride, None, stride) if member.state in LIVE
+        ]
 
     def live_histories(self, members: Iterable[Member]) -> list[DeviceHistory]:
         """Return the histories of those members that are live and not paused: one of each voter."""
+        heard = [member for member in members if member.state in ("training", "joining")]
+        if not self.shared:
+            return [member.history for member in heard]
         found: dict[str, DeviceHistory] = {}
-        for member in members:
-            if member.state in ("training", "joining"):
-                known = found.setdefault(member.voter, member.history)
-                if not known.updates:
-                    found[member.voter] = member.history
+        for member in heard:
+            known = found.setdefault(member.voter, member.history)
+            if not known.updates:
+                found[member.voter] = member.history
         return list(found.values())
 
     def note_rare(
         self,
         rare_votes: dict[str, float],
         members: Iterable[Member],
-        is_rare: Callable[[DeviceHistory], bool],
+        rare_s: float,
         overdue_s: float,
     ) -> None:
-        """Note which of these live members nobody waits for, with their votes: those that `is_rare` names.
+        """Note which of these live members nobody waits for, with their votes: those with a cycle over `rare_s`.
 
         So is a device without an update, once its first assignment was sent before `overdue_s` or, without one,
         since it joined before that.
         """
         for member in members:
-            if member.pauses:
+            if member.device_id in self.pausing:
                 rare = False
             elif member.history.updates:
-                rare = is_rare(member.history)
+                rare = member.history.cycle_s > rare_s
             else:
                 rare = (member.progress_s if member.assigned is None else member.assigned_s) < overdue_s
             if rare:
                 rare_votes[member.device_id] = 1.0 / self.shared.get(member.voter, 1)
-            else:
+            elif rare_votes:
                 rare_votes.pop(member.device_id, None)
 
     def loss_of_majority(self, members: Iterable[Member]) -> float | None:

@@ -9,7 +9,7 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -103,13 +103,6 @@ class PolicyEngineState(msgspec.Struct):
     rest: RestState = msgspec.field(default_factory=RestState)
 
 
-class Decision(NamedTuple):
-    """The outcome of an update, and the effects to carry out in order."""
-
-    outcome: FirstOutcome
-    effects: list[HubEffect]
-
-
 class PolicyEngine:
     """Weighs and gathers updates, plans folds, sets the cadence, watches for divergence. Deterministic."""
 
@@ -132,6 +125,8 @@ class PolicyEngine:
         )
         self._members = members
         self._settings = settings
+        self._overlap_steps_max = max(policy.overlap_steps_max, policy.delay_steps)
+        self._enforce()
 
     def load_state(self, state: PolicyEngineState) -> None:
         """Resume from a durable state, which is this object's from then on."""
@@ -139,33 +134,33 @@ class PolicyEngine:
         self.evaluations.state = state.evaluations
         self.divergence.state = state.divergence
         self.rest.state = state.rest
+        self._enforce()
 
     # -- the policies in force -------------------------------------------------------------------------------
+
+    def _enforce(self) -> None:
+        """Note which policies are in force: those of the warm-up until it is over."""
+        part = self.policy if self.state.warm or self.policy.warm_up is None else self.policy.warm_up
+        self.aggregate: Aggregator = part.aggregate
+        self.frequency: FrequencyController = part.frequency
+        frequency = self.frequency
+        self.pacing = frequency if self._settings.quiet and isinstance(frequency, AdaptiveFrequency) else None
+        """The controller in force if the fleet may rest under it."""
 
     def is_crowding(self, voter: str) -> bool:
         """Whether as many updates of a voter wait as may: the others must find places, or it would fold alone."""
         contributions, places = self.state.contributions, self._settings.limits.updates_held_max
+        if VOTERS_WITH_A_SHARE * len(contributions) < places:
+            return False
         share = math.ceil(places / max(1, min(VOTERS_WITH_A_SHARE, len(self._members.voters))))
         if share >= places or len(contributions) < share:
             return False
-        return sum(one.voter == voter for one in contributions) >= share
+        return [one.voter for one in contributions].count(voter) >= share
 
     @property
     def updates_waiting(self) -> int:
         """How many updates wait to be folded."""
         return len(self.state.contributions)
-
-    @property
-    def aggregate(self) -> Aggregator:
-        """The aggregator in force."""
-        warm_up = self.policy.warm_up
-        return self.policy.aggregate if self.state.warm or warm_up is None else warm_up.aggregate
-
-    @property
-    def frequency(self) -> FrequencyController:
-        """The controller in force."""
-        warm_up = self.policy.warm_up
-        return self.policy.frequency if self.state.warm or warm_up is None else warm_up.frequency
 
     @property
     def learning_rate_factor(self) -> float:
@@ -179,36 +174,37 @@ class PolicyEngine:
             return None
         if len(contributions) >= self._settings.limits.updates_held_max:
             return now_s
-        return self.aggregate.flush_at_s(contributions, self._fleet(self._votes_of_the_refused()))
+        refused = self._votes_of_the_refused() if self.state.spoken else 0.0
+        return self.aggregate.flush_at_s(contributions, self._fleet(refused))
 
     def _votes_of_the_refused(self) -> float:
         """Return the votes of the devices that sent an update for the next version which does not count."""
-        spoken = self.state.spoken
-        if not spoken:
-            return 0.0
-        refused = spoken.keys() - self.state.rare.keys() - {one.device_id for one in self.state.contributions}
-        refused -= self._members.pausing.keys()  # which have no vote
+        heard = self.state.rare.keys() | {one.device_id for one in self.state.contributions}
+        heard |= self._members.pausing.keys()  # which have no vote
         members, shared = self._members.members, self._members.shared
-        return sum(1.0 / shared.get(members[device_id].voter, 1) for device_id in refused)
+        # Not the sum over a set: its order, and so the sum's last bit, changes with every start of Python.
+        refused = [members[device_id] for device_id in self.state.spoken if device_id not in heard]
+        return sum(1.0 / shared.get(member.voter, 1) for member in refused)
 
     def _votes_of_the_pausing(self) -> int:
         """Return how many voters sent an update for the next version, and have only devices that pause by now."""
         pausing = self._members.pausing
-        if not pausing:
-            return 0
         spoken = {one.voter for one in self.state.contributions if one.device_id in pausing}
         return len(spoken - self._members.voters.keys())
 
     # -- an update arrives -----------------------------------------------------------------------------------
 
-    def decide(self, member: Member, update: PushArrived, now_s: float) -> Decision:
-        """Weigh an update; reject it, or let it wait and fold all that wait if they are due."""
+    def decide(self, member: Member, update: PushArrived, now_s: float) -> tuple[FirstOutcome, list[HubEffect]]:
+        """Weigh an update; reject it, or let it wait and fold all that wait if they are due.
+
+        Return its outcome, and the effects to carry out in order.
+        """
         state, push, history = self.state, update.push, member.history
         claims = member.observe(
             push,
             now_s,
-            overlap_steps_max=max(self.policy.overlap_steps_max, self.policy.delay_steps),
-            slack_s=self._settings.liveness.lease_s,
+            overlap_steps_max=self._overlap_steps_max,
+            slack_s=self._members.lease_s,
         )
         weight, effects = self._weigh(member, update, claims, now_s)
         history.counted = not isinstance(weight, Rejected)
@@ -221,7 +217,7 @@ class PolicyEngine:
             if weight.reason in ("not_finite", "quarantined", "behind"):
                 state.spoken[member.device_id] = None  # a quorum need not wait for this device
             effects.append(Discard(update.handle))
-            return Decision(weight, effects + self.fold_if_due(now_s))
+            return weight, effects + self.fold_if_due(now_s)
         contribution = Contribution(
             handle=update.handle,
             device_id=member.device_id,
@@ -240,7 +236,7 @@ class PolicyEngine:
         state.divergence.counted[member.device_id] = None
         effects += self.fold_if_due(now_s)
         waiting = len(state.contributions)
-        return Decision(Buffered(waiting) if waiting else Applied(state.version), effects)
+        return Buffered(waiting) if waiting else Applied(state.version), effects
 
     def _examples(self, told: int) -> int:
         """Return how many examples a device counts with: not more than a multiple of what the others told."""
@@ -284,7 +280,7 @@ class PolicyEngine:
             fleet.observe_base_loss(voter, history.base_losses.newest)
         if not math.isfinite(update.norm):
             return Rejected("not_finite", self.policy.preempt), effects
-        if self.divergence.shuts_out(member.device_id):
+        if self.divergence.quarantine_of(member.device_id) is not None:
             # It is one voter of those that must agree that the loss rose, and the model may be at fault.
             fleet.observe_loss(voter, claims.loss_mean, claims.loss_variance, voters_live)
             return Rejected("quarantined", self.policy.preempt), effects
@@ -293,18 +289,12 @@ class PolicyEngine:
         if weight is None:
             return Rejected("stale"), effects
         far_behind = self._is_far_behind(history.score)
-        if far_behind or self._is_left_out(history.score):
-            fleet.observe_score(voter, history.score)  # else the median, of updates that count, could never rise
-            fleet.observe_loss(voter, claims.loss_mean, claims.loss_variance, voters_live)
+        left_out = far_behind or self._is_left_out(history.score)
+        fleet.observe_score(voter, history.score)  # of all: the median of those that count could never rise
+        fleet.observe_loss(voter, claims.loss_mean, claims.loss_variance, voters_live)
+        if left_out:
             return Rejected("behind", far_behind and self.policy.preempt), effects
-        fleet.observe_update(
-            voter,
-            voters_live=voters_live,
-            staleness=history.staleness,
-            loss_mean=claims.loss_mean,
-            loss_variance=claims.loss_variance,
-            score=history.score,
-        )
+        fleet.observe_staleness(history.staleness)
         reports, roll_back = self.divergence.watch_fleet(observation, fleet)
         effects += reports
         if roll_back:
@@ -333,11 +323,16 @@ class PolicyEngine:
 
         A device that tells no score has NaN, and is not behind.
         """
-        usual, limit = self.state.fleet.score, self.policy.behind_max
-        return limit is not None and score > usual + (limit - 1.0) * abs(usual)
+        limit = self.policy.behind_max
+        if limit is None:
+            return False
+        usual = self.state.fleet.score
+        return score > usual + (limit - 1.0) * abs(usual)
 
     def _is_left_out(self, score: float) -> bool:
         """Return whether a device with this score is not among those whose updates the policy takes."""
+        if self.policy.take == "all":
+            return False
         usual = self.state.fleet.score
         if math.isnan(usual):
             return False
@@ -345,7 +340,6 @@ class PolicyEngine:
             return score > self.state.score_best or score < self.state.fleet.scores.least_credible
         return self.policy.take == "better" and score > usual
 
-    @property
     def is_learning(self) -> bool:
         """Whether the devices' losses have changed lately, or are not known."""
         unchanged = self.state.updates_applied - self.state.loss_mark_updates
@@ -469,9 +463,8 @@ class PolicyEngine:
         if folds_one_by_one(self.aggregate):
             return 1.0
         shared = self._members.shared
-        votes = sum(
-            1.0 / shared.get(voter, 1) for _, voter in {(one.device_id, one.voter) for one in contributions}
-        )
+        devices = dict.fromkeys([(one.device_id, one.voter) for one in contributions])  # in order, unlike a set
+        votes = sum(1.0 / shared.get(voter, 1) for _, voter in devices)
         return min(1.0, votes / max(1, len(self._members.voters)))
 
     def _clips(self, contributions: Sequence[Contribution]) -> list[float]:
@@ -489,14 +482,19 @@ class PolicyEngine:
             return [1.0] * len(contributions)  # a combiner with a centre bounds the distance from there
         clips = []
         for one in contributions:
-            norm_max = bound
-            if one.norm > bound and (member := members.get(one.device_id)) is not None:
-                norm_max = self.policy.monitor.norm_max(fleet, self._newness(member))
-            clips.append(min(1.0, norm_max / one.norm) if one.norm else 1.0)
+            clip = 1.0
+            if one.norm > bound:
+                member = members.get(one.device_id)
+                newness = 0.0 if member is None else self._newness(member)
+                norm_max = self.policy.monitor.norm_max(fleet, newness) if newness else bound
+                clip = min(1.0, norm_max / one.norm)
+            clips.append(clip)
         return clips
 
     def _newness(self, member: Member) -> float:
         """Return how new a voter is: 1 at first, 0 once it has sent as many updates as the others, or many."""
+        if member.history.updates >= NEWCOMER_UPDATES:
+            return 0.0
         usual = min(NEWCOMER_UPDATES, self.state.updates_applied / max(1, len(self._members.voters)))
         return max(0.0, 1.0 - self._members.updates_of_voter(member) / usual) if usual else 0.0
 
@@ -523,6 +521,7 @@ class PolicyEngine:
             epochs = state.examples_seen / state.examples_total if state.examples_total else math.inf
             state.warm = state.updates >= warm_up.updates if warm_up.updates else epochs >= (warm_up.epochs or 0.0)
             if state.warm:
+                self._enforce()
                 effects.append(Report("warm", detail=f"the warm-up is over after {state.updates} updates"))
         if self.divergence.count_folded(len(contributions), state.devices):
             effects.append(Keep())
@@ -633,8 +632,8 @@ class PolicyEngine:
         state.devices = devices_live
         state.retune_in = max(1, min(devices_live, SAMPLE) // 2)
         least = state.fleet.scores.least_credible
-        scores = [history.score for history in histories if history.counted]
-        state.score_best = min((score for score in scores if score >= least), default=math.inf)
+        scores = [history.score for history in histories if history.counted and history.score >= least]
+        state.score_best = min(scores, default=math.inf)
         with_data = [history.examples for history in histories if history.examples]
         state.examples_median = float(median(with_data)) if len(with_data) >= DEVICES_MIN else 0.0
         with_data = [self._examples(examples) for examples in with_data]
@@ -645,24 +644,18 @@ class PolicyEngine:
         active = [history for history in histories if history.updates]
         cadence = retune(state.cadence, state.fleet, active)
         # Updates come that rarely only if more than half of the devices rest so long for their day's bytes.
-        rests_s = sorted(history.period_s_min for history in active)
+        rests_s = sorted([history.period_s_min for history in active])
         if rests_s and (rest_s := rests_s[(len(rests_s) - 1) // 2]) > cadence.period_s:
             cadence = msgspec.structs.replace(cadence, period_s=rest_s)
         state.cadence = cadence
         overdue_s = now_s - RARE * cadence.period_s if cadence.period_s else -math.inf
-        self._members.note_rare(state.rare, sample, cadence.is_rare, overdue_s)
+        self._members.note_rare(state.rare, sample, cadence.rare_s, overdue_s)
         loss = state.fleet.loss
         if not math.isnan(loss) and has_changed(loss, state.loss_mark, state.fleet.loss_first):
             state.loss_mark, state.loss_mark_updates = loss, state.updates_applied
         return [] if pacing is None else self._judge(pacing, now_s)
 
     # -- rest ------------------------------------------------------------------------------------------------
-
-    @property
-    def pacing(self) -> AdaptiveFrequency | None:
-        """The controller in force if the fleet may rest under it."""
-        frequency = self.frequency
-        return frequency if self._settings.quiet and isinstance(frequency, AdaptiveFrequency) else None
 
     def rest_s(self, member: Member, now_s: float) -> float:
         """Return how long a device is to rest before its next assignment, 0 if it is not to."""
@@ -724,7 +717,8 @@ class PolicyEngine:
     def _fleet(self, refused: float = 0.0) -> Fleet:
         """Return the fleet as an aggregator sees it, without the votes of those that were refused."""
         state, members = self.state, self._members
-        voters_live = len(members.voters) + self._votes_of_the_pausing() - refused
+        pausing = self._votes_of_the_pausing() if members.pausing else 0
+        voters_live = len(members.voters) + pausing - refused
         return Fleet(voters_live, state.cadence.period_s, state.examples_mean, members.shared, state.rare)
 
     # -- status and checks -----------------------------------------------------------------------------------

@@ -26,10 +26,12 @@ def observe(history, **fields):
     history.observe(**usual | fields)
 
 
-def look(fleet, voter="a", *, norm=1.0, local_steps=8, **fields):
-    usual = {"voters_live": 1, "staleness": 0, "loss_mean": 0.5, "loss_variance": 0.25, "score": 0.5}
+def look(fleet, voter="a", *, norm=1.0, local_steps=8, score=0.5, staleness=0, **fields):
+    usual = {"voters_live": 1, "loss_mean": 0.5, "loss_variance": 0.25}
     fleet.observe_norm(voter, norm, local_steps)
-    fleet.observe_update(voter, **usual | fields)
+    fleet.observe_score(voter, score)
+    fleet.observe_loss(voter, **usual | fields)
+    fleet.observe_staleness(staleness)
 
 
 # -- one device ----------------------------------------------------------------------------------------------

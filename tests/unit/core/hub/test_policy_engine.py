@@ -533,6 +533,25 @@ def test_a_key_that_takes_over_a_device_leaves_no_vote_behind(hub_bench):
     assert not hub.core.policy_engine.state.fleet.newest_losses.newest
 
 
+def test_parts_of_votes_add_up_to_the_same_bits_whatever_the_devices_are_called(hub_bench):
+    """A set of names has another order with every start of Python: in a replay its sum had another last bit."""
+    found = set()
+    for letter in "abcdefgh":
+        names = [f"{letter}{key}/{number}" for key in range(1, 8) for number in range(key)]
+        gathering = policy(aggregate=BufferedAggregator(count=15))
+        hub = of_keys(hub_bench, gathering, *names, limits={"updates_held_max": 999})
+        engine = hub.core.policy_engine
+        engine.state.rest.resting = True
+        for name in names[::2]:
+            push(hub, name)
+        for name in names[1::2]:
+            push(hub, name, norm=math.nan)
+        refused = engine._votes_of_the_refused()
+        push(hub, names[0])
+        found.add((refused, hub.one(Fold).weights))
+    assert len(found) == 1
+
+
 # -- what is said, and how long an update may be ---------------------------------------------------------------
 
 CLIPPING = Monitor(watch=(), clip=2.0)

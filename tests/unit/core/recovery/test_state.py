@@ -378,7 +378,12 @@ def test_large_vectors_and_payloads_are_counted_as_before():
 @pytest.mark.parametrize(
     ("part", "state", "fixed"),
     [
-        (PolicyEngine, PolicyEngineState, {"policy", "members", "settings", "evaluations", "divergence", "rest"}),
+        (
+            PolicyEngine,
+            PolicyEngineState,
+            {"policy", "members", "settings", "evaluations", "divergence", "rest"}
+            | {"aggregate", "frequency", "pacing", "overlap_steps_max"},
+        ),
         (DivergenceGuard, DivergenceState, {"watches", "rolls_back", "calm_updates"}),
         (EvaluationTracker, EvaluationState, {"plateau", "stop"}),
         (PublishSchedule, PublishState, {"settings"}),
@@ -426,7 +431,8 @@ def test_every_attribute_of_the_core_and_its_tables_is_durable_or_known_not_to_b
     }
     assert set(vars(core.members)) == tables | {"lease_s", "devices_max"}
     for member in core.members.members.values():
-        assert set(vars(member)) == {"link", "codec_push", "codec_asked", "codec_changed", "held", "coarse"}
+        measured = {"link", "codec_push", "codec_asked", "codec_changed", "held", "coarse"}
+        assert set(vars(member)) == measured | {"voter"}
 
 
 def test_what_is_measured_of_connections_begins_anew():
