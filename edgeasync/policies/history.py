@@ -109,9 +109,10 @@ class Votes(msgspec.Struct):
 
     def admit(self, voter: str, value: float) -> None:
         """Take a voter's first number; forget that of the voter that was silent for longest if there are many."""
-        if len(self.newest) >= WINDOW:
-            self.withdraw(next(iter(self.newest)))
-        self.newest[voter] = value
+        newest = self.newest
+        if len(newest) >= WINDOW:
+            self._forget(next(iter(newest)))
+        newest[voter] = value
         insort(self.ordered, value)
 
     def replace(self, voter: str, value: float) -> None:
@@ -127,6 +128,9 @@ class Votes(msgspec.Struct):
 
     def withdraw(self, voter: str) -> None:
         """Forget a voter's number, if there is one."""
+        self._forget(voter)
+
+    def _forget(self, voter: str) -> None:
         value = self.newest.pop(voter, None)
         if value is not None:
             del self.ordered[bisect_left(self.ordered, value)]
@@ -183,9 +187,12 @@ class VotesWithPeak(Votes, dict=True):
 
     def withdraw(self, voter: str) -> None:
         """Forget a voter's numbers, if there are any."""
-        Votes.withdraw(self, voter)
-        self.firsts.withdraw(voter)
+        self._forget(voter)
         self._find_peak()
+
+    def _forget(self, voter: str) -> None:
+        super()._forget(voter)
+        self.firsts.withdraw(voter)
 
     def note_peak(self) -> None:
         """Note the median if it is higher than any before; call this only when most voters have voted."""
