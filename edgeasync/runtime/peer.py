@@ -157,7 +157,8 @@ class Peer:
         self._settings = msgspec.structs.replace(
             settings,
             ping_s=settings.lease_s / PINGS_PER_LEASE,
-            begins_ready=not meets,
+            # Rounds before the last one's first step would use `rounds_max` up.
+            begins_ready=not meets or rounds_max is None,
             fingerprint=_fingerprint(self._spec, settings),
             codecs=(settings.codec,),
             payload_bytes_max=payload_bytes_limit(self._spec),

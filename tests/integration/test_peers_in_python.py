@@ -1,5 +1,7 @@
 """Training without a hub, from Python and by the command: it learns, ends as told, and writes its model."""
 
+from statistics import median
+
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -38,9 +40,11 @@ def digits():
 def test_processes_reach_the_accuracy_of_the_star(digits, topology):
     parts, held_out = digits
     how = {"until": Stop(epochs=100), "evaluate": held_out, "optimizer": SGD(learning_rate=0.5)}
-    star = train(MODEL, parts, **how)
-    run = train(MODEL, parts, engine="processes", topology=topology, **how)
-    assert run.accuracy >= star.accuracy - 0.01
+    star = median(
+        [train(MODEL, parts, **how).accuracy for _ in range(3)]
+    )  # from one run to the next a point apart
+    run = train(MODEL, parts, engine="processes", topology=topology, settings=FAST, **how)
+    assert run.accuracy >= star - 0.01
     assert run.reason == "all workers have reached until"
 
 

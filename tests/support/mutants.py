@@ -64,7 +64,7 @@ CHANGES = {
         Change(Outbox, "send", "not (self._waiting or (confirms and log.durable < log.last))", "True"),
     ),
     "the answer to a repetition does not wait for the disk": (
-        Change(HubEngine, "_send", "confirms = ", "confirms = 'Duplicate' not in repr(message) and "),
+        Change(HubEngine, "_send", "confirms=True", "confirms='Duplicate' not in repr(message)"),
         Change(Outbox, "send", "self._waiting or ", ""),
     ),
     "an answer does not confirm anything": (

@@ -81,7 +81,7 @@ CHANGES = {
         Change(Blame, "forgive", "self._left_out.pop(name, None)", "pass"),
     ),
     # Memory.
-    "a round begins while work is owed": (Change(PeerCore, "_accept_or_decline", "if self._owed:", "if False:"),),
+    "a round begins while work is owed": (Change(PeerCore, "_accept_or_decline", "if self._owed or", "if"),),
     "a round that was given up is not dropped": (
         Change(PeerCore, "_give_up", "DropRound(round_.id),", ""),
     ),
