@@ -60,6 +60,7 @@ def test_nobody_removes_all_boards_by_leaving_out_which(tmp_path):
 
 PROGRAM_THAT_FAILS = """#!/bin/sh
 echo "$*" >> {folder}/said
+case $* in *'service install'*) cat > /dev/null ;; esac # who ends unread breaks Ansible's pipe
 case $* in
     --version) echo 'edgeasync 1.0, Python 3.13' ;;
     *'{failing}'*) echo 'edgeasync: what is wrong' >&2; exit 2 ;;
