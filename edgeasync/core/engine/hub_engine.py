@@ -15,6 +15,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from typing import assert_never
 
 import msgspec
 import numpy as np
@@ -93,6 +94,9 @@ from edgeasync.protocol.messages import (
 _NOT_OPENED = VectorSource(np.empty(0, np.float32))
 """Stands for the values of an update that the core will not decide about."""
 
+
+_AtOnce = Send | Discard | Receive | SendGraph | SendStatus | Disconnect | Expel | Report | Save
+"""The effects that wait for no fold."""
 
 Observe = Callable[[HubEvent, list[HubEffect], float], None]
 """Called with every event that the core has decided about, its effects, and the core's time; it must not block."""
@@ -473,7 +477,7 @@ class HubEngine:
                 self._carry_out(effect)
         self._fold_queue.advance()
 
-    def _carry_out(self, effect: HubEffect) -> None:
+    def _carry_out(self, effect: _AtOnce) -> None:
         match effect:
             case Send():
                 self._send(effect.peer, effect.message)
@@ -491,6 +495,8 @@ class HubEngine:
                 self._shell.report(effect)
             case Save():
                 self._note_state()
+            case _:
+                assert_never(effect)
 
     def _end_transfers(self, effect: Disconnect | Expel) -> None:
         """End a connection's transfers; those of a device that is shut out are not kept."""
