@@ -82,15 +82,16 @@ def add_recent(values: list[T], value: T, count_max: int) -> None:
         del values[0]
 
 
-class Votes(msgspec.Struct):
+class Votes(msgspec.Struct, dict=True):
     """One number of each voter, the newest, of the `WINDOW` voters heard last; finite numbers only.
 
-    A voter is a key or, without keys, a device id: a key that speaks under many names has one vote. `ordered` has
-    the same numbers in order, so that the median costs nothing.
+    A voter is a key or, without keys, a device id: a key that speaks under many names has one vote.
     """
 
     newest: dict[str, float] = {}
-    ordered: list[float] = []
+
+    def __post_init__(self) -> None:
+        self._ordered: list[float] | None = None
 
     def __len__(self) -> int:
         """Return how many voters have voted."""
@@ -98,28 +99,25 @@ class Votes(msgspec.Struct):
 
     def cast(self, voter: str, value: float) -> None:
         """Put a number in the place of the voter's last one."""
-        newest, ordered = self.newest, self.ordered
-        before = newest.pop(voter, None)
-        if before is None:
+        newest = self.newest
+        if newest.pop(voter, None) is None:
             self.admit(voter, value)
             return
-        del ordered[bisect_left(ordered, before)]
         newest[voter] = value
-        insort(ordered, value)
+        self._ordered = None
 
     def admit(self, voter: str, value: float) -> None:
         """Take a voter's first number; forget that of the voter that was silent for longest if there are many."""
         newest = self.newest
         if len(newest) >= WINDOW:
-            self._forget(next(iter(newest)))
+            self.withdraw(next(iter(newest)))
         newest[voter] = value
-        insort(self.ordered, value)
+        self._ordered = None
 
     def replace(self, voter: str, value: float) -> None:
         """Change a voter's number; the voter keeps its place among those heard last."""
-        del self.ordered[bisect_left(self.ordered, self.newest[voter])]
         self.newest[voter] = value
-        insort(self.ordered, value)
+        self._ordered = None
 
     def has_turn(self, voter: str) -> bool:
         """Return whether the voter is not of the half that was cast last."""
@@ -128,22 +126,26 @@ class Votes(msgspec.Struct):
 
     def withdraw(self, voter: str) -> None:
         """Forget a voter's number, if there is one."""
-        self._forget(voter)
-
-    def _forget(self, voter: str) -> None:
-        value = self.newest.pop(voter, None)
-        if value is not None:
-            del self.ordered[bisect_left(self.ordered, value)]
+        self.newest.pop(voter, None)
+        self._ordered = None
 
     def clear(self) -> None:
         """Forget all numbers."""
         self.newest.clear()
-        self.ordered.clear()
+        self._ordered = None
+
+    @property
+    def ordered(self) -> list[float]:
+        """The numbers in order; not to be changed."""
+        if self._ordered is None:
+            self._ordered = sorted(self.newest.values())
+        return self._ordered
 
     @property
     def median(self) -> float:
         """The median of the numbers, NaN without any."""
-        return _middle(self.ordered) if self.ordered else math.nan
+        ordered = self.ordered
+        return _middle(ordered) if ordered else math.nan
 
     @property
     def least_credible(self) -> float:
@@ -151,16 +153,18 @@ class Votes(msgspec.Struct):
 
         It is as far below the median as `DEVIATIONS_MAX` times the median distance from the median.
         """
-        usual = self.median
-        if len(self.ordered) < DEVICES_MIN:
+        ordered = self.ordered
+        if len(ordered) < DEVICES_MIN:
             return -math.inf
-        deviation = median([abs(value - usual) for value in self.ordered])
+        usual = _middle(ordered)
+        deviation = median([abs(value - usual) for value in ordered])
         return usual - DEVIATIONS_MAX * max(deviation, DEVIATION_MIN * abs(usual))
 
     @property
     def reached_by_most(self) -> float:
         """The highest number that more than half of the voters reach, NaN without any: half is no majority."""
-        return self.ordered[(len(self.ordered) - 1) // 2] if self.ordered else math.nan
+        ordered = self.ordered
+        return ordered[(len(ordered) - 1) // 2] if ordered else math.nan
 
 
 class VotesWithPeak(Votes, dict=True):
@@ -169,45 +173,47 @@ class VotesWithPeak(Votes, dict=True):
     As a model learns, the updates of those whose data it knows get shorter and shorter. Those of a device whose
     data it does not know yet stay long, and are no fault. So what is usual never falls under a share of the peak.
     `firsts` has the first number of each voter: before there are enough to compare there is no median to note.
-    `peak` is the highest median so far, that of the first numbers included, and 0 while too few voters are known.
-    It follows from the others.
     """
 
     noted: float = 0.0
     firsts: Votes = msgspec.field(default_factory=Votes)
 
     def __post_init__(self) -> None:
-        self._find_peak()
+        Votes.__post_init__(self)
+        self._peak: float | None = None
+
+    @property
+    def peak(self) -> float:
+        """The highest median so far, that of the first numbers included; 0 while too few voters are known."""
+        peak = self._peak
+        if peak is None:
+            enough = len(self.newest) >= DEVICES_MIN
+            peak = self._peak = max(self.noted, self.firsts.median) if enough else 0.0
+        return peak
 
     def admit(self, voter: str, value: float) -> None:
         """Take a voter's first number, which may change the peak."""
         self.firsts.cast(voter, value)
         Votes.admit(self, voter, value)
-        self._find_peak()
+        self._peak = None
 
     def withdraw(self, voter: str) -> None:
         """Forget a voter's numbers, if there are any."""
-        self._forget(voter)
-        self._find_peak()
-
-    def _forget(self, voter: str) -> None:
-        super()._forget(voter)
+        Votes.withdraw(self, voter)
         self.firsts.withdraw(voter)
+        self._peak = None
 
     def note_peak(self) -> None:
         """Note the median if it is higher than any before; call this only when most voters have voted."""
         self.noted = max(self.noted, self.median)
-        self._find_peak()
+        self._peak = None
 
     def clear(self) -> None:
         """Forget all votes, and the peak."""
         Votes.clear(self)
         self.firsts.clear()
         self.noted = 0.0
-        self._find_peak()
-
-    def _find_peak(self) -> None:
-        self.peak = max(self.noted, self.firsts.median) if len(self.newest) >= DEVICES_MIN else 0.0
+        self._peak = None
 
     def usual(self, newness: float = 0.0) -> float:
         """Return what nobody need explain; infinity while too few voters are known, or all votes are 0.

@@ -134,8 +134,10 @@ class UpdateNormWatch(_DeviceWatch, frozen=True, tag_field="kind", tag="update_n
 
     def cause(self, update: Observation, fleet: FleetHistory) -> str | None:
         """Compare the norm, and the norm over the root of the steps."""
-        usual = fleet.lengths.usual(update.newness)
-        if not update.norm > self.ratio_max * usual:  # first, since it runs with every update
+        lengths = fleet.lengths
+        if not update.norm > self.ratio_max * lengths.median:  # first, since it runs with every update
+            return None
+        if not update.norm > self.ratio_max * lengths.usual(update.newness):
             return None
         by_root = update.norm / math.sqrt(update.local_steps)
         return _over_usual(by_root, fleet.norms.usual(update.newness), self.ratio_max, "update")

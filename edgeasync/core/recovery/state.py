@@ -50,7 +50,8 @@ def upgrade(core: dict[str, Any], made_by: int) -> dict[str, Any]:
         _give_to_voters(core)  # format 4 had no keys
     if made_by < 7:
         _count_causes(core)
-    return core  # format 6 counted no bytes, format 7 no paces, format 8 no delays of devices
+    # Format 6 counted no bytes, format 7 no paces, format 8 no delays of devices; format 9 kept votes in order.
+    return core
 
 
 _STATE_ID, _SESSION, _RETIRED, _KEY = map(
@@ -72,8 +73,7 @@ def _give_to_voters(core: dict[str, Any]) -> None:
     keys = {member[0]: member[_KEY].hex() for member in core["members"] if len(member) > _KEY}
     last = {keys.get(device_id) or device_id: norm for device_id, norm in fleet.pop("norms").items()}
     for name, share in (("lengths", lambda _: 1.0), ("norms", math.sqrt), ("gradients", float)):
-        newest = {voter: norm / share(local_steps) for voter, (norm, local_steps) in last.items()}
-        fleet[name] = {"newest": newest, "ordered": sorted(newest.values())}
+        fleet[name] = {"newest": {voter: norm / share(local_steps) for voter, (norm, local_steps) in last.items()}}
     fleet.pop("scores")
     for contribution in engine["contributions"]:
         contribution["voter"] = keys.get(contribution["device_id"]) or contribution["device_id"]

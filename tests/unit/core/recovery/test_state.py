@@ -35,6 +35,7 @@ from edgeasync.policies.aggregation import (
 )
 from edgeasync.policies.combining import CentredClipCombiner, MedianCombiner
 from edgeasync.policies.frequency import AdaptiveFrequency
+from edgeasync.policies.history import Votes
 from edgeasync.policies.optimizers import SGD, Adam
 from edgeasync.policies.policy import DelayCompensation, Plateau, Policy, WarmUp
 from edgeasync.policies.rest import Rest, RestState
@@ -321,6 +322,10 @@ EXCLUDED |= {"messages_accepted", "messages_refused", "messages_ignored"}
 EXCLUDED |= {"_leases", "_watched"}
 """When the heap of leases is looked at next; who is lost then, and in which order, is the same."""
 
+EXCLUDED |= {"_ordered", "_peak"}
+FOLLOWS = ("ordered", "peak")
+"""What follows from votes is made when somebody asks for it."""
+
 
 def walk(value):
     """Return all that is in an object, by the names of its attributes, but for what is not durable on purpose."""
@@ -333,6 +338,8 @@ def walk(value):
     if isinstance(value, list | tuple | deque):
         return [type(value), getattr(value, "maxlen", None), *map(walk, value)]
     names = [*getattr(value, "__struct_fields__", ()), *getattr(value, "__dict__", ())]
+    if isinstance(value, Votes):
+        names += [name for name in FOLLOWS if hasattr(value, name)]
     parts = {name: walk(getattr(value, name)) for name in names if name not in EXCLUDED}
     return [type(value), *[(name, sorted(part) if name in UNORDERED else part) for name, part in parts.items()]]
 
