@@ -181,7 +181,7 @@ class Averaging(Section, frozen=True):
     def weights(self, buffered: Sequence[Contribution], fleet: Fleet) -> tuple[float, ...]:  # noqa: ARG002
         """Return staleness weight times share."""
         steps = statistics.median([contribution.local_steps for contribution in buffered]) if self.balance else 0
-        devices = Counter(voter for voter, _ in {(one.voter, one.device_id) for one in buffered})
+        devices = Counter([voter for voter, _ in {(one.voter, one.device_id) for one in buffered}])
         shares = []
         for contribution in buffered:
             share = float(contribution.examples) if self.weigh_by == "examples" else 1.0
@@ -191,9 +191,7 @@ class Averaging(Section, frozen=True):
         total = math.fsum(shares)
         if total <= 0.0:  # no device said how much data it has
             shares, total = [1.0] * len(buffered), float(len(buffered))
-        return tuple(
-            contribution.weight * share / total for contribution, share in zip(buffered, shares, strict=True)
-        )
+        return tuple([one.weight * share / total for one, share in zip(buffered, shares, strict=True)])
 
 
 class BufferedAggregator(Averaging, frozen=True, tag_field="kind", tag="buffered"):

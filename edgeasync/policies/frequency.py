@@ -245,8 +245,7 @@ class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
         if max(times_s) > RARE * quick_s:
             shortest_s = _times_s(measured, self.communication_share_max, self.local_steps_min)
             measured = [one for one, least in zip(measured, shortest_s, strict=True) if least <= RARE * quick_s]
-        step_s = _median([step_s for step_s, _ in measured])
-        communication_s = _median([communication_s for _, communication_s in measured])
+        step_s, communication_s = map(median, zip(*measured, strict=True))
         period_s = max(least_s, *_times_s([(step_s, communication_s)], share, steps))
         gain, cause = self._gain(cadence.gain, fleet)
         period_s = communication_s + (period_s - communication_s) * gain

@@ -72,6 +72,16 @@ def _middle(ordered: Sequence[float]) -> float:
     return (ordered[half] + ordered[~half]) / 2.0
 
 
+def median_of_recent(values: list[float], value: float) -> float:
+    """Append a measurement to the last `RECENT`, and return their median."""
+    values.append(value)
+    if len(values) > RECENT:
+        del values[0]
+    ordered = sorted(values)
+    half = len(ordered) // 2
+    return (ordered[half] + ordered[~half]) / 2.0
+
+
 def add_recent(values: list[T], value: T, count_max: int) -> None:
     """Append a value, and drop the oldest if there are then more than `count_max`.
 
@@ -85,13 +95,14 @@ def add_recent(values: list[T], value: T, count_max: int) -> None:
 class Votes(msgspec.Struct, dict=True):
     """One number of each voter, the newest, of the `WINDOW` voters heard last; finite numbers only.
 
-    A voter is a key or, without keys, a device id: a key that speaks under many names has one vote.
+    A voter is a key or, without keys, a device id: a key that speaks under many names has one vote. Once somebody
+    has asked for the median, the numbers are kept in order.
     """
 
     newest: dict[str, float] = {}
 
     def __post_init__(self) -> None:
-        self._ordered: list[float] | None = None
+        self._kept: list[float] | None = None
 
     def __len__(self) -> int:
         """Return how many voters have voted."""
@@ -100,11 +111,14 @@ class Votes(msgspec.Struct, dict=True):
     def cast(self, voter: str, value: float) -> None:
         """Put a number in the place of the voter's last one."""
         newest = self.newest
-        if newest.pop(voter, None) is None:
+        before = newest.pop(voter, None)
+        if before is None:
             self.admit(voter, value)
             return
         newest[voter] = value
-        self._ordered = None
+        if (kept := self._kept) is not None:
+            del kept[bisect_left(kept, before)]
+            insort(kept, value)
 
     def admit(self, voter: str, value: float) -> None:
         """Take a voter's first number; forget that of the voter that was silent for longest if there are many."""
@@ -112,12 +126,15 @@ class Votes(msgspec.Struct, dict=True):
         if len(newest) >= WINDOW:
             self.withdraw(next(iter(newest)))
         newest[voter] = value
-        self._ordered = None
+        if self._kept is not None:
+            insort(self._kept, value)
 
     def replace(self, voter: str, value: float) -> None:
         """Change a voter's number; the voter keeps its place among those heard last."""
+        if (kept := self._kept) is not None:
+            del kept[bisect_left(kept, self.newest[voter])]
+            insort(kept, value)
         self.newest[voter] = value
-        self._ordered = None
 
     def has_turn(self, voter: str) -> bool:
         """Return whether the voter is not of the half that was cast last."""
@@ -126,26 +143,28 @@ class Votes(msgspec.Struct, dict=True):
 
     def withdraw(self, voter: str) -> None:
         """Forget a voter's number, if there is one."""
-        self.newest.pop(voter, None)
-        self._ordered = None
+        before = self.newest.pop(voter, None)
+        if before is not None and self._kept is not None:
+            del self._kept[bisect_left(self._kept, before)]
 
     def clear(self) -> None:
         """Forget all numbers."""
         self.newest.clear()
-        self._ordered = None
+        self._kept = None
 
     @property
     def ordered(self) -> list[float]:
-        """The numbers in order; not to be changed."""
-        if self._ordered is None:
-            self._ordered = sorted(self.newest.values())
-        return self._ordered
+        """The numbers in order."""
+        return sorted(self.newest.values())
 
     @property
     def median(self) -> float:
         """The median of the numbers, NaN without any."""
-        ordered = self.ordered
-        return _middle(ordered) if ordered else math.nan
+        kept = self._kept
+        if kept is None:
+            kept = self._kept = self.ordered
+        half = len(kept) // 2
+        return (kept[half] + kept[~half]) / 2.0 if kept else math.nan
 
     @property
     def least_credible(self) -> float:
@@ -153,11 +172,10 @@ class Votes(msgspec.Struct, dict=True):
 
         It is as far below the median as `DEVIATIONS_MAX` times the median distance from the median.
         """
-        ordered = self.ordered
-        if len(ordered) < DEVICES_MIN:
+        if len(self.newest) < DEVICES_MIN:
             return -math.inf
-        usual = _middle(ordered)
-        deviation = median([abs(value - usual) for value in ordered])
+        usual = median(self.newest.values())
+        deviation = median([abs(value - usual) for value in self.newest.values()])
         return usual - DEVIATIONS_MAX * max(deviation, DEVIATION_MIN * abs(usual))
 
     @property
@@ -193,7 +211,7 @@ class VotesWithPeak(Votes, dict=True):
 
     def admit(self, voter: str, value: float) -> None:
         """Take a voter's first number, which may change the peak."""
-        self.firsts.cast(voter, value)
+        self.firsts.admit(voter, value)
         Votes.admit(self, voter, value)
         self._peak = None
 
@@ -205,7 +223,8 @@ class VotesWithPeak(Votes, dict=True):
 
     def note_peak(self) -> None:
         """Note the median if it is higher than any before; call this only when most voters have voted."""
-        self.noted = max(self.noted, self.median)
+        if self.newest:
+            self.noted = max(self.noted, median(self.newest.values()))
         self._peak = None
 
     def clear(self) -> None:
@@ -224,7 +243,7 @@ class VotesWithPeak(Votes, dict=True):
         if len(self.newest) < DEVICES_MIN:
             return math.inf
         share = PEAK_SHARE + newness * (1.0 - PEAK_SHARE)
-        return max(_middle(self.ordered), share * self.peak) or math.inf
+        return max(self.median, share * self.peak) or math.inf
 
 
 class PastMedians:
@@ -237,9 +256,8 @@ class PastMedians:
 
     def __init__(self, values: list[float]) -> None:
         self._values, self._ordered = values, sorted(values)
-        self.usual = self.newest = math.nan
-        if values:
-            self._find()
+        self.usual = _middle(self._ordered) if values else math.nan
+        self.newest = median(values[-QUARTER:]) if values else math.nan
 
     def add(self, value: float) -> None:
         """Append a median; drop the oldest if there are then more than `WINDOW`."""
@@ -248,17 +266,14 @@ class PastMedians:
         insort(ordered, value)
         if len(values) > WINDOW:
             del ordered[bisect_left(ordered, values[0])], values[0]
-        self._find()
+        self.usual = _middle(ordered)
+        self.newest = median(values[-QUARTER:])
 
     def clear(self) -> None:
         """Forget all."""
         self._values.clear()
         self._ordered.clear()
         self.usual = self.newest = math.nan
-
-    def _find(self) -> None:
-        self.usual = _middle(self._ordered)
-        self.newest = median(self._values[-QUARTER:])
 
 
 class BaseLosses(msgspec.Struct, array_like=True):
@@ -368,16 +383,13 @@ class DeviceHistory(msgspec.Struct, array_like=True):
         self.base_losses.observe(base_loss)
         self.updates += 1
         if step_s:
-            add_recent(self.recent_step_s, step_s, RECENT)
-            self.step_s = median(self.recent_step_s)
+            self.step_s = median_of_recent(self.recent_step_s, step_s)
             rate = examples / (local_steps * step_s)
             share = EXAMPLES_RATE_WEIGHT if self.examples_per_s else 1.0
             self.examples_per_s += (rate - self.examples_per_s) * share
         if cycle_s is not None:
-            add_recent(
-                self.recent_communication_s, max(0.0, cycle_s - (local_steps - overlap_steps) * step_s), RECENT
-            )
-            self.communication_s = median(self.recent_communication_s)
+            communication_s = max(0.0, cycle_s - (local_steps - overlap_steps) * step_s)
+            self.communication_s = median_of_recent(self.recent_communication_s, communication_s)
 
     @property
     def cycle_s(self) -> float:

@@ -55,13 +55,14 @@ class Budgets:
             traffic.note_exchange(total_bytes - member.exchange_bytes - pings_bytes)
         member.exchange_s, member.exchange_bytes = now_s, total_bytes
         member.exchange_updates = history.updates
-        history.period_s_min = self._period_s(member, now_s, is_learning)
+        limited = self._limited or member.own_day is not None
+        history.period_s_min = self._period_s(member, now_s, is_learning) if limited else 0.0
 
     def rest_s(self, member: Member, now_s: float, is_learning: Callable[[], bool]) -> float:
         """Return how long a device is to wait with its next exchange, 0 if it need not."""
+        if not self._limited and member.own_day is None:
+            return 0.0  # the usual case, with every answer
         allowances = self._allowances(member, now_s)
-        if not allowances:
-            return 0.0
         due_s = now_s
         if member.history.updates > member.exchange_updates:
             due_s = member.exchange_s + self._period_s(member, now_s, is_learning)
@@ -78,10 +79,10 @@ class Budgets:
         return self._values * (model + bytes_per_value(member.codec_push)) + HEADERS_BYTES
 
     def _period_s(self, member: Member, now_s: float, is_learning: Callable[[], bool]) -> float:
-        """Return the least time from one exchange of a device to the next that its days' bytes allow."""
-        allowances = self._allowances(member, now_s)
-        if not allowances or not member.traffic.exchanges:
+        """Return the least time from one exchange to the next that the days' bytes allow a device with a limit."""
+        if not member.traffic.exchanges:
             return 0.0
+        allowances = self._allowances(member, now_s)
         usual_bytes = median(member.traffic.exchanges)
         haste = LEARNING_HASTE if is_learning() else EVEN_HASTE
         return max([period_s(one, usual_bytes, haste) for one in allowances])
@@ -89,8 +90,6 @@ class Budgets:
     def _allowances(self, member: Member, now_s: float) -> list[Allowance]:
         """Return what is left for a device by each limit that it has; of the hub's limit, its share."""
         allowances: list[Allowance] = []
-        if not self._limited and member.own_day is None:
-            return allowances
         remaining_s = DAY_S - now_s % DAY_S
         if self._device_max is not None:
             left_bytes: float = member.traffic.left_bytes(self._device_max, now_s)

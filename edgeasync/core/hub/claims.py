@@ -73,7 +73,8 @@ def hold(
     by_clock_s = STEP_S_MAX
     if cycle_s is not None and steps:
         by_clock_s = (CLOCKS_APART * cycle_s + slack_s) / steps
-    score = _within(push.score, -LOSS_MAX, LOSS_MAX)
+    score = push.score if push.validation_loss is None else push.validation_loss
+    base_loss = push.base_loss if push.score is None else push.score
     return Claims(
         local_steps=local_steps,
         overlap_steps=overlap_steps,
@@ -81,8 +82,8 @@ def hold(
         step_s=min(push.step_s, STEP_S_MAX, by_clock_s),
         loss_mean=_within(push.loss_mean, -LOSS_MAX, LOSS_MAX),
         loss_variance=_within(push.loss_variance, 0.0, VARIANCE_MAX),
-        score=score if push.validation_loss is None else _within(push.validation_loss, -LOSS_MAX, LOSS_MAX),
-        base_loss=_within(push.base_loss, -LOSS_MAX, LOSS_MAX) if score is None else score,
+        score=score if score is None else _within(score, -LOSS_MAX, LOSS_MAX),
+        base_loss=base_loss if base_loss is None else _within(base_loss, -LOSS_MAX, LOSS_MAX),
         alone=overlap_steps > overlap_steps_max,
     )
 

@@ -86,6 +86,7 @@ class DivergenceGuard:
             "device": [(number, watch) for number, watch in numbered if watch.scope == "device"],
             "fleet": [(number, watch) for number, watch in numbered if watch.scope == "fleet"],
         }
+        self._causes = {scope: [watch.cause for _, watch in watches] for scope, watches in self._watches.items()}
         self._calm_updates = monitor.calm_updates
         self._rolls_back = monitor.rolls_back
 
@@ -190,15 +191,14 @@ class DivergenceGuard:
         An alarm is reported when it begins and when it ends, not with every update. It ends only after
         `calm_updates` in a row, so that it does not begin and end with each outlier.
         """
+        found = [cause_of(update, fleet) for cause_of in self._causes[scope]]
         alarms, causes = self.state.alarms, self.state.causes
         reports: list[HubEffect] = []
         begun: set[Remedy] = set()
+        if not alarms and not causes and found.count(None) == len(found):
+            return reports, begun  # the usual case, with every update
         device_id = update.device_id if scope == "device" else ""
-        calm = not alarms and not causes
-        for number, watch in self._watches[scope]:
-            cause = watch.cause(update, fleet)
-            if cause is None and calm:
-                continue  # the usual case, with every update
+        for (number, watch), cause in zip(self._watches[scope], found, strict=True):
             alarm = alarms.get((number, device_id))
             if cause is not None and alarm is None:
                 in_a_row = causes.pop((number, device_id), 0) + 1

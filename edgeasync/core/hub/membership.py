@@ -579,11 +579,12 @@ class Membership:
 
     def live_histories(self, members: Iterable[Member]) -> list[DeviceHistory]:
         """Return the histories of those members that are live and not paused: one of each voter."""
-        heard = [member for member in members if member.state in ("training", "joining")]
         if not self.shared:
-            return [member.history for member in heard]
+            return [member.history for member in members if member.state in ("training", "joining")]
         found: dict[str, DeviceHistory] = {}
-        for member in heard:
+        for member in members:
+            if member.state not in ("training", "joining"):
+                continue
             known = found.setdefault(member.voter, member.history)
             if not known.updates:
                 found[member.voter] = member.history

@@ -125,7 +125,10 @@ class PolicyEngine:
         )
         self._members = members
         self._settings = settings
+        self._waiting: dict[str, int] = {}
+        """How many of each voter's updates wait."""
         self._overlap_steps_max = max(policy.overlap_steps_max, policy.delay_steps)
+        self._leaves_out = policy.behind_max is not None or policy.take != "all"
         self._enforce()
 
     def load_state(self, state: PolicyEngineState) -> None:
@@ -134,6 +137,7 @@ class PolicyEngine:
         self.evaluations.state = state.evaluations
         self.divergence.state = state.divergence
         self.rest.state = state.rest
+        self._waiting = Counter([one.voter for one in state.contributions])
         self._enforce()
 
     # -- the policies in force -------------------------------------------------------------------------------
@@ -149,13 +153,12 @@ class PolicyEngine:
 
     def is_crowding(self, voter: str) -> bool:
         """Whether as many updates of a voter wait as may: the others must find places, or it would fold alone."""
-        contributions, places = self.state.contributions, self._settings.limits.updates_held_max
-        if VOTERS_WITH_A_SHARE * len(contributions) < places:
+        places = self._settings.limits.updates_held_max
+        waiting = self._waiting.get(voter, 0)
+        if VOTERS_WITH_A_SHARE * waiting < places:
             return False
         share = math.ceil(places / max(1, min(VOTERS_WITH_A_SHARE, len(self._members.voters))))
-        if share >= places or len(contributions) < share:
-            return False
-        return [one.voter for one in contributions].count(voter) >= share
+        return share <= waiting and share < places
 
     @property
     def updates_waiting(self) -> int:
@@ -232,6 +235,7 @@ class PolicyEngine:
             voter=member.voter,
         )
         state.contributions.append(contribution)
+        self._waiting[member.voter] = self._waiting.get(member.voter, 0) + 1
         state.spoken.pop(member.device_id, None)
         state.divergence.counted[member.device_id] = None
         effects += self.fold_if_due(now_s)
@@ -288,8 +292,8 @@ class PolicyEngine:
         weight = self.policy.staleness(Staleness(history.staleness, age_s, self._members.live_count))
         if weight is None:
             return Rejected("stale"), effects
-        far_behind = self._is_far_behind(history.score)
-        left_out = far_behind or self._is_left_out(history.score)
+        far_behind = self._leaves_out and self._is_far_behind(history.score)
+        left_out = self._leaves_out and (far_behind or self._is_left_out(history.score))
         fleet.observe_score(voter, history.score)  # of all: the median of those that count could never rise
         fleet.observe_loss(voter, claims.loss_mean, claims.loss_variance, voters_live)
         if left_out:
@@ -372,6 +376,7 @@ class PolicyEngine:
         state = self.state
         dropped = [one for one in state.contributions if one.device_id == device_id]
         state.contributions = [one for one in state.contributions if one.device_id != device_id]
+        self._waiting = Counter([one.voter for one in state.contributions])
         state.updates_rejected += len(dropped)
         return [Discard(one.handle) for one in dropped]
 
@@ -386,6 +391,7 @@ class PolicyEngine:
         """Make the next version of all updates that wait, and evaluate it if an evaluation is due."""
         state = self.state
         contributions, state.contributions = state.contributions, []
+        self._waiting.clear()
         shares, rows = self._shares(contributions)
         clips = self._clips(contributions)
         weights = tuple([share * clip for share, clip in zip(shares, clips, strict=True)])
@@ -596,6 +602,7 @@ class PolicyEngine:
         effects: list[HubEffect] = [Discard(contribution.handle) for contribution in state.contributions]
         state.updates_rejected += len(state.contributions)
         state.contributions.clear()
+        self._waiting.clear()
         state.measuring.clear()
         self.divergence.rolled_back()
         state.fleet.forget()
@@ -687,7 +694,7 @@ class PolicyEngine:
         """Judge by the devices whether the model gets better; tell people when the fleet begins to rest."""
         rest, state, held_out = self.rest, self.state, self._settings.held_out
         pace_s, losses = state.cadence.period_s, state.fleet.base_losses
-        if losses.ordered:
+        if losses.newest:
             woken = rest.told(losses, len(self._members.voters), now_s, pace_s, judges=not held_out)
         else:
             woken = not held_out and rest.moved(state.fleet.agreement, now_s, pace_s)
@@ -774,6 +781,7 @@ class PolicyEngine:
         """Raise `AssertionError` if the counts contradict one another."""
         state = self.state
         assert len(state.contributions) < self._settings.limits.updates_held_max
+        assert self._waiting == Counter(one.voter for one in state.contributions)
         assert state.updates_applied >= state.updates
         assert len(state.measuring) <= state.version
 

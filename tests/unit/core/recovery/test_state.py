@@ -322,8 +322,8 @@ EXCLUDED |= {"messages_accepted", "messages_refused", "messages_ignored"}
 EXCLUDED |= {"_leases", "_watched"}
 """When the heap of leases is looked at next; who is lost then, and in which order, is the same."""
 
-EXCLUDED |= {"_ordered", "_peak"}
-FOLLOWS = ("ordered", "peak")
+EXCLUDED |= {"_kept", "_peak"}
+FOLLOWS = ("ordered", "median", "peak")
 """What follows from votes is made when somebody asks for it."""
 
 
@@ -389,9 +389,10 @@ def test_large_vectors_and_payloads_are_counted_as_before():
             PolicyEngine,
             PolicyEngineState,
             {"policy", "members", "settings", "evaluations", "divergence", "rest"}
-            | {"aggregate", "frequency", "pacing", "overlap_steps_max"},
+            | {"aggregate", "frequency", "pacing", "overlap_steps_max", "leaves_out"}
+            | {"waiting"},  # which follows from the contributions
         ),
-        (DivergenceGuard, DivergenceState, {"watches", "rolls_back", "calm_updates"}),
+        (DivergenceGuard, DivergenceState, {"watches", "causes", "rolls_back", "calm_updates"}),
         (EvaluationTracker, EvaluationState, {"plateau", "stop"}),
         (PublishSchedule, PublishState, {"settings"}),
         (Rest, RestState, set()),
