@@ -52,12 +52,14 @@ class Capacity:
         """
         if self._log_writer.is_behind:
             return False
+        places, held = self._limits.updates_held_max, self._updates_held()
+        if 2 * held < places:
+            return True
+        if _is_crowding(member, self._incoming, places):
+            return False
         # A suspended push of this device takes no place from it: it is resumed, or dropped before the new one.
         owner = None if member is None else member.owner
-        places = self._limits.updates_held_max
-        held, held_max = self._updates_held(), places + self._incoming.is_suspended(owner)
-        if _is_crowding(member, self._incoming, held, places):
-            return False
+        held_max = places + self._incoming.is_suspended(owner)
         if held < held_max:
             return True
         self._drop_stalled(now_s)
@@ -72,7 +74,9 @@ class Capacity:
         `member` is who it is for, if that is known.
         """
         places, held = self._limits.snapshots_max, self._snapshots_held()
-        if _is_crowding(member, self._outgoing, held, places):
+        if 2 * held < places:
+            return True
+        if _is_crowding(member, self._outgoing, places):
             return False
         if held < places:
             return True
@@ -91,7 +95,7 @@ class Capacity:
         if self._outgoing.graphs >= places:
             self._drop_stalled(now_s)
         graphs = self._outgoing.graphs
-        return graphs < places and not _is_crowding(member, self._outgoing, graphs, places)
+        return graphs < places and (2 * graphs < places or not _is_crowding(member, self._outgoing, places))
 
     def _updates_held(self) -> int:
         return len(self._incoming) + self.measuring + self._model.updates_waiting
@@ -104,8 +108,6 @@ class Capacity:
         self._outgoing.drop_stalled(now_s - self._lease_s)
 
 
-def _is_crowding(
-    member: Member | None, transfers: IncomingTransfers | OutgoingTransfers, held: int, places: int
-) -> bool:
-    """Return whether half of the places are taken, and the member's key already has its share of them."""
-    return member is not None and 2 * held >= places and transfers.held_by(member) >= max(1, places // SHARE)
+def _is_crowding(member: Member | None, transfers: IncomingTransfers | OutgoingTransfers, places: int) -> bool:
+    """Return whether the member's key already has its share of the places."""
+    return member is not None and transfers.held_by(member) >= max(1, places // SHARE)

@@ -52,6 +52,7 @@ from edgeasync.core.hub.events import (
     Heard,
     HubEvent,
     Malformed,
+    Moved,
     Peer,
     PushArrived,
     Received,
@@ -312,14 +313,14 @@ class HubEngine:
         except wire.UnsupportedVersionError as error:
             sentence = f"{error}; install the same edgeasync on both"
             self._shell.send(peer, self._encode(peer, Refuse("protocol_version", sentence)), None)
-            event = Malformed(peer, str(error), strike=False)
+            event = self._malformed(peer, str(error), strike=False)
         except _NotAllowedError as error:
             self._shell.send(peer, wire.encode(Refuse("not_allowed", str(error))), None)
-            event = Malformed(peer, str(error), strike=False)
+            event = self._malformed(peer, str(error), strike=False)
         except ProtocolError as error:
-            event = Malformed(peer, str(error))
+            event = self._malformed(peer, str(error))
         if event is not None and not self._standing_still:
-            self._handle(_under(event, sender.key, member))
+            self._handle(event)
         if member is None and (member := self.core.members.by_peer(peer)) is not None:
             member.link.bytes_up += nbytes  # this message made its sender a member
 
@@ -349,16 +350,20 @@ class HubEngine:
             return self._credit(peer, message)
         if isinstance(message, FetchGraph):
             self._outgoing.drop(peer)  # a device that asks again has given up the transfer
-            return Received(peer, message, self._capacity.for_graph(self._now_s, member))
+            return Received(peer, message, self._capacity.for_graph(self._now_s, member), *self._stamp(member))
         if isinstance(message, Fetch):
             if member is not None:  # strangers have no transfers
                 self._outgoing.suspend(peer, self._now_s)  # a device that asks again has given up the transfer
                 if message.partial is not None:
                     self._outgoing.note_partial(peer, message.partial)
             resumes = member is not None and self._outgoing.can_resume(member)
-            return Received(peer, message, resumes or self._capacity.for_snapshot(self._now_s, member))
+            has_capacity = resumes or self._capacity.for_snapshot(self._now_s, member)
+            return Received(peer, message, has_capacity, *self._stamp(member))
         if isinstance(message, (Ping, Hello, Leave, StatusRequest, Wake)):
-            return None if self._is_too_often(peer, message) else Received(peer, message)
+            # The log leaves out requests for the status: their bytes come with the sender's next event.
+            counted = None if isinstance(message, StatusRequest) else member
+            too_often = self._is_too_often(peer, message)
+            return None if too_often else Received(peer, message, True, *self._stamp(counted))
         raise ProtocolError(f"a {type(message).__name__} is for devices, not for a hub")
 
     def _push(self, peer: Peer, member: Member | None, push: Push, payload: wire.Buffer | None) -> HubEvent | None:
@@ -377,7 +382,7 @@ class HubEngine:
             if payload is not None:
                 raise ProtocolError("a push in pieces carries its payload itself")
             self._incoming.suspend(peer, self._now_s)  # a device that announces again has given up the transfer
-            return Received(peer, push, self._capacity.for_update(self._now_s, member))
+            return Received(peer, push, self._capacity.for_update(self._now_s, member), *self._stamp(member))
         if payload is None or len(payload) != push.payload_bytes:
             raise ProtocolError("the payload is not as long as its header says")
         if wire.checksum(payload) != push.checksum:
@@ -390,7 +395,7 @@ class HubEngine:
         )
         if not self.core.decides(push, self._sender.key, self._now_s, can_answer=can_answer):
             handle = self.model.keep(Update(_NOT_OPENED, push.codec, payload))
-            return PushArrived(peer, push, handle, math.nan, can_answer)
+            return PushArrived(peer, push, handle, math.nan, can_answer, *self._stamp(member))
         if owner is not None:
             self._incoming.drop_suspended(owner)  # a whole push replaces it
         if self._spec.nbytes > INLINE_BYTES_MAX:
@@ -398,7 +403,8 @@ class HubEngine:
             return None
         update = codec.open(payload)
         norm = self.model.norm(update)
-        return PushArrived(peer, push, self.model.keep(Update(update, push.codec, payload)), norm, can_answer)
+        handle = self.model.keep(Update(update, push.codec, payload))
+        return PushArrived(peer, push, handle, norm, can_answer, *self._stamp(member))
 
     def _piece(self, peer: Peer, piece: Piece, payload: wire.Buffer | None) -> HubEvent | None:
         """Accept a piece and credit it; return `None` if it completes a push.
@@ -407,11 +413,11 @@ class HubEngine:
         """
         arriving = None if payload is None else self._incoming.accept(peer, piece, payload, self._now_s)
         if arriving is None:
-            return Malformed(peer, "a piece without a transfer", strike=False)
+            return self._malformed(peer, "a piece without a transfer", strike=False)
         push, transfer = arriving.push, arriving.transfer
         if transfer.state != "complete":
             self._send(peer, transfer.credit())
-            return Heard(peer, "piece")
+            return Heard(peer, "piece", *self._stamp(self._member(peer)))
         self._measure_in_background(peer, push, transfer.buffer, self._owner(peer))
         return None
 
@@ -419,7 +425,7 @@ class HubEngine:
         """Let the worker open and measure a payload, then give the core the event of its push."""
         self._capacity.measuring += 1
         self._measuring[owner] += 1
-        key = self._sender.key
+        sender = self._sender
         codec = make_codec(push.codec, self._spec)
 
         def measured(result: tuple[Source, float] | ProtocolError) -> None:
@@ -428,15 +434,15 @@ class HubEngine:
             if self._standing_still:
                 self._refuse_busy(peer)
                 return
-            event: HubEvent
+            self._sender = sender
             if isinstance(result, ProtocolError):
-                event = Malformed(peer, str(result))
-            else:
-                update, norm = result
-                handle = self.model.keep(Update(update, push.codec, payload))
-                can_answer = self._capacity.for_snapshot(self._now_s, self._member(peer))
-                event = PushArrived(peer, push, handle, norm, can_answer)
-            self._handle(_under(event, key, self._member(peer)))
+                self._handle(self._malformed(peer, str(result)))
+                return
+            update, norm = result
+            member = self._member(peer)
+            handle = self.model.keep(Update(update, push.codec, payload))
+            can_answer = self._capacity.for_snapshot(self._now_s, member)
+            self._handle(PushArrived(peer, push, handle, norm, can_answer, *self._stamp(member)))
 
         self._shell.run_in_background(partial(self._measure, codec, payload), measured)
 
@@ -451,13 +457,21 @@ class HubEngine:
     def _credit(self, peer: Peer, credit: Credit) -> HubEvent:
         credited = self._outgoing.credit(peer, credit, self._now_s)
         if credited is None:
-            return Malformed(peer, "credit without a transfer", strike=False)
+            return self._malformed(peer, "credit without a transfer", strike=False)
         transfer, pieces = credited
-        if (member := self.core.members.by_peer(peer)) is not None:
+        if (member := self._member(peer)) is not None:
             member.link.observe_window(transfer.window)
         for piece, part in pieces:
             self._send(peer, piece, part)
-        return Heard(peer, "credit")
+        return Heard(peer, "credit", *self._stamp(member))
+
+    def _stamp(self, member: Member | None) -> tuple[Key, Moved]:
+        """Return the key that the message came under, and the bytes to count for its sender."""
+        return self._sender.key, (0, 0) if member is None else member.link.take_uncounted()
+
+    def _malformed(self, peer: Peer, reason: str, *, strike: bool = True) -> Malformed:
+        """Return the event of a message that cannot be read; the log may leave it out, so it counts no bytes."""
+        return Malformed(peer, reason, strike, self._sender.key)
 
     def _member(self, peer: Peer) -> Member | None:
         return self.core.members.by_peer(peer)
@@ -621,16 +635,3 @@ def _check_allowed(sender: Sender, message: Message) -> None:
         raise _NotAllowedError(
             f"this device's key speaks for {sender.name}, {sender.name}/0 and so on, not for {message.device_id}"
         )
-
-
-def _under(event: HubEvent, key: Key, member: Member | None) -> HubEvent:
-    """Return an event with the key that its message came under, and the bytes to count for its sender.
-
-    What the log leaves out brings no bytes: they come with the sender's next event.
-    """
-    if not isinstance(event, (PushArrived, Received, Heard, Malformed)):
-        return event
-    asks = isinstance(event, Received) and isinstance(event.message, StatusRequest)
-    if member is not None and not (asks or isinstance(event, Malformed)):
-        return msgspec.structs.replace(event, key=key, moved=member.link.take_uncounted())
-    return msgspec.structs.replace(event, key=key) if key else event

@@ -395,13 +395,12 @@ class HubCore:
 
     def decides(self, push: Push, key: Key, now_s: float, *, can_answer: bool) -> bool:
         """Return whether an update that arrives now will be decided about: only then must it be measured."""
-        try:
-            member = self.members.by_session(push.session, key)
-            self._check_sequence(member, push)
-        except RefusalError:
+        member = self.members.find_session(push.session, key)
+        if not can_answer or self.state.stopped or member is None or member.waiting:
             return False
         shut_out = member.state == "quarantined" and now_s < member.quarantined_until_s
-        return can_answer and not (self.stopped or shut_out or self.policy_engine.is_crowding(member.voter))
+        is_next = push.seq == member.seq_last + 1
+        return is_next and not shut_out and not self.policy_engine.is_crowding(member.voter)
 
     def _check_sequence(self, member: Member, push: Push) -> None:
         if push.seq != member.seq_last + 1:

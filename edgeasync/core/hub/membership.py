@@ -313,6 +313,11 @@ class Membership:
             raise RefusalError("unknown_session", "the hub does not know this session; say hello again")
         return member
 
+    def find_session(self, session: bytes, key: Key) -> Member | None:
+        """Return the member of a session, `None` for one that is unknown, or another key's."""
+        member = self._by_session.get(session)
+        return None if member is None or member.key != key else member
+
     def by_peer(self, peer: Peer) -> Member | None:
         """Return the member on a connection, if there is one."""
         return self._by_peer.get(peer)
