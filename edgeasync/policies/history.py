@@ -55,9 +55,6 @@ EXTRAPOLATION = 1.0 / 3.0
 MEAN_SHARE_MIN = 1e-3
 """The squared length of a mean counts as at least this share of the updates' own: it may be 0."""
 
-REPORTED_MAX = 1e100
-"""A larger loss, variance or score counts as this, so that their sums and squares stay finite."""
-
 
 def median(values: Iterable[float]) -> float:
     """Return the median of at least one value; several times as fast as the standard library's."""
@@ -252,27 +249,32 @@ class PastMedians:
     `usual` is the median of them all, and `newest` that of the last quarter; NaN before the first.
     """
 
-    __slots__ = ("_ordered", "_values", "newest", "usual")
+    __slots__ = ("_ordered", "_ordered_newest", "_values", "newest", "usual")
 
     def __init__(self, values: list[float]) -> None:
-        self._values, self._ordered = values, sorted(values)
-        self.usual = _middle(self._ordered) if values else math.nan
-        self.newest = median(values[-QUARTER:]) if values else math.nan
+        self._values = values
+        self._ordered, self._ordered_newest = sorted(values), sorted(values[-QUARTER:])
+        self.usual = self.newest = math.nan
+        if values:
+            self.usual, self.newest = _middle(self._ordered), _middle(self._ordered_newest)
 
     def add(self, value: float) -> None:
         """Append a median; drop the oldest if there are then more than `WINDOW`."""
-        values, ordered = self._values, self._ordered
+        values, ordered, ordered_newest = self._values, self._ordered, self._ordered_newest
         values.append(value)
         insort(ordered, value)
+        insort(ordered_newest, value)
+        if len(values) > QUARTER:
+            del ordered_newest[bisect_left(ordered_newest, values[-QUARTER - 1])]
         if len(values) > WINDOW:
             del ordered[bisect_left(ordered, values[0])], values[0]
-        self.usual = _middle(ordered)
-        self.newest = median(values[-QUARTER:])
+        self.usual, self.newest = _middle(ordered), _middle(ordered_newest)
 
     def clear(self) -> None:
         """Forget all."""
         self._values.clear()
         self._ordered.clear()
+        self._ordered_newest.clear()
         self.usual = self.newest = math.nan
 
 
@@ -291,7 +293,7 @@ class BaseLosses(msgspec.Struct, array_like=True):
             return
         if len(self.recent) >= MISFIT_WINDOW:
             add_recent(self.before, self.recent[0], MISFIT_WINDOW)
-        add_recent(self.recent, _bounded(loss), MISFIT_WINDOW)
+        add_recent(self.recent, loss, MISFIT_WINDOW)
 
     @property
     def newest(self) -> float:
@@ -410,6 +412,7 @@ class DeviceHistory(msgspec.Struct, array_like=True):
 class FleetHistory(msgspec.Struct, dict=True):
     """The measurements of all devices together; every voter has one vote in each of them.
 
+    Losses, variances and scores that are finite must not be so large that the sum of two is not.
     `agreement` is a moving average of the mean cosine, from -1 to 1, between updates that were folded together;
     NaN until two have been. `lengths` has the norms of the voters' newest updates, `norms` those norms over the
     root of the local steps, `gradients` over the local steps; `base_losses` has the losses of the models that the
@@ -475,11 +478,11 @@ class FleetHistory(msgspec.Struct, dict=True):
             return
         losses, variances = self.newest_losses, self.newest_variances
         known = voter in variances.newest
-        variances.cast(voter, _bounded(loss_variance))
+        variances.cast(voter, loss_variance)
         if not losses.has_turn(voter):
-            losses.replace(voter, _bounded(loss_mean))
+            losses.replace(voter, loss_mean)
             return
-        losses.cast(voter, _bounded(loss_mean))
+        losses.cast(voter, loss_mean)
         told = 2 * len(losses.newest)
         if told <= voters_live and told <= WINDOW:
             return
@@ -498,7 +501,7 @@ class FleetHistory(msgspec.Struct, dict=True):
     def observe_score(self, voter: str, score: float) -> None:
         """Record a score if it is finite."""
         if math.isfinite(score):
-            self.scores.cast(voter, _bounded(score))
+            self.scores.cast(voter, score)
 
     def observe_agreement(self, agreement: float) -> None:
         """Record the mean cosine between the updates of a version."""
@@ -580,9 +583,3 @@ def agreement_of(norm_of_mean: float, norms: list[float], weights: list[float]) 
     if pairs <= 1e-12 * squares or not math.isfinite(pairs) or not math.isfinite(norm_of_mean):
         return None
     return max(-1.0, min(1.0, (norm_of_mean * norm_of_mean - squares) / pairs))
-
-
-def _bounded(value: float) -> float:
-    if -REPORTED_MAX <= value <= REPORTED_MAX:
-        return value
-    return REPORTED_MAX if value > 0.0 else -REPORTED_MAX
