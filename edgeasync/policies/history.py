@@ -191,7 +191,7 @@ class VotesWithPeak(Votes, dict=True):
     """
 
     noted: float = 0.0
-    firsts: Votes = msgspec.field(default_factory=Votes)
+    firsts: dict[str, float] = {}
 
     def __post_init__(self) -> None:
         Votes.__post_init__(self)
@@ -202,20 +202,25 @@ class VotesWithPeak(Votes, dict=True):
         """The highest median so far, that of the first numbers included; 0 while too few voters are known."""
         peak = self._peak
         if peak is None:
-            enough = len(self.newest) >= DEVICES_MIN
-            peak = self._peak = max(self.noted, self.firsts.median) if enough else 0.0
+            peak = 0.0
+            if len(self.newest) >= DEVICES_MIN:
+                peak = max(self.noted, median(self.firsts.values()) if self.firsts else 0.0)
+            self._peak = peak
         return peak
 
     def admit(self, voter: str, value: float) -> None:
         """Take a voter's first number, which may change the peak."""
-        self.firsts.admit(voter, value)
+        firsts = self.firsts
+        if len(firsts) >= WINDOW:
+            del firsts[next(iter(firsts))]
+        firsts[voter] = value
         Votes.admit(self, voter, value)
         self._peak = None
 
     def withdraw(self, voter: str) -> None:
         """Forget a voter's numbers, if there are any."""
         Votes.withdraw(self, voter)
-        self.firsts.withdraw(voter)
+        self.firsts.pop(voter, None)
         self._peak = None
 
     def note_peak(self) -> None:

@@ -73,6 +73,9 @@ SHARE = 4
 NAMES_MAX = 64
 """A key with more names than this is no newcomer, whatever they have sent."""
 
+OUTDATED_MAX = 64
+"""After this many leases that were renewed meanwhile, the hub looks up all leases at once."""
+
 SAMPLE = 256
 """How many devices stand for a larger fleet when the hub measures it: no event takes longer for a larger one."""
 
@@ -297,9 +300,7 @@ class Membership:
         self._by_key = {}
         for member in members:
             self._note_key(member)
-        self._leases = [(member.lease_until_s, member.device_id) for member in members if member.live]
-        heapq.heapify(self._leases)
-        self._watched = {device_id for _, device_id in self._leases}
+        self._watch_all()
         self.live_count = 0
         self.voters, self.shared = {}, {}
         for member in members:
@@ -517,18 +518,28 @@ class Membership:
 
     def expired(self, now_s: float) -> list[Member]:
         """Return each live member whose lease has ended, once, ordered by the end of the lease."""
-        ended = []
+        ended, outdated = [], 0
         while self._leases and self._leases[0][0] <= now_s:
             _, device_id = heapq.heappop(self._leases)
             member = self.members.get(device_id)
             if member is not None and member.live and member.lease_until_s > now_s:
                 heapq.heappush(self._leases, (member.lease_until_s, device_id))
+                outdated += 1
+                if outdated == OUTDATED_MAX:
+                    self._watch_all()
                 continue
             self._watched.remove(device_id)
             if member is not None and member.live:
                 ended.append(member)
         # The heap's times may be outdated, in a way that is not durable: its order must not decide.
         return sorted(ended, key=lambda member: (member.lease_until_s, member.device_id))
+
+    def _watch_all(self) -> None:
+        """Watch for the end of each live member's lease: at once, which is quicker than one after the other."""
+        members = self.members.values()
+        self._leases = [(member.lease_until_s, member.device_id) for member in members if member.state in LIVE]
+        heapq.heapify(self._leases)
+        self._watched = {device_id for _, device_id in self._leases}
 
     def describe(
         self,

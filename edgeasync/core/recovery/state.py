@@ -50,8 +50,9 @@ def upgrade(core: dict[str, Any], made_by: int) -> dict[str, Any]:
         _give_to_voters(core)  # format 4 had no keys
     if made_by < 7:
         _count_causes(core)
-    # Format 6 counted no bytes, format 7 no paces, format 8 no delays of devices; format 9 kept votes in order.
-    return core
+    if made_by < 10:
+        _unwrap_firsts(core)
+    return core  # format 6 counted no bytes, format 7 no paces, format 8 no delays of devices
 
 
 _STATE_ID, _SESSION, _RETIRED, _KEY = map(
@@ -92,6 +93,13 @@ def _count_causes(core: dict[str, Any]) -> None:
         for place in _RUNS:
             del member[_HISTORY][place : place + 1]
     core["policy_engine"]["fleet"].pop("norms_first", None)
+
+
+def _unwrap_firsts(core: dict[str, Any]) -> None:
+    """Take the voters' first numbers out of the table that format 9 kept them in; it kept votes in order, too."""
+    fleet = core["policy_engine"]["fleet"]
+    for votes in [fleet[name] for name in ("lengths", "norms", "gradients", "base_losses") if name in fleet]:
+        votes["firsts"] = votes.get("firsts", {}).get("newest", {})
 
 
 def _rename(core: dict[str, Any], made_by: int) -> None:
