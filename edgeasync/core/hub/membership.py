@@ -5,11 +5,10 @@ with the same state id the higher incarnation wins. A new state id (a reflashed 
 one is not live. Its pushes are numbered from the beginning, and the old state id is remembered as retired.
 """
 
-import heapq
 import math
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any, Literal
 
 import msgspec
@@ -72,9 +71,6 @@ SHARE = 4
 
 NAMES_MAX = 64
 """A key with more names than this is no newcomer, whatever they have sent."""
-
-OUTDATED_MAX = 64
-"""After this many leases that were renewed meanwhile, the hub looks up all leases at once."""
 
 SAMPLE = 256
 """How many devices stand for a larger fleet when the hub measures it: no event takes longer for a larger one."""
@@ -277,8 +273,8 @@ class Membership:
         self._by_session: dict[bytes, Member] = {}
         self._by_peer: dict[Peer, Member] = {}
         self._by_key: dict[Key, set[str]] = {}
-        self._leases: list[tuple[float, str]] = []
-        self._watched: set[str] = set()
+        self._leases: OrderedDict[str, Member] = OrderedDict()
+        """The live members in the order of their last messages, which is that of their leases."""
         self.live_count = 0
         self.voters: dict[str, int] = {}
         """How many live devices each voter has that do not pause."""
@@ -300,7 +296,8 @@ class Membership:
         self._by_key = {}
         for member in members:
             self._note_key(member)
-        self._watch_all()
+        live = sorted([member for member in members if member.live], key=_by_lease)
+        self._leases = OrderedDict((member.device_id, member) for member in live)
         self.live_count = 0
         self.voters, self.shared = {}, {}
         for member in members:
@@ -389,21 +386,22 @@ class Membership:
         """Renew a member's lease: any message is a sign of life."""
         member.seen_s = now_s
         member.lease_until_s = now_s + self.lease_s
+        if member.device_id in self._leases:
+            self._leases.move_to_end(member.device_id)
 
     def revive(self, member: Member) -> None:
-        """Make a member live, and watch for the end of its lease."""
+        """Make a member live whose lease was renewed just now, and watch for the end of that."""
         if not member.live:
             self._count(member, 1)
         member.move("joining")
-        if member.device_id not in self._watched:
-            self._watched.add(member.device_id)
-            heapq.heappush(self._leases, (member.lease_until_s, member.device_id))
+        self._leases[member.device_id] = member
 
     def retire(self, member: Member, state: Literal["lost", "left", "quarantined"]) -> None:
         """End a member's lease; the hub still knows it, and the number of its last push."""
         self.set_pace(member, 100, "")
         if member.live:
             self._count(member, -1)
+        self._leases.pop(member.device_id, None)
         member.move(state)
         self.end_wait(member)
 
@@ -513,33 +511,15 @@ class Membership:
             self._by_peer.clear()
 
     def next_deadline_s(self) -> float | None:
-        """Return when the next lease may end: never too late, sometimes too early."""
-        return self._leases[0][0] if self._leases else None
+        """Return when the next lease ends, if nothing is heard of its member until then."""
+        return next(iter(self._leases.values())).lease_until_s if self._leases else None
 
     def expired(self, now_s: float) -> list[Member]:
         """Return each live member whose lease has ended, once, ordered by the end of the lease."""
-        ended, outdated = [], 0
-        while self._leases and self._leases[0][0] <= now_s:
-            _, device_id = heapq.heappop(self._leases)
-            member = self.members.get(device_id)
-            if member is not None and member.live and member.lease_until_s > now_s:
-                heapq.heappush(self._leases, (member.lease_until_s, device_id))
-                outdated += 1
-                if outdated == OUTDATED_MAX:
-                    self._watch_all()
-                continue
-            self._watched.remove(device_id)
-            if member is not None and member.live:
-                ended.append(member)
-        # The heap's times may be outdated, in a way that is not durable: its order must not decide.
-        return sorted(ended, key=lambda member: (member.lease_until_s, member.device_id))
-
-    def _watch_all(self) -> None:
-        """Watch for the end of each live member's lease: at once, which is quicker than one after the other."""
-        members = self.members.values()
-        self._leases = [(member.lease_until_s, member.device_id) for member in members if member.state in LIVE]
-        heapq.heapify(self._leases)
-        self._watched = {device_id for _, device_id in self._leases}
+        ended = list(takewhile(lambda member: member.lease_until_s <= now_s, self._leases.values()))
+        for member in ended:
+            del self._leases[member.device_id]
+        return sorted(ended, key=_by_lease)  # the order of those that end together is not durable
 
     def describe(
         self,
@@ -668,9 +648,9 @@ class Membership:
         assert owned == {(key, name) for key, names in self._by_key.items() for name in names}
         for peer, member in self._by_peer.items():
             assert member.peer == peer
-        assert self._watched == {device_id for _, device_id in self._leases}
-        assert len(self._watched) == len(self._leases)
-        assert all(device_id in self._watched for device_id, member in self.members.items() if member.live)
+        assert set(self._leases) == {device_id for device_id, member in self.members.items() if member.live}
+        ends_s = [member.lease_until_s for member in self._leases.values()]
+        assert ends_s == sorted(ends_s)
 
     def _readmit(self, member: Member, hello: Hello, peer: Peer, now_s: float) -> Arrival:
         """Admit a known device again; raises `RefusalError` for a stale start or a second live device."""
@@ -764,6 +744,10 @@ def _own_day(profile: DeviceProfile, now_s: float) -> OwnDay | None:
     if not most:
         return None
     return OwnDay(most - min(profile.day_left_bytes, most), now_s + min(profile.day_remaining_s, DAY_S))
+
+
+def _by_lease(member: Member) -> tuple[float, str]:
+    return member.lease_until_s, member.device_id
 
 
 def _shown(history: DeviceHistory) -> float | None:

@@ -314,14 +314,11 @@ def plain(effects):
     return [repr(blur(effect)) for effect in effects]
 
 
-UNORDERED = {"_by_session", "_by_peer", "_by_key", "voters", "shared", "waiters"}
+UNORDERED = {"_by_session", "_by_peer", "_by_key", "_leases", "voters", "shared", "waiters"}
 """Tables that are only looked up in, or sorted before they are walked."""
 
 EXCLUDED = {"link", "codec_push", "_strangers", "_make_session"}
 EXCLUDED |= {"messages_accepted", "messages_refused", "messages_ignored"}
-EXCLUDED |= {"_leases", "_watched"}
-"""When the heap of leases is looked at next; who is lost then, and in which order, is the same."""
-
 EXCLUDED |= {"_kept", "_peak"}
 FOLLOWS = ("ordered", "median", "peak")
 """What follows from votes is made when somebody asks for it."""
@@ -430,7 +427,6 @@ def test_every_attribute_of_the_core_and_its_tables_is_durable_or_known_not_to_b
         "_by_peer",
         "_by_key",
         "_leases",
-        "_watched",
         "live_count",
         "voters",
         "shared",
