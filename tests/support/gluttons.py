@@ -10,6 +10,7 @@ from tests.support.processes import PATIENCE_S
 
 TRAINERS = ("first", "second")
 MODEL = 'kind = "mlp"\ninputs = 400\nhidden = [400]\nclasses = 10'
+MODEL_BYTES = 4 * (400 * 400 + 400 + 400 * 10 + 10)
 MORE = '[liveness]\nheartbeat_s = 0.5\nlease_s = 120.0\n[policy]\naggregate = { kind = "immediate" }\n'
 ANSWER_S = 1.0
 BUFFER_BYTES = 4096
@@ -53,18 +54,19 @@ class Glutton:
             self.asked += 1
 
     def read_all(self):
-        """Read what the hub kept; return how many answers that was.
+        """Read what the hub kept; return how many bytes that was.
 
         A connection keeps its order: whatever is not here before a pong was dropped. A pong may be dropped too, so
         another ping follows.
         """
-        answers, deadline_s = 0, time.monotonic() + PATIENCE_S
+        nbytes, deadline_s = 0, time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline_s:
             self._socket.send(self._ping)
             while self._socket.poll(1000 * ANSWER_S):
-                if isinstance(wire.decode(self._socket.recv_multipart()[0]), Pong):
-                    return answers
-                answers += 1
+                frames = self._socket.recv_multipart()
+                if isinstance(wire.decode(frames[0]), Pong):
+                    return nbytes
+                nbytes += sum(map(len, frames))
         raise AssertionError("the hub does not answer")
 
     def close(self):
