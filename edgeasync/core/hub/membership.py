@@ -306,8 +306,8 @@ class Membership:
 
     def by_session(self, session: bytes, key: Key = b"") -> Member:
         """Return the member of a session; raises `RefusalError` for one that is unknown, or another key's."""
-        member = self._by_session.get(session)
-        if member is None or member.key != key:
+        member = self.find_session(session, key)
+        if member is None:
             raise RefusalError("unknown_session", "the hub does not know this session; say hello again")
         return member
 
