@@ -136,6 +136,7 @@ class Peer:
         self._rounds_max = rounds_max
         self._step_s_min = step_s_min
         self._model_file = model_file
+        self._keeps = threading.Lock()
         self._kept_s = time.monotonic()
         self._on_report = on_report or (lambda _: None)
         self._disk = DiskWatch(
@@ -220,12 +221,12 @@ class Peer:
         self._driver.cancel()
         self._end_training()
         try:
-            ended = [
-                await asyncio.to_thread(worker.close, CLOSE_S)
+            ended = {
+                worker: await asyncio.to_thread(worker.close, CLOSE_S)
                 for worker in (self._worker, self._aside)
                 if worker.started
-            ]
-            if all(ended):  # else a step that was abandoned may still write to the model
+            }
+            if ended.get(self._worker, True):  # else a step that was abandoned may still write to the model
                 await asyncio.to_thread(self._keep_model, self.parameters)
         finally:
             if self._sockets is not None:
@@ -473,11 +474,14 @@ class Peer:
             self._trainer.interrupt()
 
     def _keep_model(self, parameters: Vector) -> None:
-        """Write the model."""
-        if self._model_file is None:
+        """Write the model, unless a write of it stands still."""
+        if self._model_file is None or not self._keeps.acquire(timeout=CLOSE_S):
             return
-        save = partial(save_model, self._model_file, self._spec, parameters, lineage=self._own.name)
-        self._disk.write(lambda: save(version=self.steps_total))
+        try:
+            save = partial(save_model, self._model_file, self._spec, parameters, lineage=self._own.name)
+            self._disk.write(lambda: save(version=self.steps_total))
+        finally:
+            self._keeps.release()
 
 
 def _nothing(_: Vector) -> None:

@@ -155,7 +155,7 @@ async def test_a_trainer_with_values_of_its_own_takes_the_mean_before_its_next_s
 async def test_who_is_left_alone_at_the_end_still_takes_the_last_mean(tmp_path):
     """The others leave as soon as it has their bytes; it may not have decoded them yet."""
     write_list(tmp_path, [0, 1])
-    has_met, alone = threading.Event(), threading.Event()
+    has_met, alone, other_trained = threading.Event(), threading.Event(), threading.Event()
 
     def tell(report):
         if report.event == "peer_found":
@@ -163,11 +163,21 @@ async def test_who_is_left_alone_at_the_end_still_takes_the_last_mean(tmp_path):
         if report.event == "alone" and has_met.is_set():
             alone.set()
 
+    class StepsLast(Still):
+        def step(self):  # else the other would wait for one more round, with its model of after its step
+            other_trained.wait(PATIENCE_S)
+            return super().step()
+
     how = {"topology": "all_to_all", "incarnation": 1, "meets": True, "steps_max": 1, "round_steps": 1000}
-    slow, other = [
-        make_peer(tmp_path, number, **how, on_report=tell if number == 0 else None) for number in (0, 1)
-    ]
-    aside, coded = slow.aside, []
+    slow = make_peer(tmp_path, 0, **how, on_report=tell, trainer=StepsLast())
+    other = make_peer(tmp_path, 1, **how)
+    aside, coded, wait_for_last_round = slow.aside, [], other._wait_for_last_round
+
+    def trained():
+        other_trained.set()
+        wait_for_last_round()
+
+    other._wait_for_last_round = trained
 
     def decode_late(work, then):
         coded.append(work)
@@ -180,3 +190,21 @@ async def test_who_is_left_alone_at_the_end_still_takes_the_last_mean(tmp_path):
     async with asyncio.timeout(PATIENCE_S):
         await asyncio.gather(slow.run(), other.run())
     assert np.ptp(models(tmp_path, [0, 1]), axis=0).max() < 1e-6
+
+
+@pytest.mark.asyncio
+async def test_a_peer_that_ends_while_it_decodes_keeps_its_model(tmp_path):
+    """Nothing but the training thread writes to the model."""
+    write_list(tmp_path, [0, 1])
+    decodes, decoded = asyncio.Event(), threading.Event()
+    peer = make_peer(tmp_path, 0, incarnation=1)
+    running = asyncio.create_task(peer.run())
+    await asyncio.sleep(0)
+    loop = asyncio.get_running_loop()
+    peer.aside(lambda: (loop.call_soon_threadsafe(decodes.set), decoded.wait(PATIENCE_S)), lambda _: None)
+    async with asyncio.timeout(PATIENCE_S):
+        await decodes.wait()
+        peer.request_stop()
+        await running
+    assert (models(tmp_path, [0])[0] == first_values(0)).all()
+    decoded.set()
