@@ -148,7 +148,7 @@ class Publisher:
         if self._delta is not None:
             fits = codec == self._codec.name  # any other codec but identity would round the published values
         else:
-            fits = codec == "identity" or self.fits(published, codec)
+            fits = self._fits(published, codec)
             if self._offered != published.number:
                 self._offered = published.number
                 self._outdate_given()
@@ -158,8 +158,15 @@ class Publisher:
             _watch(payload, self._given)
         return Offer(payload, checksum, used.name)
 
-    def fits(self, snapshot: Snapshot, codec: str) -> bool:
+    def code(self, snapshot: Snapshot, codec: str) -> None:
+        """Code a version before a device asks for it; any thread may do this."""
+        if self._fits(snapshot, codec):
+            snapshot.payload(make_codec(codec, self._spec))
+
+    def _fits(self, snapshot: Snapshot, codec: str) -> bool:
         """Return whether a codec can represent a version (float16 ends at 65,504), by coding it."""
+        if codec == "identity":
+            return True
         if self._fitting[:2] != (snapshot.number, codec):
             used = make_codec(codec, self._spec)
             finite = is_finite(used.open(snapshot.payload(used)[0]))

@@ -186,8 +186,8 @@ class FoldQueue:
         result = work()
         if isinstance(effect, Publish):
             self._publisher.offer(None, self._codec.model)
-        elif self._codec.delta == "off" and self._codec.model != "identity":
-            self._publisher.fits(result[0], self._codec.model)
+        elif self._codec.delta == "off":
+            self._publisher.code(result[0], self._codec.model)
         return result
 
     def _run(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:

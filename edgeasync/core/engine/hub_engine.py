@@ -15,7 +15,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from typing import assert_never
+from typing import Literal, assert_never
 
 import msgspec
 import numpy as np
@@ -256,7 +256,7 @@ class HubEngine:
             case StatusRequest() | Wake() if not self._is_too_often(peer, message):
                 self._send_status(peer)
             case Credit() if payload is None:
-                self._credit(peer, message)
+                self._send_pieces(peer, message)
             case Push() | Fetch() | FetchGraph() | Hello() | Piece():
                 self._incoming.suspend(peer, self._now_s)
                 self._refuse_busy(peer)
@@ -417,7 +417,7 @@ class HubEngine:
         push, transfer = arriving.push, arriving.transfer
         if transfer.state != "complete":
             self._send(peer, transfer.credit())
-            return Heard(peer, "piece", *self._stamp(self._member(peer)))
+            return self._heard(peer, "piece")
         self._measure_in_background(peer, push, transfer.buffer, self._owner(peer))
         return None
 
@@ -454,16 +454,29 @@ class HubEngine:
             return error
         return update, self.model.norm(update)
 
-    def _credit(self, peer: Peer, credit: Credit) -> HubEvent:
+    def _credit(self, peer: Peer, credit: Credit) -> HubEvent | None:
+        if not self._send_pieces(peer, credit):
+            return self._malformed(peer, "credit without a transfer", strike=False)
+        return self._heard(peer, "credit")
+
+    def _send_pieces(self, peer: Peer, credit: Credit) -> bool:
+        """Send the pieces that a device has room for; return false if none is on its way to it."""
         credited = self._outgoing.credit(peer, credit, self._now_s)
         if credited is None:
-            return self._malformed(peer, "credit without a transfer", strike=False)
+            return False
         transfer, pieces = credited
         if (member := self._member(peer)) is not None:
             member.link.observe_window(transfer.window)
         for piece, part in pieces:
             self._send(peer, piece, part)
-        return Heard(peer, "credit", *self._stamp(member))
+        return True
+
+    def _heard(self, peer: Peer, kind: Literal["piece", "credit"]) -> Heard | None:
+        """Return the event of a sign of life, or `None` after another one: the bytes come with the next event."""
+        member = self._member(peer)
+        if member is not None and self.core.heard_lately(member, kind, self._now_s):
+            return None
+        return Heard(peer, kind, *self._stamp(member))
 
     def _stamp(self, member: Member | None) -> tuple[Key, Moved]:
         """Return the key that the message came under, and the bytes to count for its sender."""

@@ -45,7 +45,7 @@ class PushArrived(msgspec.Struct, frozen=True, array_like=True, tag="push", gc=F
 
 
 class Heard(msgspec.Struct, frozen=True, array_like=True, tag="heard", gc=False):
-    """A piece or a credit of a transfer arrived: a sign of life."""
+    """A piece or a credit of a transfer arrived, as a sign of life after a moment of silence."""
 
     peer: Peer
     kind: str

@@ -68,6 +68,9 @@ from edgeasync.protocol.messages import (
     Wake,
 )  # fmt: skip
 
+SIGNS_PER_LEASE = 8
+"""A piece or a credit is an event of its own only if its sender was silent for this part of a lease."""
+
 
 class HubCoreState(msgspec.Struct):
     """The durable fields of `HubCore`; its parts have their own."""
@@ -115,6 +118,7 @@ class HubCore:
             settings,
             make_session=make_session,
         )
+        self._sign_s = settings.liveness.lease_s / SIGNS_PER_LEASE
         self._checkpoint_every_s = settings.checkpoint.every_s
         self._checkpoint_every_updates = settings.checkpoint.every_updates
         minutes = settings.stop.minutes
@@ -193,6 +197,13 @@ class HubCore:
             case StopRequested():
                 effects = self._stop("finished" if event.finished else "stopping", "asked to stop", now_s)
         return effects + self._save_or_stop(event, now_s)
+
+    def heard_lately(self, member: Member, kind: str, now_s: float) -> bool:
+        """Count a piece or a credit whose sender was heard a moment ago; return false if it takes an event."""
+        if self.stopped or not member.live or now_s >= member.seen_s + self._sign_s:
+            return False
+        self.messages_accepted[kind] += 1
+        return True
 
     def _ignore(self, event: HubEvent) -> list[HubEffect]:
         """Count a message that came after the end, of which its sender has been told."""

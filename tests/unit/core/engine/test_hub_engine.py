@@ -13,6 +13,7 @@ from edgeasync.core.engine.hub_engine import HubEngine
 from edgeasync.core.engine.hub_transfers import SUSPENDED_S
 from edgeasync.core.engine.sender import Sender
 from edgeasync.core.hub.effects import Restore
+from edgeasync.core.hub.events import Heard, Ticked
 from edgeasync.core.hub.machine import HubCore
 from edgeasync.core.hub.settings import FLOAT32, CodecSettings, HubCoreSettings, Limits, Liveness
 from edgeasync.core.recovery.replay import Sessions
@@ -222,6 +223,46 @@ def test_a_transfer_that_moves_keeps_its_place():
     assert isinstance(answer, Refuse)
     assert answer.code == "busy"
     assert bench.say(b"slow", Piece(1, PIECE, wire.checksum(part)), part, at_s=7.0) == Credit(1, 2 * PIECE)
+
+
+def test_the_pieces_of_a_transfer_are_events_only_after_a_moment_of_silence():
+    """All of them are counted, with their bytes; a slow transfer renews the lease."""
+    bench = Bench()
+    bench.join(b"pi")
+    bench.announce(b"pi")
+    events = []
+    bench.engine._observe = lambda event, effects, now_s: events.append((now_s, type(event)))
+    member, part = bench.engine.core.members.members["pi"], bytes(PIECE)
+
+    def say_piece(number, at_s):
+        piece = Piece(1, number * PIECE, wire.checksum(part))
+        assert bench.say(b"pi", piece, part, at_s=at_s) == Credit(1, (number + 1) * PIECE)
+
+    say_piece(0, 0.6)
+    assert not events
+    say_piece(1, 0.7)
+    assert events == [(0.7, Heard)]
+    assert member.lease_until_s == 5.7
+    assert member.link.uncounted[0] == 0
+    assert member.traffic.up_bytes > 2 * PIECE
+    say_piece(2, 1.0)
+    assert len(events) == 1
+    bench.engine.tick(5.6)
+    assert member.live
+    bench.engine.tick(5.7)
+    assert member.state == "lost"
+    assert bench.engine.core.messages_accepted["piece"] == 3
+
+
+def test_a_piece_of_a_device_that_was_lost_brings_it_back():
+    bench = Bench()
+    bench.join(b"pi")
+    bench.announce(b"pi", at_s=4.0)
+    member, part = bench.engine.core.members.members["pi"], bytes(PIECE)
+    bench.engine.core.handle(Ticked(), 9.0)
+    assert member.state == "lost"
+    assert bench.say(b"pi", Piece(1, 0, wire.checksum(part)), part, at_s=9.0) == Credit(1, PIECE)
+    assert member.live
 
 
 def test_a_revoked_key_keeps_nothing_of_its_transfers():
