@@ -134,9 +134,9 @@ class DivergenceGuard:
 
     def quarantine_of(self, device_id: str) -> Quarantine | None:
         """Return why the hub rejects a device's updates and how many calm ones end that; `None` if it does not."""
-        longest: Quarantine | None = None
         if not self.state.alarms:
-            return None
+            return None  # the usual case, with every update
+        longest: Quarantine | None = None
         for number, _ in self._watches["device"]:
             alarm = self.state.alarms.get((number, device_id))
             if alarm is not None and alarm.remedy in ("quarantine", "rollback"):
@@ -159,7 +159,7 @@ class DivergenceGuard:
         """Count updates that were folded; return whether to keep their version for a rollback."""
         state = self.state
         # Updates of a device in quarantine do not reach the model.
-        alarmed = any(alarm.remedy != "quarantine" for alarm in state.alarms.values())
+        alarmed = bool(state.alarms) and any(alarm.remedy != "quarantine" for alarm in state.alarms.values())
         state.calm_since_kept = 0 if alarmed else state.calm_since_kept + updates
         # A device that trains from a spoilt version shows it only with its next update.
         if not self._rolls_back or state.calm_since_kept < max(KEEP_EVERY_UPDATES, 2 * members):

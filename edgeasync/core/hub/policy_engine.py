@@ -394,36 +394,51 @@ class PolicyEngine:
         self._waiting.clear()
         shares, rows = self._shares(contributions)
         clips = self._clips(contributions)
-        weights = tuple([share * clip for share, clip in zip(shares, clips, strict=True)])
-        norms = [contribution.norm for contribution in contributions]
-        norm_bound = math.fsum(abs(weight) * norm for weight, norm in zip(weights, norms, strict=True))
-        extrapolation = state.fleet.extrapolation(len({one.voter for one in contributions}))
+        handles: list[int] = []
+        weights: list[float] = []
+        norms: list[float] = []
+        lengths: list[float] = []
+        bases: list[int] = []
+        for one, share, clip in zip(contributions, shares, clips, strict=True):  # one loop, for often it is one
+            weight = share * clip
+            handles.append(one.handle)
+            weights.append(weight)
+            norms.append(one.norm)
+            lengths.append(abs(weight) * one.norm)
+            bases.append(one.base if clip == 1.0 else -1)
+        count = len(contributions)
+        voters = 1 if count == 1 else len({one.voter for one in contributions})
         conditions = Conditions(
-            norm_bound, state.folds, state.fleet.staleness_mean, state.folds_before, extrapolation
+            math.fsum(lengths),
+            state.folds,
+            state.fleet.staleness_mean,
+            state.folds_before,
+            state.fleet.extrapolation(voters),
         )
         plan = plan_chain(self.policy.optimizer, conditions)
         state.folds += 1
         self._advance(now_s)
+        combine = self.policy.combine
         # A rare device's update is an old one: whether it agrees with the others says nothing of the period.
         rare = state.rare and any(one.device_id in state.rare for one in contributions)
-        measure = len(contributions) > 1 and not self.policy.combine.robust and not rare
+        measure = count > 1 and not combine.robust and not rare
         if measure:
-            state.measuring[state.version] = (norms, list(weights))
+            state.measuring[state.version] = (norms, weights)
         fold = Fold(
             number=state.version,
-            handles=tuple([contribution.handle for contribution in contributions]),
-            weights=weights,
+            handles=tuple(handles),
+            weights=tuple(weights),
             plan=plan,
             scale=self.learning_rate_factor,
-            bases=tuple([one.base if clip == 1.0 else -1 for one, clip in zip(contributions, clips, strict=True)]),
+            bases=tuple(bases),
             measure=measure,
             rows=rows,
-            norm_usual=self._norm_usual,
+            norm_usual=self._norm_usual if combine.centred else math.inf,
         )
         return [
             fold,
             *self._count(contributions, shares, clips),
-            *self._evaluate_if_due(len(contributions), now_s),
+            *self._evaluate_if_due(count, now_s),
         ]
 
     def _shares(self, contributions: Sequence[Contribution]) -> tuple[tuple[float, ...], tuple[int, ...]]:

@@ -47,8 +47,10 @@ class Traffic(msgspec.Struct, array_like=True):
     def count(self, moved: tuple[int, int], now_s: float) -> None:
         """Count bytes up and down."""
         up, down = moved
-        self.used_bytes = self.day_bytes(now_s) + up + down
-        self.day = int(now_s // DAY_S)
+        day = int(now_s // DAY_S)
+        if self.day != day:
+            self.day, self.used_bytes = day, 0
+        self.used_bytes += up + down
         self.up_bytes += up
         self.down_bytes += down
 
