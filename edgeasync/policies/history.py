@@ -63,12 +63,6 @@ def median(values: Iterable[float]) -> float:
     return (ordered[half] + ordered[~half]) / 2.0
 
 
-def _middle(ordered: Sequence[float]) -> float:
-    """Return the median of at least one value in order: the mean of the middle ones, which may be the same."""
-    half = len(ordered) // 2
-    return (ordered[half] + ordered[~half]) / 2.0
-
-
 def median_of_recent(values: list[float], value: float) -> float:
     """Append a measurement to the last `RECENT`, and return their median."""
     values.append(value)
@@ -261,7 +255,7 @@ class PastMedians:
         self._ordered, self._ordered_newest = sorted(values), sorted(values[-QUARTER:])
         self.usual = self.newest = math.nan
         if values:
-            self.usual, self.newest = _middle(self._ordered), _middle(self._ordered_newest)
+            self.usual, self.newest = median(self._ordered), median(self._ordered_newest)
 
     def add(self, value: float) -> None:
         """Append a median; drop the oldest if there are then more than `WINDOW`."""
@@ -273,7 +267,9 @@ class PastMedians:
             del ordered_newest[bisect_left(ordered_newest, values[-QUARTER - 1])]
         if len(values) > WINDOW:
             del ordered[bisect_left(ordered, values[0])], values[0]
-        self.usual, self.newest = _middle(ordered), _middle(ordered_newest)
+        half, quarter = len(ordered) // 2, len(ordered_newest) // 2
+        self.usual = (ordered[half] + ordered[~half]) / 2.0
+        self.newest = (ordered_newest[quarter] + ordered_newest[~quarter]) / 2.0
 
     def clear(self) -> None:
         """Forget all."""

@@ -181,10 +181,9 @@ class Rest:
 
     def has_news(self, losses: BaseLosses) -> bool:
         """Return whether the newest loss that a device told is far over all that it told before."""
-        told = [*losses.before, *losses.recent]
-        if len(told) <= MEASURED_UPDATES or math.isnan(self.state.told.first):
+        if len(losses.before) + len(losses.recent) <= MEASURED_UPDATES or math.isnan(self.state.told.first):
             return False
-        newest, before = told[-1], told[:-1]
+        *before, newest = *losses.before, *losses.recent
         highest = max(before)
         return newest > highest + max(self.state.told.learnt, highest - median(before))
 

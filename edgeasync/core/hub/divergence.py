@@ -191,11 +191,16 @@ class DivergenceGuard:
         An alarm is reported when it begins and when it ends, not with every update. It ends only after
         `calm_updates` in a row, so that it does not begin and end with each outlier.
         """
-        found = [cause_of(update, fleet) for cause_of in self._causes[scope]]
         alarms, causes = self.state.alarms, self.state.causes
         reports: list[HubEffect] = []
         begun: set[Remedy] = set()
-        if not alarms and not causes and found.count(None) == len(found):
+        found: list[str | None] = []
+        calm = not alarms and not causes
+        for cause_of in self._causes[scope]:
+            cause = cause_of(update, fleet)
+            calm = calm and cause is None
+            found.append(cause)
+        if calm:
             return reports, begun  # the usual case, with every update
         device_id = update.device_id if scope == "device" else ""
         for (number, watch), cause in zip(self._watches[scope], found, strict=True):

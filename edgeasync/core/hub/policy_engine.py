@@ -213,7 +213,9 @@ class PolicyEngine:
         history.counted = not isinstance(weight, Rejected)
         if self.pacing is not None:
             effects += self._note_news(member, now_s)
-        effects += self._retune_if_due(now_s)
+        state.retune_in -= 1
+        if state.retune_in <= 0:
+            effects += self._retune(now_s)
         if isinstance(weight, Rejected):
             state.updates_rejected += 1
             member.updates_rejected[weight.reason] = member.updates_rejected.get(weight.reason, 0) + 1
@@ -642,12 +644,9 @@ class PolicyEngine:
         history.bound = interval.bound
         return interval.local_steps
 
-    def _retune_if_due(self, now_s: float) -> list[HubEffect]:
+    def _retune(self, now_s: float) -> list[HubEffect]:
         """Retune the cadence to the fleet, or to a sample: after half as many updates as it looks at devices."""
         state, devices_live = self.state, self._members.live_count
-        state.retune_in -= 1
-        if state.retune_in > 0:
-            return []
         sample = self._members.sample(state.version)
         histories = self._members.live_histories(sample)
         state.fleet.note_peaks(len(self._members.voters))
