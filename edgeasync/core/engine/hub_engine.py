@@ -460,7 +460,7 @@ class HubEngine:
         return self._heard(peer, "credit")
 
     def _send_pieces(self, peer: Peer, credit: Credit) -> bool:
-        """Send the pieces that a device has room for; return false if none is on its way to it."""
+        """Send the pieces that a device has room for; return false if it awaits none."""
         credited = self._outgoing.credit(peer, credit, self._now_s)
         if credited is None:
             return False
