@@ -43,6 +43,9 @@ from edgeasync.training.trainer import (
 CLOSE_S = 1.0
 """How long a stopping peer waits for the running local step, which it interrupts; a longer one is abandoned."""
 
+WRITE_S = 60.0
+"""How long a stopping peer waits for its last model to be written."""
+
 LINGER_MS = 300
 """How long a closing peer keeps sending its goodbye."""
 
@@ -136,7 +139,6 @@ class Peer:
         self._rounds_max = rounds_max
         self._step_s_min = step_s_min
         self._model_file = model_file
-        self._keeps = threading.Lock()
         self._kept_s = time.monotonic()
         self._on_report = on_report or (lambda _: None)
         self._disk = DiskWatch(
@@ -190,6 +192,7 @@ class Peer:
         context = self._given_context or zmq.Context()
         self._worker = Worker("train", self._fail_from_thread)
         self._aside = Worker("exchange", self._fail_from_thread)
+        self._keeper = Worker("keep", self._fail_from_thread)
         try:
             self._sockets = PeerSockets(
                 self._own,
@@ -207,6 +210,7 @@ class Peer:
             )
             self._worker.start()
             self._aside.start()
+            self._keeper.start()
             self._worker.submit(self._train)
             self._do(self._engine.begin)
             return await self._ending.wait(self.request_stop, self._settings.lease_s + CLOSE_S)
@@ -221,16 +225,21 @@ class Peer:
         self._driver.cancel()
         self._end_training()
         try:
-            ended = {
-                worker: await asyncio.to_thread(worker.close, CLOSE_S)
-                for worker in (self._worker, self._aside)
-                if worker.started
-            }
-            if ended.get(self._worker, True):  # else a step that was abandoned may still write to the model
-                await asyncio.to_thread(self._keep_model, self.parameters)
+            if self._keeper.started:
+                await self._close_threads()
         finally:
             if self._sockets is not None:
                 self._sockets.close(LINGER_MS)
+
+    async def _close_threads(self) -> None:
+        """Let the threads end, and write the last model."""
+        trainer_ended = await asyncio.to_thread(self._worker.close, CLOSE_S)
+        await asyncio.to_thread(self._aside.close, CLOSE_S)
+        if trainer_ended:  # else a step that was abandoned may still write to the model
+            self._keep(self.parameters)
+        if not await asyncio.to_thread(self._keeper.close, WRITE_S):
+            detail = f"{self._model_file}: not written in {WRITE_S:g} s; look at the disk"
+            self._on_report(Report("warning", detail))
 
     # -- what people see and ask for --------------------------------------------------------------------------
 
@@ -427,10 +436,9 @@ class Peer:
                 self._jobs.get_nowait()(self.parameters)
         if self._round_steps is not None and self.steps_total >= self._mean_steps + 2 * self._round_steps:
             self._wait_for_mean()
-        if self._model_file is not None and time.monotonic() > self._kept_s + KEEP_MODEL_S:
+        if time.monotonic() > self._kept_s + KEEP_MODEL_S and self._keeper.begun_s is None:
             self._kept_s = time.monotonic()
-            copy = self.parameters.copy()
-            self._aside.submit(lambda: self._keep_model(copy))
+            self._keep(self.parameters.copy())
         return self._stopping.is_set()
 
     def _wait_for_mean(self) -> None:
@@ -473,15 +481,11 @@ class Peer:
         if isinstance(self._trainer, InterruptibleTrainer):
             self._trainer.interrupt()
 
-    def _keep_model(self, parameters: Vector) -> None:
-        """Write the model, unless a write of it stands still."""
-        if self._model_file is None or not self._keeps.acquire(timeout=CLOSE_S):
-            return
-        try:
+    def _keep(self, parameters: Vector) -> None:
+        """Write the model, in a thread of its own: a decoding that takes long must not hold it up."""
+        if self._model_file is not None:
             save = partial(save_model, self._model_file, self._spec, parameters, lineage=self._own.name)
-            self._disk.write(lambda: save(version=self.steps_total))
-        finally:
-            self._keeps.release()
+            self._keeper.submit(partial(self._disk.write, partial(save, version=self.steps_total)))
 
 
 def _nothing(_: Vector) -> None:

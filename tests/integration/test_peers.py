@@ -7,6 +7,7 @@ import threading
 import numpy as np
 import pytest
 
+from edgeasync.runtime import peer as runtime
 from edgeasync.runtime.model_file import load_model
 from edgeasync.runtime.peer import PEER_MODEL_FILE
 from tests.support.peers import SPEC, Still, first_values, make_peer, name_of, write_list
@@ -164,7 +165,7 @@ async def test_who_is_left_alone_at_the_end_still_takes_the_last_mean(tmp_path):
             alone.set()
 
     class StepsLast(Still):
-        def step(self):  # else the other would wait for one more round, with its model of after its step
+        def step(self):  # its last: a round that began before the other's last step would not be the last one
             other_trained.wait(PATIENCE_S)
             return super().step()
 
@@ -202,9 +203,29 @@ async def test_a_peer_that_ends_while_it_decodes_keeps_its_model(tmp_path):
     await asyncio.sleep(0)
     loop = asyncio.get_running_loop()
     peer.aside(lambda: (loop.call_soon_threadsafe(decodes.set), decoded.wait(PATIENCE_S)), lambda _: None)
-    async with asyncio.timeout(PATIENCE_S):
-        await decodes.wait()
-        peer.request_stop()
-        await running
-    assert (models(tmp_path, [0])[0] == first_values(0)).all()
-    decoded.set()
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            await decodes.wait()
+            peer.request_stop()
+            await running
+        assert (models(tmp_path, [0])[0] == first_values(0)).all()
+    finally:
+        decoded.set()
+
+
+@pytest.mark.asyncio
+async def test_a_peer_whose_disk_hangs_ends_and_says_that_its_model_is_not_written(tmp_path, monkeypatch):
+    write_list(tmp_path, [0, 1])
+    told, written = [], threading.Event()
+    monkeypatch.setattr(runtime, "WRITE_S", 0.1)
+    monkeypatch.setattr(runtime, "save_model", lambda *_, **__: written.wait(PATIENCE_S))
+    peer = make_peer(tmp_path, 0, incarnation=1, on_report=told.append)
+    running = asyncio.create_task(peer.run())
+    await asyncio.sleep(0)
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            peer.request_stop()
+            assert await running == "stopped"
+        assert "not written in 0.1 s" in told[-1].detail
+    finally:
+        written.set()

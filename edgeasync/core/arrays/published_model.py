@@ -160,8 +160,8 @@ class Publisher:
 
     def code(self, snapshot: Snapshot, codec: str) -> None:
         """Code a version before a device asks for it; any thread may do this."""
-        if self._fits(snapshot, codec):
-            snapshot.payload(make_codec(codec, self._spec))
+        used = codec if self._fits(snapshot, codec) else "identity"
+        snapshot.payload(make_codec(used, self._spec))
 
     def _fits(self, snapshot: Snapshot, codec: str) -> bool:
         """Return whether a codec can represent a version (float16 ends at 65,504), by coding it."""

@@ -472,9 +472,9 @@ class HubEngine:
         return True
 
     def _heard(self, peer: Peer, kind: Literal["piece", "credit"]) -> Heard | None:
-        """Return the event of a sign of life, or `None` after another one: the bytes come with the next event."""
+        """Return the event of a piece or a credit, or `None`: then its bytes come with the sender's next event."""
         member = self._member(peer)
-        if member is not None and self.core.heard_lately(member, kind, self._now_s):
+        if member is not None and self.core.accept_silently(member, kind, self._now_s):
             return None
         return Heard(peer, kind, *self._stamp(member))
 

@@ -73,8 +73,8 @@ class Fold(msgspec.Struct, frozen=True, gc=False):
 
     `bases` are the versions that the updates were trained from, -1 for one that was shortened: it is not
     corrected for its delay. With `measure`, report the sum's norm by `Folded`. A robust combiner adds updates of
-    the same row up first; without `rows`, each is a row. `norm_usual` is the devices' median norm, infinity while
-    that is unknown.
+    the same row up first; without `rows`, each is a row. `norm_usual` is the devices' median norm, for a
+    combiner with a centre; infinity while that is unknown, and for the others.
     """
 
     number: int

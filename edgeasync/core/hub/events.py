@@ -45,7 +45,7 @@ class PushArrived(msgspec.Struct, frozen=True, array_like=True, tag="push", gc=F
 
 
 class Heard(msgspec.Struct, frozen=True, array_like=True, tag="heard", gc=False):
-    """A piece or a credit of a transfer arrived, as a sign of life after a moment of silence."""
+    """A piece or a credit of a transfer arrived, some time after the lease was last renewed."""
 
     peer: Peer
     kind: str

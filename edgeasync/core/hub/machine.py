@@ -68,8 +68,11 @@ from edgeasync.protocol.messages import (
     Wake,
 )  # fmt: skip
 
-SIGNS_PER_LEASE = 8
-"""A piece or a credit is an event of its own only if its sender was silent for this part of a lease."""
+RENEWALS_PER_LEASE = 8
+"""A piece or a credit makes an event only if the lease was last renewed this part of a lease ago, or earlier."""
+
+UNCOUNTED_BYTES_MAX = 4 << 20
+"""It also makes one once the core has yet to count this number of bytes: no more are lost if the hub is killed."""
 
 
 class HubCoreState(msgspec.Struct):
@@ -118,7 +121,7 @@ class HubCore:
             settings,
             make_session=make_session,
         )
-        self._sign_s = settings.liveness.lease_s / SIGNS_PER_LEASE
+        self._renewal_s = settings.liveness.lease_s / RENEWALS_PER_LEASE
         self._checkpoint_every_s = settings.checkpoint.every_s
         self._checkpoint_every_updates = settings.checkpoint.every_updates
         minutes = settings.stop.minutes
@@ -198,9 +201,11 @@ class HubCore:
                 effects = self._stop("finished" if event.finished else "stopping", "asked to stop", now_s)
         return effects + self._save_or_stop(event, now_s)
 
-    def heard_lately(self, member: Member, kind: str, now_s: float) -> bool:
-        """Count a piece or a credit whose sender was heard a moment ago; return false if it takes an event."""
-        if self.stopped or not member.live or now_s >= member.seen_s + self._sign_s:
+    def accept_silently(self, member: Member, kind: str, now_s: float) -> bool:
+        """Accept a piece or a credit that would only renew a new lease; return false if it takes an event."""
+        if self.stopped or not member.live or now_s >= member.seen_s + self._renewal_s:
+            return False
+        if sum(member.link.uncounted) >= UNCOUNTED_BYTES_MAX:
             return False
         self.messages_accepted[kind] += 1
         return True

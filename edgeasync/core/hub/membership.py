@@ -383,7 +383,7 @@ class Membership:
         return replaced
 
     def renew(self, member: Member, now_s: float) -> None:
-        """Renew a member's lease: any message is a sign of life."""
+        """Renew a member's lease."""
         member.seen_s = now_s
         member.lease_until_s = now_s + self.lease_s
         if member.device_id in self._leases:

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from edgeasync.config import ByteCount
-from edgeasync.core.arrays.hub_model import Model
+from edgeasync.core.arrays.hub_model import Model, Snapshot
 from edgeasync.core.engine.fold_queue import INLINE_BYTES_MAX
 from edgeasync.core.engine.hub_engine import HubEngine
 from edgeasync.core.engine.hub_transfers import SUSPENDED_S
 from edgeasync.core.engine.sender import Sender
 from edgeasync.core.hub.effects import Restore
-from edgeasync.core.hub.events import Heard, Ticked
-from edgeasync.core.hub.machine import HubCore
+from edgeasync.core.hub.events import Heard, StopRequested, Ticked
+from edgeasync.core.hub.machine import UNCOUNTED_BYTES_MAX, HubCore
 from edgeasync.core.hub.settings import FLOAT32, CodecSettings, HubCoreSettings, Limits, Liveness
 from edgeasync.core.recovery.replay import Sessions
 from edgeasync.parameters import Parameter, ParameterSpec
@@ -107,8 +107,8 @@ class Bench:
         assert isinstance(welcome, Welcome)
         self.sessions[name] = welcome.session
 
-    def announce(self, name, at_s=0.0):
-        payload = bytes(SPEC.nbytes)
+    def announce(self, name, at_s=0.0, nbytes=SPEC.nbytes):
+        payload = bytes(nbytes)
         push = Push(
             self.sessions[name], 1, ModelVersion(LINEAGE, 0), 1, 1, 0.0, 0.0, 0.1, "identity",
             wire.checksum(payload), len(payload), transfer=1,
@@ -225,44 +225,112 @@ def test_a_transfer_that_moves_keeps_its_place():
     assert bench.say(b"slow", Piece(1, PIECE, wire.checksum(part)), part, at_s=7.0) == Credit(1, 2 * PIECE)
 
 
-def test_the_pieces_of_a_transfer_are_events_only_after_a_moment_of_silence():
-    """All of them are counted, with their bytes; a slow transfer renews the lease."""
+def observed(bench):
+    """Return the list to which the times of the events of pieces and credits are added."""
+    times = []
+
+    def observe(event, effects, now_s):
+        if isinstance(event, Heard):
+            times.append(now_s)
+
+    bench.engine._observe = observe
+    return times
+
+
+def test_a_piece_makes_an_event_only_some_time_after_the_lease_was_renewed():
+    """All of them are counted, with their bytes."""
     bench = Bench()
     bench.join(b"pi")
     bench.announce(b"pi")
-    events = []
-    bench.engine._observe = lambda event, effects, now_s: events.append((now_s, type(event)))
-    member, part = bench.engine.core.members.members["pi"], bytes(PIECE)
-
-    def say_piece(number, at_s):
+    times, member, part = observed(bench), bench.engine.core.members.members["pi"], bytes(PIECE)
+    for number, at_s, events in [(0, 0.6, []), (1, 0.7, [0.7]), (2, 1.0, [0.7])]:
         piece = Piece(1, number * PIECE, wire.checksum(part))
         assert bench.say(b"pi", piece, part, at_s=at_s) == Credit(1, (number + 1) * PIECE)
-
-    say_piece(0, 0.6)
-    assert not events
-    say_piece(1, 0.7)
-    assert events == [(0.7, Heard)]
-    assert member.lease_until_s == 5.7
-    assert member.link.uncounted[0] == 0
+        assert times == events
+    assert bench.engine.core.messages_accepted["piece"] == 3
     assert member.traffic.up_bytes > 2 * PIECE
-    say_piece(2, 1.0)
-    assert len(events) == 1
+    assert PIECE < member.link.uncounted[0] < 2 * PIECE
     bench.engine.tick(5.6)
     assert member.live
     bench.engine.tick(5.7)
     assert member.state == "lost"
-    assert bench.engine.core.messages_accepted["piece"] == 3
 
 
-def test_a_piece_of_a_device_that_was_lost_brings_it_back():
+def test_a_credit_makes_an_event_only_some_time_after_the_lease_was_renewed():
     bench = Bench()
     bench.join(b"pi")
-    bench.announce(b"pi", at_s=4.0)
-    member, part = bench.engine.core.members.members["pi"], bytes(PIECE)
-    bench.engine.core.handle(Ticked(), 9.0)
-    assert member.state == "lost"
-    assert bench.say(b"pi", Piece(1, 0, wire.checksum(part)), part, at_s=9.0) == Credit(1, PIECE)
-    assert member.live
+    bench.say(b"pi", Fetch(bench.sessions[b"pi"]))
+    times = observed(bench)
+    bench.say(b"pi", Credit(1, 0), at_s=0.1)
+    bench.say(b"pi", Credit(1, PIECE), at_s=0.7)
+    bench.say(b"pi", Credit(1, 2 * PIECE), at_s=0.8)
+    assert times == [0.7]
+    assert bench.engine.core.messages_accepted["credit"] == 3
+
+
+def test_a_hub_that_stands_still_sends_pieces_and_accepts_no_credit():
+    bench = Bench()
+    bench.join(b"pi")
+    bench.say(b"pi", Fetch(bench.sessions[b"pi"]))
+    bench.engine.on_failing("the disk is full")
+    assert isinstance(bench.say(b"pi", Credit(1, 0), at_s=0.1), Piece)
+    assert "credit" not in bench.engine.core.messages_accepted
+
+
+def test_bytes_that_the_core_has_yet_to_count_are_bounded():
+    spec = ParameterSpec((Parameter("w", (UNCOUNTED_BYTES_MAX // 2,)),))
+    bench = Bench(spec=spec, piece_bytes=ByteCount(1 << 20))
+    bench.join(b"pi")
+    bench.announce(b"pi", nbytes=spec.nbytes)
+    member, part = bench.engine.core.members.members["pi"], bytes(1 << 20)
+    for offset in range(0, spec.nbytes - len(part), len(part)):
+        assert isinstance(bench.say(b"pi", Piece(1, offset, wire.checksum(part)), part), Credit)
+        assert sum(member.link.uncounted) < UNCOUNTED_BYTES_MAX
+    assert member.traffic.up_bytes >= UNCOUNTED_BYTES_MAX
+
+
+@pytest.mark.parametrize("end", ["lost", "stopped"])
+def test_a_piece_after_the_end_is_for_the_core_to_answer(end):
+    bench = Bench()
+    bench.join(b"pi")
+    core, member = bench.engine.core, bench.engine.core.members.members["pi"]
+    assert core.accept_silently(member, "piece", 0.1)
+    core.handle(Ticked() if end == "lost" else StopRequested(), 5.0)
+    member.seen_s = 5.0
+    assert not core.accept_silently(member, "piece", 5.0)
+
+
+@pytest.mark.parametrize("codec", ["identity", "float16"])
+@pytest.mark.parametrize("largest", [1.0, 1e6])
+def test_the_worker_codes_a_large_model_and_the_loop_only_sends_it(codec, largest):
+    """Also a model with values too large for its codec, which is sent in float32."""
+    spec = ParameterSpec((Parameter("w", (INLINE_BYTES_MAX // 4 + 1,)),))
+    bench = Bench(spec=spec, codec=CodecSettings(push="identity", model=codec, delta="off"))
+    working, coded, encode = [False], [], Snapshot.payload
+
+    def run_in_background(work, then):
+        working[0] = True
+        result = work()
+        working[0] = False
+        then(result)
+
+    def payload(snapshot, codec):
+        if codec.name not in snapshot._payloads and snapshot.number:
+            coded.append(working[0])
+        return encode(snapshot, codec)
+
+    bench.notes.run_in_background = run_in_background
+    bench.join(b"pi")
+    values = np.full(spec.length, largest, np.float32).tobytes()
+    push = Push(
+        bench.sessions[b"pi"], 1, ModelVersion(LINEAGE, 0), 1, 1, 0.0, 0.0, 0.1, "identity",
+        wire.checksum(values), len(values),
+    )  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Snapshot, "payload", payload)
+        assert isinstance(bench.say(b"pi", push, values), Assignment)
+    assert coded
+    assert all(coded)
 
 
 def test_a_revoked_key_keeps_nothing_of_its_transfers():

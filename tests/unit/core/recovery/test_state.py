@@ -414,7 +414,7 @@ def test_every_attribute_of_the_core_and_its_tables_is_durable_or_known_not_to_b
     drive.go(20)
     core = drive.hub.core
     derived = {"spec", "settings", "graph", "codecs", "presence"}
-    derived |= {"_checkpoint_every_s", "_checkpoint_every_updates", "_sign_s"}
+    derived |= {"_checkpoint_every_s", "_checkpoint_every_updates", "_renewal_s"}
     counted = {"messages_accepted", "messages_refused", "messages_ignored"}
     parts = set(durable.CoreState.__struct_fields__) - {"fingerprint", "hub"}
     assert set(vars(core)) == {"state"} | parts | derived | counted
