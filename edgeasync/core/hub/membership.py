@@ -8,7 +8,7 @@ one is not live. Its pushes are numbered from the beginning, and the old state i
 import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
-from itertools import islice, takewhile
+from itertools import takewhile
 from typing import Any, Literal
 
 import msgspec
@@ -265,6 +265,8 @@ class Membership:
         self.lease_s = lease_s
         self.devices_max = devices_max
         self.members: dict[str, Member] = {}
+        self._in_order: list[Member] = []
+        """The members in the order in which they joined, for samples of them."""
         self.histories: dict[str, DeviceHistory] = {}
         self.waiters: dict[str, Member] = {}
         """The members that wait for a version with their update."""
@@ -288,6 +290,7 @@ class Membership:
     def load_state(self, members: list[Member]) -> None:
         """Resume with the members of a durable state."""
         self.members = {member.device_id: member for member in members}
+        self._in_order = list(members)
         self.histories = {member.device_id: member.history for member in members}
         self.waiters = {member.device_id: member for member in members if member.waiting}
         self.pausing = {member.device_id: member for member in members if member.pauses}
@@ -340,6 +343,7 @@ class Membership:
                 seq_last=_seq_before(hello),
             )
             self.members[hello.device_id] = member
+            self._in_order.append(member)
             self.histories[hello.device_id] = member.history
             event: Arrival = "joined"
         else:
@@ -569,9 +573,7 @@ class Membership:
     def sample(self, turn: int) -> list[Member]:
         """Return the live members or, in a large fleet, about `SAMPLE` of them: others in each turn."""
         stride = self.stride
-        return [
-            member for member in islice(self.members.values(), turn % stride, None, stride) if member.state in LIVE
-        ]
+        return [member for member in self._in_order[turn % stride :: stride] if member.state in LIVE]
 
     def live_histories(self, members: Iterable[Member]) -> list[DeviceHistory]:
         """Return the histories of those members that are live and not paused: one of each voter."""
@@ -619,7 +621,7 @@ class Membership:
         worst: dict[str, float] = {}
         for member in members:
             history = member.history
-            if member.live and member.state != "paused" and (history.counted or not history.updates):
+            if member.state in ("training", "joining") and (history.counted or not history.updates):
                 loss = _shown(history)
                 worst[member.voter] = max(worst.get(member.voter, -math.inf), math.inf if loss is None else loss)
         losses = sorted(worst.values())
@@ -633,6 +635,7 @@ class Membership:
     def check(self) -> None:
         """Raise `AssertionError` if the tables contradict one another."""
         assert len(self.members) <= self.devices_max
+        assert self._in_order == list(self.members.values())
         assert self.live_count == sum(member.live for member in self.members.values())
         voting = [member for member in self.members.values() if member.live and not member.pauses]
         assert self.voters == Counter(member.voter for member in voting)
@@ -719,6 +722,7 @@ class Membership:
     def _forget(self, member: Member) -> None:
         self.end_wait(member)
         del self.members[member.device_id]
+        self._in_order.remove(member)
         del self.histories[member.device_id]
         self._forget_key(member)
         self._by_session.pop(member.session, None)

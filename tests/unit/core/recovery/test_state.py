@@ -422,6 +422,7 @@ def test_every_attribute_of_the_core_and_its_tables_is_durable_or_known_not_to_b
     assert core.policy_engine.state.divergence is core.policy_engine.divergence.state
     tables = {
         "members",
+        "_in_order",
         "histories",
         "_by_session",
         "_by_peer",
