@@ -21,7 +21,7 @@ PINGS_PER_S = 2000.0
 """Of all devices together, however many they are: only so can the cost of a ping be compared."""
 
 BEYOND_S = 3.0
-"""How much longer devices push: none may leave before the hub, which may be busy, has been asked at the end."""
+"""How much longer devices push: they must not leave before the hub is asked at the end, and it may be busy."""
 
 PINGING_PROCESSES = 2
 PUSHING_PROCESSES = 4
