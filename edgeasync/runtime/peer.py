@@ -436,7 +436,8 @@ class Peer:
                 self._jobs.get_nowait()(self.parameters)
         if self._round_steps is not None and self.steps_total >= self._mean_steps + 2 * self._round_steps:
             self._wait_for_mean()
-        if time.monotonic() > self._kept_s + KEEP_MODEL_S and self._keeper.begun_s is None:
+        is_due = self._model_file is not None and time.monotonic() > self._kept_s + KEEP_MODEL_S
+        if is_due and self._keeper.begun_s is None:  # else copies would gather behind a disk that is slow
             self._kept_s = time.monotonic()
             self._keep(self.parameters.copy())
         return self._stopping.is_set()

@@ -72,7 +72,7 @@ RENEWALS_PER_LEASE = 8
 """A piece or a credit makes an event only if the lease was last renewed this part of a lease ago, or earlier."""
 
 UNCOUNTED_BYTES_MAX = 4 << 20
-"""It also makes one once the core has yet to count this number of bytes: no more are lost if the hub is killed."""
+"""It also makes one once the core has yet to count this number of bytes: a hub that ends leaves them uncounted."""
 
 
 class HubCoreState(msgspec.Struct):

@@ -839,7 +839,6 @@ def test_who_tells_no_loss_is_behind_nobody(hub_bench, parts):
     assert scored(hub, "b1 c5") == ["c5"]
     assert push(hub, "a", **SILENT) is None
     engine = hub.core.policy_engine
-    engine.state.retune_in = 1
     engine._retune(hub.now_s)
     assert engine.state.score_best == 0.1
 
