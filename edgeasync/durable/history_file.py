@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Sequence
+from typing import NoReturn
 
 from edgeasync.durable.disk import Disk
 from edgeasync.durable.history import (
@@ -33,6 +34,7 @@ class HistoryFile:
     """A history on a disk, used by one thread at a time; it is kept closed between two writes.
 
     What raises `OSError` may be called again. A file that cannot be read is put aside. `last` is of the last row.
+    So is one that is damaged while it is written; that raises `StorageError`, and the next call begins anew.
     """
 
     def __init__(self, disk: Disk, rows_max: int) -> None:
@@ -148,8 +150,16 @@ class HistoryFile:
         """Write the file once more, with fewer rows if it is too long; the old one stays until that is whole."""
         disk = self._disk
         content = disk.read(HISTORY_FILE, 0, self._nbytes)
-        places = scan(content).places
-        older, newer = self._thin(content, places) if thinned else (Thinned(), places)
+        found = scan(content)
+        places, rows = found.places, sum(place.rows for place in found.places)
+        # After a failed sync the disk may have lost the last blocks; otherwise all that was written must be there.
+        if found.trouble or (rows < self._rows and not self._in_doubt):
+            self._begin_anew(found.trouble or f"damaged at byte {found.end}")
+        self._rows = rows
+        try:
+            older, newer = self._thin(content, places) if thinned and rows else (Thinned(), places)
+        except StorageError as error:
+            self._begin_anew(str(error))
         parts = [FILE_HEADER, *older.parts, *(content[place.start : place.end] for place in newer)]
         file = disk.create(_PART)
         try:
@@ -195,6 +205,14 @@ class HistoryFile:
         # The blocks that follow are copied as they are: they go by the names that were told up to there.
         thinned.parts.append(write_block(Block(0, names, [], [], []), last, 0))
         return thinned, places[older:]
+
+    def _begin_anew(self, why: str) -> NoReturn:
+        """Put a damaged file aside while it is written; raises `StorageError`."""
+        sentence = self._put_aside(why)
+        self._devices.clear()
+        self._nbytes = self._synced = self._rows = 0
+        self._torn = self._in_doubt = self._named = False
+        raise StorageError(sentence)
 
     def _put_aside(self, why: str) -> str:
         self._disk.rename(HISTORY_FILE, ASIDE_FILE)

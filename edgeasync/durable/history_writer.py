@@ -21,6 +21,7 @@ from edgeasync.core.recovery.log import Log
 from edgeasync.durable.disk import Disk
 from edgeasync.durable.history import EvaluationRow, UpdateRow
 from edgeasync.durable.history_file import HistoryFile, Row
+from edgeasync.errors import StorageError
 from edgeasync.protocol.messages import Applied, Push
 
 FLUSH_S = 2.0
@@ -152,8 +153,8 @@ class HistoryWriter:
             if sync and not self._off:
                 self._file.sync()
             self.trouble = ""
-        except OSError as error:
-            self.trouble = error.strerror or str(error)
+        except (OSError, StorageError) as error:
+            self.trouble = getattr(error, "strerror", None) or str(error)
             self.lost += max(0, len(rows) - WAITING_MAX)
             self._unwritten = rows[-WAITING_MAX:]
 

@@ -215,6 +215,26 @@ def test_a_damaged_history_is_put_aside(disk):
     assert ASIDE_FILE in disk.files
 
 
+@pytest.mark.parametrize("block", [-1, 0, 1, 2])
+def test_a_history_that_is_damaged_while_a_hub_writes_it_is_put_aside(disk, block):
+    writer = HistoryWriter(disk, 100)
+    for row in updates(1, 90):
+        wait(writer, row)
+        if row[1].row % 30 == 0:
+            writer.flush(sync=True)
+    content = disk.files[HISTORY_FILE].live
+    place = 0 if block < 0 else scan(bytes(content)).places[block].end - 1
+    content[place] ^= 1
+    for row in updates(91, 120):
+        wait(writer, row)
+    writer.flush()
+    assert writer.trouble.endswith(f"; it is now {ASIDE_FILE}, and a new one begins")
+    assert ASIDE_FILE in disk.files
+    writer.flush(sync=True)
+    assert (writer.trouble, writer.lost) == ("", 0)
+    assert numbers(disk) == list(range(91, 121))
+
+
 def test_what_a_power_cut_left_of_later_blocks_alone_is_no_damage(disk):
     file = HistoryFile(disk, 100)
     for first in (1, 11, 21):
