@@ -175,7 +175,7 @@ class Gate:
         self._connections.shut(keys)
 
     def _fail_from_thread(self, error: BaseException) -> None:
-        self._loop.call_soon_threadsafe(self._on_trouble, f"nobody can enrol any more: {error!r}")
+        self._loop.call_soon_threadsafe(self._on_trouble, f"the hub's keys could not be used: {error!r}")
 
     def _note_knock(self, key: Key, address: str) -> None:
         def work() -> None:

@@ -497,10 +497,11 @@ class Hub:
             await asyncio.to_thread(self._workers["fold"].close, CLOSE_S)
             if self._log is not None:
                 self._log.close()
-            for name in ("journal", "save"):
+            for name, what in (("journal", "journal"), ("save", "last checkpoint")):
                 if not await asyncio.to_thread(self._workers[name].close, CLOSE_S):
+                    folder = self.model_file.parent
                     self._unsaved = StorageError(
-                        f"{self.model_file}: not written in {CLOSE_S:g} s; look at the disk"
+                        f"{folder}: the {what} was not written in {CLOSE_S:g} s; look at the disk"
                     )
         finally:
             for worker in self._workers.values():
@@ -540,10 +541,7 @@ class Hub:
 
     def _tick(self) -> None:
         self._timer = None
-        try:
-            self._engine.tick(self._now_s())
-        except Exception as error:  # noqa: BLE001
-            self._ending.fail(error)
+        self._guard(lambda: self._engine.tick(self._now_s()))
         if not self._ending.reached:
             self._schedule_tick()
 
@@ -618,10 +616,7 @@ class Hub:
         self._workers["fold"].submit(lambda: self._hand_over(work(), then))
 
     def _hand_over(self, result: Result, then: Callable[[Result], None]) -> None:
-        self._loop.call_soon_threadsafe(self._finish, result, then)
-
-    def _finish(self, result: Result, then: Callable[[Result], None]) -> None:
-        self._guard(partial(then, result))
+        self._loop.call_soon_threadsafe(self._guard, partial(then, result))
 
     def _guard(self, action: Callable[[], None]) -> None:
         """Do something on the loop; an error ends the hub."""
@@ -654,22 +649,23 @@ class Hub:
         last = self.core.stopped
 
         def work() -> None:
-            covered, trouble = 0, ""
+            what, covered, trouble = "checkpoint", 0, ""
             try:
                 covered = self._run.save(state, time.time())
+                what = "model"
                 self._save_model(state.snapshot, state.lineage)
             except (OSError, StorageError) as error:
-                trouble = str(error)
+                trouble = f"no {what} could be written: {error}"
             self._loop.call_soon_threadsafe(self._guard, partial(self._saved, covered, trouble))
             if trouble and last:
-                self._unsaved = StorageError(f"{self.model_file.parent}: the last checkpoint: {trouble}")
+                self._unsaved = StorageError(f"{self.model_file.parent}: at the end {trouble}")
 
         self._workers["save"].submit(work)
 
     def _saved(self, covered: int, trouble: str) -> None:
         self._engine.saved()
         if trouble:
-            self.report(Report("warning", detail=f"no checkpoint could be written: {trouble}"))
+            self.report(Report("warning", detail=trouble))
         if self._log is not None and covered:
             self._log.drop_through(covered)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import re
 import threading
 from pathlib import Path
 
@@ -358,10 +359,27 @@ async def test_a_hub_whose_folder_is_gone_says_so_although_it_was_cancelled(tmp_
         await trained.wait()
         (tmp_path / "run").rename(tmp_path / "moved")
         serving.cancel()
-        with pytest.raises(EdgeAsyncError, match="the last checkpoint"):
+        with pytest.raises(EdgeAsyncError, match="at the end no checkpoint could be written"):
             await serving
         agent.request_stop()
         await training
+
+
+async def test_a_hub_that_cannot_write_its_model_alone_says_that_it_is_the_model(tmp_path, context):
+    told = []
+
+    def on_report(report):
+        told.append(report)
+        if report.event == "listening":  # by then it has written its first model
+            (tmp_path / "model.safetensors.part").mkdir()
+
+    settings = HubCoreSettings(stop=StopCondition(updates=5))
+    hub = make_hub(tmp_path, context, settings=settings, on_report=on_report)
+    said = r"no model could be written: \S*model.safetensors: cannot be written"
+    with pytest.raises(EdgeAsyncError, match=f"at the end {said}"):
+        await serve(hub, make_agent(context))
+    (warning,) = [report.detail for report in told if report.event == "warning"]
+    assert re.match(said, warning)
 
 
 async def test_a_hub_that_is_cancelled_twice_waits_for_nothing(tmp_path, context):
