@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from edgeasync.durable.files import create_file
+from edgeasync.durable.files import create_file, sync_folder
 from edgeasync.protocol.wire import Buffer
 
 PARTS_MAX = 512
@@ -118,7 +118,7 @@ class FolderSnapshot:
         try:
             for name in names:
                 with contextlib.suppress(FileNotFoundError):
-                    descriptor = os.open(path / name, os.O_RDONLY | os.O_CLOEXEC)
+                    descriptor = os.open(path / name, os.O_RDONLY)
                     self._files[name] = descriptor, os.fstat(descriptor)
         except OSError:
             self.close()
@@ -178,12 +178,12 @@ class FolderDisk:
     def reopen(self, name: str) -> File:
         """Open a file that there is, to append to it."""
         self._check()
-        flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW
         return _FolderFile(os.open(self._path / name, flags), self._check)
 
     def truncate(self, name: str, nbytes: int) -> None:
         """Cut a file and sync it."""
-        descriptor = os.open(self._path / name, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = os.open(self._path / name, os.O_WRONLY | os.O_NOFOLLOW)
         try:
             os.ftruncate(descriptor, nbytes)
             os.fsync(descriptor)
@@ -200,8 +200,4 @@ class FolderDisk:
 
     def sync_folder(self) -> None:
         """Sync the folder itself."""
-        descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync_folder(self._path)

@@ -9,6 +9,7 @@ import errno
 import fcntl
 import os
 import stat
+import time
 from pathlib import Path
 
 from edgeasync.errors import StorageError
@@ -18,6 +19,9 @@ FOLDER_MODE, FILE_MODE = 0o700, 0o600
 """Of everything that is kept: a run tells who takes part, and a device's state that it is that device."""
 
 _OTHERS = 0o077
+
+LOOKS_MAX, LOOK_S = 10, 0.01
+"""How often a lock is tried, and how long to wait in between: somebody may only look whether it is taken."""
 
 
 def make_folder(path: Path) -> None:
@@ -53,7 +57,7 @@ def create_file(path: Path, *, private: bool = True) -> int:
 
 
 def _create(path: Path, *, private: bool) -> int:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW
     return os.open(path, flags, FILE_MODE if private else 0o666)
 
 
@@ -90,7 +94,7 @@ def _narrow(path: Path) -> bool:
     """Take from others what they may do with a file or folder; return whether that was anything."""
     if not path.lstat().st_mode & _OTHERS:
         return False
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         os.fchmod(descriptor, os.fstat(descriptor).st_mode & 0o700)
         if os.fstat(descriptor).st_mode & _OTHERS:
@@ -118,17 +122,37 @@ def replace_file(path: Path, *content: Buffer, private: bool = True) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_folder(path.parent)
     except OSError as error:
         if made:
             with contextlib.suppress(OSError):
                 temporary.unlink()
         cure = "" if error.errno == errno.ELOOP else "; free space or fix its rights"
         raise StorageError(f"{path}: cannot be written: {error.strerror}{cure}") from error
+
+
+def sync_folder(path: Path) -> None:
+    """Sync a folder itself: the names of the files in it; raises `OSError`."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def is_locked(folder: Path) -> bool:
+    """Return whether a process holds a folder's lock. To see that it is shared for a moment, and given back."""
+    try:
+        descriptor = os.open(folder / "lock", os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno in (errno.EWOULDBLOCK, errno.EACCES)
+    finally:
+        os.close(descriptor)
+    return False
 
 
 class FolderLock:
@@ -148,11 +172,11 @@ class FolderLock:
         try:
             make_folder(self.path)
             refuse_link(self.path / "lock")
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
             self._file = os.open(self.path / "lock", flags, FILE_MODE)
             with contextlib.suppress(OSError):
                 os.fchmod(self._file, FILE_MODE)
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock()
         except BlockingIOError:
             self.close()
             raise StorageError(f"{self.path}: {taken}") from None
@@ -161,6 +185,18 @@ class FolderLock:
             cure = "" if error.errno == errno.ELOOP else f"; choose another {self._flag} folder"
             raise StorageError(f"{self.path}: cannot be used: {error.strerror}{cure}") from error
         self.remarks = narrow(self.path)
+
+    def _lock(self) -> None:
+        """Lock the file; wait a little, for somebody may only look whether it is locked (`is_locked`)."""
+        for look in range(LOOKS_MAX):
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if look == LOOKS_MAX - 1:
+                    raise
+                time.sleep(LOOK_S)
+            else:
+                return
 
     def check(self) -> None:
         """Raise `FileNotFoundError` if the folder was moved or removed: nobody would find what is written."""

@@ -1,6 +1,5 @@
 """Lists the runs in a folder for people. Read-only."""
 
-import fcntl
 import os
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import msgspec
 
 from edgeasync.durable.checkpoint import CheckpointStore, Manifest, best_first
 from edgeasync.durable.disk import FolderDisk
+from edgeasync.durable.files import is_locked
 from edgeasync.durable.run_replay import JournalEnd, follow_journal, look_at
 from edgeasync.errors import StorageError
 from edgeasync.runtime.hub import RECORD_FILE
@@ -122,7 +122,7 @@ def _summarize(run: Path) -> RunSummary | None:
     except StorageError as error:
         trouble.append(str(error))
     if not (manifests or segments or trouble):
-        if not any((run / name).exists() for name in (RECORD_FILE, MODEL_FILE)):
+        if not is_run(run):
             return None
         trouble.append(
             "has no checkpoint; a hub begins it from scratch, or from model.safetensors if that is there"
@@ -144,7 +144,7 @@ def _summarize(run: Path) -> RunSummary | None:
         journal_bytes=sum(status.st_size for status in segments),
         newest=_mark(*manifests[0]) if manifests else None,
         best=None if best is None else _mark(*best),
-        in_use=is_in_use(run),
+        in_use=is_locked(run),
         trouble=trouble,
     )
 
@@ -163,18 +163,3 @@ def _wrong_with(run: Path, name: str, manifest: Manifest) -> str:
 
 def _mark(name: str, manifest: Manifest) -> Mark:
     return Mark(checkpoint=name, version=manifest.version, loss=manifest.loss, accuracy=manifest.accuracy)
-
-
-def is_in_use(run: Path) -> bool:
-    """Return whether a hub holds the folder's lock. To see that it is shared for a moment, and given back."""
-    try:
-        lock = os.open(run / "lock", os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(lock)
-    return False

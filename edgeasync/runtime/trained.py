@@ -16,12 +16,12 @@ import numpy.typing as npt
 from edgeasync.core.hub.evaluation_tracker import is_better
 from edgeasync.core.hub.events import Evaluated
 from edgeasync.core.hub.lineage import Ancestry
+from edgeasync.durable.files import is_locked
 from edgeasync.durable.run_replay import Line, RunReplay, look_at
 from edgeasync.errors import ConfigError, StorageError
 from edgeasync.protocol.messages import ModelVersion
 from edgeasync.runtime.hub import RECORD_FILE
 from edgeasync.runtime.model_file import BEST_FILE, MODEL_FILE, read_model
-from edgeasync.runtime.runs import is_in_use
 from edgeasync.structs import ready
 
 
@@ -125,7 +125,7 @@ def _newest(run: Path) -> tuple[TrainedModel, Evaluated | None, Ancestry | None]
     replay = RunReplay(run, checkpoint="latest")
     try:
         found = _tell(replay, run)
-        if is_in_use(run) and not _keeps_journal(run):
+        if is_locked(run) and not _keeps_journal(run):
             found.remarks.append("a hub is at work here that keeps no journal: this is of its last checkpoint")
         return found, replay.core.policy_engine.state.evaluations.best, replay.core.policy_engine.state.ancestry
     finally:

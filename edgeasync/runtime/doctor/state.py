@@ -1,7 +1,5 @@
 """Looks at a device's state folder, and changes nothing in it."""
 
-import errno
-import fcntl
 import os
 import tempfile
 import time
@@ -9,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from edgeasync.durable.files import is_locked
 from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.runtime.doctor.finding import Finding, fail, ok, warn
 from edgeasync.structs import ready
@@ -32,7 +31,7 @@ def examine_state(folder: Path, device_id: str, machine: str) -> Finding:
         return closed(folder, "is no folder")
     if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
         return closed(folder, "cannot be written by this user")
-    if _is_locked(folder / "lock"):
+    if is_locked(folder):
         cure = "nothing, if it should; for a second agent give another --state and --device-id"
         return warn("state", f"{folder}: an agent runs with it", cure)
     file = folder / "identity.json"
@@ -67,20 +66,6 @@ def time_sync(folder: Path) -> float | None:
     except OSError:
         return None
     return time.perf_counter() - begun_s
-
-
-def _is_locked(lock: Path) -> bool:
-    try:
-        descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        return error.errno in (errno.EWOULDBLOCK, errno.EACCES)
-    finally:
-        os.close(descriptor)
-    return False
 
 
 def closed(folder: Path, why: str) -> Finding:

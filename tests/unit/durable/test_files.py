@@ -1,12 +1,14 @@
 """A run's model and a device's identity on disk."""
 
+import fcntl
 import json
 
 import numpy as np
 import pytest
 import safetensors.numpy
 
-from edgeasync.durable.files import replace_file
+from edgeasync.durable import files
+from edgeasync.durable.files import FolderLock, is_locked, replace_file
 from edgeasync.durable.identity import DeviceFolder
 from edgeasync.errors import ModelMismatchError, StorageError
 from edgeasync.parameters import Parameter, ParameterSpec
@@ -52,6 +54,30 @@ def test_a_broken_file_is_named(tmp_path, content):
     path.write_bytes(content)
     with pytest.raises(StorageError, match=r"model\.safetensors: not a readable safetensors file"):
         load_model(path, SPEC)
+
+
+def test_a_lock_is_seen_while_it_is_held(tmp_path):
+    assert not is_locked(tmp_path)
+    lock = FolderLock(tmp_path, "run (--run)")
+    lock.take("taken")
+    assert is_locked(tmp_path)
+    lock.close()
+    assert not is_locked(tmp_path)
+
+
+def test_who_only_looks_at_a_lock_keeps_nobody_from_taking_it(tmp_path, monkeypatch):
+    (tmp_path / "lock").touch()
+    with (tmp_path / "lock").open("rb") as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        waits = iter([lambda: None, looking.close])
+        monkeypatch.setattr(files.time, "sleep", lambda _: next(waits)())
+        lock = FolderLock(tmp_path, "run (--run)")
+        lock.take("taken")
+    assert list(waits) == []
+    monkeypatch.setattr(files.time, "sleep", lambda _: None)
+    with pytest.raises(StorageError, match="taken"):
+        FolderLock(tmp_path, "run (--run)").take("taken")
+    lock.close()
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path):
