@@ -14,10 +14,11 @@ from typing import Any
 import msgspec
 
 from edgeasync.core.arrays.hub_model import Snapshot
-from edgeasync.core.hub.effects import Assign, Fold, HubEffect, Report, Restore, Send
+from edgeasync.core.hub.effects import Fold, HubEffect, Report, Restore, Send
 from edgeasync.core.hub.events import PushArrived, Received, Resumed
 from edgeasync.core.hub.machine import HubCore
 from edgeasync.core.hub.membership import Member, RefusalError
+from edgeasync.core.hub.outcomes import first_outcome, is_weighed, outcome_of
 from edgeasync.core.recovery.decisions import check_state
 from edgeasync.core.recovery.log import Entry, event_of, read_entry
 from edgeasync.durable.checkpoint import CheckpointStore, Chosen, Manifest
@@ -27,7 +28,7 @@ from edgeasync.durable.recovery import Recovered, Rules, open_checkpoint, read_r
 from edgeasync.errors import ConfigError, ModelMismatchError, StorageError
 from edgeasync.parameters import ParameterSpec
 from edgeasync.policies.guards import plugins_of
-from edgeasync.protocol.messages import Ack, Applied, Buffered, Duplicate, Push, Refuse, Rejected
+from edgeasync.protocol.messages import Duplicate, FirstOutcome, Push, Refuse, Rejected
 from edgeasync.protocol.wire import checksum
 
 ATTEMPTS = 10
@@ -341,7 +342,8 @@ class _Teller:
             reason = "stopped"
         if repeated:
             outcome = "duplicate"
-        weighed = outcome in ("applied", "buffered") or reason in ("stale", "behind", "not_finite", "quarantined")
+        first = first_outcome(effects)
+        weighed = first is not None and is_weighed(first)
         return Update(
             entry=number,
             hub_s=entry.now_s,
@@ -353,7 +355,7 @@ class _Teller:
             examples=push.examples,
             outcome=outcome,
             reason=reason,
-            staleness=member.history.staleness if weighed and not repeated and member is not None else None,
+            staleness=member.history.staleness if weighed and member is not None else None,
             loss=push.loss_mean,
             norm=None if norm is None or (math.isnan(norm) and not weighed) else norm,
             version=entry.version,
@@ -477,20 +479,16 @@ def _earlier_parts(leads: list[_Lead]) -> list[str]:
 
 def _outcome(effects: Sequence[HubEffect]) -> tuple[str, str]:
     """Return what an update was answered, and why."""
-    for effect in effects:
-        match effect:
-            case Assign(ack=Ack(outcome=outcome)) | Send(message=Ack(outcome=outcome)):
-                break
-            case Send(message=Refuse(code=code)):
-                return "refused", code
-    else:
-        return "refused", ""
+    outcome = outcome_of(effects)
+    if outcome is None:
+        answers = [effect.message for effect in effects if isinstance(effect, Send)]
+        return "refused", next((answer.code for answer in answers if isinstance(answer, Refuse)), "")
     if isinstance(outcome, Duplicate):
         return "duplicate", _word(outcome.first)
     return _word(outcome), outcome.reason if isinstance(outcome, Rejected) else ""
 
 
-def _word(outcome: Applied | Buffered | Rejected) -> str:
+def _word(outcome: FirstOutcome) -> str:
     return str(outcome.__struct_config__.tag)
 
 

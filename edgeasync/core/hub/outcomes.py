@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 
 from edgeasync.core.hub.effects import Assign, HubEffect, Send
-from edgeasync.protocol.messages import Ack, Applied, Duplicate, FirstOutcome, Rejected
+from edgeasync.protocol.messages import Ack, Applied, Duplicate, FirstOutcome, Outcome, Rejected
 
 _WEIGHED = ("stale", "behind", "not_finite", "quarantined")
 
 
-def first_outcome(effects: Sequence[HubEffect]) -> FirstOutcome | None:
-    """Return the outcome of an update that was decided now; `None` if it was refused, or answered before."""
+def outcome_of(effects: Sequence[HubEffect]) -> Outcome | None:
+    """Return the outcome that a push was answered with; `None` if it was refused, or not answered."""
     for effect in effects:
         kind = type(effect)
         if kind is Assign:
@@ -19,8 +19,14 @@ def first_outcome(effects: Sequence[HubEffect]) -> FirstOutcome | None:
         else:
             continue
         if ack is not None:
-            return None if isinstance(ack.outcome, Duplicate) else ack.outcome
+            return ack.outcome
     return None
+
+
+def first_outcome(effects: Sequence[HubEffect]) -> FirstOutcome | None:
+    """Return the outcome of an update that was decided now; `None` if it was refused, or answered before."""
+    outcome = outcome_of(effects)
+    return None if isinstance(outcome, Duplicate) else outcome
 
 
 def outcome_name(outcome: FirstOutcome) -> str:
