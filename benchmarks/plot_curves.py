@@ -10,6 +10,9 @@ from docs.svg import BLUE, GREY, INK, QUIET, RED, picture, text
 Points = Sequence[tuple[float, float]]
 
 EACH, HEIGHT = 380, 260
+LINE = 14.0
+"""The height of a line of text."""
+
 LEFT, RIGHT, TOP, BOTTOM = 56, 116, 44, 40
 COLOURS = (BLUE, INK, RED, GREY, QUIET)
 
@@ -101,12 +104,12 @@ class _Scale:
         return [10.0**power for power in range(math.ceil(self._low - 1e-9), math.floor(self._high + 1e-9) + 1)]
 
 
-def _apart(places: Mapping[str, float], least: float = 14.0) -> dict[str, float]:
+def _apart(places: Mapping[str, float]) -> dict[str, float]:
     """Return places from top to bottom that are far enough apart to write a line at each."""
     found: dict[str, float] = {}
     last = -math.inf
     for name, place in sorted(places.items(), key=lambda item: item[1]):
-        found[name] = last = max(place, last + least)
+        found[name] = last = max(place, last + LINE)
     return found
 
 

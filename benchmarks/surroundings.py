@@ -62,14 +62,14 @@ def load() -> dict[str, float]:
     return {"cores busy": round(busy, 2), "average": round(os.getloadavg()[0], 2)}
 
 
-def disk(folder: str, root: Path = Path("/")) -> dict[str, str]:
-    """Describe the disk that a folder is on: its file system, and its kind; `root` has `proc` and `sys`."""
+def disk(folder: str) -> dict[str, str]:
+    """Describe the disk that a folder is on: its file system, and its kind."""
     device = Path(folder).stat().st_dev
-    return describe_disk(f"{os.major(device)}:{os.minor(device)}", root)
+    return describe_disk(f"{os.major(device)}:{os.minor(device)}", Path("/"))
 
 
 def describe_disk(device: str, root: Path) -> dict[str, str]:
-    """Describe a disk by its major and minor number."""
+    """Describe a disk by its major and minor number; `root` has `proc` and `sys`."""
     try:
         mounts = (root / "proc/self/mountinfo").read_text("utf-8").splitlines()
     except OSError:

@@ -46,6 +46,9 @@ EXAMPLES_MIN = 32
 
 REFRESH_S = 0.25
 
+START_S = 30.0
+"""How long a hub or an agent may take to start."""
+
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as shells have it."""
 
@@ -337,13 +340,11 @@ class Demo:
         return process
 
 
-async def _before(
-    future: "asyncio.Future[str]", process: asyncio.subprocess.Process, name: str, timeout_s: float = 30.0
-) -> str:
-    """Wait for `future`, unless the process ends first."""
+async def _before(future: "asyncio.Future[str]", process: asyncio.subprocess.Process, name: str) -> str:
+    """Wait for `future`, unless the process ends first, or takes too long."""
     ended = asyncio.create_task(process.wait())
     waiting: set[asyncio.Future[Any]] = {future, ended}
-    await asyncio.wait(waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait(waiting, timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
     ended.cancel()
     if not future.done():
         raise EdgeAsyncError(f"{name} did not start; see its message above")

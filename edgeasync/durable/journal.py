@@ -313,11 +313,6 @@ class JournalWriter:
         """The number the next record will have."""
         return self._next
 
-    @property
-    def bytes_written(self) -> int:
-        """Bytes of all segments that were not dropped, those told at the start included."""
-        return sum(segment.nbytes for segment in self._segments)
-
     def append(self, records: Sequence[Appended]) -> None:
         """Write records, each an entry and perhaps a payload, and return once they would outlive a power cut.
 

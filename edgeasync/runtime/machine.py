@@ -35,7 +35,7 @@ def memory_bytes() -> int:
         return 0
 
 
-def describe_machine(examples: int, local_steps_max: int = 0) -> DeviceProfile:
+def describe_machine(examples: int, local_steps_max: int) -> DeviceProfile:
     """Return what a hub may know about this machine."""
     return DeviceProfile(
         machine=platform.machine()[:64],

@@ -5,7 +5,6 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import psutil
 import pytest
 
 STRACE = shutil.which("strace")
@@ -18,12 +17,6 @@ def injecting(calls, what):
     """
     names = ",".join(f"?{call}" for call in calls.split(","))
     return (STRACE, "-f", "-qq", "-o", os.devnull, "-e", f"trace={names}", "-e", f"inject={names}:{what}")
-
-
-def process_under(command):
-    """Return the process id of what runs under another command."""
-    (child,) = psutil.Process(command.pid).children()
-    return child.pid
 
 
 def _can_trace():

@@ -40,12 +40,6 @@ class Result:
     virtual_s: float = 0.0
 
 
-def plan_of(seed):
-    """Return the faults of a seed."""
-    names = list(World(seed, journal=False).devices)
-    return draw_faults(seed, names, FAULTS_S)
-
-
 def run(seed, plan=None, *, delayed=False):
     """Run a seed, with its own faults or others; with `delayed` answers are used some steps later."""
     world = World(seed, delayed=delayed)

@@ -26,12 +26,6 @@ class Marks:
     def place(self, name, number):
         return LEARNT + SLOTS * self.names.index(name) + number % SLOTS
 
-    def of_update(self, source):
-        """Return whose update this is, and which of its slots it marks."""
-        values = source.read(0, self.spec.length, self._scratch)
-        place = int(np.argmax(values[LEARNT : LEARNT + SLOTS * len(self.names)]))
-        return self.names[place // SLOTS], place % SLOTS
-
     def is_sound(self, source):
         """Whether an update that travels as it is marks one slot and no other."""
         values = source.read(LEARNT, LEARNT + SLOTS * len(self.names), self._scratch)

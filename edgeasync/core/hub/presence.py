@@ -172,7 +172,7 @@ class Presence:
         member.move("training")
         return [Report("training", member.device_id, "takes local steps again")] if paused else []
 
-    def is_muted(self, peer: Peer, now_s: float, key: Key = b"") -> bool:
+    def is_muted(self, peer: Peer, now_s: float, key: Key) -> bool:
         """Return whether a connection has sent too many malformed messages to be answered."""
         member = self._members.by_peer(peer)
         if member is None:

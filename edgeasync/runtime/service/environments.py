@@ -119,12 +119,11 @@ def has_gpu_package() -> bool:
     return True
 
 
-def run_told(command: list[str], folder: Path | None = None) -> str:
+def run_told(command: list[str]) -> str:
     """Run a command, and return what it printed; raises `StorageError` with its last lines if it fails."""
     try:
         done = subprocess.run(  # noqa: S603 - no shell
             command,
-            cwd=folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
