@@ -2,16 +2,15 @@
 
 import asyncio
 import logging
-import os
 import time
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 
 from edgeasync.core.engine.sender import Sender
 from edgeasync.durable.allow_list import Allowed, AllowList, Key
 from edgeasync.durable.keys import HubKeys, IssuedToken, fingerprint
 from edgeasync.errors import StorageError
+from edgeasync.runtime.file_watch import FileWatch, Stamp, stamp_of
 
 LOG = logging.getLogger("edgeasync.keys")
 
@@ -23,8 +22,6 @@ KNOCK_S = 0.5
 
 REVOKED_MAX = 4096
 """Keys of earlier lists that are remembered, to count who comes under one as revoked."""
-
-_Stamp = tuple[int, int, int]
 
 
 class Access:
@@ -52,13 +49,12 @@ class Access:
         self._on_knock = on_knock
         self._knocked_s = 0.0
         self._revoked: dict[Key, None] = {}
-        self._stamp = _stamp(keys.allow_list_file)
-        self._seen: _Stamp | None = None
+        self._watch = FileWatch(keys.allow_list_file)
         self._let_in: dict[str, Allowed] = {}
         self._senders: dict[str, Sender] = {}
         self._apply(keys.allow_list())
         self._tokens: dict[Key, IssuedToken] = {}
-        self._tokens_stamp: _Stamp | None = None
+        self._tokens_stamp: Stamp | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     # -- who may come in -------------------------------------------------------------------------------------
@@ -67,7 +63,7 @@ class Access:
         """Whether a key may connect; counts and logs it if not. It is asked once for each connection."""
         user_id = key.hex()
         if user_id not in self._senders:
-            self.poll(whole=True)  # the list may have changed a moment ago
+            self.poll(replaced=True)  # the list may have changed a moment ago
         if user_id in self._senders:
             return True
         token = self.token(user_id)
@@ -88,7 +84,7 @@ class Access:
 
     def token(self, user_id: str) -> IssuedToken | None:
         """Return the token of a temporary key, `None` if it is of none that is remembered."""
-        stamp = _stamp(self._keys.tokens_file)
+        stamp = stamp_of(self._keys.tokens_file)
         if stamp != self._tokens_stamp:
             try:
                 self._tokens = {token.key: token for token in self._keys.tokens()}
@@ -109,24 +105,14 @@ class Access:
         if self._timer is not None:
             self._timer.cancel()
 
-    def poll(self, *, whole: bool = False) -> None:
-        """Read the list if it has changed; with `whole` only if another file has taken its place.
-
-        A file that has taken its place is whole. One that is written where it lies may be half written: it is read
-        once it has stayed the same for one look.
-        """
-        stamp = _stamp(self._keys.allow_list_file)
-        replaced = stamp is not None and self._stamp is not None and stamp[0] != self._stamp[0]
-        if whole and not replaced:
-            return
-        seen, self._seen = self._seen, stamp
-        if stamp == self._stamp or (stamp != seen and not replaced):
-            return
-        self.read()
+    def poll(self, *, replaced: bool = False) -> None:
+        """Read the list if it has changed; with `replaced` only if another file has taken its place."""
+        if self._watch.has_changed(replaced=replaced):
+            self.read()
 
     def read(self) -> None:
         """Read the list now: it is known to be whole."""
-        self._stamp = _stamp(self._keys.allow_list_file)
+        self._watch.note_read()
         try:
             allowed = self._keys.read_allow_list()
         except StorageError as error:
@@ -166,12 +152,3 @@ class Access:
         """Whether the list gives a device to a key."""
         sender = self.sender(key.hex())
         return sender is not None and sender.speaks_for(device_id)
-
-
-def _stamp(path: Path) -> _Stamp | None:
-    """Return what changes when a file does; `None` if there is none."""
-    try:
-        found = os.stat(path)  # noqa: PTH116 - five times a second, and for each stranger
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns, found.st_size

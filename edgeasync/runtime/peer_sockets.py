@@ -29,6 +29,7 @@ from edgeasync.runtime.channel import Channel
 from edgeasync.runtime.connection_bounds import ConnectionBounds
 from edgeasync.runtime.connections import Connections, connections_that_fit
 from edgeasync.runtime.curve import FRAME_BYTES, serve_keys, use_keys
+from edgeasync.runtime.file_watch import FileWatch
 from edgeasync.runtime.socket_monitor import SocketMonitor
 from edgeasync.runtime.zap import ZapHandler
 
@@ -76,7 +77,6 @@ class PeerSockets:
     ) -> None:
         self._own = own
         self._pair = pair
-        self._file = file
         self._lease_ms = int(1000 * lease_s)
         self._loop = loop
         self._context = context
@@ -117,7 +117,7 @@ class PeerSockets:
         self._channel = Channel(router, loop, self._on_frames, on_endless=self._end_endless, authenticated=True)
         self._channel.large_payloads = True
         self._connections.channel = self._channel
-        self._stamp = self._seen = None if file is None else _stamp(file)
+        self._watch = None if file is None else FileWatch(file)
         self._take(peers)
         self._timer = loop.call_later(LOOK_S, self._look)
 
@@ -188,18 +188,14 @@ class PeerSockets:
         now_s = self._loop.time()
         if sum(link.look(now_s) for link in self._links.values()):
             self._on_peers(self.peers)  # what was said to them before has not arrived
-        if self._file is not None:
-            self._look_at_file(self._file)
+        if self._watch is not None and self._watch.has_changed():
+            self._read_again(self._watch)
 
-    def _look_at_file(self, file: Path) -> None:
-        """Read the list again if its file has changed."""
-        stamp = _stamp(file)
-        settled, self._seen = stamp == self._seen, stamp
-        if stamp == self._stamp or not settled:  # one that changes at this moment may be half written
-            return
-        self._stamp = stamp
+    def _read_again(self, watch: FileWatch) -> None:
+        """Read the list again."""
+        watch.note_read()
         try:
-            peers = read_peers(file)
+            peers = read_peers(watch.path)
             for entry in peers.peer:
                 host_of(entry.address)
         except (ConfigError, AddressError) as error:
@@ -208,7 +204,7 @@ class PeerSockets:
         own = peers.of(self._own.name)
         if own is None or own.public != self._own.public:
             self._on_trouble(
-                f"{file}: no longer has this device, {self._own.name}, with its key; others leave it out"
+                f"{watch.path}: no longer has this device, {self._own.name}, with its key; others leave it out"
             )
         self._take(peers)
         self._on_peers(self.peers)
@@ -296,12 +292,3 @@ def own_bind(address: str) -> str:
     except ValueError:
         return f"tcp://*:{address.rpartition(':')[2]}"
     return address
-
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    """Return what changes when a file does; `None` if there is none."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns, found.st_size

@@ -14,6 +14,7 @@ from edgeasync.errors import ModelMismatchError
 from edgeasync.parameters import ParameterSpec, Vector, first_difference
 from edgeasync.protocol.messages import Welcome
 from edgeasync.runtime.awaited_step import AwaitedStep
+from edgeasync.runtime.disk_watch import DiskWatch
 from edgeasync.runtime.worker import Worker
 from edgeasync.training.local_parameters import LocalParameters
 from edgeasync.training.trainer import (
@@ -67,6 +68,7 @@ class TrainingThread:
         self._make_trainer, self._make_initial = make_trainer, make_initial
         self._initial: Vector | None = None
         self._local = local
+        self._local_disk = DiskWatch(warn, "a restart loses what the local parameters learn")
         self._step_s_min = step_s_min
         self._share = share
         self._local_steps, self._validate = local_steps, validate
@@ -155,7 +157,7 @@ class TrainingThread:
                     raise
                 return
             if result is not None:
-                self._local.keep()
+                self._local_disk.write(self._local.keep)
                 self._hand_over(lambda: then(result))
             elif not (self._stopping.is_set() or (overlap and pausing.is_set())):
                 self._hand_over(exhausted)

@@ -76,7 +76,6 @@ class LocalParameters:
         self._spec: ParameterSpec | None = None
         self._names: tuple[str, ...] = ()
         self._warn: Callable[[str], None] = lambda _: None
-        self._fails = False
         self._values: Arrays = {}
 
     def begin(self, spec: ParameterSpec, settings: Mapping[str, object], warn: Callable[[str], None]) -> None:
@@ -131,16 +130,9 @@ class LocalParameters:
                 view[...] = values[name]
 
     def keep(self) -> None:
-        """Write the values; a disk that fails is told of once, until it works again."""
-        if self._kept is None or not self._names:
-            return
-        try:
+        """Write the values where they outlive a restart; raises `StorageError`."""
+        if self._kept is not None and self._names:
             self._kept.write(self._values)
-            self._fails = False
-        except StorageError as error:
-            if not self._fails:
-                self._warn(f"{error}; until then a restart loses what the local parameters learn")
-            self._fails = True
 
     def _views(self, parameters: Vector) -> Arrays:
         if self._spec is None or not self._names:

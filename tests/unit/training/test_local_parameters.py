@@ -6,6 +6,7 @@ import pytest
 from edgeasync.durable.local_file import LOCAL_FILE, LocalFile
 from edgeasync.errors import ConfigError, ProtocolError, StorageError
 from edgeasync.parameters import Parameter, ParameterSpec
+from edgeasync.runtime.disk_watch import DiskWatch
 from edgeasync.training.local_parameters import LocalParameters, choose_local, hubs_patterns
 
 SPEC = ParameterSpec((Parameter("body", (4,)), Parameter("head.w", (2, 2)), Parameter("head.b", (2,))))
@@ -148,10 +149,11 @@ class FailingFile:
 
 def test_a_disk_that_fails_is_told_of_once_and_training_continues():
     local, told = begun(FailingFile())
+    disk = DiskWatch(told.append, "a restart loses what the local parameters learn")
     parameters = np.ones(10, np.float32)
     for _ in range(3):
         train(local, parameters, head_w=3.0)
-        local.keep()
+        disk.write(local.keep)
     assert [("begin with the hub's values" in one, "a restart loses" in one) for one in told] == [
         (True, False),
         (False, True),
