@@ -253,8 +253,8 @@ def _resolve(nodes: list[Node], forward: Forward, model: onnx.ModelProto) -> lis
             attributes = {"axis": node.attributes.get("axis", 0)}
             kept.append(Node("Split", [node.inputs[0], cut], parts, attributes, node.name))
             sequences[node.outputs[0]] = parts
-        elif node.op == "SequenceAt" and node.inputs[0] in sequences and node.inputs[1] in forward.constants:
-            same[node.outputs[0]] = sequences[node.inputs[0]][int(forward.constants[node.inputs[1]].reshape(()))]
+        elif node.op == "SequenceAt" and (part := _part_at(node, sequences, forward)) is not None:
+            same[node.outputs[0]] = part
         elif node.op != "Identity":
             kept.append(node)
         elif node.outputs[0] not in forward.parameters and node.outputs[0] not in forward.constants:
@@ -262,6 +262,16 @@ def _resolve(nodes: list[Node], forward: Forward, model: onnx.ModelProto) -> lis
     forward.output = same.get(forward.output, forward.output)
     forward.prediction = same.get(forward.prediction, forward.prediction)
     return kept
+
+
+def _part_at(node: Node, sequences: Mapping[str, list[str]], forward: Forward) -> str | None:
+    """Return the part of a sequence that a SequenceAt takes, if that can be told before the model runs."""
+    parts, place = sequences.get(node.inputs[0]), forward.constants.get(node.inputs[1])
+    if parts is None or place is None:
+        return None
+    if place.size != 1 or not -len(parts) <= int(place.item()) < len(parts):
+        raise GraphError(f"{node.where} takes a part that its sequence of {len(parts)} does not have")
+    return parts[int(place.item())]
 
 
 def _split_sizes(node: Node, forward: Forward, model: onnx.ModelProto) -> list[int] | None:
@@ -272,7 +282,7 @@ def _split_sizes(node: Node, forward: Forward, model: onnx.ModelProto) -> list[i
     step, axis = int(given), node.attributes.get("axis", 0)
     known = {info.name: info.type.tensor_type.shape.dim for info in model.graph.value_info}
     dims = known.get(node.inputs[0])
-    if dims is None or not -len(dims) <= axis < len(dims) or not dims[axis].dim_value:
+    if dims is None or not -len(dims) <= axis < len(dims) or not dims[axis].dim_value or step < 1:
         return None
     whole, rest = divmod(dims[axis].dim_value, step)
     return [step] * whole + [rest] * bool(rest)

@@ -346,14 +346,13 @@ class DeviceHistory(msgspec.Struct, array_like=True):
     updated_s: float = 0.0
     recent_period_s: list[float] = []
     period_s_min: float = 0.0
+    roused: int = 0
 
     def observe_arrival(self, now_s: float) -> None:
         """Record the time since the device's last update."""
         if self.updated_s:
             add_recent(self.recent_period_s, now_s - self.updated_s, RECENT)
         self.updated_s = now_s
-
-    roused: int = 0
 
     def observe(
         self,

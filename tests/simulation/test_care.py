@@ -19,25 +19,13 @@ from edgeasync.simulation.fleet import SimulatedDevice
 from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import LinkProfile
 from edgeasync.training.numpy_models import MlpModel
-from edgeasync.training.trainer import GradientTrainer, StepResult
+from edgeasync.training.trainer import GradientTrainer
+from tests.support.adders import Adder
 
 SPEC = ParameterSpec((Parameter("w", (3,)),))
 LINK = LinkProfile(1e9, 1e9, 0.0)
 LIMITS = CareLimits(temperature_c_max=80.0, temperature_c_slow=75.0)
 STEP_S = 0.25
-
-
-class Adder:
-    """A trainer that adds one to every parameter."""
-
-    spec = SPEC
-
-    def begin(self, parameters):
-        self._parameters = parameters
-
-    def step(self):
-        self._parameters += 1.0
-        return StepResult(loss=0.5, examples=1)
 
 
 class Lab:
@@ -61,7 +49,14 @@ class Lab:
         )
         self.devices = [
             SimulatedDevice(
-                self.clock, self.hub, f"d{number}", Adder(), step_s=STEP_S, link=LINK, seed=number, limits=LIMITS
+                self.clock,
+                self.hub,
+                f"d{number}",
+                Adder(SPEC, 1.0),
+                step_s=STEP_S,
+                link=LINK,
+                seed=number,
+                limits=LIMITS,
             )
             for number in range(devices)
         ]

@@ -18,7 +18,7 @@ from edgeasync.simulation.clock import VirtualClock
 from edgeasync.simulation.fleet import SimulatedDevice
 from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import LinkProfile
-from edgeasync.training.trainer import StepResult
+from tests.support.adders import Adder
 
 LENGTH = 1 << 18
 SPEC = ParameterSpec((Parameter("w", (LENGTH,)),))
@@ -27,17 +27,6 @@ MBIT_20 = 20e6 / 8
 WINDOW_S = 10.0
 SETTLED_S = 60.0
 """A device's first model comes without a pause, and its first updates measure the link."""
-
-
-class Adder:
-    spec = SPEC
-
-    def begin(self, parameters):
-        self._parameters = parameters
-
-    def step(self):
-        self._parameters += np.float32(0.5)
-        return StepResult(loss=0.0, examples=1)
 
 
 class Device(SimulatedDevice):
@@ -72,7 +61,7 @@ def device_on(link, steps, **options):
         settings=HubCoreSettings(codec=FLOAT32),
         seed=0,
     )
-    device = Device(clock, hub, "pi", Adder(), step_s=STEP_S, link=link, **options)
+    device = Device(clock, hub, "pi", Adder(SPEC, 0.5), step_s=STEP_S, link=link, **options)
     device.start()
     return clock, device
 

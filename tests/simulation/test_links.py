@@ -20,7 +20,7 @@ from edgeasync.simulation.clock import VirtualClock
 from edgeasync.simulation.fleet import SimulatedDevice
 from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import LinkProfile
-from edgeasync.training.trainer import StepResult
+from tests.support.adders import Adder
 
 POLICY = Policy(
     staleness=ConstantStaleness(),
@@ -30,20 +30,6 @@ POLICY = Policy(
     monitor=Monitor(watch=()),
 )
 MBIT_20 = LinkProfile(up_bytes_per_s=2.5e6, down_bytes_per_s=2.5e6, delay_s=0.01)
-
-
-class Adder:
-    """A trainer that adds one to every parameter."""
-
-    def __init__(self, spec):
-        self.spec = spec
-
-    def begin(self, parameters):
-        self._parameters = parameters
-
-    def step(self):
-        self._parameters += 1.0
-        return StepResult(loss=0.0, examples=1)
 
 
 class Lab:
@@ -65,7 +51,9 @@ class Lab:
         )
 
     def device(self, name, link, *, step_s=0.1, **options):
-        return Watched(self.clock, self.hub, name, Adder(self.spec), step_s=step_s, link=link, seed=1, **options)
+        return Watched(
+            self.clock, self.hub, name, Adder(self.spec, 1.0), step_s=step_s, link=link, seed=1, **options
+        )
 
     def member(self, device):
         return self.hub.core.members.members[device.device_id]

@@ -11,11 +11,11 @@ def pattern(spec):
 
 
 class Adder:
-    """A trainer that adds the pattern in its one local step."""
+    """A trainer that adds the pattern, or an amount, in each local step."""
 
-    def __init__(self, spec):
+    def __init__(self, spec, amount=None):
         self.spec = spec
-        self._pattern = pattern(spec)
+        self._pattern = pattern(spec) if amount is None else np.float32(amount)
 
     def begin(self, parameters):
         self._parameters = parameters

@@ -78,7 +78,7 @@ class DeviceTransfers:
             self._share.begin_train(0)
         if self._incoming is not None and not self._incoming.suspend():
             self._incoming = None
-        self._clear_line(lambda _: True)
+        self._drop_queued(lambda _: True)
 
     def next_deadline_s(self) -> float:
         """Return when the first message of the queue may be sent; infinity if the queue is empty."""
@@ -190,7 +190,7 @@ class DeviceTransfers:
     def drop_push(self) -> None:
         """Drop the transfer and the queued messages of a push that was answered or is sent again."""
         self._drop_outgoing()
-        self._clear_line(lambda waiting: isinstance(waiting.message, Push | Piece))
+        self._drop_queued(lambda waiting: isinstance(waiting.message, Push | Piece))
 
     def credit(self, credit: Credit) -> bool:
         """Send the pieces that a credit allows; return whether it was for the outgoing transfer."""
@@ -254,11 +254,11 @@ class DeviceTransfers:
             self._outgoing.note_announced(self._now_s())
         self._send_frames(header, payload)
 
-    def _clear_line(self, over: Callable[[_Waiting], bool]) -> None:
-        """Remove the messages that are `over` from the queue; count what they credit all the same."""
+    def _drop_queued(self, is_over: Callable[[_Waiting], bool]) -> None:
+        """Remove the messages that are over from the queue; count what they credit all the same."""
         kept: deque[_Waiting] = deque()
         for waiting in self._waiting:
-            if not over(waiting):
+            if not is_over(waiting):
                 kept.append(waiting)
             elif self._pacer is not None:
                 self._pacer.spend(waiting.received_bytes, self._now_s())

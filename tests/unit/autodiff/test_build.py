@@ -574,6 +574,22 @@ def test_parts_of_a_sequence_are_parts_of_a_tensor(sizes):
     np.testing.assert_allclose(found["p.grad"], (slope * x).sum(axis=0), rtol=1e-5)
 
 
+@pytest.mark.parametrize("place", ["value_int=2", "value_int=-3", "value_ints=[0, 1]"])
+def test_a_part_that_its_sequence_does_not_have(place):
+    sequence = "c = Constant<value_ints=[2, 4]>()\nq = SplitToSequence<axis=1>(h, c)"
+    text = f"h = Mul(x, p)\n{sequence}\ni = Constant<{place}>()\ny = SequenceAt(q, i)"
+    data = forward(text, {"p": numbers((6,), 1)}, (6,))
+    with pytest.raises(GraphError, match="takes a part that its sequence of 2 does not have"):
+        build_training_graph(data, MSE)
+
+
+def test_a_sequence_of_parts_without_a_length():
+    text = "h = Mul(x, p)\nc = Constant<value_int=0>()\nq = SplitToSequence<axis=1>(h, c)"
+    data = forward(f"{text}\ni = Constant<value_int=0>()\ny = SequenceAt(q, i)", {"p": numbers((6,), 1)}, (6,))
+    with pytest.raises(GraphError, match="does not run"):
+        build_training_graph(data, MSE)
+
+
 def test_a_body_that_reads_what_is_trained():
     def value(name):
         return helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
