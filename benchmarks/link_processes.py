@@ -1,6 +1,7 @@
 """The processes of the link benchmark: a hub, and an agent that notes how long its pings take and its memory."""
 
 import asyncio
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import uvloop
 
+from benchmarks.processes import peak_resident_bytes
 from edgeasync.core.hub.effects import Report
 from edgeasync.core.hub.settings import FLOAT32, CheckpointSettings, HubCoreSettings, Liveness, StopCondition
 from edgeasync.durable.identity import DeviceIdentity
@@ -148,6 +150,4 @@ def _peak_bytes(*, reset: bool = False) -> int:
     """Return the most memory this process has had resident (Linux); with `reset`, since now."""
     if reset:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    status = Path("/proc/self/status").read_text(encoding="ascii")
-    (kilobytes,) = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")]
-    return 1024 * int(kilobytes)
+    return peak_resident_bytes(os.getpid())
