@@ -191,40 +191,53 @@ class DivergenceGuard:
         An alarm is reported when it begins and when it ends, not with every update. It ends only after
         `calm_updates` in a row, so that it does not begin and end with each outlier.
         """
-        alarms, causes = self.state.alarms, self.state.causes
         reports: list[HubEffect] = []
         begun: set[Remedy] = set()
         found: list[str | None] = []
-        calm = not alarms and not causes
+        calm = not self.state.alarms and not self.state.causes
         for cause_of in self._causes[scope]:
             cause = cause_of(update, fleet)
             calm = calm and cause is None
             found.append(cause)
         if calm:
             return reports, begun  # the usual case, with every update
-        device_id = update.device_id if scope == "device" else ""
         for (number, watch), cause in zip(self._watches[scope], found, strict=True):
-            alarm = alarms.get((number, device_id))
-            if cause is not None and alarm is None:
-                in_a_row = causes.pop((number, device_id), 0) + 1
-                needed = watch.count_max * (update.lateness if watch.patient else 1.0)
-                if in_a_row < needed and not at_once:
-                    causes[number, device_id] = in_a_row
-                    continue
-                voter = update.voter if device_id else ""
-                alarms[number, device_id] = Alarm(number, device_id, watch.remedy, cause, voter=voter)
-                begun.add(watch.remedy)
-                reports.append(Report("alarm", device_id, f"{cause}; {_BEGUN[watch.remedy]}"))
-            elif cause is not None and alarm is not None:
-                alarm.calm, alarm.cause = 0, cause
-            elif alarm is not None and calms:
-                alarm.calm += 1
-                if alarm.calm >= self._calm_updates:
-                    del alarms[number, device_id]
-                    reports.append(Report("calm", device_id, f"over: {alarm.cause}; {_ENDED[alarm.remedy]}"))
-            elif calms and causes:
-                causes.pop((number, device_id), None)
+            report = self._follow(number, watch, cause, update, calms=calms, at_once=at_once)
+            if report is not None:
+                reports.append(report)
+                if report.event == "alarm":
+                    begun.add(watch.remedy)
         return reports, begun
+
+    def _follow(
+        self, number: int, watch: Watch, cause: str | None, update: Observation, *, calms: bool, at_once: bool
+    ) -> Report | None:
+        """Begin, continue or end the alarm of a watch; return a report if it begins or ends."""
+        alarms, causes = self.state.alarms, self.state.causes
+        device_id = update.device_id if watch.scope == "device" else ""
+        key = number, device_id
+        alarm = alarms.get(key)
+        if cause is None:
+            if not calms:
+                return None
+            if alarm is None:
+                causes.pop(key, None)
+                return None
+            alarm.calm += 1
+            if alarm.calm < self._calm_updates:
+                return None
+            del alarms[key]
+            return Report("calm", device_id, f"over: {alarm.cause}; {_ENDED[alarm.remedy]}")
+        if alarm is not None:
+            alarm.calm, alarm.cause = 0, cause
+            return None
+        in_a_row = causes.pop(key, 0) + 1
+        needed = watch.count_max * (update.lateness if watch.patient else 1.0)
+        if in_a_row < needed and not at_once:
+            causes[key] = in_a_row
+            return None
+        alarms[key] = Alarm(number, device_id, watch.remedy, cause, voter=update.voter if device_id else "")
+        return Report("alarm", device_id, f"{cause}; {_BEGUN[watch.remedy]}")
 
     def _end_alarms(self, device_id: str) -> None:
         for number, _ in self._watches["device"]:
