@@ -90,13 +90,20 @@ class PeerSockets:
         self._bounds = ConnectionBounds(limits, lease_s=lease_s, files_max=connections_that_fit(), by_address=True)
         self._frame_bytes_max = max(HEADER_BYTES_MAX, piece_bytes, PIECE_BYTES_MIN) + FRAME_BYTES
         routing_ids.seed()
+        self._listen(own_bind(own.address) if bind is None else bind)
+        self._watch = None if file is None else FileWatch(file)
+        self._take(peers)
+        self._timer = loop.call_later(LOOK_S, self._look)
+
+    def _listen(self, address: str) -> None:
+        """Open the socket that the others write to; raises `AddressError`."""
+        context, loop = self._context, self._loop
         router = context.socket(zmq.ROUTER)
-        address = own_bind(own.address) if bind is None else bind
         router.set(zmq.IPV6, "[" in address)
         self._connections = Connections(router, loop, self._bounds, lambda _: None, lambda: None, encrypted=True)
         # libzmq asks a handler that is there when the socket is bound.
         self._zap = ZapHandler(context, loop, self._lets_in)
-        serve_keys(router, pair)
+        serve_keys(router, self._pair)
         router.set(zmq.MAXMSGSIZE, self._frame_bytes_max)
         router.set(zmq.SNDHWM, 1)
         router.set(zmq.RCVHWM, QUEUED_MESSAGES_MAX)
@@ -117,9 +124,6 @@ class PeerSockets:
         self._channel = Channel(router, loop, self._on_frames, on_endless=self._end_endless, authenticated=True)
         self._channel.large_payloads = True
         self._connections.channel = self._channel
-        self._watch = None if file is None else FileWatch(file)
-        self._take(peers)
-        self._timer = loop.call_later(LOOK_S, self._look)
 
     @property
     def peers(self) -> tuple[str, ...]:
