@@ -14,6 +14,7 @@ from edgeasync.durable.identity import DeviceFolder, default_device_id
 from edgeasync.errors import ConfigError, DataError
 from edgeasync.runtime.agent_settings import AgentSettings
 from edgeasync.runtime.graph_process import load_graph_apart
+from edgeasync.runtime.notify import HUBLESS
 from edgeasync.runtime.peer import Peer
 from edgeasync.runtime.peer_device import check_out, find_unkept, make_model, make_peer, write_trained
 from edgeasync.runtime.profiles import with_profile
@@ -39,14 +40,21 @@ _FLAGS = {
 
 def run_peer(settings: AgentSettings, printer: Printer) -> None:
     """Run an agent without a hub to its end."""
+    _Command(settings, check_settings(settings), printer).run()
+
+
+def check_settings(settings: AgentSettings) -> Path:
+    """Return the file of the device's data; raises `ConfigError` for what only an agent with a hub takes."""
     if (key := find_unkept(settings.agent, settings.care)) is not None:
         said = f"{key} ({_FLAGS[key]})" if key in _FLAGS else key
-        raise ConfigError(f"{said} is for an agent with a hub; leave it out, or leave out --topology")
+        raise ConfigError(
+            f"{said} is for an agent with a hub; leave it out, or leave out the topology (--topology)"
+        )
     if settings.peers.peers is None:
         raise ConfigError("which peers? give --peers FILE, a TOML file that names them, or [peers] peers")
     if settings.agent.data is None:
         raise ConfigError("which data? give --data FILE.npz or FILE.csv, or [agent] data in a settings file")
-    _Command(settings, Path(settings.agent.data).expanduser(), printer).run()
+    return Path(settings.agent.data).expanduser()
 
 
 class _Command:
@@ -109,7 +117,7 @@ class _Command:
 
     def _tell(self, report: Report) -> None:
         detail = ": ".join(filter(None, (report.peer, report.detail)))
-        self._notifier.status(f"{report.event} {detail}")
+        self._notifier.status(f"{HUBLESS} {report.event} {detail}")
         if report.event not in ("round_started", "round_done", "stopped"):
             self._printer.event(report.event, detail=detail)
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar, get_args
 
+from msgspec.structs import replace
+
 from edgeasync.cli.output import Printer
 from edgeasync.config import parse_toml, read_bytes
 from edgeasync.errors import ConfigError, PluginError, StorageError
@@ -29,11 +31,12 @@ def install_service(
 ) -> None:
     """Install a unit, and start it unless it is for another system; settings that are wrong are not installed."""
     unit, place = _find(kind, name, root)
-    live = place.root == Path("/")
+    live, kept = place.root == Path("/"), place.under(unit.settings)
     content = None if settings is None else read_bytes(settings)  # once: it may be a pipe
     if content is not None:
-        with contextlib.suppress(PluginError):  # another system may have it
-            parse_toml(content, AgentSettings if unit.kind == "agent" else HubSettings, where=str(settings))
+        unit = _checked(unit, content, str(settings))
+    elif kept.exists():
+        unit = _checked(unit, read_bytes(kept), str(kept))
     if live and place.user is not None:
         check_program(unit.program, Path(sys.executable))
     changed = install(unit, place, content)
@@ -110,6 +113,24 @@ def bundle_wheels(
         f"{out}: {len(files)} files, {nbytes / 2**20:,.1f} MiB",
         f"next: carry it to the board, and there: sudo sh {out.name}/install.sh agent FILE.toml",
     )
+
+
+def _checked(unit: Unit, content: bytes, where: str) -> Unit:
+    """Return the unit for these settings; raises `ConfigError` for a mistake, which would end the service."""
+    with contextlib.suppress(PluginError):  # another system may have it
+        if unit.kind == "hub":
+            parse_toml(content, HubSettings, where=where)
+            return unit
+        settings = parse_toml(content, AgentSettings, where=where)
+        if settings.peers.topology != "star":
+            from edgeasync.cli.peer import check_settings  # noqa: PLC0415 - only who has no hub pays for it
+
+            try:
+                check_settings(settings)
+            except ConfigError as error:
+                raise ConfigError(f"{where}: {error}") from error
+            return replace(unit, has_hub=False)
+    return unit
 
 
 def _find(kind: str, name: str | None, root: Path) -> tuple[Unit, Place]:

@@ -70,17 +70,33 @@ def read_peers(path: Path) -> Peers:
     return read_toml(path, Peers)
 
 
+def read_first_peers(path: Path, name: str, key: Key) -> Peers:
+    """Read the file at a device's start; raises `ConfigError`, with what to write if there is no file yet."""
+    try:
+        path.stat()
+    except FileNotFoundError:
+        entry = _wanted(name, key).text()
+        raise ConfigError(f"{path}: no such file; make it, the same on every device: peer = [{entry}]") from None
+    except OSError:
+        pass  # reading it says why
+    return read_peers(path)
+
+
 def own_entry(path: Path, peers: Peers, name: str, key: Key) -> PeerEntry:
     """Return this device's entry; raises `ConfigError`, with the entry to write, if it is not there."""
     entry = peers.of(name)
-    wanted = PeerEntry(name, "tcp://THIS_DEVICE:5600", key.hex())
     if entry is None:
+        wanted = _wanted(name, key)
         raise ConfigError(f"{path}: has no peer {name}; add to its list, on every device: {wanted.text()}")
     if entry.public != key:
         raise ConfigError(
             f'{path}: the key of {name} is not this device\'s; write key = "{key.hex()}", on every device'
         )
     return entry
+
+
+def _wanted(name: str, key: Key) -> PeerEntry:
+    return PeerEntry(name, "tcp://THIS_DEVICE:5600", key.hex())
 
 
 def _first_repeated(values: Sequence[str]) -> str | None:

@@ -6,6 +6,9 @@ import socket
 JOINED, AWAY = "joined", "looks for"
 """How an agent's status begins, before its hub's address; an upgrade waits for the first of them."""
 
+HUBLESS = "without a hub:"
+"""How the status of an agent without a hub begins; an upgrade waits for this one, too."""
+
 
 class Notifier:
     """Sends to systemd's socket, a path or `@` and an abstract name; sends nothing without an address.

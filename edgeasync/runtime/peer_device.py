@@ -10,7 +10,7 @@ from edgeasync.data.dataset import Dataset
 from edgeasync.durable.device_keys import DeviceKeys
 from edgeasync.durable.files import replace_file
 from edgeasync.durable.identity import DeviceIdentity
-from edgeasync.durable.peers_file import own_entry, read_peers
+from edgeasync.durable.peers_file import own_entry, read_first_peers
 from edgeasync.errors import ConfigError
 from edgeasync.parameters import Vector
 from edgeasync.runtime.address import host_of
@@ -24,7 +24,7 @@ from edgeasync.training.trainer import AsyncTrainer, Trainer
 
 ONNX_SUFFIX = ".onnx"
 
-_OF_A_HUB = (
+OF_A_HUB = (
     "hub",
     "trainer",
     "micro_batch_size",
@@ -57,7 +57,7 @@ def find_unkept(section: AgentSection, care: CareSection) -> str | None:
     usual = AgentSection()
     if care != CareSection():
         return "[care]"
-    return next((key for key in _OF_A_HUB if getattr(section, key) != getattr(usual, key)), None)
+    return next((key for key in OF_A_HUB if getattr(section, key) != getattr(usual, key)), None)
 
 
 def make_model(
@@ -101,7 +101,7 @@ def make_peer(
     assert section.topology != "star"
     assert section.peers is not None
     file, pair = Path(section.peers).expanduser(), DeviceKeys(state).own()
-    peers = read_peers(file)
+    peers = read_first_peers(file, identity.device_id, pair.public)
     own = own_entry(file, peers, identity.device_id, pair.public)
     for entry in peers.peer:
         host_of(entry.address)  # raises AddressError

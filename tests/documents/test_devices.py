@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from edgeasync.runtime.peer_device import OF_A_HUB
 from edgeasync.runtime.service.installation import FOLDER, PROGRAM
 from edgeasync.runtime.service.unit import Unit
 
@@ -50,6 +51,12 @@ def test_a_page_says_which_exit_codes_its_unit_does_not_restart_after(name):
     assert down - {"0"} == prevented
     assert {"2", "3", "5", "8", "10"} <= prevented
     assert not {"1", "9", "11"} & prevented, "a disk has room again, and a key is let in"
+
+
+def test_the_page_about_agents_without_a_hub_names_each_key_that_they_refuse():
+    page = (ROOT / "docs/train/peers.md").read_text("utf-8")
+    refused = re.search(r"refuses `\[care\]`, and these keys of `\[agent\]`: ([^.]*)\.", page)[1]
+    assert tuple(re.findall(r"`(\w+)`", refused)) == OF_A_HUB
 
 
 @pytest.mark.parametrize("board", ["raspberry-pi", "jetson"])

@@ -332,6 +332,21 @@ def test_a_service_is_not_installed_with_settings_that_it_would_refuse(commands,
     assert not list(card.iterdir())
 
 
+def test_the_unit_of_an_agent_without_a_hub_is_one_that_it_can_run_by(commands):
+    card, settings = commands.folder / "card", commands.folder / "board.toml"
+    card.mkdir()
+    service = ("service", "install", "agent")
+    text = '[agent]\ndata = "a.npz"\n{}[peers]\ntopology = "ring"\npeers = "peers.toml"\n'
+    settings.write_text(text.format('when_finished = "wait"\n'))
+    mistake(commands, CONFIG, "board.toml: when_finished", arguments=(*service, settings, "--root", card))
+    assert not list(card.iterdir())
+    settings.write_text(text.format(""))
+    unit = card / "etc/systemd/system/edgeasync-agent.service"
+    for given in ((settings,), ()):
+        assert commands.run(*service, *given, "--root", card).returncode == 0
+        assert "agent agent.toml\n" in unit.read_text()
+
+
 def test_a_service_gets_settings_that_can_be_read_but_once(commands):
     text, card = '[agent]\nhub = "tcp://hub:5555"\n', commands.folder / "card"
     card.mkdir()

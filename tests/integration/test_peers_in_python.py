@@ -219,7 +219,10 @@ def test_an_onnx_model_goes_in_and_a_trained_one_comes_out(commands, tmp_path, s
         (("--hub", "tcp://127.0.0.1:5555"), "--topology"),
         (("--trainer", "a.b:c"), "--trainer"),
         (("--spool", "full"), "spool (--spool) is for an agent with a hub"),
-        (("--peers", "none.toml"), "none.toml"),
+        (
+            ("--peers", "none.toml"),
+            f'none.toml: no such file; make it, the same on every device: peer = [{{name = "{name_of(0)}"',
+        ),
         (("--out", "no/such/folder.safetensors"), "no/such"),
         (("--out", "model.onnx"), "forward model of ONNX"),
         (("--epochs", 2, "--steps", 3), "one of the two"),

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from edgeasync.runtime.notify import HUBLESS
 from edgeasync.runtime.service.unit import Unit
-from tests.support.processes import trained
+from tests.support.peers import FILE, name_of, write_list
+from tests.support.processes import MODEL_TABLE, trained
 from tests.support.supervisor import HANGING, Supervisor
 
 pytestmark = pytest.mark.process
@@ -67,6 +69,22 @@ def test_an_agent_stays_when_its_hub_has_finished(commands, agent_settings):
         assert hub.wait() == 0
     assert (agent.starts, agent.ends[0][2]) == (1, "0")
     assert "STOPPING=1" in [line for _, _, line in agent.news]
+
+
+def test_an_agent_without_a_hub_ends_with_its_training_and_stays_down(commands):
+    write_list(commands.folder, [0, 1])
+    (commands.folder / "agent.toml").write_text(
+        f'[agent]\ndata = "{commands.data("a.npz")}"\ndevice_id = "{name_of(0)}"\nstate = "{name_of(0)}"\n'
+        f'[peers]\ntopology = "ring"\npeers = "{FILE}"\nlease_s = 1.0\nsteps_max = 20\n'
+        f"[model]\n{MODEL_TABLE}\n"
+    )
+    alone = Unit("agent", Path("/opt/edgeasync/current/bin/edgeasync"), commands.folder, has_hub=False)
+    with Supervisor(alone.text(), commands.folder, RestartSec="0") as agent:
+        agent.wait_for("READY=1")
+        agent.wait_for(f"STATUS={HUBLESS} alone")
+        agent.wait_for("<6>stopped", what="lines")
+        agent.wait_for("0", what="ends")
+    assert agent.starts == 1
 
 
 def test_a_mistake_that_a_restart_cannot_cure_is_told_once_with_its_priority(commands, agent_settings):

@@ -17,7 +17,8 @@ USER = "edgeasync"
 class Unit(msgspec.Struct, frozen=True):
     """What a unit says: which program runs as what, in which folder, by which settings file there.
 
-    Without a `user` it is a unit of somebody's own systemd, which may not take rights away from itself.
+    Without a `user` it is a unit of somebody's own systemd, which may not take rights away from itself. An agent
+    without a hub has no next run to wait for: its unit does not start it again once it has ended in order.
     """
 
     kind: Kind
@@ -25,6 +26,7 @@ class Unit(msgspec.Struct, frozen=True):
     folder: Path
     user: str | None = USER
     name: str = ""
+    has_hub: bool = True
 
     @property
     def file(self) -> str:
@@ -46,6 +48,11 @@ class Unit(msgspec.Struct, frozen=True):
         """What starts the unit."""
         return "multi-user.target" if self.user else "default.target"
 
+    @property
+    def _waits(self) -> bool:
+        """Whether the service waits for its hub's next run: then only a person ends it."""
+        return self.kind == "agent" and self.has_hub
+
     def _unit(self) -> list[str]:
         online = ["Wants=network-online.target", "After=network-online.target"] if self.user else []
         return [f"Description=edgeasync {self.kind}", *online, "StartLimitIntervalSec=0"]
@@ -56,9 +63,9 @@ class Unit(msgspec.Struct, frozen=True):
             *([f"User={self.user}"] if self.user else []),
             *self._state(),
             f"WorkingDirectory={_escaped(self.folder)}",
-            f"ExecStart={_quoted(self.program)} {self.kind} {self.settings.name}{_FLAGS[self.kind]}",
+            f"ExecStart={_quoted(self.program)} {self.kind} {self.settings.name}{_WAITS if self._waits else ''}",
             f"ExecStopPost={_WAIT}",
-            f"Restart={_RESTART[self.kind]}",
+            f"Restart={'always' if self._waits else 'on-failure'}",
             "RestartSec=2",
             f"RestartPreventExitStatus={_INCURABLE[self.kind]}",
             "WatchdogSec=60",
@@ -75,10 +82,7 @@ class Unit(msgspec.Struct, frozen=True):
         return [f"StateDirectory={_quoted(Path(self.folder.name))}", "StateDirectoryMode=0700"]
 
 
-_FLAGS = {"agent": " --when-finished wait", "hub": ""}
-
-# A hub ends with 0 when its run has reached its goal: only an agent, which then waits, always restarts.
-_RESTART = {"agent": "always", "hub": "on-failure"}
+_WAITS = " --when-finished wait"
 
 _INCURABLE = {"agent": "2 3 5 7 8 10", "hub": "2 3 5 8 10"}
 """Exit codes after which another start would end in the same way."""

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edgeasync.errors import ConfigError, HubUnreachableError
-from edgeasync.runtime.notify import JOINED
+from edgeasync.runtime.notify import HUBLESS, JOINED
 from edgeasync.runtime.service.environments import Environments
 from edgeasync.runtime.service.systemd import ServiceManager, wait_until
 from edgeasync.runtime.service.unit import Unit
@@ -53,7 +53,7 @@ def _await_up(unit: Unit, manager: ServiceManager, before: str, limit_s: float, 
 
     def is_up() -> bool:
         status = manager.status(unit.file)
-        joined = unit.kind == "hub" or status.get("StatusText", "").startswith(f"{JOINED} ")
+        joined = unit.kind == "hub" or status.get("StatusText", "").startswith((f"{JOINED} ", f"{HUBLESS} "))
         return status.get("ActiveState") == "active" and status.get("InvocationID") != before and joined
 
     if not wait(is_up, limit_s):

@@ -3,7 +3,7 @@
 import pytest
 
 from edgeasync.durable.keys import KeyPair
-from edgeasync.durable.peers_file import PeerEntry, own_entry, read_peers
+from edgeasync.durable.peers_file import PeerEntry, own_entry, read_first_peers, read_peers
 from edgeasync.errors import ConfigError
 
 KEYS = [KeyPair.make().public for _ in range(2)]
@@ -51,3 +51,11 @@ def test_a_device_that_is_not_there_is_told_what_to_write(tmp_path):
         own_entry(path, peers, "pi-1", KEYS[1])
     with pytest.raises(ConfigError, match=f"is not this device's; .*{KEYS[1].hex()}"):
         own_entry(path, peers, "pi-0", KEYS[1])
+
+
+def test_a_device_without_a_file_is_told_what_to_write_into_one(tmp_path):
+    path = tmp_path / "peers.toml"
+    with pytest.raises(ConfigError, match="no such file; make it, the same on every device: ") as told:
+        read_first_peers(path, "pi-1", KEYS[1])
+    path.write_text(str(told.value).partition("every device: ")[2])
+    assert own_entry(path, read_first_peers(path, "pi-1", KEYS[1]), "pi-1", KEYS[1]).name == "pi-1"

@@ -40,6 +40,8 @@ UNITS = [
     )
 ]
 
+UNITS.append(Unit("agent", PROGRAM, FOLDER, has_hub=False))
+
 every_unit = pytest.mark.parametrize("unit", UNITS, ids=lambda unit: f"{unit.kind} {unit.folder} {unit.user}")
 
 
@@ -67,6 +69,12 @@ def test_a_unit_of_the_machine_gives_up_what_it_does_not_need(unit, tmp_path):
     file.write_text(unit.text())
     command = ["systemd-analyze", "security", "--offline=true", "--threshold=40", str(file)]
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def test_an_agent_without_a_hub_waits_for_no_next_run():
+    with_a_hub, without = (Unit("agent", PROGRAM, FOLDER, has_hub=has_hub).text() for has_hub in (True, False))
+    changed = set(with_a_hub.splitlines()) - set(without.splitlines())
+    assert changed == {f"ExecStart={PROGRAM} agent agent.toml --when-finished wait", "Restart=always"}
 
 
 def tree(folder):
@@ -211,6 +219,12 @@ def test_an_upgrade_keeps_the_old_environment_alone(environments):
     assert environments.current.name == "env-3"
     assert names(environments) == ["current", "env-2", "env-3"]
     assert manager.starts == ["env-3"]
+
+
+def test_an_agent_without_a_hub_is_up_once_it_says_how_it_does(environments):
+    manager = Manager(lambda: environments.current, {"env-3": "without a hub: alone"})
+    upgrade(environments, lambda: make_next(environments), AGENT, manager, limit_s=1.0, wait=at_once)
+    assert environments.current.name == "env-3"
 
 
 @pytest.mark.parametrize("said", ["", "looks for tcp://hub:5555: waiting", "joined-like words"])
