@@ -42,6 +42,11 @@ def run_agent(
     settings = replace(settings, peers=convert(given, PeersSection, where="flags"))
     if model:
         before = to_table(settings.model) if isinstance(settings.model, OnnxModel) else {}
+        if "file" not in before | model:
+            raise ConfigError(
+                "--loss, --train and the like are for an agent without a hub: give --model FILE.onnx and "
+                "--topology, too; with a hub give them to 'edgeasync hub'"
+            )
         settings = replace(settings, model=convert(before | model, OnnxModel, where="flags"))
     if settings.peers.topology != "star":
         from edgeasync.cli.peer import run_peer  # noqa: PLC0415 - only who has no hub pays for it

@@ -26,6 +26,11 @@ from edgeasync.cli.options import (
     NoKeys,
     OperatorKeys,
     Output,
+    PeerFreeze,
+    PeerLoss,
+    PeerOutput,
+    PeerTarget,
+    PeerTrain,
     Provider,
     Source,
     State,
@@ -43,7 +48,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train one model across many unequal, unreliable devices, without waiting for any of them.",
     epilog="Exit codes: 0 done, 2 settings, 3 data, 4 protocol, 5 another model, 6 no hub, 7 refused, 8 address, "
-    "9 files, 10 graph, 11 keys, 12 machine too small, 13 device unfit, 1 anything else.",
+    "9 files, 10 graph, 11 keys, 12 machine too small, 13 device unfit, 14 no memory for a step, "
+    "130 demo interrupted, 1 anything else.",
 )
 
 app.add_typer(model_commands.app, name="model")
@@ -193,11 +199,11 @@ def agent(
         str | None,
         typer.Option("--model", help="Without a hub: what to train, an ONNX model or a training graph."),
     ] = None,
-    loss: Loss = None,
-    train: Train = None,
-    freeze: Freeze = None,
-    output: Output = None,
-    target: Target = None,
+    loss: PeerLoss = None,
+    train: PeerTrain = None,
+    freeze: PeerFreeze = None,
+    output: PeerOutput = None,
+    target: PeerTarget = None,
     bind: Annotated[
         str | None,
         typer.Option(help="Without a hub: address to listen on [default: this device's in the file of peers]."),

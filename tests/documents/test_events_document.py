@@ -20,6 +20,7 @@ from docs.generated import (
     python,
 )
 from edgeasync.cli.demo import INTERRUPTED
+from edgeasync.cli.main import app
 from edgeasync.core.device.effects import ReportName as AgentEvent
 from edgeasync.core.hub.effects import ReportName as HubEvent
 from edgeasync.core.peer.effects import ReportName as PeerEvent
@@ -66,7 +67,9 @@ def test_every_event_of_a_peer_has_its_row():
 
 
 def test_every_exit_code_has_its_row():
-    assert [int(code) for code in first_cells("Exit codes")] == [0, *exit_codes(), INTERRUPTED]
+    codes = [0, *exit_codes(), INTERRUPTED]
+    assert [int(code) for code in first_cells("Exit codes")] == codes
+    assert sorted(map(int, re.findall(r"\d+", app.info.epilog))) == codes
 
 
 @pytest.mark.parametrize("module", ["hub", "agent"])

@@ -13,7 +13,7 @@ from msgspec import inspect
 from edgeasync import nn
 from edgeasync.cli.main import app
 from edgeasync.config import Section, convert, kinds_of, read_toml
-from edgeasync.runtime.agent_settings import AgentSettings
+from edgeasync.runtime.agent_settings import AgentSection, AgentSettings, PeersSection
 from edgeasync.runtime.hub_settings import HubSettings
 
 ROOT = Path(__file__).parents[2]
@@ -148,6 +148,13 @@ def test_flags_are_named_with_their_keys(command, headings):
     for key, flag in flags.items():
         assert f"lag `{flag}`" in table[key][2]
     assert {key for key, cells in table.items() if "lag `--" in cells[2]} == set(flags)
+
+
+@pytest.mark.parametrize(("table", "section"), [("agent", AgentSection), ("peers", PeersSection)])
+def test_the_keys_of_an_agent_that_are_no_flags_are_named(table, section):
+    flags = {parameter.name for parameter in typer.main.get_command(app).commands["agent"].params}
+    said = re.search(rf"very key of `\[{table}\]`(?: is a flag too)?, except ([^.]*)\.", TEXT)[1]
+    assert set(re.findall(r"`(\w+)`", said)) == set(section.__struct_fields__) - flags
 
 
 @pytest.fixture
