@@ -155,7 +155,10 @@ def _totals(status: Mapping[str, Any]) -> Iterator[str]:
     if denied := status.get("denied"):
         yield "not let in: " + ", ".join(f"{count} {DENIALS.get(why, why)}" for why, count in denied.items())
     if trouble := status.get("disk_trouble"):
-        yield f"the run's folder cannot be written: {trouble}; no update is taken until it can be"
+        cost = "no update is taken until it can be"
+        if status.get("durability") == "checkpoint":
+            cost = "training continues; if the hub crashes, what came after the last checkpoint is lost"
+        yield f"the run's folder cannot be written: {trouble}; {cost}"
     if (tempo := status.get("tempo")) is not None:
         yield _tempo(tempo, status.get("learning_rate_factor", 1.0))
     traffic = status.get("traffic", {})

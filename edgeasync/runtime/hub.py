@@ -197,6 +197,8 @@ class Hub:
             history_rows_max=history_rows_max,
         )
         self._log: GroupCommit | None = None
+        self._unwritten = ""
+        """Why the last checkpoint could not be written."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_s = 0.0
 
@@ -664,6 +666,7 @@ class Hub:
 
     def _saved(self, covered: int, trouble: str) -> None:
         self._engine.saved()
+        self._unwritten = trouble
         if trouble:
             self.report(Report("warning", detail=trouble))
         if self._log is not None and covered:
@@ -732,7 +735,7 @@ class Hub:
             "model_file": str(self.model_file.resolve()),
             "parameters": self.spec.length,
             "durability": self._durability,
-            "disk_trouble": "" if log is None else log.failing,
+            "disk_trouble": self._unwritten if log is None else log.failing,
             "denied": self._denied(),
             "journal": log and {"entries": log.last, "bytes": log.bytes_appended, "syncs": log.batches},
         }

@@ -10,7 +10,7 @@ from edgeasync.runtime.status import fetch_status
 from tests.support.command_line import CONFIG
 from tests.support.disk_faults import injecting, needs_strace
 from tests.support.kills import Fleet
-from tests.support.processes import PATIENCE_S, free_address, status_when
+from tests.support.processes import LIVELINESS, PATIENCE_S, free_address, status_when, trained
 
 pytestmark = pytest.mark.process
 
@@ -160,3 +160,18 @@ def test_a_hub_is_not_started_where_nothing_can_be_written(commands, small_disk)
     assert hub.wait() == StorageError.exit_code
     assert "read-only" in hub.stderr.lower()
     assert len(hub.stderr.splitlines()) == 1
+
+
+def test_a_hub_with_checkpoints_alone_says_that_none_can_be_written(commands):
+    more = '[checkpoint]\nevery = "5 updates"\n' + LIVELINESS
+    hub, address = commands.hub(commands.settings(hub='durability = "checkpoint"', more=more))
+    commands.agent(address, "pi-1")
+    trained(address)
+    folder = commands.folder / "run-hub"
+    away = folder.with_name("away")
+    folder.rename(away)
+    status_when(address, lambda status: status["disk_trouble"], "trouble with the disk")
+    trained(address)
+    away.rename(folder)
+    status_when(address, lambda status: not status["disk_trouble"], "a disk that can be written")
+    assert not hub.ended

@@ -197,6 +197,8 @@ def test_a_disk_that_cannot_be_written():
     assert "folder" not in shown(status | {"disk_trouble": ""})
     text = joined(shown(status | {"disk_trouble": "No space left on device"}))
     assert "the run's folder cannot be written: No space left on device; no update is taken" in text
+    text = joined(shown(status | {"disk_trouble": "No space left on device", "durability": "checkpoint"}))
+    assert "No space left on device; training continues; if the hub crashes" in text
 
 
 def test_evaluations():
