@@ -50,7 +50,9 @@ class DeviceKeys:
     def hub(self) -> HubRecord:
         """Return the hub that the device belongs to; raises `StorageError`."""
         try:
-            record = msgspec.json.decode(read_secret(self._record), type=ready(HubRecord))
+            record = msgspec.json.decode(
+                read_secret(self._record, absent="enrol this device"), type=ready(HubRecord)
+            )
             read_key(record.key)
         except (msgspec.DecodeError, ValueError) as error:
             raise StorageError(f"{self._record}: damaged; delete it and enrol this device again") from error

@@ -36,10 +36,14 @@ def private_folder(path: Path) -> Path:
     return path
 
 
-def read_secret(path: Path, *, public: bool = False) -> bytes:
+HUB_KEYS = "make a hub's keys with 'edgeasync keys init', or give the right folder (--keys)"
+
+
+def read_secret(path: Path, *, public: bool = False, absent: str = HUB_KEYS) -> bytes:
     """Return what a secret file holds; one that is `public` others may read, but not write.
 
-    Raises `StorageError` if it cannot be read, is a link, or is open to others.
+    Raises `StorageError` if it cannot be read, is a link, or is open to others. `absent` is what to do if there is
+    no such file.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -50,6 +54,8 @@ def read_secret(path: Path, *, public: bool = False) -> bytes:
             remedy = f"chmod 600 {path}, or better make new keys"
             _check_owner(path, found, remedy=remedy, forbidden=0o022 if public else 0o077)
             return file.read()
+    except FileNotFoundError:
+        raise StorageError(f"{path}: no such file; {absent}") from None
     except OSError as error:
         raise StorageError(f"{path}: cannot be read: {error.strerror}") from error
 
@@ -87,6 +93,8 @@ def locked(folder: Path) -> Iterator[None]:
     """Hold the lock of a folder of secrets, so that one process at a time changes what is in it."""
     try:
         lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, _SECRET)
+    except FileNotFoundError:
+        raise StorageError(f"{folder}: no such folder; {HUB_KEYS}") from None
     except OSError as error:
         raise StorageError(f"{folder}: cannot be locked: {error.strerror}") from error
     try:

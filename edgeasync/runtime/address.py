@@ -11,8 +11,8 @@ def check_bind(address: str, *, insecure: bool) -> None:
     host = _read(address, any_port=True)
     if not insecure and not _is_loopback(address, host):
         raise AddressError(
-            f"{address}: anybody on that network could join; bind to 127.0.0.1, or say "
-            "insecure=True (--insecure) if you trust it"
+            f"{address}: anybody on that network could join; give the hub keys ('edgeasync keys init', then "
+            "--keys), bind to 127.0.0.1, or say insecure=True (--insecure) if you trust it"
         )
 
 
@@ -22,7 +22,8 @@ def check_connect(address: str, *, insecure: bool) -> None:
     if not insecure and not _is_loopback(address, host):
         raise AddressError(
             f"{address}: is beyond this machine, where anybody on the way could read and change what is sent; "
-            "say insecure=True (--insecure) if you trust that network"
+            "enrol this device ('edgeasync keys enrol NAME' at the hub, then --enrol TOKEN), or say insecure=True "
+            "(--insecure) if you trust that network"
         )
 
 

@@ -103,7 +103,9 @@ async def _ask(
     except TimeoutError:
         return None, monitor.finding
     except zmq.ZMQError as error:
-        raise AddressError(f"{address!r} is not an address to connect to ({error.strerror})") from error
+        raise AddressError(
+            f"{address!r} is not an address to connect to ({error.strerror}); write tcp://HOST:PORT"
+        ) from error
     finally:
         monitor.close()
         channel.close(0)

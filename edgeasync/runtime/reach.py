@@ -41,9 +41,15 @@ def keys_do_not_fit(finding: Finding, *, keyed: bool, mechanism: str, cuts: int)
             "'edgeasync keys enrol NAME' at the hub, 'edgeasync agent --enrol TOKEN' or Agent(enrol=TOKEN) here"
         )
     if keyed and mechanism == "CURVE" and cuts >= CUTS_MIN:
-        return "the hub at this address has another key than the one this device was enrolled with"
+        return (
+            "the hub at this address has another key than the one this device was enrolled with; "
+            "correct the address, or enrol this device again"
+        )
     if keyed and mechanism == "NULL":
-        return "the hub at this address has no keys, and this device talks to its own hub alone"
+        return (
+            "the hub at this address has no keys, and this device talks to its own hub alone; "
+            "start that hub with --keys, or correct the address"
+        )
     if not keyed and mechanism == "CURVE":
         return (
             "this hub talks to enrolled devices alone, and this one has no key; "

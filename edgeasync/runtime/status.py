@@ -147,7 +147,10 @@ def _check_keys(address: str, ending: _Ending, cuts: int, *, keyed: bool) -> Non
         )
     mechanism = asyncio.run(mechanism_at(address))
     if keyed and mechanism == "CURVE" and cuts >= CUTS_MIN:
-        raise AccessError(f"{address}: this hub has another key than the folder of keys says")
+        raise AccessError(
+            f"{address}: this hub has another key than the folder of keys says; give the folder of that hub's "
+            "keys (--keys), or correct the address"
+        )
     if keyed and mechanism == "NULL":
         raise AccessError(f"{address}: this hub has no keys; leave out keys (--keys)")
     if not keyed and mechanism == "CURVE":

@@ -281,8 +281,8 @@ def test_an_agent_says_which_key_does_not_fit(commands, keys):
     hub = keys.pair().public
     cases = {
         "stranger": (KeyPair.make(), hub, address, "does not know this device's key"),
-        "wronghub": (enrolled(keys, "wronghub"), KeyPair.make().public, address, "another key than the one"),
-        "tonone": (KeyPair.make(), hub, plain, "has no keys"),
+        "wronghub": (enrolled(keys, "wronghub"), KeyPair.make().public, address, "or enrol this device again"),
+        "tonone": (KeyPair.make(), hub, plain, "start that hub with --keys"),
         "noneto": (None, None, address, "this one has no key"),
     }
     for name, (pair, hub_key, place, hint) in cases.items():

@@ -325,8 +325,18 @@ def test_mistakes(tmp_path, arguments, code, hint):
     assert_told(run_command(tmp_path, "keys", *arguments), code, hint)
 
 
-def test_without_keys_the_command_says_how_to_make_them(tmp_path):
-    assert_told(run_command(tmp_path, "keys", "enrol", "pi-1", "--address", "tcp://h:1"), FILES, "keys init")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("keys", "enrol", "pi-1", "--address", "tcp://h:1"),
+        ("keys", "pending"),
+        ("keys", "revoke", "pi-1"),
+        ("status", "--keys", "keys"),
+    ],
+)
+def test_without_keys_the_command_says_how_to_make_them(tmp_path, arguments):
+    (tmp_path / "keys").mkdir(mode=0o700)
+    assert_told(run_command(tmp_path, *arguments), FILES, "keys init")
 
 
 def test_while_a_line_is_broken_nobody_new_is_let_in(tmp_path):

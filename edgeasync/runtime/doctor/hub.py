@@ -51,13 +51,8 @@ def _examine(address: str, keys: DeviceKeys | None, *, insecure: bool, enrols: b
     try:
         check_connect(address, insecure=insecure or keys is not None or enrols)
         round_trip_s = time_connect(address)
-    except HubUnreachableError as error:
+    except (HubUnreachableError, AddressError) as error:
         return Reached([told("hub", error)], None)
-    except AddressError as error:
-        finding = told("hub", error)
-        if "insecure=True" in finding.cure:
-            finding = fail("hub", finding.detail, ENROL)
-        return Reached([finding], None)
     shown = "is on this machine" if round_trip_s is None else f"a round trip takes {1000 * round_trip_s:.2g} ms"
     slow = round_trip_s is not None and round_trip_s > ROUND_TRIP_S_SLOW
     cure = "nothing, if that is a satellite; else look at the link"
@@ -129,7 +124,8 @@ def judge_bandwidth(status: Mapping[str, Any] | None, device_id: str) -> Finding
         return ok("bandwidth", "not measured: the hub does that once the device trains")
     shown = f"{rate / 1e6:.3g} MB/s by the hub's measure"
     if rate < BANDWIDTH_SLOW:
-        return warn("bandwidth", shown, "take a smaller push_codec at the hub, such as top_k, or a better link")
+        cure = 'set push = "top_k(0.1)+int8" in [codec] at the hub, or take a better link'
+        return warn("bandwidth", shown, cure)
     return ok("bandwidth", shown)
 
 
