@@ -4,6 +4,7 @@ import difflib
 import doctest
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ from torch import nn
 import edgeasync
 from edgeasync import Hub, Stop, join, train
 from edgeasync.errors import ConfigError
+from edgeasync.runtime.status import fetch_status
 from edgeasync.sdk.torch_modules import TorchParticipant
 from tests.support.processes import PATIENCE_S
 
@@ -187,6 +189,26 @@ def test_a_joined_loop_that_is_killed_resumes_and_every_step_counts(tmp_path):
     assert (epoch, step) == (9, 440), "10 passes over 44 batches, as if nobody had been killed"
     assert sum(counted) == 440
     assert accuracy > 0.9
+
+
+def test_the_hub_of_the_examples_is_one_for_the_joined_loop(tmp_path):
+    command = [
+        sys.executable,
+        str(ROOT / "examples/torch_hub.py"),
+        "tcp://127.0.0.1:*",
+        "torch",
+        str(tmp_path / "run"),
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as hub:
+        try:
+            address = hub.stdout.readline().strip()
+            run = [sys.executable, str(JOINED), address, "mine", str(tmp_path / "device")]
+            found = subprocess.run(run, capture_output=True, text=True, check=True)
+            assert fetch_status(address)["updates_applied"] > 0
+        finally:
+            hub.send_signal(signal.SIGINT)
+    assert hub.returncode == 0
+    assert "epoch 9" in found.stdout.splitlines()[-1]
 
 
 def joined_module():
