@@ -15,8 +15,8 @@ from edgeasync.runtime.status import fetch_status
 REMEDIES = {
     "alert": "nothing is done but telling you",
     "increase_frequency": "intervals are halved",
-    "reduce_lr": "the server's learning rate is halved",
-    "rollback": "went back to a calm model, at half the server's learning rate",
+    "reduce_lr": "the hub's learning rate is halved",
+    "rollback": "went back to a calm model, at half the hub's learning rate",
     "quarantine": "its updates do not count",
 }
 
@@ -185,7 +185,7 @@ def _tempo(tempo: Mapping[str, Any], learning_rate_factor: float) -> str:
     if tempo["warming_up"]:
         words += "; warming up"
     if learning_rate_factor != 1.0:
-        words += f"; the server's learning rate is at {learning_rate_factor:.3g} of what was set"
+        words += f"; the hub's learning rate is at {learning_rate_factor:.3g} of what was set"
     return f"fleet: {words}"
 
 

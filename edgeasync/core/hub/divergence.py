@@ -11,7 +11,7 @@ KEEP_EVERY_UPDATES = 32
 """Calm updates between two versions that are kept for a rollback; more in a large fleet."""
 
 CAUTION_MIN = 1 / 64
-"""Least factor of the server's learning rate, after however many rollbacks."""
+"""Least factor of the hub's learning rate, after however many rollbacks."""
 
 FIRST_RATIO = 4.0
 """An update that nothing could shorten spoilt the model if it is longer than this many times the peak."""
@@ -25,8 +25,8 @@ RECOVERED_AFTER_KEPT = 8
 _BEGUN: dict[Remedy, str] = {
     "alert": "nothing is changed",
     "increase_frequency": "intervals are halved",
-    "reduce_lr": "the server's learning rate is halved",
-    "rollback": "back to the model kept while all was calm, at half the server's learning rate",
+    "reduce_lr": "the hub's learning rate is halved",
+    "rollback": "back to the model kept while all was calm, at half the hub's learning rate",
     "quarantine": "its updates do not count until they are calm again",
 }
 """Each remedy in words, for the report of an alarm that begins."""
@@ -34,8 +34,8 @@ _BEGUN: dict[Remedy, str] = {
 _ENDED: dict[Remedy, str] = {
     "alert": "nothing was changed",
     "increase_frequency": "intervals are as before",
-    "reduce_lr": "the server's learning rate is as before",
-    "rollback": "the server's learning rate grows again as versions are kept",
+    "reduce_lr": "the hub's learning rate is as before",
+    "rollback": "the hub's learning rate grows again as versions are kept",
     "quarantine": "its updates count again",
 }
 """Each remedy in words, for the report of an alarm that ends."""
@@ -56,7 +56,7 @@ class DivergenceState(msgspec.Struct):
     """The durable fields of `DivergenceGuard`.
 
     The keys of `alarms` are watch and device; those of `causes`, too, with the number of updates in a row that had
-    a cause, but not enough for an alarm yet. `caution` is the factor that rollbacks leave of the server's
+    a cause, but not enough for an alarm yet. `caution` is the factor that rollbacks leave of the hub's
     learning rate; it grows again as versions are kept. `counted` has the devices whose updates have counted since
     the start or the last rollback. `first` has the first updates since then, until there are enough to compare;
     then it is `None`. `unbounded` has the devices with an update folded meanwhile that nothing could shorten.
@@ -92,7 +92,7 @@ class DivergenceGuard:
 
     @property
     def learning_rate_factor(self) -> float:
-        """The factor that remedies leave of the server's learning rate."""
+        """The factor that remedies leave of the hub's learning rate."""
         return self.state.caution * (REDUCTION if self.is_active("reduce_lr") else 1.0)
 
     def is_active(self, remedy: Remedy) -> bool:

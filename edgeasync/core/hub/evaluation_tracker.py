@@ -104,7 +104,7 @@ class EvaluationTracker:
         state.waited = 0
         state.learning_rate_factor = max(plateau.factor_min, state.learning_rate_factor * plateau.factor)
         left = f"{state.learning_rate_factor:.3g} of what was set"
-        return [Report("plateau", detail=f"the server's learning rate is now {left}")]
+        return [Report("plateau", detail=f"the hub's learning rate is now {left}")]
 
 
 def is_better(one: Evaluated, other: Evaluated) -> bool:

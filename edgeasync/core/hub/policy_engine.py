@@ -167,7 +167,7 @@ class PolicyEngine:
 
     @property
     def learning_rate_factor(self) -> float:
-        """The factor that plateaus and remedies leave of the server's learning rate."""
+        """The factor that plateaus and remedies leave of the hub's learning rate."""
         return self.state.evaluations.learning_rate_factor * self.divergence.learning_rate_factor
 
     def next_fold_s(self, now_s: float = math.inf) -> float | None:

@@ -146,7 +146,7 @@ def test_the_tempo_of_the_fleet():
     core.policy_engine.state.evaluations.learning_rate_factor = 0.5
     text = joined(shown(core.status(0.0) | {"address": "", "pid": 0}))
     assert f"fleet: period 520 ms, shortened to 70%: {CAUSE}" in text
-    assert "the server's learning rate is at 0.5 of what was set" in text
+    assert "the hub's learning rate is at 0.5 of what was set" in text
     assert "warming up" not in text
 
 
