@@ -34,7 +34,7 @@ class HistoryFile:
     """A history on a disk, used by one thread at a time; it is kept closed between two writes.
 
     What raises `OSError` may be called again. A file that cannot be read is put aside. `last` is of the last row.
-    So is one that is damaged while it is written; that raises `StorageError`, and the next call begins anew.
+    So is one that is damaged while it is written; that raises `StorageError`, and the next call begins a new one.
     """
 
     def __init__(self, disk: Disk, rows_max: int) -> None:
@@ -154,12 +154,12 @@ class HistoryFile:
         places, rows = found.places, sum(place.rows for place in found.places)
         # After a failed sync the disk may have lost the last blocks; otherwise all that was written must be there.
         if found.trouble or (rows < self._rows and not self._in_doubt):
-            self._begin_anew(found.trouble or f"damaged at byte {found.end}")
+            self._begin_again(found.trouble or f"damaged at byte {found.end}")
         self._rows = rows
         try:
             older, newer = self._thin(content, places) if thinned and rows else (Thinned(), places)
         except StorageError as error:
-            self._begin_anew(str(error))
+            self._begin_again(str(error))
         parts = [FILE_HEADER, *older.parts, *(content[place.start : place.end] for place in newer)]
         file = disk.create(_PART)
         try:
@@ -206,7 +206,7 @@ class HistoryFile:
         thinned.parts.append(write_block(Block(0, names, [], [], []), last, 0))
         return thinned, places[older:]
 
-    def _begin_anew(self, why: str) -> NoReturn:
+    def _begin_again(self, why: str) -> NoReturn:
         """Put a damaged file aside while it is written; raises `StorageError`."""
         sentence = self._put_aside(why)
         self._devices.clear()
