@@ -8,11 +8,12 @@ import zmq
 
 from edgeasync.durable.allow_list import Key
 from edgeasync.durable.keys import KeyPair, Token
-from edgeasync.errors import AccessError, AddressError, ProtocolError
+from edgeasync.errors import AccessError, ProtocolError
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Enrol, Enrolled, Refuse
 from edgeasync.runtime.channel import Channel
-from edgeasync.runtime.curve import mechanism_at, use_keys
+from edgeasync.runtime.curve import mechanism_at
+from edgeasync.runtime.dealer import connect, make_dealer
 from edgeasync.runtime.reach import keys_do_not_fit
 from edgeasync.runtime.socket_monitor import Finding, SocketMonitor
 
@@ -87,25 +88,18 @@ async def _ask(
         if not heard.done():
             heard.set_result(None)
 
-    socket = context.socket(zmq.DEALER)
-    socket.set(zmq.IPV6, "[" in address)
-    socket.set(zmq.LINGER, 0)
-    socket.set(zmq.MAXMSGSIZE, wire.HEADER_BYTES_MAX)
-    use_keys(socket, KeyPair.of(token.secret), token.hub)
+    pair = KeyPair.of(token.secret), token.hub
+    socket = make_dealer(context, address, wire.HEADER_BYTES_MAX, pair)
     begun_s = loop.time()
     monitor = SocketMonitor(socket, loop, on_connected, on_disconnected)
     channel = Channel(socket, loop, on_message)
     try:
-        socket.connect(address)
+        connect(socket, address)
         channel.send(b"", wire.encode(Enrol(own)))
         async with asyncio.timeout(CONNECT_S) as patience:
             return await heard, monitor.finding
     except TimeoutError:
         return None, monitor.finding
-    except zmq.ZMQError as error:
-        raise AddressError(
-            f"{address!r} is not an address to connect to ({error.strerror}); write tcp://HOST:PORT"
-        ) from error
     finally:
         monitor.close()
         channel.close(0)

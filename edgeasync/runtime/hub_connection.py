@@ -15,7 +15,8 @@ from edgeasync.protocol.transfers import PIECE_BYTES_MAX
 from edgeasync.protocol.wire import Buffer
 from edgeasync.runtime.channel import Channel
 from edgeasync.runtime.credentials import Credentials
-from edgeasync.runtime.curve import FRAME_BYTES, use_keys
+from edgeasync.runtime.curve import FRAME_BYTES
+from edgeasync.runtime.dealer import connect, make_dealer
 from edgeasync.runtime.frame_log import log_frame
 from edgeasync.runtime.reach import explain
 from edgeasync.runtime.socket_monitor import Finding, SocketMonitor
@@ -67,23 +68,19 @@ class HubConnection:
     def connect(self, number: int) -> None:
         """Connect a fresh socket to the address of this number; raises `AddressError`. Call `close` before."""
         self.address = self.addresses[number]
-        socket = self.context.socket(zmq.DEALER)
-        socket.set(zmq.IPV6, "[" in self.address)
-        socket.set(zmq.LINGER, 0)
-        socket.set(zmq.MAXMSGSIZE, self._frame_bytes_max + FRAME_BYTES)
-        socket.set(zmq.RCVHWM, QUEUED_MESSAGES_MAX)
+        pair = None
         if self._pair is not None:
             assert self._hub_key is not None
-            use_keys(socket, self._pair, self._hub_key)
+            pair = self._pair, self._hub_key
+        socket = make_dealer(self.context, self.address, self._frame_bytes_max + FRAME_BYTES, pair)
+        socket.set(zmq.RCVHWM, QUEUED_MESSAGES_MAX)
         monitor = SocketMonitor(socket, self._loop, self._on_connected, self._on_disconnected)
         try:
-            socket.connect(self.address)
-        except zmq.ZMQError as error:
+            connect(socket, self.address)
+        except AddressError:
             monitor.close()
             socket.close(0)
-            raise AddressError(
-                f"{self.address!r} is not an address to connect to ({error.strerror}); write tcp://HOST:PORT"
-            ) from error
+            raise
         self._monitor = monitor
         self._channel = Channel(socket, self._loop, self.receive)
         self._channel.large_payloads = True

@@ -28,7 +28,8 @@ from edgeasync.runtime.address import host_of
 from edgeasync.runtime.channel import Channel
 from edgeasync.runtime.connection_bounds import ConnectionBounds
 from edgeasync.runtime.connections import Connections, connections_that_fit
-from edgeasync.runtime.curve import FRAME_BYTES, serve_keys, use_keys
+from edgeasync.runtime.curve import FRAME_BYTES, serve_keys
+from edgeasync.runtime.dealer import connect, make_dealer
 from edgeasync.runtime.file_watch import FileWatch
 from edgeasync.runtime.socket_monitor import SocketMonitor
 from edgeasync.runtime.zap import ZapHandler
@@ -213,28 +214,20 @@ class PeerSockets:
         self._take(peers)
         self._on_peers(self.peers)
 
-    def make_writer(self, entry: PeerEntry) -> "zmq.Socket[bytes]":
-        """Return a socket that is to write to a peer; raises `zmq.ZMQError` for an address that is none."""
-        socket = self._context.socket(zmq.DEALER)
-        socket.set(zmq.IPV6, "[" in entry.address)
-        socket.set(zmq.LINGER, 0)
+    def connect(self, link: "_Link") -> None:
+        """Give a link a fresh connection."""
+        entry = link.entry
+        socket = make_dealer(self._context, entry.address, HEADER_BYTES_MAX, (self._pair, entry.public))
         socket.set(zmq.IMMEDIATE, 1)  # nothing is kept for a peer that is not there
         socket.set(zmq.SNDHWM, QUEUED_MESSAGES_MAX)
         socket.set(zmq.RCVHWM, 1)
-        socket.set(zmq.MAXMSGSIZE, HEADER_BYTES_MAX)
         self._set_heartbeat(socket)
-        use_keys(socket, self._pair, entry.public)
-        return socket
-
-    def connect(self, link: "_Link") -> None:
-        """Give a link a fresh connection."""
-        socket = self.make_writer(link.entry)
         link.monitor = SocketMonitor(socket, self._loop, lambda: None, link.on_broken)
         link.socket, link.begun_s, link.broken, link.spoken = socket, self._loop.time(), False, False
         try:
-            socket.connect(link.entry.address)
-        except zmq.ZMQError as error:
-            self._on_trouble(f"{link.entry.address}: no address of peer {link.entry.name}: {error.strerror}")
+            connect(socket, entry.address)
+        except AddressError as error:
+            self._on_trouble(f"peer {entry.name}: {error}")
 
     def _set_heartbeat(self, socket: "zmq.Socket[bytes]") -> None:
         """Let a connection that is silent for a lease count as broken: the other end may have lost it unsaid."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from typing import Literal
 
 from edgeasync.runtime.address import host_of
 from edgeasync.runtime.curve import CUTS_MIN
@@ -29,33 +30,40 @@ _WORDS: dict[Finding, str] = {
 }
 
 
-def keys_do_not_fit(finding: Finding, *, keyed: bool, mechanism: str, cuts: int) -> str:
-    """Return why this side's keys and the hub's do not fit, or nothing if they are not at fault.
+Misfit = Literal["unknown", "another hub", "no keys there", "no keys here"]
+"""How the keys of this side and of the hub do not fit; `unknown`: the hub does not know this side's key."""
 
-    `keyed` says whether this side has keys, `mechanism` how the other side secures its connections, `cuts` how
-    many handshakes in a row it has cut.
+_ENROL = "'edgeasync keys enrol NAME' at the hub, 'edgeasync agent --enrol TOKEN' or Agent(enrol=TOKEN) here"
+
+_MISFITS: dict[Misfit, str] = {
+    "unknown": f"this hub does not know this device's key, or it was revoked; enrol the device: {_ENROL}",
+    "another hub": "the hub at this address has another key than the one this device was enrolled with; "
+    "correct the address, or enrol this device again",
+    "no keys there": "the hub at this address has no keys, and this device talks to its own hub alone; "
+    "start that hub with --keys, or correct the address",
+    "no keys here": f"this hub talks to enrolled devices alone, and this one has no key; {_ENROL}",
+}
+
+
+def misfit_of_keys(*, denied: bool, keyed: bool, mechanism: str, cuts: int) -> Misfit | None:
+    """Return how this side's keys and the hub's do not fit; `None` if they are not at fault.
+
+    `denied` says whether the hub has refused this side's key, `keyed` whether this side has keys, `mechanism` how
+    the other side secures its connections, `cuts` how many handshakes in a row it has cut.
     """
-    if finding == "denied":
-        return (
-            "this hub does not know this device's key, or it was revoked; enrol the device: "
-            "'edgeasync keys enrol NAME' at the hub, 'edgeasync agent --enrol TOKEN' or Agent(enrol=TOKEN) here"
-        )
+    if denied:
+        return "unknown"
     if keyed and mechanism == "CURVE" and cuts >= CUTS_MIN:
-        return (
-            "the hub at this address has another key than the one this device was enrolled with; "
-            "correct the address, or enrol this device again"
-        )
+        return "another hub"
     if keyed and mechanism == "NULL":
-        return (
-            "the hub at this address has no keys, and this device talks to its own hub alone; "
-            "start that hub with --keys, or correct the address"
-        )
-    if not keyed and mechanism == "CURVE":
-        return (
-            "this hub talks to enrolled devices alone, and this one has no key; "
-            "'edgeasync keys enrol NAME' at the hub, 'edgeasync agent --enrol TOKEN' or Agent(enrol=TOKEN) here"
-        )
-    return ""
+        return "no keys there"
+    return "no keys here" if not keyed and mechanism == "CURVE" else None
+
+
+def keys_do_not_fit(finding: Finding, *, keyed: bool, mechanism: str, cuts: int) -> str:
+    """Return why a device's keys and the hub's do not fit, or nothing if they are not at fault."""
+    misfit = misfit_of_keys(denied=finding == "denied", keyed=keyed, mechanism=mechanism, cuts=cuts)
+    return "" if misfit is None else _MISFITS[misfit]
 
 
 async def explain(address: str, finding: Finding, unreadable: str = "") -> str:

@@ -10,13 +10,14 @@ import msgspec
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from edgeasync.durable.allow_list import Key
-from edgeasync.durable.keys import KeyPair, operator_keys
-from edgeasync.errors import AccessError, AddressError, HubUnreachableError, ProtocolError
+from edgeasync.durable.keys import operator_keys
+from edgeasync.errors import AccessError, HubUnreachableError, ProtocolError
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import PROTOCOL_VERSIONS, Status, StatusRequest, Wake
 from edgeasync.runtime.address import check_connect
-from edgeasync.runtime.curve import CUTS_MIN, mechanism_at, use_keys
+from edgeasync.runtime.curve import mechanism_at
+from edgeasync.runtime.dealer import Pair, connect, make_dealer
+from edgeasync.runtime.reach import Misfit, misfit_of_keys
 from edgeasync.runtime.socket_monitor import DENIED
 
 AGAIN_S = 0.1
@@ -32,12 +33,16 @@ _ENDINGS = (
     | zmq.EVENT_DISCONNECTED
 )
 
+_MISFITS: dict[Misfit, str] = {
+    "unknown": "this hub does not know this operator key; give its own folder as keys (--keys)",
+    "another hub": "this hub has another key than the folder of keys says; give the folder of that hub's "
+    "keys (--keys), or correct the address",
+    "no keys there": "this hub has no keys; leave out keys (--keys)",
+    "no keys here": "this hub answers operators alone; give keys (--keys), the folder of its keys",
+}
+
 _Ending = Literal["answered", "denied", "cut", "lost", "late"]
 """What became of a connection; `cut` is in the handshake, `lost` after it or for a time."""
-
-
-Pair = tuple[KeyPair, Key]
-"""A key pair, and the hub's public key."""
 
 
 def fetch_status(
@@ -99,23 +104,13 @@ def _ask(
     question: StatusRequest | Wake,
 ) -> tuple[list[bytes] | None, _Ending]:
     """Ask over a connection of its own; return the answer, if there is one, and else what became of it."""
-    socket = context.socket(zmq.DEALER)
-    socket.set(zmq.LINGER, 0)
-    socket.set(zmq.IPV6, "[" in address)
-    socket.set(zmq.MAXMSGSIZE, STATUS_BYTES_MAX)
-    if pair is not None:
-        use_keys(socket, *pair)
+    socket = make_dealer(context, address, STATUS_BYTES_MAX, pair)
     monitor = socket.get_monitor_socket(_ENDINGS)
     poller = zmq.Poller()
     poller.register(socket, zmq.POLLIN)
     poller.register(monitor, zmq.POLLIN)
     try:
-        try:
-            socket.connect(address)
-        except zmq.ZMQError as error:
-            raise AddressError(
-                f"{address!r} is not an address: {error.strerror}; write tcp://HOST:PORT"
-            ) from error
+        connect(socket, address)
         socket.send(wire.encode(question, PROTOCOL_VERSIONS[0]))
         ready = dict(poller.poll(math.ceil(max(0.0, until_s - time.monotonic()) * 1000)))
         if socket in ready:
@@ -141,22 +136,10 @@ def _ending(monitor: "zmq.Socket[bytes]") -> _Ending:
 
 def _check_keys(address: str, ending: _Ending, cuts: int, *, keyed: bool) -> None:
     """Raise `AccessError` if it is the keys why nobody answers; `cuts` handshakes were cut."""
-    if ending == "denied":
-        raise AccessError(
-            f"{address}: this hub does not know this operator key; give its own folder as keys (--keys)"
-        )
-    mechanism = asyncio.run(mechanism_at(address))
-    if keyed and mechanism == "CURVE" and cuts >= CUTS_MIN:
-        raise AccessError(
-            f"{address}: this hub has another key than the folder of keys says; give the folder of that hub's "
-            "keys (--keys), or correct the address"
-        )
-    if keyed and mechanism == "NULL":
-        raise AccessError(f"{address}: this hub has no keys; leave out keys (--keys)")
-    if not keyed and mechanism == "CURVE":
-        raise AccessError(
-            f"{address}: this hub answers operators alone; give keys (--keys), the folder of its keys"
-        )
+    denied = ending == "denied"
+    mechanism = "" if denied else asyncio.run(mechanism_at(address))
+    if (misfit := misfit_of_keys(denied=denied, keyed=keyed, mechanism=mechanism, cuts=cuts)) is not None:
+        raise AccessError(f"{address}: {_MISFITS[misfit]}")
 
 
 def _read(frames: list[bytes]) -> dict[str, Any]:

@@ -9,8 +9,9 @@ from edgeasync.durable.allow_list import read_key
 from edgeasync.durable.device_keys import DeviceKeys
 from edgeasync.errors import AccessError, AddressError, EdgeAsyncError, HubUnreachableError, ProtocolError
 from edgeasync.runtime.address import check_connect, host_of
+from edgeasync.runtime.dealer import Pair
 from edgeasync.runtime.doctor.finding import Finding, fail, ok, told, warn
-from edgeasync.runtime.status import Pair, ask_status
+from edgeasync.runtime.status import ask_status
 
 CONNECT_S = 2.0
 STATUS_S = 3.0
