@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +52,7 @@ class JoinedLoop(OwnLoop):
         examples: int = 0,
         own_start: bool = False,
         keep_optimizer_state: bool | None = None,
+        timeout_s: float,
     ) -> None:
         super().__init__(participant, keep_optimizer_state=keep_optimizer_state)
         self._section = section
@@ -60,7 +61,7 @@ class JoinedLoop(OwnLoop):
         self._agent: RuntimeAgent | None = None
         self._welcomed: concurrent.futures.Future[Lockstep] = concurrent.futures.Future()
         self._welcome_before: Welcome | None = None
-        self._timeout_s = ANSWER_S
+        self._timeout_s = timeout_s
 
     @property
     def _lockstep(self) -> Lockstep | None:
@@ -105,22 +106,22 @@ class JoinedLoop(OwnLoop):
 
     # -- how it runs -----------------------------------------------------------------------------------------
 
-    def start(self, timeout_s: float = ANSWER_S) -> Self:
-        """Look for the hub, in a thread; take its model if it comes within this time."""
-        self._timeout_s = timeout_s
-        super().start()
-        until_s = time.monotonic() + timeout_s
+    def _await_ready(self) -> None:
+        """Take the hub's model, too, if it comes in time."""
+        super()._await_ready()
+        until_s = time.monotonic() + self._timeout_s
         either: list[concurrent.futures.Future[Any]] = [self._welcomed, self._done]
-        concurrent.futures.wait(either, timeout_s, concurrent.futures.FIRST_COMPLETED)
+        concurrent.futures.wait(either, self._timeout_s, concurrent.futures.FIRST_COMPLETED)
         lockstep = self._lockstep
         if lockstep is not None:
             lockstep.await_turn(max(0.0, until_s - time.monotonic()))
         if self.finished:
             self._done.result(ENDING_S)
         elif lockstep is None or not self._take_model(lockstep):
-            LOG.warning("no model of the hub after %g s; the loop trains by itself until one comes", timeout_s)
+            LOG.warning(
+                "no model of the hub after %g s; the loop trains by itself until one comes", self._timeout_s
+            )
         self._detach = self._participant.attach(self.step)
-        return self
 
     def _has_returned(self) -> bool:
         """Wait for the answer to a `resume`: who leaves before it is live at the hub until its lease ends."""
@@ -292,8 +293,9 @@ def join(
         examples=examples,
         own_start=own_start,
         keep_optimizer_state=keep_optimizer_state,
+        timeout_s=timeout_s,
     )
-    return session.start(timeout_s)
+    return session.start()
 
 
 def _values_of(participant: Participant) -> dict[str, npt.NDArray[np.float32]]:

@@ -4,7 +4,7 @@ import concurrent.futures
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -52,6 +52,7 @@ class JoinedPeers(OwnLoop):
         self._state = Path(state).expanduser()
         self._trainer = Lockstep(ParameterSpec(tuple(participant.parameters)), dict)
         self._initial = np.zeros(self._trainer.spec.length, np.float32)
+        participant.read(self._trainer.spec.views(self._initial))
         self._peer: Peer | None = None
 
     @property
@@ -75,11 +76,10 @@ class JoinedPeers(OwnLoop):
     def resume(self) -> None:
         """Do nothing: there is no `abort`."""
 
-    def start(self) -> Self:
-        """Look for the others, in a thread; return once they are there, or after a lease."""
+    def _await_ready(self) -> None:
+        """Wait for the others, too, for a lease at most."""
+        super()._await_ready()
         lockstep = self._trainer
-        self._participant.read(lockstep.spec.views(self._initial))
-        super().start()
         lockstep.await_turn()
         if self.finished:
             self._done.result(ENDING_S)
@@ -87,7 +87,6 @@ class JoinedPeers(OwnLoop):
         assert self._peer is not None
         self._loop_state.steps = self._peer.steps_total
         self._detach = self._participant.attach(self.step)
-        return self
 
     def _send_last_steps(self) -> None:
         self._trainer.end()

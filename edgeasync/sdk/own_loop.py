@@ -127,9 +127,14 @@ class OwnLoop(Service):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._detach()
-        if error is None:
-            self._send_last_steps()
-        super().__exit__(kind, error, trace)
+        try:
+            if error is None:
+                self._send_last_steps()
+        except BaseException as failure:
+            error = failure
+            raise
+        finally:
+            super().__exit__(kind, error, trace)
 
     @abstractmethod
     def _send_last_steps(self) -> None:

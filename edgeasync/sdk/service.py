@@ -34,6 +34,7 @@ class Service(ABC):
     """What to do once it has ended, for the error of a call that comes too late."""
 
     def __init__(self) -> None:
+        # Done once others may use this, or once it has ended.
         self._ready: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._done: concurrent.futures.Future[str] = concurrent.futures.Future()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -55,7 +56,12 @@ class Service(ABC):
         self._begin()
         self._loop = asyncio.get_running_loop()
         self._task = self._loop.create_task(self._run())
-        await asyncio.shield(asyncio.wrap_future(self._ready))
+        try:
+            await asyncio.shield(asyncio.wrap_future(self._ready))
+            self._raise_failure()
+        except BaseException as error:
+            await self.__aexit__(type(error), error, error.__traceback__)
+            raise
         return self
 
     async def __aexit__(
@@ -74,7 +80,10 @@ class Service(ABC):
     # -- in a thread -----------------------------------------------------------------------------------------
 
     def start(self) -> Self:
-        """Run in a thread; return when it is ready. Raises what keeps it from beginning."""
+        """Run in a thread; return when it is ready. Raises what keeps it from beginning.
+
+        An interrupt ends it, and is raised.
+        """
         self._begin()
 
         def work() -> None:
@@ -84,7 +93,11 @@ class Service(ABC):
 
         self._thread = threading.Thread(target=work, name=f"edgeasync-{type(self).__name__.lower()}", daemon=True)
         self._thread.start()
-        self._ready.result()
+        try:
+            self._await_ready()
+        except BaseException as error:
+            self.__exit__(type(error), error, error.__traceback__)
+            raise
         return self
 
     def __enter__(self) -> Self:
@@ -134,6 +147,16 @@ class Service(ABC):
         if self._loop is not None or self._thread is not None:
             raise EdgeAsyncError(f"this {type(self).__name__} was run before; make another one to run again")
 
+    def _await_ready(self) -> None:
+        """Wait, in the thread that has called `start`, until others may use this; what this raises ends it."""
+        self._ready.result()
+        self._raise_failure()
+
+    def _raise_failure(self) -> None:
+        """Raise what it has ended with, if it has failed."""
+        if self._done.done():
+            self._done.result()
+
     @property
     def _in_callback(self) -> bool:
         """Whether the caller is a callback of this."""
@@ -166,17 +189,13 @@ class Service(ABC):
 
     async def _run(self) -> None:
         try:
-            reason = await self._serve()
+            self._done.set_result(await self._serve())
         except BaseException as error:  # noqa: BLE001 - it is raised where somebody waits for the end
             LOG.log(
                 logging.INFO if isinstance(error, asyncio.CancelledError) else logging.ERROR, "ended: %r", error
             )
-            for waited in (self._ready, self._done):
-                if not waited.done():
-                    waited.set_exception(error)
-        else:
-            self._note_ready()
-            self._done.set_result(reason)
+            self._done.set_exception(error)
+        self._note_ready()  # nobody is to wait for it any longer
 
     def _call(self, function: Callable[[], Result]) -> Result:
         """Call a function on the loop, and return its result; raises `EdgeAsyncError` unless this runs."""

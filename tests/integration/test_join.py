@@ -1,5 +1,7 @@
 """A loop of the user's own takes part in a run, by real sockets."""
 
+import threading
+
 import msgspec
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from edgeasync.policies.aggregation import ImmediateAggregator
 from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
+from edgeasync.sdk.lockstep import Lockstep
 from edgeasync.sdk.participants import ArrayParticipant
 from tests.support.journals import pushes_in
 from tests.support.processes import free_address, until
@@ -127,6 +130,31 @@ def test_another_model_is_told_by_the_array(hub):
         join(hub.address, {"w": np.zeros(6, np.float32), "b": np.zeros(1, np.float32)}, timeout_s=PATIENCE_S)
     with pytest.raises(edgeasync.EdgeAsyncError, match="model is int; give a torch"):
         join(hub.address, 3)
+
+
+def interrupted(*_):
+    raise KeyboardInterrupt
+
+
+def sessions():
+    return [thread for thread in threading.enumerate() if thread.name == "edgeasync-joinedloop"]
+
+
+def test_a_start_that_is_interrupted_leaves_no_session(hub, monkeypatch):
+    monkeypatch.setattr(Lockstep, "await_turn", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        join(hub.address, {"w": np.zeros(6, np.float32)}, timeout_s=PATIENCE_S)
+    assert not sessions()
+
+
+def test_an_end_that_is_interrupted_leaves_no_session(hub, monkeypatch):
+    model = {"w": np.zeros(6, np.float32)}
+    session = join(hub.address, model, timeout_s=PATIENCE_S)
+    take_steps(model, session, 1)
+    monkeypatch.setattr(Lockstep, "end", interrupted)
+    with pytest.raises(KeyboardInterrupt), session:
+        assert sessions()
+    assert not sessions()
 
 
 def test_without_a_hub_the_loop_trains_on(caplog):

@@ -9,6 +9,7 @@ import pytest
 from edgeasync import join
 from edgeasync.async_train import AsyncModelAverager, nn, optim
 from edgeasync.errors import AddressError, ConfigError
+from edgeasync.sdk.lockstep import Lockstep
 from tests.support.peers import FILE, name_of, write_list
 from tests.support.processes import PATIENCE_S
 
@@ -143,6 +144,20 @@ def test_a_loop_that_starts_again_has_its_model_and_its_steps(tmp_path):
             assert session.evaluate(lambda: float(model["w"][0])) == 3.0 * start  # noqa: B023
         assert (session.steps, session.exchanges, session.version) == (3 * start, 0, None)
         assert list(model["w"]) == [3.0 * start] * 3
+
+
+def test_a_start_that_is_interrupted_leaves_no_session(tmp_path, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    write_list(tmp_path, [0, 1])
+    model = {"w": np.zeros(3, np.float32)}
+    with monkeypatch.context() as patch:
+        patch.setattr(Lockstep, "await_turn", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            join(model=model, **how(tmp_path, 0))
+    with join(model=model, **how(tmp_path, 0, lease_s=0.2)) as session:  # its folder and its address are free
+        assert not session.finished
 
 
 def test_what_keeps_a_loop_from_listening_is_raised(tmp_path):

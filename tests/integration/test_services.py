@@ -172,6 +172,17 @@ async def test_a_cancel_is_of_who_waits(tmp_path):
             await hub.wait_for_async(1)
 
 
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kind", ["hub", "agent"])
+async def test_a_start_that_is_cancelled_leaves_nothing_running(tmp_path, kind):
+    hub = Hub(MODEL, run=tmp_path, bind=ANYWHERE)
+    service = hub if kind == "hub" else Agent("tcp://127.0.0.1:9", DATA)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0), service:
+            pass
+    assert (await asyncio.to_thread(service.wait, 0)).startswith("stop")
+
+
 def test_who_stops_to_listen_harms_nobody(tmp_path):
     async def first(hub):
         return await anext(hub.events())
