@@ -21,8 +21,6 @@ PATIENCE_S = 86_400.0
 
 FLOAT32 = {"push": "identity", "model": "identity", "delta": "off"}
 
-BATCH_SIZE = 32
-
 NAMES_KEPT = 10_000
 """How many checkpoints stay where one of them is asked for by its name: so that it stays."""
 
@@ -99,7 +97,7 @@ class FaultTolerantTrainer:
                 _train_in_a_loop(hub, self.model, loader, epochs, training=(optimizer, loss_fn), kept=kept)
             else:
                 kept |= {"workers": self._workers, "seed": self._seed, "passes": epochs}
-                kept |= {"batch_size": batch_size or given.batch_size_of(loader, BATCH_SIZE)}
+                kept |= {"batch_size": batch_size or given.batch_size_of(loader)}
                 kept |= {"model": own} if has_own_code(self.model) else {}
                 stages = None if given.is_torch(self.model) else given.as_stages(optimizer)
                 with Agent(hub.address, examples, optimizer=stages, **kept) as agent:

@@ -19,6 +19,9 @@ from edgeasync.losses import (
     MeanSquaredError,
 )
 
+BATCH_SIZE = 32
+"""Where nobody says one, and data come in no batches."""
+
 TORCH_LOSSES: dict[str, Loss] = {
     "BCEWithLogitsLoss": BinaryCrossEntropy(),
     "CrossEntropyLoss": CrossEntropy(),
@@ -41,9 +44,9 @@ def as_data(dataset: object = None, dataloader: object = None) -> Dataset:
     return as_dataset(dataloader if dataset is None else dataset)
 
 
-def batch_size_of(loader: object, usual: int) -> int:
-    """Return the batch size of a loader that has one."""
-    return batch_size(loader) or usual
+def batch_size_of(loader: object) -> int:
+    """Return the batch size of a loader, or the usual one if it has none."""
+    return batch_size(loader) or BATCH_SIZE
 
 
 def as_loss(loss_fn: object) -> LossSetting:

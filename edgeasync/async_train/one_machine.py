@@ -62,7 +62,7 @@ def async_sgd(
     arguments: dict[str, Any] = {
         "workers": None if parts else num_workers,
         "until": edgeasync.Stop(epochs=num_epochs),
-        "batch_size": batch_size_of(data, 32),
+        "batch_size": batch_size_of(data),
         "engine": "processes",
         "policy": one_machine_policy(chosen) if settings.get("topology", "star") == "star" else None,
         "keep_optimizer_state": True,

@@ -18,8 +18,6 @@ from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.monitor import Monitor
 from edgeasync.policies.policy import WarmUp
 
-BATCH_SIZE = 32
-
 JOIN_S = 60.0
 """How long `train_step` waits for the hub of its own process."""
 
@@ -122,9 +120,7 @@ class AsyncTrainer:
         examples = as_dataset(given.as_data(dataset, loader))
         model, how = as_hub_model(self.model, examples, optimizer, loss_fn)
         how.pop("input_shape", None)  # the examples say it
-        size = more.pop("batch_size", None) or given.batch_size_of(
-            dataset if loader is None else loader, BATCH_SIZE
-        )
+        size = more.pop("batch_size", None) or given.batch_size_of(dataset if loader is None else loader)
         how |= {"batch_size": size, "workers": self._workers, "seed": self._seed, "until": Stop(epochs=epochs)}
         steps_per_epoch = math.ceil(len(examples) / size)
         how["policy"] = make_policy(self._warm_up, self._regular, self._watchers, steps_per_epoch, self._delay)

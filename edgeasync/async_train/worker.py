@@ -9,9 +9,6 @@ from edgeasync.async_train.given import as_address, as_data, as_loss, as_maker, 
 from edgeasync.callbacks import ExchangeEvent
 from edgeasync.errors import ConfigError, EdgeAsyncError
 
-BATCH_SIZE = 32
-"""Of a worker that says none, and whose data come in no batches."""
-
 LOG = logging.getLogger("edgeasync.async_train")
 
 
@@ -108,7 +105,7 @@ def how_to_train(
     """Return what an agent is told; a torch module has torch's optimizer, and a loss of its own."""
     how: dict[str, Any] = {
         "data": as_data(dataset, dataloader),
-        "batch_size": batch_size_of(dataset if dataloader is None else dataloader, BATCH_SIZE),
+        "batch_size": batch_size_of(dataset if dataloader is None else dataloader),
         "metrics": [name for name in metrics if name != "loss"],  # which is told anyway
         "passes": epochs,
         "callbacks": [Progress(log_frequency)] if log_frequency else [],
