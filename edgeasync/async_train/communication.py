@@ -1,4 +1,4 @@
-"""The communication side of an averager: rank 0's hub, and the session of each process's loop."""
+"""The communication side of a loop: the hub of rank 0, and the session of each process."""
 
 import contextlib
 import logging
@@ -11,7 +11,7 @@ from edgeasync.async_train.distributed import find_master
 from edgeasync.async_train.given import as_address, put_back
 from edgeasync.async_train.loops import Loop
 from edgeasync.async_train.running import temporary_run
-from edgeasync.errors import ConfigError
+from edgeasync.errors import ConfigError, EdgeAsyncError
 from edgeasync.policies.frequency import AdaptiveFrequency, FixedFrequency, TimeFrequency
 from edgeasync.policies.monitor import Monitor, NotFiniteWatch
 from edgeasync.policies.policy import WarmUp
@@ -67,49 +67,44 @@ class Averaging(Exchanging, total=False):
 
 
 class Communication:
-    """Averages the model of a loop with those of the other processes, from `start` to `stop`."""
+    """Trains the model of a loop through a hub, together with other processes, from `start` to `stop`.
+
+    - `master`: where the hub is; by default where MASTER_ADDR and MASTER_PORT say.
+    - `session`: arguments of `join`.
+    - `hub`: arguments of `Hub`, if it is in this process.
+    - `world_size`: how many processes the hub waits for.
+    """
 
     def __init__(
         self,
         model: Any,
         loop: Loop,
-        rank: int,
-        world_size: int,
+        master: str | None,
         *,
-        master: str | None = None,
-        checkpoint_dir: str | Path | None = None,
-        keys: str | Path | None = None,
-        insecure: bool = False,
-        own_start: bool = False,
-        agent: dict[str, Any] | None = None,
-        **averaging: Any,
+        session: dict[str, Any],
+        hub: dict[str, Any] | None,
+        world_size: int = 1,
     ) -> None:
-        self._model, self._loop, self._rank, self._world_size = model, loop, rank, world_size
-        self._master = master or ("127.0.0.1:*" if world_size == 1 else None)
-        self._insecure = insecure
-        self._hub_arguments: dict[str, Any] = {
-            "run": checkpoint_dir,
-            "keys": keys,
-            "policy": make_policy(world_size, **averaging),
-        }
-        self._agent = {"name": f"rank-{rank}-{secrets.token_hex(3)}", "own_start": own_start} | (agent or {})
+        self._model, self._loop, self._master, self._world_size = model, loop, master, world_size
+        self._session_arguments, self._hub_arguments = session, hub
         self.hub: Hub | None = None
         self.session: Any = None
 
     def start(self) -> Self:
-        """Listen if this is rank 0, and join, unless that has happened."""
+        """Listen if the hub is here, and join, unless that has happened."""
         if self.session is not None:
             return self
         address = as_address(self._master or find_master())
-        if self._rank == 0:
-            self.hub = make_hub(
-                self._loop.hub_model, address, insecure=self._insecure, **self._hub_arguments
-            ).start()
-            address = self.hub.address
-        how: dict[str, Any] = {"keep_optimizer_state": True, "timeout_s": JOIN_S, "insecure": self._insecure}
-        self.session = join(address, self._loop.participant, **how | self._agent)
-        if self.hub is not None and not self.hub.status()["version"]:  # a hub that has returned waits for nobody
-            self._await_others(self.hub)
+        how = {"keep_optimizer_state": True, "timeout_s": JOIN_S} | self._session_arguments
+        with contextlib.ExitStack() as begun:  # it ends again unless all of it begins
+            if self._hub_arguments is not None:
+                self.hub = begun.enter_context(make_hub(self._loop.hub_model, address, **self._hub_arguments))
+                address = self.hub.address
+            session = begun.enter_context(join(address, self._loop.participant, **how))
+            if self.hub is not None and not self.hub.status()["version"]:  # one that has returned waits for nobody
+                self._await_others(self.hub)
+            begun.pop_all()
+        self.session = session
         return self
 
     def _await_others(self, hub: Hub) -> None:
@@ -118,22 +113,59 @@ class Communication:
         except TimeoutError as error:
             LOG.warning("rank 0 begins without the others: %s", error)
 
-    def stop(self) -> None:
-        """Send the last steps. Rank 0 waits for the others to leave, and puts the last average into the model."""
+    def stop(self) -> Run | None:
+        """Send the last steps. A hub that is here waits for the others to leave; return its run.
+
+        The model has the run's values then.
+        """
         if self.session is None:
-            return
-        self.session.__exit__(None, None, None)
-        if self.hub is not None:
-            with contextlib.suppress(TimeoutError):
+            return None
+        session, self.session = self.session, None
+        with contextlib.ExitStack() as ending:
+            if self.hub is not None:
+                ending.push(self.hub)  # it ends whatever becomes of the session
+            session.__exit__(None, None, None)
+            if self.hub is None:
+                return None
+            with contextlib.suppress(TimeoutError, EdgeAsyncError):  # of a hub that has ended already
                 self.hub.wait_until_left(LEFT_S)
-            self.hub.finish("rank 0 has ended")
+            self.hub.finish("the loop has ended")
             self.hub.wait()
-            put_back(self._model, Run.open(self.hub.path).arrays)
-        self.session = None
+            run = Run.open(self.hub.path)
+            put_back(self._model, run.arrays)
+            return run
 
 
-def make_hub(model: Any, address: str, *, run: str | Path | None, **arguments: Any) -> Hub:
-    """Return the hub of rank 0."""
+def through_hub(
+    model: Any,
+    loop: Loop,
+    rank: int,
+    world_size: int,
+    *,
+    master: str | None = None,
+    checkpoint_dir: str | Path | None = None,
+    keys: str | Path | None = None,
+    insecure: bool = False,
+    own_start: bool = False,
+    agent: dict[str, Any] | None = None,
+    **averaging: Any,
+) -> Communication:
+    """Return what averages the model of a loop with those of the other processes."""
+    policy = make_policy(world_size, **averaging)
+    hub = {"run": checkpoint_dir, "keys": keys, "policy": policy, "insecure": insecure}
+    session = {"name": f"rank-{rank}-{secrets.token_hex(3)}", "own_start": own_start, "insecure": insecure}
+    return Communication(
+        model,
+        loop,
+        master or ("127.0.0.1:*" if world_size == 1 else None),
+        session=session | (agent or {}),
+        hub=None if rank else hub,
+        world_size=world_size,
+    )
+
+
+def make_hub(model: Any, address: str, *, run: str | Path | None = None, **arguments: Any) -> Hub:
+    """Return the hub of loops."""
     return Hub(
         model,
         run=run or temporary_run(),

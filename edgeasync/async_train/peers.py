@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from edgeasync import join
-from edgeasync.async_train.communication import Averaging, Communication
+from edgeasync.async_train.communication import Averaging, Communication, through_hub
 from edgeasync.async_train.loops import Loop
 from edgeasync.errors import ConfigError
 
@@ -46,9 +46,9 @@ def communication_of(
 ) -> Communication | PeerCommunication:
     """Return what averages the model of a loop: through a hub if `topology` is `"star"`, else with its peers."""
     if topology == "star":
-        if averaging.get("peers") is not None:
+        if averaging.pop("peers", None) is not None:
             raise ConfigError("peers goes with topology='ring' or 'all_to_all'")
-        return Communication(model, loop, rank, world_size, **averaging)
+        return through_hub(model, loop, rank, world_size, **averaging)
     return PeerCommunication(loop, rank, topology=topology, **averaging)
 
 

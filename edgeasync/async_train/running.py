@@ -27,7 +27,13 @@ class Running(ABC):
         self.stop()
 
     async def __aenter__(self) -> Self:
-        await asyncio.to_thread(self.start)
+        starting = asyncio.create_task(asyncio.to_thread(self.start))
+        try:
+            await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            await asyncio.wait([starting])  # nothing interrupts its thread
+            await asyncio.to_thread(self.stop)
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -5,21 +5,18 @@ import math
 from typing import Any, Protocol
 
 import edgeasync
-from edgeasync import SGD, Hub, Policy, Run, Stop, join
+from edgeasync import SGD, Policy, Run, Stop
 from edgeasync.async_train import given
+from edgeasync.async_train.communication import Communication
 from edgeasync.async_train.data import as_dataset
 from edgeasync.async_train.hub_model import as_hub_model
 from edgeasync.async_train.ignored import ignore
 from edgeasync.async_train.loops import Loop
-from edgeasync.async_train.running import temporary_run
 from edgeasync.callbacks import Event
 from edgeasync.errors import ConfigError
 from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.monitor import Monitor
 from edgeasync.policies.policy import WarmUp
-
-JOIN_S = 60.0
-"""How long `train_step` waits for the hub of its own process."""
 
 
 class Watcher(Protocol):
@@ -70,7 +67,7 @@ class AsyncTrainer:
         self._warm_up = warm_up_epochs, warm_up_sync_frequency
         self._regular, self._delay, self._steps_per_epoch = regular_sync_frequency, delay, steps_per_epoch
         self._watchers: list[Watcher] = []
-        self._stepping: Stepping | None = None
+        self._stepping: tuple[Loop, Communication] | None = None
 
     def train(self, dataset: Any = None, epochs: float = 1, optimizer: Any = None, loss_fn: Any = None,
               **more: Any) -> Run:  # fmt: skip
@@ -96,8 +93,9 @@ class AsyncTrainer:
             ignore("AsyncTrainer.train_step", "give steps_per_epoch as well", warm_up_epochs=unknown)
             epoch = self._steps_per_epoch or 0
             policy = make_policy(self._warm_up, self._regular, self._watchers, epoch, self._delay)
-            self._stepping = Stepping(self.model, policy, self._watchers)
-        return self._stepping.step(inputs, targets, optimizer, loss_fn)
+            self._stepping = make_stepping(self.model, policy, self._watchers)
+        loop, communication = self._stepping
+        return loop.step(inputs, targets, optimizer, loss_fn, communication.start().session)
 
     async def train_step_async(self, *batch: Any, **training: Any) -> float:
         """Do what `train_step` does, in a thread."""
@@ -106,7 +104,7 @@ class AsyncTrainer:
     def close(self) -> Run | None:
         """Send the last steps of `train_step`, and end its hub; return the run."""
         stepping, self._stepping = self._stepping, None
-        return None if stepping is None else stepping.close()
+        return None if stepping is None else stepping[1].stop()
 
     def watch(self, watcher: Watcher) -> None:
         """Let a monitor watch; raises `ConfigError` once `train_step` has begun."""
@@ -147,33 +145,8 @@ def make_policy(
     )
 
 
-class Stepping:
-    """A hub in this process, and the session of a loop that trains for it a batch at a time."""
-
-    def __init__(self, model: Any, policy: Policy, watchers: list[Watcher]) -> None:
-        self._model, self._loop = model, Loop(model)
-        self._hub = Hub(
-            self._loop.hub_model,
-            run=temporary_run(),
-            bind="tcp://127.0.0.1:*",
-            policy=policy,
-            callbacks=[watcher.see for watcher in watchers],
-            loss="mse",  # it fits every model, and no device computes it here
-            settings={"hub": {"quiet": False}},
-        ).start()
-        self._session = join(
-            self._hub.address, self._loop.participant, keep_optimizer_state=True, timeout_s=JOIN_S
-        )
-
-    def step(self, inputs: Any, targets: Any, optimizer: Any, loss_fn: Any) -> float:
-        """Take a step on a batch, and return its loss."""
-        return float(self._loop.step(inputs, targets, optimizer, loss_fn, self._session))
-
-    def close(self) -> Run:
-        """Send the last steps, and end the hub; the model has the hub's values then."""
-        self._session.__exit__(None, None, None)
-        self._hub.finish("the trainer was closed")
-        self._hub.wait()
-        run = Run.open(self._hub.path)
-        given.put_back(self._model, run.arrays)
-        return run
+def make_stepping(model: Any, policy: Policy, watchers: list[Watcher]) -> tuple[Loop, Communication]:
+    """Return a loop of a model, and what trains it through a hub of this process."""
+    loop = Loop(model)
+    hub = {"policy": policy, "callbacks": [watcher.see for watcher in watchers]}
+    return loop, Communication(model, loop, "127.0.0.1:*", session={}, hub=hub)

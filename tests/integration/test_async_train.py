@@ -1,21 +1,24 @@
 """A parameter server, its workers, and averagers, by real sockets; their programs: test_reference_programs.py."""
 
 import asyncio
+import threading
 
 import numpy as np
 import pytest
 
-from edgeasync import Agent, Run
+from edgeasync import Agent, Hub, Run
 from edgeasync.async_train import (
     AsyncModelAverager,
     AsyncWorker,
     ParameterServer,
+    communication,
     init_distributed,
     nn,
     optim,
 )
 from edgeasync.errors import ConfigError, EdgeAsyncError
 from edgeasync.policies.staleness import BoundedStaleness
+from edgeasync.sdk.joined_loop import JoinedLoop
 from tests.support.journals import pushes_in
 from tests.support.processes import free_address, until
 from tests.support.proxy import CuttingProxy
@@ -193,6 +196,35 @@ def test_a_worker_refuses_another_loss_than_the_servers():
         worker = AsyncWorker(server.hub.address)
         with pytest.raises(ConfigError, match="the loss mse, this device cross_entropy"):
             worker.train((np.zeros((4, 64)), np.zeros((4, 10))), loss_fn=nn.CrossEntropyLoss())
+
+
+def hubs():
+    return [thread for thread in threading.enumerate() if thread.name == "edgeasync-hub"]
+
+
+@pytest.mark.parametrize(
+    ("of", "name"), [(communication, "join"), (Hub, "wait_for"), (JoinedLoop, "_send_last_steps")]
+)
+def test_an_averager_that_cannot_begin_or_end_leaves_no_hub(monkeypatch, of, name):
+    def fails(*_, **__):
+        raise RuntimeError("no session")
+
+    averager = AsyncModelAverager(network(), master="127.0.0.1:*")
+    monkeypatch.setattr(of, name, fails)
+    with pytest.raises(RuntimeError, match="no session"), averager:
+        pass
+    assert not hubs()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kind", ["server", "averager"])
+async def test_a_start_that_is_cancelled_leaves_nothing_running(kind):
+    server, averager = ParameterServer(network(), port=0), AsyncModelAverager(network(), master="127.0.0.1:*")
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0), server if kind == "server" else averager:
+            pass
+    hub = server.hub if kind == "server" else averager.communication.hub
+    assert hub.wait(0)
 
 
 def test_a_filter_refuses_what_is_too_late():

@@ -1,13 +1,16 @@
 """`AsyncTrainer` and `AsyncTrainingMonitor`: exchanges rare after the warm-up, and thresholds that are crossed."""
 
 import asyncio
+import contextlib
 import math
+import threading
 
 import numpy as np
 import pytest
 
-from edgeasync.async_train import AsyncTrainer, AsyncTrainingMonitor, ignored, nn, optim
+from edgeasync.async_train import AsyncTrainer, AsyncTrainingMonitor, communication, ignored, nn, optim
 from edgeasync.errors import ConfigError
+from edgeasync.sdk.joined_loop import JoinedLoop
 from tests.support.killed_training import Logistic, examples
 
 BATCH_SIZE = 10
@@ -53,6 +56,18 @@ def test_a_step_at_a_time(make, caplog):
         steps = list(history["local_steps"])[:-1]  # the last update has what is left
         assert steps == ([3] * 11 + [6, 11, 11] if steps_per_epoch else [11] * 6), "never more than twice as many"
     assert "warm_up_epochs is ignored: give steps_per_epoch" in caplog.text
+
+
+@pytest.mark.parametrize(("of", "name"), [(communication, "join"), (JoinedLoop, "_send_last_steps")])
+def test_a_trainer_that_cannot_begin_or_end_leaves_no_hub(monkeypatch, of, name):
+    def fails(*_, **__):
+        raise RuntimeError("no session")
+
+    monkeypatch.setattr(of, name, fails)
+    trainer = AsyncTrainer(network(), 0)
+    with pytest.raises(RuntimeError, match="no session"), contextlib.closing(trainer):
+        trainer.train_step(*examples(), optim.SGD(lr=0.1), nn.CrossEntropyLoss())
+    assert "edgeasync-hub" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_the_hub_tells_what_is_over_a_threshold_and_exchanges_more_often():
