@@ -101,6 +101,7 @@ class Hub(Service):
         self._told: Callbacks | None = None
         self._observer: Observer | None = None
         self._finishing = ""
+        self._over = False
         self._listeners: list[tuple[asyncio.AbstractEventLoop, asyncio.Queue[Event]]] = []
         self._awaited: list[tuple[Callable[[int], bool], concurrent.futures.Future[None]]] = []
 
@@ -161,7 +162,7 @@ class Hub(Service):
     async def events(self) -> AsyncIterator[Event]:
         """Yield what happens from now on, up to `End`."""
         listener = asyncio.get_running_loop(), asyncio.Queue[Event]()
-        self._call(lambda: self._listeners.append(listener))
+        self._from_now_on(lambda: self._listeners.append(listener))
         try:
             while True:
                 event = await listener[1].get()
@@ -206,6 +207,7 @@ class Hub(Service):
                 reason = observer.reason or found
             finally:
                 observer.end(reason)
+                self._over = True
                 for _, awaited in self._awaited:
                     awaited.set_exception(EdgeAsyncError(f"the hub has ended: {reason}"))
         return reason
@@ -237,8 +239,18 @@ class Hub(Service):
             self._awaited.append((fits, awaited))
             self._release()
 
-        self._call(note)
+        self._from_now_on(note)
         return awaited
+
+    def _from_now_on(self, listen: Callable[[], None]) -> None:
+        """Begin to listen, on the loop; raises `EdgeAsyncError` once all that listen have been told of the end."""
+
+        def begin() -> None:
+            if self._over:  # the hub itself may still wait for callbacks
+                raise self._late()
+            listen()
+
+        self._call(begin)
 
     def _release(self) -> None:
         live = self._running.core.members.live_count

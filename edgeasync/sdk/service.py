@@ -197,11 +197,15 @@ class Service(ABC):
             self._done.set_exception(error)
         self._note_ready()  # nobody is to wait for it any longer
 
+    def _late(self) -> EdgeAsyncError:
+        """Return the error of a call that comes too late."""
+        return EdgeAsyncError(f"this {type(self).__name__} has ended{self._afterwards}")
+
     def _call(self, function: Callable[[], Result]) -> Result:
         """Call a function on the loop, and return its result; raises `EdgeAsyncError` unless this runs."""
         loop = self._loop
         if self._done.done():
-            raise EdgeAsyncError(f"this {type(self).__name__} has ended{self._afterwards}")
+            raise self._late()
         if loop is None or not self._ready.done():
             raise EdgeAsyncError(f"this {type(self).__name__} does not run; use it inside `with` or after start()")
         if self._is_here:

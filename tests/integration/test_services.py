@@ -207,6 +207,44 @@ def test_who_waits_for_devices_hears_of_the_end(tmp_path):
             hub.wait_for(devices=1, timeout_s=PATIENCE_S)
 
 
+class LongEnd:
+    """A callback whose end lasts, so that the hub's does."""
+
+    def __init__(self):
+        self.begun, self.let_go = threading.Event(), threading.Event()
+
+    def on_end(self, event):
+        self.begun.set()
+        self.let_go.wait(PATIENCE_S)
+
+
+async def first_event(hub):
+    return await anext(hub.events())
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda hub: hub.wait_for(1, 0.01),
+        lambda hub: hub.wait_until_left(0.01),
+        lambda hub: asyncio.run(asyncio.wait_for(hub.wait_for_async(1), 0.01)),
+        lambda hub: asyncio.run(asyncio.wait_for(hub.wait_until_left_async(), 0.01)),
+        lambda hub: asyncio.run(asyncio.wait_for(first_event(hub), 0.01)),
+    ],
+    ids=["for", "until_left", "for_async", "until_left_async", "events"],
+)
+def test_who_begins_to_wait_while_the_hub_ends_hears_of_it(tmp_path, wait):
+    last = LongEnd()
+    with Hub(MODEL, run=tmp_path, bind=ANYWHERE, callbacks=[last]) as hub:
+        hub.stop()
+        assert last.begun.wait(PATIENCE_S)
+        try:
+            with pytest.raises(EdgeAsyncError, match="this Hub has ended"):
+                wait(hub)
+        finally:
+            last.let_go.set()
+
+
 def test_an_agent_of_a_model_in_python_needs_a_trainer(tmp_path, caplog):
     arrays = dict(MODEL.spec.views(MODEL.initial(0)))
     wanted = "give this agent a trainer of its own"
