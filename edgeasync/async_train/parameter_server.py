@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self, Unpack
@@ -60,8 +61,7 @@ class ParameterServer(Running):
         insecure: bool = False,
         **exchange: Unpack[Exchanging],
     ) -> None:
-        self._model, self._started, self._ended = model, False, False
-        self._come, self._news = set[str](), threading.Condition()
+        self._model, self._started, self._comers = model, False, Comers()
         self.hub = Hub(
             travelling_model(model, loss_fn, input_shape),
             run=checkpoint_dir or temporary_run(),
@@ -70,7 +70,7 @@ class ParameterServer(Running):
             loss="cross_entropy" if is_torch(model) and input_shape is None else as_loss(loss_fn),
             keys=keys,
             insecure=insecure,
-            callbacks=[self],
+            callbacks=[self._comers],
             settings={"checkpoint": {"every": f"{checkpoint_frequency} updates"}},
         )
 
@@ -85,10 +85,12 @@ class ParameterServer(Running):
     def wait_for_workers(self, num_workers: int = 1, timeout_s: float | None = None) -> None:
         """Wait until this number of workers has come, and then until all have gone; raises `TimeoutError`."""
         self.hub.status()  # raises what keeps the server from waiting
-        with self._news:
-            if not self._news.wait_for(lambda: self._ended or len(self._come) >= num_workers, timeout_s):
-                raise TimeoutError(f"fewer than {num_workers} workers have come after {timeout_s:g} s")
-        self.hub.wait_until_left(timeout_s)
+        until_s = None if timeout_s is None else time.monotonic() + timeout_s
+        self._comers.wait_for(num_workers, timeout_s)
+        try:
+            self.hub.wait_until_left(None if until_s is None else max(0.0, until_s - time.monotonic()))
+        except TimeoutError:
+            raise TimeoutError(f"workers are still here after {timeout_s:g} s") from None
 
     async def wait_for_workers_async(self, num_workers: int = 1, timeout_s: float | None = None) -> None:
         """Do what `wait_for_workers` does."""
@@ -102,14 +104,27 @@ class ParameterServer(Running):
         self.hub.wait()
         put_back(self._model, Run.open(self.hub.path).arrays)
 
-    def on_join(self, event: JoinEvent) -> None:
-        """Note a worker that has come; it may leave before anybody waits for it."""
+
+class Comers:
+    """Who has come to a hub so far, also those who have left: a worker may leave before anybody waits for it."""
+
+    def __init__(self) -> None:
+        self._names, self._ended, self._news = set[str](), False, threading.Condition()
+
+    def wait_for(self, count: int, timeout_s: float | None) -> None:
+        """Wait until this number has come, or the hub has ended; raises `TimeoutError`."""
         with self._news:
-            self._come.add(event.device)
+            if not self._news.wait_for(lambda: self._ended or len(self._names) >= count, timeout_s):
+                raise TimeoutError(f"fewer than {count} workers have come after {timeout_s:g} s")
+
+    def on_join(self, event: JoinEvent) -> None:
+        """Note one that has come."""
+        with self._news:
+            self._names.add(event.device)
             self._news.notify_all()
 
     def on_end(self, event: EndEvent) -> None:  # noqa: ARG002
-        """Let nobody wait for workers any longer."""
+        """Let nobody wait any longer."""
         with self._news:
             self._ended = True
             self._news.notify_all()

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +16,9 @@ from edgeasync.async_train import (
     init_distributed,
     nn,
     optim,
+    parameter_server,
 )
+from edgeasync.callbacks import JoinEvent
 from edgeasync.errors import ConfigError, EdgeAsyncError
 from edgeasync.policies.staleness import BoundedStaleness
 from edgeasync.sdk.joined_loop import JoinedLoop
@@ -251,6 +254,23 @@ def test_workers_that_have_gone_already_are_not_waited_for():
         server.wait_for_workers(timeout_s=30.0)
         with pytest.raises(TimeoutError, match="fewer than 2 workers have come"):
             server.wait_for_workers(2, timeout_s=0.05)
+
+
+def test_one_limit_is_for_coming_and_for_leaving(monkeypatch):
+    now_s = iter([100.0, 103.0])
+    with ParameterServer(nn.Sequential(nn.Linear(4, 2)), port=0) as server:
+        server._comers.on_join(JoinEvent(time_s=0.0, device="pi"))
+        monkeypatch.setattr(parameter_server, "time", SimpleNamespace(monotonic=lambda: next(now_s)))
+        limits = []
+
+        def leave_late(timeout_s):
+            limits.append(timeout_s)
+            raise TimeoutError
+
+        monkeypatch.setattr(server.hub, "wait_until_left", leave_late)
+        with pytest.raises(TimeoutError, match="workers are still here after 10 s"):
+            server.wait_for_workers(timeout_s=10.0)
+    assert limits == [7.0]
 
 
 def test_a_value_out_of_bounds_is_named():
