@@ -37,6 +37,11 @@ def is_torch(model: object) -> bool:
     return torch is not None and isinstance(model, torch.nn.Module)
 
 
+def has_parameters(model: object) -> bool:
+    """Return whether a model is one of the user's own in numpy: an object with named arrays."""
+    return isinstance(getattr(model, "parameters", None), Mapping)
+
+
 def as_data(dataset: object = None, dataloader: object = None) -> Dataset:
     """Return one of the two as data for `Agent`; raises `ConfigError` for none or both, and `DataError`."""
     if (dataset is None) == (dataloader is None):
@@ -96,5 +101,5 @@ def put_back(model: Any, arrays: Any) -> None:
         ours.load(model, arrays)
     elif hasattr(model, "load_state_dict"):
         model.load_state_dict(arrays)
-    elif isinstance(getattr(model, "parameters", None), Mapping):
+    elif has_parameters(model):
         model.parameters = arrays

@@ -1,15 +1,14 @@
 """The model that a program gives to a trainer, as `Hub` and `train` take it."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from edgeasync import Dataset
-from edgeasync.async_train.given import as_loss, as_maker, is_torch
+from edgeasync.async_train.given import as_loss, as_maker, has_parameters, is_torch
 
 
 def has_own_code(model: object) -> bool:
     """Return whether Python code alone describes a model, so that every worker needs it."""
-    return is_torch(model) or isinstance(getattr(model, "parameters", None), Mapping)
+    return is_torch(model) or has_parameters(model)
 
 
 def as_hub_model(model: Any, examples: Dataset | None, optimizer: Any, loss_fn: Any) -> tuple[Any, dict[str, Any]]:

@@ -1,14 +1,14 @@
 """How a step is taken on a batch: the same for torch's modules, models of ours, and models of your own."""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from edgeasync import Parameter, ParameterSpec
-from edgeasync.async_train.given import as_loss, as_optimizer, is_torch
+from edgeasync.async_train.given import as_loss, as_optimizer, has_parameters, is_torch
 from edgeasync.async_train.loss_functions import CrossEntropyLoss, LossFunction
 from edgeasync.async_train.model import Model
 from edgeasync.async_train.optim import Optimizer
@@ -44,7 +44,7 @@ def learner_of(model: object) -> Learner:
     """Return how a model learns; raises `ConfigError` for what is none."""
     if is_torch(model):
         return TorchLearner(model)
-    if not isinstance(model, Model) and isinstance(getattr(model, "parameters", None), Mapping):
+    if not isinstance(model, Model) and has_parameters(model):
         return OwnLearner(model)
     return NetworkLearner(model if isinstance(model, Model) else Model(model))
 

@@ -1,13 +1,13 @@
 """A model in a loop of the user's own, a batch at a time: what averagers and trainers have in common."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from edgeasync.async_train.data.loader import DataLoader
-from edgeasync.async_train.given import as_optimizer, is_torch
+from edgeasync.async_train.given import as_optimizer, has_parameters, is_torch
 from edgeasync.async_train.learners import counted_step, learner_of
 from edgeasync.async_train.model import Model
 from edgeasync.errors import ConfigError
@@ -29,7 +29,7 @@ class Loop:
             import edgeasync.torch as ours  # noqa: PLC0415 - who has a module has paid for torch
 
             self._model = model.to(device)
-        elif not isinstance(model, Model) and not isinstance(getattr(model, "parameters", None), Mapping):
+        elif not isinstance(model, Model) and not has_parameters(model):
             self._model = Model(model)
         self._learner = learner_of(self._model)
         self.participant = self.hub_model = self._model

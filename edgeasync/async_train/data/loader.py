@@ -1,7 +1,7 @@
 """Batches of a dataset, and parts of one. A dataset has a length and items: pairs of an example and its target."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -9,15 +9,8 @@ import numpy.typing as npt
 from edgeasync.async_train.arrays import Array, as_array
 from edgeasync.async_train.ignored import ignore
 from edgeasync.data import Dataset
+from edgeasync.data.lazy import Samples
 from edgeasync.errors import ConfigError, DataError
-
-
-class Examples(Protocol):
-    """A dataset by its items."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int, /) -> tuple[Any, Any]: ...
 
 
 class Subset:
@@ -28,7 +21,7 @@ class Subset:
     1
     """
 
-    def __init__(self, dataset: Examples | Dataset, indices: Sequence[int] | npt.NDArray[Any]) -> None:
+    def __init__(self, dataset: Samples | Dataset, indices: Sequence[int] | npt.NDArray[Any]) -> None:
         self.dataset = Dataset.of(*dataset) if isinstance(dataset, tuple) else dataset
         self.indices = np.asarray(indices, np.int64).ravel()
         count = len(self.dataset)
