@@ -49,9 +49,9 @@ class JoinedLoop(OwnLoop):
         section: AgentSection,
         participant: Participant,
         *,
-        examples: int = 0,
-        own_start: bool = False,
-        keep_optimizer_state: bool | None = None,
+        examples: int,
+        own_start: bool,
+        keep_optimizer_state: bool | None,
         timeout_s: float,
     ) -> None:
         super().__init__(participant, keep_optimizer_state=keep_optimizer_state)

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -32,22 +32,6 @@ KINDS = (
     "layers of edgeasync.nn, the path of an ONNX file, an onnx.ModelProto, a SoftmaxModel or MlpModel, an object "
     "with `parameters` and `gradient`, or named arrays together with trainers of your own as data"
 )
-
-
-class OwnModel(Protocol):
-    """A model of your own, in numpy.
-
-    With a method `predict(arrays, x)`, which returns a class for each example, evaluations have an accuracy.
-    """
-
-    parameters: Mapping[str, npt.ArrayLike]
-    """The named arrays to begin with."""
-
-    def gradient(self, arrays: Arrays, x: npt.NDArray[np.float32], y: Targets) -> tuple[float, Arrays]:
-        """Return a batch's mean loss, and its gradient for each array by its name.
-
-        Of data with several inputs `x` is a dict of arrays.
-        """
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
