@@ -53,16 +53,18 @@ def test_a_hub_and_two_agents_by_with(tmp_path):
 
 @pytest.mark.asyncio
 async def test_events_on_the_callers_loop(tmp_path):
-    async with (
-        asyncio.timeout(PATIENCE_S),
-        Hub(MODEL, run=tmp_path, bind=ANYWHERE, until=Stop(updates=20)) as hub,
-        Agent(hub.address, DATA) as agent,
-    ):
-        seen = [event async for event in hub.events()]
+    async def listen(hub):
+        return [event async for event in hub.events()]
+
+    async with asyncio.timeout(PATIENCE_S), Hub(MODEL, run=tmp_path, bind=ANYWHERE, until=Stop(updates=20)) as hub:
+        listening = asyncio.create_task(listen(hub))
+        await asyncio.sleep(0)  # it listens now, before the agent joins
+        async with Agent(hub.address, DATA) as agent:
+            seen = await listening
+            assert await agent.wait_async() == "the hub has finished training"
         assert [type(seen[0]), type(seen[-1])] == [events.Join, events.End]
         assert sum(isinstance(event, events.Update) for event in seen) >= 20
         assert (await hub.wait_async()).endswith("updates applied")
-        assert await agent.wait_async() == "the hub has finished training"
     assert not [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
 
 
