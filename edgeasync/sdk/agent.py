@@ -422,10 +422,8 @@ async def _joined(worker: AgentWorker | PeerWorker) -> str:
 
 def _peers_section(topology: str, peers: str | Path | None, settings: dict[str, Any]) -> PeersSection | None:
     """Return how an agent without a hub exchanges, whose keys leave `settings`; `None` for one with a hub."""
-    check_topology(topology)
+    check_topology(topology, peers)
     if topology == "star":
-        if peers is not None:
-            raise ConfigError("peers goes with topology='ring' or 'all_to_all'")
         return None
     own = {key: settings.pop(key) for key in PeersSection.__struct_fields__ if key in settings}
     told = {} if peers is None else {"peers": str(peers)}

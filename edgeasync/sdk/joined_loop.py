@@ -274,14 +274,12 @@ def join(
     (40, True)
     """
     participant = participant_of(model, optimizer, also)
-    check_topology(topology)
+    check_topology(topology, peers)
     if topology != "star":
         unfit = {"hub": hub, "enrol": enrol, "insecure": insecure, "also": also, "examples": examples}
         unfit |= {"own_start": own_start, "timeout_s": timeout_s != ANSWER_S}
         section = peers_section(topology, peers, unfit, settings)
         return JoinedPeers(section, participant, name, state, keep_optimizer_state=keep_optimizer_state).start()
-    if peers is not None:
-        raise ConfigError("peers goes with topology='ring' or 'all_to_all'")
     said = {"hub": hub or None, "device_id": name, "state": None if state is None else str(state), "enrol": enrol}
     if twice := sorted({*said, "data", "insecure"} & settings.keys()):
         raise ConfigError(f"{twice[0]} is said by an argument of its own")

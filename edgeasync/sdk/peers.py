@@ -46,11 +46,13 @@ ROUND_STEPS = 10
 _SAID_HERE = ("topology", "peers", "bind", "steps_max", "epochs", "rounds_max", "out")
 
 
-def check_topology(topology: object) -> None:
-    """Raise `ConfigError` unless this is one of the three."""
+def check_topology(topology: object, peers: object = None) -> None:
+    """Raise `ConfigError` unless this is one of the three, with a file of `peers` only where there are peers."""
     known = ("star", *get_args(Topology))
     if topology not in known:
         raise ConfigError(f"topology is {topology!r}; give one of {', '.join(map(repr, known))}")
+    if topology == "star" and peers is not None:
+        raise ConfigError("peers goes with topology='ring' or 'all_to_all'")
 
 
 def peers_section(topology: str, settings: Mapping[str, Any] | None, until: Stop) -> PeersSection:
