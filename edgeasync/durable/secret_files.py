@@ -12,6 +12,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from edgeasync.durable.files import sync_folder
 from edgeasync.errors import StorageError
 
 _SECRET = 0o600
@@ -46,7 +47,7 @@ def read_secret(path: Path, *, public: bool = False, absent: str = HUB_KEYS) -> 
     no such file.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with open(descriptor, "rb") as file:  # noqa: PTH123 - a path would follow links
             found = os.fstat(descriptor)
             if not stat.S_ISREG(found.st_mode):
@@ -76,11 +77,7 @@ def write_secret(path: Path, content: bytes, *, replace: bool = False) -> None:
         else:
             os.link(temporary, path)
             temporary.unlink()
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_folder(path.parent)
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
@@ -92,7 +89,7 @@ def write_secret(path: Path, content: bytes, *, replace: bool = False) -> None:
 def locked(folder: Path) -> Iterator[None]:
     """Hold the lock of a folder of secrets, so that one process at a time changes what is in it."""
     try:
-        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, _SECRET)
+        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, _SECRET)
     except FileNotFoundError:
         raise StorageError(f"{folder}: no such folder; {HUB_KEYS}") from None
     except OSError as error:
@@ -105,7 +102,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def _create(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, _SECRET)
+    return os.open(path, flags | os.O_EXCL | os.O_NOFOLLOW, _SECRET)
 
 
 def _check_owner(path: Path, found: os.stat_result, *, remedy: str, forbidden: int = 0o077) -> None:
