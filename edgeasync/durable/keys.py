@@ -14,7 +14,7 @@ import zmq
 from zmq.utils import z85
 
 from edgeasync.durable.allow_list import Allowed, AllowList, Key, read_key
-from edgeasync.durable.secret_files import locked, private_folder, read_secret, write_secret
+from edgeasync.durable.secret_files import check_private, locked, private_folder, read_secret, write_secret
 from edgeasync.errors import ConfigError, StorageError
 from edgeasync.structs import ready
 
@@ -151,7 +151,7 @@ class HubKeys:
 
     def pair(self) -> KeyPair:
         """Return the hub's own key pair; raises `StorageError`."""
-        private_folder(self.folder)
+        check_private(self.folder)
         if not (self.folder / _HUB_KEY).exists():
             raise StorageError(f"{self.folder}: holds no hub's key; make one with 'edgeasync keys init'")
         return KeyPair.of(_read_key_file(self.folder / _HUB_KEY))
@@ -321,7 +321,7 @@ class HubKeys:
 
 def operator_keys(folder: Path) -> tuple[KeyPair, Key]:
     """Return an operator's key pair and the hub's public key from a folder; raises `StorageError`."""
-    private_folder(folder)
+    check_private(folder)
     return KeyPair.of(_read_key_file(folder / _OPERATOR_KEY)), _read_key_file(folder / _HUB_PUBLIC)
 
 

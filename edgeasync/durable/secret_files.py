@@ -28,16 +28,26 @@ def private_folder(path: Path) -> Path:
         path.parent.mkdir(_PRIVATE, parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             path.mkdir(_PRIVATE)
-        found = path.lstat()
     except OSError as error:
         raise StorageError(f"{path}: cannot be made: {error.strerror}; choose another folder") from error
-    if not stat.S_ISDIR(found.st_mode):
-        raise StorageError(f"{path}: is a link or a file; give a folder of its own")
-    _check_owner(path, found, remedy=f"chmod 700 {path}")
+    check_private(path)
     return path
 
 
 HUB_KEYS = "make a hub's keys with 'edgeasync keys init', or give the right folder (--keys)"
+
+
+def check_private(path: Path) -> None:
+    """Raise `StorageError` unless a path is a folder that only its owner may enter."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        raise StorageError(f"{path}: no such folder; {HUB_KEYS}") from None
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be read: {error.strerror}; choose another folder") from error
+    if not stat.S_ISDIR(found.st_mode):
+        raise StorageError(f"{path}: is a link or a file; give a folder of its own")
+    _check_owner(path, found, remedy=f"chmod 700 {path}")
 
 
 def read_secret(path: Path, *, public: bool = False, absent: str = HUB_KEYS) -> bytes:

@@ -64,6 +64,13 @@ def test_a_folder_that_others_can_enter_is_refused(keys):
         keys.pair()
 
 
+@pytest.mark.parametrize("read", [lambda folder: HubKeys(folder).pair(), operator_keys])
+def test_a_folder_that_is_only_read_is_not_made(tmp_path, read):
+    with pytest.raises(StorageError, match=r"wrong: no such folder; .*'edgeasync keys init', or give the right"):
+        read(tmp_path / "wrong")
+    assert not (tmp_path / "wrong").exists()
+
+
 def test_others_may_read_the_allow_list_but_not_write_it(keys):
     keys.allow_list_file.chmod(0o644)
     assert "owner" in keys.allow_list().entries
