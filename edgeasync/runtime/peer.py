@@ -4,6 +4,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import hashlib
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -52,6 +53,9 @@ LINGER_MS = 300
 KEEP_MODEL_S = 60.0
 """The least time between two writes of the model."""
 
+COPY_S = CLOSE_S
+"""The least time between two copies of the model; an abandoned step takes what came after the last one with it."""
+
 PINGS_PER_LEASE = 5
 
 TICK_S = 3600.0
@@ -94,7 +98,7 @@ class Peer:
       it takes its first step once it has met all others of the list, or after a lease, and ends once all have gone
       if it waits for `rounds_max`.
     - `steps_total` are the local steps of earlier starts.
-    - `model_file` gets the model once a minute and at the end.
+    - `model_file` gets the model once a minute and at the end. A step that is abandoned then is not part of it.
 
     `run` raises `AddressError` if it cannot listen. Exceptions of the trainer pass through.
     """
@@ -140,6 +144,9 @@ class Peer:
         self._step_s_min = step_s_min
         self._model_file = model_file
         self._kept_s = time.monotonic()
+        self._copied_s = -math.inf
+        self._copy: tuple[Vector, int] | None = None
+        """The model between two steps, and their number."""
         self._on_report = on_report or (lambda _: None)
         self._disk = DiskWatch(
             lambda sentence: self._on_report(Report("warning", sentence)), "a restart loses what was trained"
@@ -235,8 +242,9 @@ class Peer:
         """Let the threads end, and write the last model."""
         trainer_ended = await asyncio.to_thread(self._worker.close, CLOSE_S)
         await asyncio.to_thread(self._aside.close, CLOSE_S)
-        if trainer_ended:  # else a step that was abandoned may still write to the model
-            self._keep(self.parameters)
+        if not trainer_ended and self._copy is not None:
+            self.parameters, self.steps_total = self._copy  # the abandoned step may still write to the model
+        self._keep(self.parameters, self.steps_total)
         if not await asyncio.to_thread(self._keeper.close, WRITE_S):
             detail = f"{self._model_file}: not written in {WRITE_S:g} s; look at the disk"
             self._on_report(Report("warning", detail))
@@ -432,15 +440,24 @@ class Peer:
     def _should_stop(self) -> bool:
         """Do the jobs that wait, then return whether training has ended; called between two steps."""
         with contextlib.suppress(Empty):
-            while True:
+            while not self._stopping.is_set():
                 self._jobs.get_nowait()(self.parameters)
         if self._round_steps is not None and self.steps_total >= self._mean_steps + 2 * self._round_steps:
             self._wait_for_mean()
-        is_due = self._model_file is not None and time.monotonic() > self._kept_s + KEEP_MODEL_S
-        if is_due and self._keeper.begun_s is None:  # else copies would gather behind a disk that is slow
-            self._kept_s = time.monotonic()
-            self._keep(self.parameters.copy())
+        if self._model_file is not None and not self._stopping.is_set():
+            self._copy_model()
         return self._stopping.is_set()
+
+    def _copy_model(self) -> None:
+        """Copy the model now and then, and write the copy more seldom."""
+        now_s = time.monotonic()
+        if now_s < self._copied_s + COPY_S:
+            return
+        self._copied_s, self._copy = now_s, (self.parameters.copy(), self.steps_total)
+        # Copies would gather behind a disk that is slow.
+        if now_s > self._kept_s + KEEP_MODEL_S and self._keeper.begun_s is None:
+            self._kept_s = now_s
+            self._keep(*self._copy)
 
     def _wait_for_mean(self) -> None:
         """Do jobs until the model moves to a mean or the others have gone; after a lease wait for the next one."""
@@ -482,11 +499,11 @@ class Peer:
         if isinstance(self._trainer, InterruptibleTrainer):
             self._trainer.interrupt()
 
-    def _keep(self, parameters: Vector) -> None:
+    def _keep(self, parameters: Vector, steps: int) -> None:
         """Write the model, in a thread of its own: a decoding that takes long must not hold it up."""
         if self._model_file is not None:
             save = partial(save_model, self._model_file, self._spec, parameters, lineage=self._own.name)
-            self._keeper.submit(partial(self._disk.write, partial(save, version=self.steps_total)))
+            self._keeper.submit(partial(self._disk.write, partial(save, version=steps)))
 
 
 def _nothing(_: Vector) -> None:

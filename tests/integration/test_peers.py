@@ -7,6 +7,7 @@ import threading
 import numpy as np
 import pytest
 
+from edgeasync import StepResult
 from edgeasync.runtime import peer as runtime
 from edgeasync.runtime.model_file import load_model
 from edgeasync.runtime.peer import PEER_MODEL_FILE
@@ -211,6 +212,43 @@ async def test_a_peer_that_ends_while_it_decodes_keeps_its_model(tmp_path):
         assert (models(tmp_path, [0])[0] == first_values(0)).all()
     finally:
         decoded.set()
+
+
+@pytest.mark.asyncio
+async def test_a_peer_that_abandons_a_step_keeps_those_before(tmp_path, monkeypatch):
+    """What the abandoned step has written by then, or writes later, is no part of it."""
+    monkeypatch.setattr(runtime, "COPY_S", 0.0)
+    write_list(tmp_path, [0, 1])
+    hangs, goes_on = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    class Hangs(Still):
+        steps = 0
+
+        def begin(self, parameters):
+            self.parameters = parameters
+
+        def step(self):
+            self.parameters += 1.0
+            self.steps += 1
+            if self.steps == 3:
+                loop.call_soon_threadsafe(hangs.set)
+                goes_on.wait(PATIENCE_S)
+            return StepResult(loss=1.0, examples=1)
+
+    peer = make_peer(tmp_path, 0, incarnation=1, trainer=Hangs())
+    running = asyncio.create_task(peer.run())
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            await hangs.wait()
+            peer.request_stop()
+            await running
+        kept, steps = load_model(tmp_path / name_of(0) / PEER_MODEL_FILE, SPEC)
+        assert (steps, peer.steps_total) == (2, 2)
+        assert np.allclose(kept, first_values(0) + 2.0)
+        assert (peer.parameters == kept).all(), "--out writes the same"
+    finally:
+        goes_on.set()
 
 
 @pytest.mark.asyncio
