@@ -506,6 +506,11 @@ class Peer:
             self._keeper.submit(partial(self._disk.write, partial(save, version=steps)))
 
 
+def longest_end_s(lease_s: float) -> float:
+    """Return how long a peer may take to end once it is asked to: `run` then returns, or hangs."""
+    return lease_s + 2.0 * CLOSE_S + WRITE_S
+
+
 def _nothing(_: Vector) -> None:
     """Do nothing, as a job for a trainer that waits for one."""
 

@@ -3,8 +3,6 @@
 import asyncio
 import math
 import os
-import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -28,15 +26,15 @@ from edgeasync.sdk.run import Run
 from edgeasync.sdk.shares import Share
 from edgeasync.sdk.stop import Stop
 from edgeasync.sdk.workers.base import (
-    in_thread,
     keep_alive,
     make_trainer,
     note_worker,
     run_together,
     worker_name,
 )
+from edgeasync.sdk.workers.files import make_folder, remove_folder, write_files
 from edgeasync.sdk.workers.peer_job import INITIAL_FILE, PeerJob, model_file
-from edgeasync.sdk.workers.processes import run_process, write_files
+from edgeasync.sdk.workers.processes import run_process
 from edgeasync.training.evaluation import Evaluator
 from edgeasync.training.plan import LocalTraining
 
@@ -105,10 +103,15 @@ class PeerWorkers:
         shares: Sequence[Share],
         section: PeersSection,
         *,
+        engine: str,
         until: Stop,
         local: LocalTraining,
         seed: int,
     ) -> None:
+        if engine not in ("tasks", "processes"):
+            raise ConfigError(
+                f"engine is {engine!r}; without a hub workers are 'tasks' or 'processes' of this machine"
+            )
         if not 2 <= len(shares) <= PEERS_MAX:
             raise ConfigError(
                 f"without a hub there are 2 to {PEERS_MAX} workers, not {len(shares)}; change workers"
@@ -120,6 +123,7 @@ class PeerWorkers:
                 )
         self.prepared = prepared
         self._shares = shares
+        self._apart = engine == "processes"
         self._sections = [_section_of(share, section, until, local, len(shares)) for share in shares]
         self._seed = seed
         self._minutes = until.minutes
@@ -127,8 +131,8 @@ class PeerWorkers:
         self._running: list[Peer] = []
 
     async def __aenter__(self) -> Self:
-        """Make keys, and a folder that only this user can open."""
-        self.folder = Path(tempfile.mkdtemp(prefix="edgeasync-"))
+        """Make keys, and write what the workers need into a folder that only this user can open."""
+        self.folder = await make_folder(self._write)
         self._pairs = [KeyPair.make() for _ in self._shares]
         self._peers = Peers(
             peer=tuple(
@@ -142,18 +146,21 @@ class PeerWorkers:
                 ]
             )
         )
-        np.save(self.folder / INITIAL_FILE, self.prepared.initial)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """Remove the folder."""
-        await in_thread(partial(shutil.rmtree, self.folder, ignore_errors=True))
+        await remove_folder(self.folder)
 
-    async def run(self, engine: str) -> None:
+    def _write(self, folder: Path) -> None:
+        np.save(folder / INITIAL_FILE, self.prepared.initial)
+        if self._apart:
+            write_files(folder, self.prepared.make_trainer, self._shares)
+
+    async def run(self) -> None:
         """Train until all have ended; raise what one of them ended with."""
         numbers = range(1, len(self._shares) + 1)
-        if engine == "processes":
-            await in_thread(partial(write_files, self.folder, self.prepared.make_trainer, self._shares))
+        if self._apart:
             lives = [keep_alive(worker_name(number), partial(self._live_apart, number)) for number in numbers]
         else:
             lives = [self._live_here(number) for number in numbers]
@@ -177,9 +184,14 @@ class PeerWorkers:
         return "until.minutes is reached" if self._stopping.is_set() else "all workers have reached until"
 
     def mean(self) -> tuple[Vector, int]:
-        """Return the mean of the models that the workers ended with, and the most local steps of one of them."""
+        """Return the mean of the models that the workers ended with, and the most local steps of one of them.
+
+        A worker that has taken no step has nothing to add, and may have left no file.
+        """
         spec, numbers = self.prepared.spec, range(1, len(self._shares) + 1)
-        found = [load_model(model_file(self.folder, number), spec) for number in numbers]
+        files = [file for number in numbers if (file := model_file(self.folder, number)).exists()]
+        found = [(vector, steps) for vector, steps in (load_model(file, spec) for file in files) if steps]
+        found = found or [(self.prepared.initial, 0)]
         total = np.zeros(spec.length, np.float64)
         for vector, _ in found:
             total += vector
@@ -200,12 +212,13 @@ class PeerWorkers:
         )
 
     async def _live_here(self, number: int) -> None:
-        (self.folder / worker_name(number)).mkdir()
         job = self._job(number, 1, 1)
         try:
             trainer = await asyncio.to_thread(
                 make_trainer, self._shares[number - 1], self.prepared.make_trainer, job
             )
+            if self._stopping.is_set():
+                return
             peer = job.make_peer(trainer, self.folder)
             self._running.append(peer)
             await peer.run()
@@ -220,15 +233,11 @@ class PeerWorkers:
         await run_process(self.folder, self._job(number, deaths + 1, threads), self._stopping)
 
 
-async def train_with_peers(workers: PeerWorkers, engine: str, folder: Path, evaluator: Evaluator | None) -> Run:
+async def train_with_peers(workers: PeerWorkers, folder: Path, evaluator: Evaluator | None) -> Run:
     """Train without a hub; return the run, whose model is the mean of what the workers ended with."""
-    if engine not in ("tasks", "processes"):
-        raise ConfigError(
-            f"engine is {engine!r}; without a hub workers are 'tasks' or 'processes' of this machine"
-        )
     spec = workers.prepared.spec
     async with workers:
-        await workers.run(engine)
+        await workers.run()
         vector, steps = await asyncio.to_thread(workers.mean)
 
     def result() -> Run:

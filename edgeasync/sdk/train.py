@@ -131,7 +131,7 @@ async def train_async(  # noqa: C901 - two ways in one signature
         prepared = prepare(model, example, local, loss=loss, run=folder, seed=seed)
         local.check_model(prepared.spec, prepared.loss)
         evaluator = make_evaluator(evaluate, None, prepared)
-        return PeerWorkers(prepared, parts, section, until=until, local=local, seed=seed), evaluator
+        return PeerWorkers(prepared, parts, section, engine=engine, until=until, local=local, seed=seed), evaluator
 
     def begin() -> tuple[Plan, Workers, int]:
         parts = split(data, workers, seed)
@@ -163,7 +163,7 @@ async def train_async(  # noqa: C901 - two ways in one signature
 
     async def with_peers() -> Run:
         peers, evaluator = await asyncio.to_thread(begin_peers)
-        return await train_with_peers(peers, engine, folder, evaluator)
+        return await train_with_peers(peers, folder, evaluator)
 
     async def with_hub() -> Run:
         plan, crew, examples = await asyncio.to_thread(begin)

@@ -1,5 +1,9 @@
 """Training without a hub, from Python and by the command: it learns, ends as told, and writes its model."""
 
+import asyncio
+import errno
+import os
+import threading
 from statistics import median
 
 import numpy as np
@@ -7,17 +11,22 @@ import pytest
 import safetensors.numpy
 from sklearn.datasets import load_digits
 
-from edgeasync import SGD, Agent, StepResult, Stop, train
+from edgeasync import SGD, Agent, StepResult, Stop, train, train_async
 from edgeasync.async_train import async_sgd, nn
 from edgeasync.async_train.model import Model
 from edgeasync.data.dataset import Dataset
 from edgeasync.data.partition import iid
-from edgeasync.errors import ConfigError
+from edgeasync.errors import ConfigError, StorageError
 from edgeasync.nn import Linear, Sequential, to_onnx
+from edgeasync.runtime import peer as runtime
 from edgeasync.runtime.peer import PEER_MODEL_FILE
+from edgeasync.sdk import peers
+from edgeasync.sdk.peers import PeerWorkers
+from edgeasync.sdk.workers.base import make_trainer
 from edgeasync.training.numpy_models import MlpModel, SoftmaxModel
 from tests.support.command_line import CONFIG, mistake
 from tests.support.peers import FILE, name_of, write_list
+from tests.support.processes import PATIENCE_S, until
 from tests.support.size import repetitions
 
 pytestmark = pytest.mark.process
@@ -104,6 +113,133 @@ def test_a_trainer_that_fails_ends_all():
     first = Fails.spec.views(np.zeros(4, np.float32))
     with pytest.raises(ZeroDivisionError, match="on purpose"):
         train(first, [Fails(), Fails()], topology="ring", until=Stop(updates=10))
+
+
+# -- the end by time ---------------------------------------------------------------------------------------------
+
+X = np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)
+DATA = X, (X[:, 0] > X[:, 1]).astype(np.int64)
+SMALL = SoftmaxModel(inputs=4, classes=2)
+ZEROS = dict(SMALL.spec.views(np.zeros(SMALL.spec.length, np.float32)))
+
+
+def in_time(coroutine):
+    """Run it; what hangs fails."""
+
+    async def limited():
+        async with asyncio.timeout(PATIENCE_S):
+            return await coroutine
+
+    return asyncio.run(limited())
+
+
+@pytest.fixture
+def temporary(tmp_path, monkeypatch):
+    """Let temporary folders be in a folder that is empty again at the end, but for runs."""
+    folder = tmp_path / "t"
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    yield folder
+    assert not [path for path in folder.iterdir() if not path.name.startswith("edgeasync-run-")]
+
+
+@pytest.fixture
+def opened(temporary, monkeypatch):
+    """Return the workers of calls, once they are prepared, with their loops."""
+    found, enter = [], PeerWorkers.__aenter__
+
+    async def noted(workers):
+        found.append((workers, asyncio.get_running_loop()))
+        return await enter(workers)
+
+    monkeypatch.setattr(PeerWorkers, "__aenter__", noted)
+    monkeypatch.setattr(runtime, "COPY_S", runtime.COPY_S)  # which trainers here set
+    return found
+
+
+@pytest.mark.parametrize("engine", ["tasks", "processes"])
+def test_a_time_that_is_over_before_a_worker_trains_ends_all(temporary, engine):
+    """The workers have no model to leave: the run's is that of the beginning."""
+    run = in_time(
+        train_async(SMALL, DATA, workers=2, topology="ring", engine=engine, until=Stop(minutes=1e-9), seed=3)
+    )
+    assert run.reason == "until.minutes is reached"
+    assert run.version == 0
+    assert (SMALL.spec.flatten(run.arrays) == SMALL.initial(3)).all()
+
+
+def test_a_worker_whose_trainer_is_made_late_ends_all_the_same(opened, monkeypatch):
+    """The time is over while the trainers are made: no peer runs that could be asked to end."""
+
+    def make_late(*arguments):
+        (workers, loop), stopped = opened[0], threading.Event()
+        loop.call_soon_threadsafe(lambda: (workers.stop(), stopped.set()))
+        assert stopped.wait(PATIENCE_S)
+        return make_trainer(*arguments)
+
+    monkeypatch.setattr(peers, "make_trainer", make_late)
+    run = in_time(train_async(SMALL, DATA, workers=2, topology="ring", until=Stop(minutes=60)))
+    assert run.reason == "until.minutes is reached"
+
+
+class Slow:
+    """Adds one to all values; then it takes a step that does not end while training does."""
+
+    spec = SMALL.spec
+
+    def __init__(self, begun):
+        self.begun = begun  # a file, which tells that this step has begun
+        self.steps = 0
+
+    def begin(self, parameters):
+        runtime.COPY_S = 0.0  # as if its first step had taken long
+        self.parameters = parameters
+
+    def step(self):
+        self.steps += 1
+        if self.steps == 2:
+            self.begun.touch()
+            threading.Event().wait(PATIENCE_S)
+        self.parameters += 1.0
+        return StepResult(loss=None, examples=1)
+
+
+class SlowToServe(Slow):
+    """As its process ends, others seem to need its round: it stays for a lease."""
+
+    def begin(self, parameters):
+        super().begin(parameters)
+        runtime.Peer._serves = True
+
+
+@pytest.mark.parametrize(
+    ("engine", "kind", "lease_s"),
+    [("tasks", Slow, 10.0), ("processes", Slow, 10.0), ("processes", SlowToServe, 3.5)],
+)
+def test_a_slow_step_costs_no_step_before_it(opened, tmp_path, engine, kind, lease_s):
+    files = [tmp_path / name for name in "ab"]
+
+    def stop():
+        until(lambda: all(file.exists() for file in files), "the slow steps")
+        workers, loop = opened[0]
+        loop.call_soon_threadsafe(workers.stop)
+
+    stopping = threading.Thread(target=stop)
+    stopping.start()
+    how = {"settings": {"peers": {"lease_s": lease_s}}, "until": Stop(minutes=60), "engine": engine}
+    run = in_time(train_async(ZEROS, [kind(file) for file in files], topology="ring", **how))
+    stopping.join()
+    assert (run.version, run.reason) == (1, "until.minutes is reached")
+    assert all((array == 1.0).all() for array in run.arrays.values())
+
+
+def test_a_folder_for_workers_that_cannot_be_written_is_told_and_removed(temporary, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(np, "save", full)
+    with pytest.raises(StorageError, match="No space left on device; free space, or let TMPDIR be another folder"):
+        train(SMALL, DATA, workers=2, topology="ring", until=Stop(updates=1))
 
 
 def test_the_toolbox_has_the_argument():

@@ -27,6 +27,9 @@ DEATHS_MAX = 4
 DEATHS_S = 120.0
 """A worker that has died `DEATHS_MAX` times within these seconds does not come back: it would die again."""
 
+END_S = 3.0
+"""How long a worker's process may take to end once its parent wants it to, or is gone."""
+
 MakeTrainer = Callable[[Dataset, int, int], Trainer]
 """Makes a trainer from examples, a seed, and the number of threads that it may compute with."""
 
@@ -71,6 +74,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, tag="agent"):
     examples: int = 0
     """How many it has, or 0 if nobody knows."""
     token: str | None = None
+
+    @property
+    def end_s(self) -> float:
+        """How long it may take to end once it is to: what it has trained since its last update is lost anyway."""
+        return END_S
 
     @property
     def name(self) -> str:

@@ -19,16 +19,13 @@ import msgspec
 
 from edgeasync.runtime.agent import Agent
 from edgeasync.runtime.peer import Peer
-from edgeasync.sdk.workers.base import Job, make_trainer
+from edgeasync.sdk.workers.base import END_S, Job, make_trainer
 from edgeasync.sdk.workers.files import MAKE_FILE, WorkerFiles
 from edgeasync.sdk.workers.peer_job import PeerJob
 from edgeasync.sdk.workers.pickling import dump_error, load
 
 LOOK_S = 1.0
 """How often it looks whether its parent lives: a copy of the parent may hold the pipe open."""
-
-END_S = 3.0
-"""How long a worker may take to end once its parent wants it to, or is gone."""
 
 
 def main() -> None:
@@ -42,7 +39,7 @@ def main() -> None:
             shutil.rmtree(folder, ignore_errors=True)  # nobody else would
         if agents:
             loop.call_soon_threadsafe(agents[0].request_stop)
-            ended.wait(END_S)
+            ended.wait(END_S if orphaned else job.end_s)
         os._exit(1)
 
     ended = threading.Event()

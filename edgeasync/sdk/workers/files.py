@@ -1,5 +1,10 @@
 """The private folder by which `train` and its worker processes hand things to each other."""
 
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +13,55 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeasync.data.dataset import Dataset, Features, Inputs
+from edgeasync.errors import ConfigError, StorageError
 from edgeasync.sdk.shares import Share
-from edgeasync.sdk.workers.base import worker_name
+from edgeasync.sdk.workers.base import MakeTrainer, in_thread, worker_name
 from edgeasync.sdk.workers.pickling import dump, load
 
 MAKE_FILE = "make-trainer"
 """What makes a trainer from examples, the same for all workers."""
+
+
+HUB_SOCKET = "hub"
+"""The local socket of the hub; those of peers have their numbers."""
+
+SOCKET_PATH_BYTES_MAX = 107
+"""Of Linux."""
+
+
+async def make_folder(write: Callable[[Path], None]) -> Path:
+    """Return a new folder that only this user can open, which `write` has filled; its path fits into a socket's.
+
+    Raises `ConfigError` or `StorageError`, and then leaves no folder behind.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="edgeasync-"))
+
+    def fill() -> None:
+        if len(os.fsencode(folder / HUB_SOCKET)) > SOCKET_PATH_BYTES_MAX:
+            raise ConfigError(f"{folder}: too long for a socket's path; let TMPDIR be a shorter folder")
+        write(folder)
+
+    try:
+        await in_thread(fill)
+    except BaseException as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, OSError):
+            words = f"{folder}: cannot be written: {error.strerror}"
+            raise StorageError(f"{words}; free space, or let TMPDIR be another folder") from error
+        raise
+    return folder
+
+
+async def remove_folder(folder: Path) -> None:
+    """Remove it, with all that is in it."""
+    await in_thread(partial(shutil.rmtree, folder, ignore_errors=True))
+
+
+def write_files(folder: Path, make: MakeTrainer, shares: Sequence[Share]) -> None:
+    """Write what workers' processes make their trainers of."""
+    (folder / MAKE_FILE).write_bytes(dump(make, "the model"))
+    for number, share in enumerate(shares, 1):
+        WorkerFiles(folder, number).put_share(share)
 
 
 class WorkerFiles:

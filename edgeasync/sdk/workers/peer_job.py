@@ -11,7 +11,7 @@ from edgeasync.durable.peers_file import Peers
 from edgeasync.protocol.peer_messages import Topology
 from edgeasync.runtime.agent_settings import PeersSection
 from edgeasync.runtime.model_file import load_model
-from edgeasync.runtime.peer import PEER_MODEL_FILE, Peer
+from edgeasync.runtime.peer import PEER_MODEL_FILE, Peer, longest_end_s
 from edgeasync.sdk.workers.base import worker_name
 from edgeasync.training.trainer import Trainer
 
@@ -33,6 +33,11 @@ class PeerJob(msgspec.Struct, frozen=True, kw_only=True, tag="peer"):
     def __repr__(self) -> str:
         """Show nothing of the secret."""
         return f"PeerJob({worker_name(self.number)})"
+
+    @property
+    def end_s(self) -> float:
+        """How long it may take to end once it is to: nobody else has its model."""
+        return longest_end_s(self.section.lease_s)
 
     def make_peer(self, trainer: Trainer, folder: Path) -> Peer:
         """Return the worker's peer, not running yet; in `folder` it keeps its model, to resume after a death."""

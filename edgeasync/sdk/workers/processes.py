@@ -7,11 +7,9 @@ needed, and no thread or lock is copied.
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Sequence
 from functools import partial
@@ -20,7 +18,6 @@ from typing import Any, Self
 
 import msgspec
 
-from edgeasync.errors import ConfigError, StorageError
 from edgeasync.runtime.hub import Hub
 from edgeasync.sdk.shares import Share
 from edgeasync.sdk.workers.base import (
@@ -29,21 +26,17 @@ from edgeasync.sdk.workers.base import (
     WorkerDiedError,
     Workers,
     examples_of,
-    in_thread,
     incarnation_of,
     keep_alive,
     run_together,
     worker_name,
 )
-from edgeasync.sdk.workers.files import MAKE_FILE, WorkerFiles
+from edgeasync.sdk.workers.files import HUB_SOCKET, WorkerFiles, make_folder, remove_folder, write_files
 from edgeasync.sdk.workers.peer_job import PeerJob
-from edgeasync.sdk.workers.pickling import dump, load_error
+from edgeasync.sdk.workers.pickling import load_error
 
-CLOSE_S = 5.0
-"""How long a worker may take to end before it is killed."""
-
-SOCKET_PATH_BYTES_MAX = 107
-"""Of Linux."""
+CLOSE_S = 2.0
+"""How much longer than it may a worker takes to end before it is killed."""
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """By which the libraries under numpy and torch are told how many threads to use; they read nothing else."""
@@ -61,21 +54,13 @@ class ProcessWorkers(Workers):
 
     async def __aenter__(self) -> Self:
         """Write what the workers need into a folder that only this user can open."""
-        self._folder = Path(tempfile.mkdtemp(prefix="edgeasync-"))
-        self.bind = f"ipc://{self._folder / 'hub'}"
-        try:
-            await in_thread(self._write)
-        except BaseException as error:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            if isinstance(error, OSError):
-                words = f"{self._folder}: cannot be written: {error.strerror}"
-                raise StorageError(f"{words}; free space, or let TMPDIR be another folder") from error
-            raise
+        self._folder = await make_folder(partial(write_files, make=self._make, shares=self._shares))
+        self.bind = f"ipc://{self._folder / HUB_SOCKET}"
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """Remove the folder."""
-        await in_thread(partial(shutil.rmtree, self._folder, ignore_errors=True))
+        await remove_folder(self._folder)
 
     async def run(self, hub: Hub) -> None:
         """Keep a process alive for each worker."""
@@ -87,11 +72,6 @@ class ProcessWorkers(Workers):
     def stop(self) -> None:
         """Let the processes end."""
         self._stopping.set()
-
-    def _write(self) -> None:
-        if len(os.fsencode(self.bind.removeprefix("ipc://"))) > SOCKET_PATH_BYTES_MAX:
-            raise ConfigError(f"{self.bind}: too long for a socket; let TMPDIR be a shorter folder")
-        write_files(self._folder, self._make, self._shares)
 
     async def _live(self, hub: Hub, number: int, deaths: int) -> None:
         incarnation = incarnation_of(hub, number, deaths)
@@ -107,13 +87,6 @@ class ProcessWorkers(Workers):
         await run_process(self._folder, job, self._stopping)
 
 
-def write_files(folder: Path, make: MakeTrainer, shares: Sequence[Share]) -> None:
-    """Write what workers' processes make their trainers of."""
-    (folder / MAKE_FILE).write_bytes(dump(make, "the model"))
-    for number, share in enumerate(shares, 1):
-        WorkerFiles(folder, number).put_share(share)
-
-
 async def run_process(folder: Path, job: Job | PeerJob, stopping: asyncio.Event) -> None:
     """Run a worker's process to its end, or until all are to stop.
 
@@ -123,7 +96,7 @@ async def run_process(folder: Path, job: Job | PeerJob, stopping: asyncio.Event)
         return
     files = WorkerFiles(folder, job.number)
     files.job.write_bytes(msgspec.json.encode(job))
-    async with Process(child_command(folder, job.number), job.threads) as process:
+    async with Process(child_command(folder, job.number), job.threads, job.end_s + CLOSE_S) as process:
         stopped = asyncio.ensure_future(stopping.wait())
         either: list[asyncio.Future[Any]] = [process.ended, stopped]
         try:
@@ -144,10 +117,11 @@ def child_command(folder: Path, number: int) -> list[str]:
 
 
 class Process:
-    """A child, and the pipe by which it is told to end. Leaving waits for its end."""
+    """A child, and the pipe by which it is told to end. Leaving waits up to `close_s` for its end."""
 
-    def __init__(self, command: list[str], threads: int) -> None:
+    def __init__(self, command: list[str], threads: int, close_s: float) -> None:
         self._command = command
+        self._close_s = close_s
         self._environment = {name: str(threads) for name in THREAD_VARIABLES} | os.environ
         self._environment["PYTHONPATH"] = os.pathsep.join(path or "." for path in sys.path)
 
@@ -177,7 +151,7 @@ class Process:
             os.write(self._lifeline, b".")
         os.close(self._lifeline)
         try:
-            await asyncio.wait([self.ended], timeout=CLOSE_S)
+            await asyncio.wait([self.ended], timeout=self._close_s)
         finally:
             if not self.ended.done():
                 self._process.kill()
