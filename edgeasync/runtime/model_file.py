@@ -75,6 +75,11 @@ def read_model(path: Path) -> SavedModel:
     return SavedModel(arrays, metadata.get("lineage", ""), version, evaluation, saved_s)
 
 
+def load_kept(path: Path, spec: ParameterSpec, initial: Vector) -> tuple[Vector, int]:
+    """Return the model in a file and its version number as `load_model` does; without a file, `initial` and 0."""
+    return load_model(path, spec) if path.exists() else (initial, 0)
+
+
 def load_model(path: Path, spec: ParameterSpec) -> tuple[Vector, int]:
     """Read a model and its version number; the number is 0 for a file from another tool.
 

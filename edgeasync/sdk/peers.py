@@ -1,6 +1,8 @@
 """`train(topology="ring")`: workers of this machine average their models among themselves, without a hub."""
 
 import asyncio
+import contextlib
+import logging
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -8,24 +10,30 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self, cast, get_args
 
+import msgspec
 import numpy as np
 from msgspec.structs import replace
 
 from edgeasync.config import convert
 from edgeasync.data.dataset import Dataset
+from edgeasync.durable.files import FolderLock
 from edgeasync.durable.keys import KeyPair
 from edgeasync.durable.peers_file import PeerEntry, Peers
-from edgeasync.errors import ConfigError
+from edgeasync.errors import ConfigError, EdgeAsyncError, StorageError
+from edgeasync.losses import LossSetting
 from edgeasync.parameters import Vector
 from edgeasync.protocol.peer_messages import PEERS_MAX, Topology
 from edgeasync.runtime.agent_settings import PeersSection
-from edgeasync.runtime.model_file import MODEL_FILE, load_model, save_model
+from edgeasync.runtime.model_file import MODEL_FILE, load_kept, load_model, save_model
 from edgeasync.runtime.peer import Peer
-from edgeasync.sdk.models import Prepared
+from edgeasync.runtime.runs import list_checkpoints
+from edgeasync.sdk.models import Prepared, prepare
+from edgeasync.sdk.plan import make_evaluator
 from edgeasync.sdk.run import Run
 from edgeasync.sdk.shares import Share
 from edgeasync.sdk.stop import Stop
 from edgeasync.sdk.workers.base import (
+    in_thread,
     keep_alive,
     make_trainer,
     note_worker,
@@ -37,6 +45,8 @@ from edgeasync.sdk.workers.peer_job import INITIAL_FILE, PeerJob, model_file
 from edgeasync.sdk.workers.processes import run_process
 from edgeasync.training.evaluation import Evaluator
 from edgeasync.training.plan import LocalTraining
+
+LOG = logging.getLogger("edgeasync.train")
 
 ROUND_STEPS = 10
 """Local steps after which a round is due, if nothing is said."""
@@ -94,39 +104,73 @@ def _section_of(
     return replace(section, steps_max=steps, rounds_max=rounds)
 
 
-class PeerWorkers:
-    """The workers of one call. `async with` prepares their keys, and at its end leaves nothing of them behind."""
+class PeerPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What workers without a hub train, each with the section of the same place, and for how long.
 
-    def __init__(
-        self,
-        prepared: Prepared,
-        shares: Sequence[Share],
-        section: PeersSection,
-        *,
-        engine: str,
-        until: Stop,
-        local: LocalTraining,
-        seed: int,
-    ) -> None:
-        if engine not in ("tasks", "processes"):
+    They are processes or, unless they live `apart`, tasks of this one.
+    """
+
+    prepared: Prepared
+    shares: Sequence[Share]
+    sections: Sequence[PeersSection]
+    apart: bool
+    minutes: float | None
+    seed: int
+    evaluator: Evaluator | None
+
+
+def plan_peers(
+    model: object,
+    shares: Sequence[Share],
+    *,
+    topology: str,
+    engine: str,
+    until: Stop,
+    settings: Mapping[str, Any] | None,
+    run: Path,
+    evaluate: object,
+    loss: LossSetting,
+    seed: int,
+    local: LocalTraining,
+) -> PeerPlan:
+    """Return the plan of a training without a hub; raises what `plan_run` raises, for what does not fit."""
+    section = peers_section(topology, settings, until)
+    if engine not in ("tasks", "processes"):
+        raise ConfigError(
+            f"engine is {engine!r}; without a hub workers are 'tasks' or 'processes' of this machine"
+        )
+    if not 2 <= len(shares) <= PEERS_MAX:
+        raise ConfigError(f"without a hub there are 2 to {PEERS_MAX} workers, not {len(shares)}; change workers")
+    prepared = prepare(
+        model, shares[0] if isinstance(shares[0], Dataset) else None, local, loss=loss, run=run, seed=seed
+    )
+    local.check_model(prepared.spec, prepared.loss)
+    for number, share in enumerate(shares, 1):
+        if not isinstance(share, Dataset) and share.spec != prepared.spec:
             raise ConfigError(
-                f"engine is {engine!r}; without a hub workers are 'tasks' or 'processes' of this machine"
+                f"trainer {number} has other arrays than the model; give it the model's names and shapes"
             )
-        if not 2 <= len(shares) <= PEERS_MAX:
-            raise ConfigError(
-                f"without a hub there are 2 to {PEERS_MAX} workers, not {len(shares)}; change workers"
-            )
-        for number, share in enumerate(shares, 1):
-            if not isinstance(share, Dataset) and share.spec != prepared.spec:
-                raise ConfigError(
-                    f"trainer {number} has other arrays than the model; give it the model's names and shapes"
-                )
-        self.prepared = prepared
-        self._shares = shares
-        self._apart = engine == "processes"
-        self._sections = [_section_of(share, section, until, local, len(shares)) for share in shares]
-        self._seed = seed
-        self._minutes = until.minutes
+    return PeerPlan(
+        prepared=prepared,
+        shares=shares,
+        sections=[_section_of(share, section, until, local, len(shares)) for share in shares],
+        apart=engine == "processes",
+        minutes=until.minutes,
+        seed=seed,
+        evaluator=make_evaluator(evaluate, None, prepared),
+    )
+
+
+class PeerWorkers:
+    """The workers of one call. `async with` prepares them, and at its end leaves nothing of them behind.
+
+    They begin with the values of `initial`.
+    """
+
+    def __init__(self, plan: PeerPlan, initial: Vector) -> None:
+        self._plan = plan
+        self._shares = plan.shares
+        self._initial = initial
         self._stopping = asyncio.Event()
         self._running: list[Peer] = []
 
@@ -153,19 +197,20 @@ class PeerWorkers:
         await remove_folder(self.folder)
 
     def _write(self, folder: Path) -> None:
-        np.save(folder / INITIAL_FILE, self.prepared.initial)
-        if self._apart:
-            write_files(folder, self.prepared.make_trainer, self._shares)
+        np.save(folder / INITIAL_FILE, self._initial)
+        if self._plan.apart:
+            write_files(folder, self._plan.prepared.make_trainer, self._shares)
 
     async def run(self) -> None:
         """Train until all have ended; raise what one of them ended with."""
         numbers = range(1, len(self._shares) + 1)
-        if self._apart:
+        if self._plan.apart:
             lives = [keep_alive(worker_name(number), partial(self._live_apart, number)) for number in numbers]
         else:
             lives = [self._live_here(number) for number in numbers]
         loop = asyncio.get_running_loop()
-        timer = None if self._minutes is None else loop.call_later(60.0 * self._minutes, self.stop)
+        minutes = self._plan.minutes
+        timer = None if minutes is None else loop.call_later(60.0 * minutes, self.stop)
         try:
             await run_together(lives)
         finally:
@@ -188,22 +233,22 @@ class PeerWorkers:
 
         A worker that has taken no step has nothing to add, and may have left no file.
         """
-        spec, numbers = self.prepared.spec, range(1, len(self._shares) + 1)
+        spec, numbers = self._plan.prepared.spec, range(1, len(self._shares) + 1)
         files = [file for number in numbers if (file := model_file(self.folder, number)).exists()]
         found = [(vector, steps) for vector, steps in (load_model(file, spec) for file in files) if steps]
-        found = found or [(self.prepared.initial, 0)]
+        found = found or [(self._initial, 0)]
         total = np.zeros(spec.length, np.float64)
         for vector, _ in found:
             total += vector
         return (total / len(found)).astype(np.float32), max(steps for _, steps in found)
 
     def _job(self, number: int, incarnation: int, threads: int) -> PeerJob:
-        section = self._sections[number - 1]
+        section = self._plan.sections[number - 1]
         return PeerJob(
             number=number,
             incarnation=incarnation,
             # A worker that comes back draws other batches: it does not see the first ones again and again.
-            seed=self._seed + number - 1 + len(self._shares) * (incarnation - 1),
+            seed=self._plan.seed + number - 1 + len(self._shares) * (incarnation - 1),
             threads=threads,
             secret=self._pairs[number - 1].secret,
             peers=self._peers,
@@ -215,7 +260,7 @@ class PeerWorkers:
         job = self._job(number, 1, 1)
         try:
             trainer = await asyncio.to_thread(
-                make_trainer, self._shares[number - 1], self.prepared.make_trainer, job
+                make_trainer, self._shares[number - 1], self._plan.prepared.make_trainer, job
             )
             if self._stopping.is_set():
                 return
@@ -233,25 +278,56 @@ class PeerWorkers:
         await run_process(self.folder, self._job(number, deaths + 1, threads), self._stopping)
 
 
-async def train_with_peers(workers: PeerWorkers, folder: Path, evaluator: Evaluator | None) -> Run:
-    """Train without a hub; return the run, whose model is the mean of what the workers ended with."""
-    spec = workers.prepared.spec
-    async with workers:
-        await workers.run()
-        vector, steps = await asyncio.to_thread(workers.mean)
+async def train_with_peers(plan: PeerPlan, folder: Path) -> Run:
+    """Train without a hub; return the run, whose model is the mean of what the workers ended with.
 
-    def result() -> Run:
-        folder.mkdir(parents=True, exist_ok=True)
-        save_model(folder / MODEL_FILE, spec, vector, lineage="", version=steps)
-        last = None if evaluator is None else evaluator(vector)
+    It begins with the model in the run's folder, if one is there. However it ends, what was trained is there then.
+    """
+    spec, lock = plan.prepared.spec, FolderLock(folder, "run")
+    try:
+        initial, steps_before = await in_thread(partial(_open, lock, plan))
+        async with PeerWorkers(plan, initial) as workers:
+
+            def save() -> tuple[Vector, int]:
+                vector, steps = workers.mean()
+                try:
+                    save_model(folder / MODEL_FILE, spec, vector, lineage="", version=steps_before + steps)
+                except StorageError as error:
+                    LOG.warning("%s; what was trained is in run.arrays alone", error)
+                return vector, steps_before + steps
+
+            try:
+                await workers.run()
+            except BaseException:
+                with contextlib.suppress(EdgeAsyncError):  # what it ends with says more
+                    await in_thread(save)
+                raise
+            vector, version = await in_thread(save)
+        last = None if plan.evaluator is None else await asyncio.to_thread(plan.evaluator, vector)
         return Run(
             folder,
             dict(spec.views(vector)),
-            steps,
-            restore=workers.prepared.restore,
+            version,
+            restore=plan.prepared.restore,
             loss=None if last is None else last.loss,
             accuracy=None if last is None else last.accuracy,
             reason=workers.reason,
         )
+    finally:
+        lock.close()
 
-    return await asyncio.to_thread(result)
+
+def _open(lock: FolderLock, plan: PeerPlan) -> tuple[Vector, int]:
+    """Lock the run's folder; return the model to begin with, and its local steps.
+
+    Raises `ConfigError` for the folder of a hub's run, `StorageError`, and `ModelMismatchError`.
+    """
+    lock.take("a hub or another training has this folder; choose another run folder")
+    for remark in lock.remarks:
+        LOG.warning("%s", remark)
+    if list_checkpoints(lock.path):
+        raise ConfigError(
+            f"{lock.path} holds a hub's run, whose journal knows only of updates; choose another folder, or "
+            "leave out topology"
+        )
+    return load_kept(lock.path / MODEL_FILE, plan.prepared.spec, plan.prepared.initial)

@@ -21,16 +21,15 @@ from edgeasync.runtime.hub import Hub
 from edgeasync.runtime.model_file import load_model
 from edgeasync.sdk.blocking import blocking
 from edgeasync.sdk.callbacks import Callback, Callbacks
-from edgeasync.sdk.models import local_training, prepare
+from edgeasync.sdk.models import local_training
 from edgeasync.sdk.observer import Observer
-from edgeasync.sdk.peers import PeerWorkers, check_topology, peers_section, train_with_peers
-from edgeasync.sdk.plan import Plan, as_path, make_evaluator, make_hub, plan_run
+from edgeasync.sdk.peers import PeerPlan, check_topology, plan_peers, train_with_peers
+from edgeasync.sdk.plan import Plan, as_path, make_hub, plan_run
 from edgeasync.sdk.run import Run
 from edgeasync.sdk.shares import split
 from edgeasync.sdk.stop import Stop
 from edgeasync.sdk.workers.base import Workers, run_together
 from edgeasync.sdk.workers.engines import Engine, make_workers
-from edgeasync.training.evaluation import Evaluator
 
 DEFAULT_EPOCHS = 10.0
 """How long `train` trains if nothing is said."""
@@ -94,7 +93,8 @@ async def train_async(  # noqa: C901 - two ways in one signature
     - `topology`: `"star"`, with a hub; `"ring"` or `"all_to_all"`, without one. Then workers average their models
       among themselves every 10 local steps, or by `settings={"peers": {...}}`, keys of `[peers]`. The run's model
       is the mean of theirs, and there is no policy, callback or history. `until` takes `epochs`, `minutes` and
-      `updates`: a worker's part in a round is one update.
+      `updates`: a worker's part in a round is one update. All three count from this call on, also in a run that
+      continues; that of a hub is refused.
 
     When the updates of all workers are no longer finite, training ends, with the last good version; `Run.reason`
     then begins with "diverged".
@@ -114,12 +114,10 @@ async def train_async(  # noqa: C901 - two ways in one signature
     check_topology(topology)
     folder, remove = _folder(run)
 
-    def begin_peers() -> tuple[PeerWorkers, Evaluator | None]:
+    def begin_peers() -> PeerPlan:
         for name, given in (("policy", policy), ("callbacks", callbacks), ("ray_address", ray_address)):
             if given:
                 raise ConfigError(f"{name}: topology={topology!r} has no hub that could keep to it; leave it out")
-        section, parts = peers_section(topology, settings, until), split(data, workers, seed)
-        example = parts[0] if isinstance(parts[0], Dataset) else None
         local = local_training(
             optimizer,
             batch_size,
@@ -128,10 +126,19 @@ async def train_async(  # noqa: C901 - two ways in one signature
             micro_batch_size=micro_batch_size,
             keep_optimizer_state=keep_optimizer_state,
         )
-        prepared = prepare(model, example, local, loss=loss, run=folder, seed=seed)
-        local.check_model(prepared.spec, prepared.loss)
-        evaluator = make_evaluator(evaluate, None, prepared)
-        return PeerWorkers(prepared, parts, section, engine=engine, until=until, local=local, seed=seed), evaluator
+        return plan_peers(
+            model,
+            split(data, workers, seed),
+            topology=topology,
+            engine=engine,
+            until=until,
+            settings=settings,
+            run=folder,
+            evaluate=evaluate,
+            loss=loss,
+            seed=seed,
+            local=local,
+        )
 
     def begin() -> tuple[Plan, Workers, int]:
         parts = split(data, workers, seed)
@@ -162,8 +169,7 @@ async def train_async(  # noqa: C901 - two ways in one signature
         return plan, make_workers(engine, plan.prepared, parts, seed, ray_address), examples
 
     async def with_peers() -> Run:
-        peers, evaluator = await asyncio.to_thread(begin_peers)
-        return await train_with_peers(peers, folder, evaluator)
+        return await train_with_peers(await asyncio.to_thread(begin_peers), folder)
 
     async def with_hub() -> Run:
         plan, crew, examples = await asyncio.to_thread(begin)

@@ -11,14 +11,16 @@ import pytest
 import safetensors.numpy
 from sklearn.datasets import load_digits
 
-from edgeasync import SGD, Agent, StepResult, Stop, train, train_async
+from edgeasync import SGD, Agent, Run, StepResult, Stop, train, train_async
 from edgeasync.async_train import async_sgd, nn
 from edgeasync.async_train.model import Model
 from edgeasync.data.dataset import Dataset
 from edgeasync.data.partition import iid
+from edgeasync.durable.files import FolderLock
 from edgeasync.errors import ConfigError, StorageError
 from edgeasync.nn import Linear, Sequential, to_onnx
 from edgeasync.runtime import peer as runtime
+from edgeasync.runtime.model_file import MODEL_FILE
 from edgeasync.runtime.peer import PEER_MODEL_FILE
 from edgeasync.sdk import peers
 from edgeasync.sdk.peers import PeerWorkers
@@ -240,6 +242,117 @@ def test_a_folder_for_workers_that_cannot_be_written_is_told_and_removed(tempora
     monkeypatch.setattr(np, "save", full)
     with pytest.raises(StorageError, match="No space left on device; free space, or let TMPDIR be another folder"):
         train(SMALL, DATA, workers=2, topology="ring", until=Stop(updates=1))
+
+
+# -- the folder of the run ---------------------------------------------------------------------------------------
+
+
+class Adds:
+    """Adds one to all values in each step, and notes what it began with; `fails` in its third step."""
+
+    spec = SMALL.spec
+
+    def __init__(self, *, fails=False):
+        self.fails, self.steps, self.first = fails, 0, None
+
+    def begin(self, parameters):
+        self.parameters = parameters
+        self.first = parameters.copy() if self.first is None else self.first
+
+    def step(self):
+        self.steps += 1
+        if self.fails and self.steps == 3:
+            raise ZeroDivisionError("on purpose")
+        self.parameters += 1.0
+        return StepResult(loss=None, examples=1)
+
+
+def add(run, updates=20, **arguments):
+    """Train two workers that add; each takes part in half the updates."""
+    trainers = [Adds(), Adds()]
+    how = {"topology": "ring", "until": Stop(updates=updates), "settings": FAST, "run": run}
+    return train(ZEROS, trainers, **how | arguments), trainers
+
+
+def test_a_second_call_on_the_folder_continues(tmp_path):
+    first, _ = add(tmp_path / "run")
+    second, trainers = add(tmp_path / "run")
+    before = SMALL.spec.flatten(first.arrays)
+    assert all((trainer.first == before).all() for trainer in trainers)
+    assert second.version == first.version + max(trainer.steps for trainer in trainers)
+    opened = Run.open(tmp_path / "run")
+    assert opened.version == second.version
+    assert (SMALL.spec.flatten(opened.arrays) > before + 1.0).all()
+
+
+def test_a_folder_of_a_hubs_run_is_refused_and_left_as_it_is(tmp_path):
+    kept = train(SMALL, DATA, workers=2, run=tmp_path / "run", until=Stop(updates=5))
+    content = (tmp_path / "run" / MODEL_FILE).read_bytes()
+    with pytest.raises(ConfigError, match=r"holds a hub's run, .*; choose another folder"):
+        train(SMALL, DATA, workers=2, run=tmp_path / "run", until=Stop(updates=5), topology="ring")
+    assert (tmp_path / "run" / MODEL_FILE).read_bytes() == content
+    assert Run.open(tmp_path / "run").version == kept.version
+
+
+def test_a_hub_continues_what_peers_have_trained(tmp_path):
+    first = train(SMALL, DATA, workers=2, run=tmp_path / "run", until=Stop(updates=20), topology="ring")
+    second = train(SMALL, DATA, workers=2, run=tmp_path / "run", until=Stop(updates=5))
+    assert second.version > first.version > 0
+
+
+def test_a_folder_that_cannot_be_used_is_told_before_anything_is_trained(tmp_path):
+    (tmp_path / "file").touch()
+    trainers = [Adds(), Adds()]
+    with pytest.raises(StorageError, match=r"file/run: cannot be used: .*; choose another run folder"):
+        train(ZEROS, trainers, topology="ring", until=Stop(updates=20), run=tmp_path / "file" / "run")
+    assert [trainer.steps for trainer in trainers] == [0, 0]
+
+
+def test_two_trainings_do_not_share_a_folder(tmp_path):
+    lock = FolderLock(tmp_path / "run", "run")
+    lock.take("")
+    with pytest.raises(StorageError, match="another training has this folder"):
+        add(tmp_path / "run")
+    lock.close()
+    add(tmp_path / "run")
+
+
+def test_a_disk_that_is_full_at_the_end_costs_no_model(tmp_path, monkeypatch, caplog):
+    def full(path, *_, **__):
+        raise StorageError(f"{path}: cannot be written: No space left on device; free space or fix its rights")
+
+    monkeypatch.setattr(peers, "save_model", full)
+    run, _ = add(tmp_path / "run")
+    assert (SMALL.spec.flatten(run.arrays) > 0.0).all()
+    assert "free space or fix its rights; what was trained is in run.arrays alone" in caplog.text
+
+
+def test_what_was_trained_before_a_worker_failed_is_in_the_folder(tmp_path):
+    with pytest.raises(ZeroDivisionError, match="on purpose"):
+        train(
+            ZEROS, [Adds(), Adds(fails=True)], topology="ring", until=Stop(updates=20), run=tmp_path / "run"
+        )  # fmt: skip
+    assert Run.open(tmp_path / "run").version >= 2
+
+
+@pytest.mark.asyncio
+async def test_a_training_that_is_cancelled_leaves_its_model_in_the_folder(tmp_path):
+    begun, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    class Tells(Adds):
+        def step(self):
+            if self.steps == 2:
+                loop.call_soon_threadsafe(begun.set)
+            return super().step()
+
+    how = {"topology": "ring", "until": Stop(minutes=60), "run": tmp_path / "run"}
+    training = asyncio.create_task(train_async(ZEROS, [Tells(), Tells()], **how))
+    async with asyncio.timeout(PATIENCE_S):
+        await begun.wait()
+        training.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await training
+    assert Run.open(tmp_path / "run").version >= 2
 
 
 def test_the_toolbox_has_the_argument():
