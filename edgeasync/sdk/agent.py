@@ -179,8 +179,8 @@ class Agent(Service):
     @property
     def arrays(self) -> dict[str, npt.NDArray[np.float32]]:
         """A copy of the arrays of a device without a hub; raises `ConfigError` with one."""
-        (worker,) = self._workers or (None,)
-        if not isinstance(worker, PeerWorker):
+        worker = self._workers[0] if self._workers else None
+        if not isinstance(worker, PeerWorker) or worker.agent is None:
             raise ConfigError("arrays are of an agent without a hub that has begun (topology='ring')")
         return worker.arrays
 

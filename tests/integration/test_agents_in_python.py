@@ -39,6 +39,15 @@ def live(hub):
     return sum(device["state"] not in ("left", "lost") for device in hub.status()["devices"])
 
 
+def test_arrays_are_of_an_agent_without_a_hub(tmp_path):
+    with (
+        Hub(MODEL, run=tmp_path, bind=ANYWHERE) as hub,
+        Agent(hub.address, DATA, workers=2) as agent,
+        pytest.raises(ConfigError, match="arrays are of an agent without a hub"),
+    ):
+        _ = agent.arrays
+
+
 class Awaited:
     """A trainer whose steps are awaited, and note the thread they run in."""
 
