@@ -148,9 +148,7 @@ class Peer:
         self._copy: tuple[Vector, int] | None = None
         """The model between two steps, and their number."""
         self._on_report = on_report or (lambda _: None)
-        self._disk = DiskWatch(
-            lambda sentence: self._on_report(Report("warning", sentence)), "a restart loses what was trained"
-        )
+        self._disk = DiskWatch(self._warn_from_thread, "a restart loses what was trained")
         self._given_context = context
         self._ending = Ending("Peer")
         self._stopping = threading.Event()
@@ -181,7 +179,7 @@ class Peer:
             self._ending,
             lambda: self._act(self._engine.tick),
             lambda: min(self._engine.next_deadline_s(), time.monotonic() + TICK_S),
-            self._ending.fail,
+            self._fail_and_leave,
         )
 
     async def run(self) -> str:
@@ -396,6 +394,9 @@ class Peer:
         action()
         if self._leaving and not self._serves:
             self._engine.handle(StopRequested())
+
+    def _warn_from_thread(self, sentence: str) -> None:
+        self._loop.call_soon_threadsafe(self._on_report, Report("warning", sentence))
 
     def _fail_from_thread(self, error: BaseException) -> None:
         self._loop.call_soon_threadsafe(self._fail_and_leave, error)

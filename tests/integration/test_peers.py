@@ -11,7 +11,7 @@ from edgeasync import StepResult
 from edgeasync.runtime import peer as runtime
 from edgeasync.runtime.model_file import load_model
 from edgeasync.runtime.peer import PEER_MODEL_FILE
-from tests.support.peers import SPEC, Still, first_values, make_peer, name_of, write_list
+from tests.support.peers import FILE, SPEC, Still, first_values, make_peer, name_of, write_list
 from tests.support.processes import PATIENCE_S
 from tests.support.size import repetitions
 
@@ -130,6 +130,47 @@ async def test_a_peer_whose_trainer_fails_says_goodbye(tmp_path):
         await lost.wait()
         one.request_stop()
         assert await running[0] == "stopped"
+
+
+@pytest.mark.asyncio
+async def test_a_peer_that_fails_on_its_loop_says_goodbye(tmp_path):
+    """Here its caller's function raises; nobody has to wait for a lease."""
+    write_list(tmp_path, [0, 1])
+    found, lost = asyncio.Event(), asyncio.Event()
+
+    def tell(report):
+        {"peer_found": found, "peer_lost": lost}.get(report.event, asyncio.Event()).set()
+
+    def fail(report):
+        if report.event == "round_done" and found.is_set():
+            raise ZeroDivisionError("on purpose")
+
+    one = make_peer(tmp_path, 0, lease_s=600.0, incarnation=1, on_report=tell)
+    other = make_peer(tmp_path, 1, lease_s=600.0, incarnation=1, on_report=fail)
+    running = [asyncio.create_task(peer.run()) for peer in (one, other)]
+    async with asyncio.timeout(PATIENCE_S):
+        with pytest.raises(ZeroDivisionError):
+            await running[1]
+        await lost.wait()
+        one.request_stop()
+        assert await running[0] == "stopped"
+
+
+@pytest.mark.asyncio
+async def test_what_a_peer_says_of_its_disk_is_said_on_its_loop(tmp_path):
+    write_list(tmp_path, [0, 1])
+    told = []
+    peer = make_peer(
+        tmp_path, 0, incarnation=1, on_report=lambda report: told.append((report, threading.current_thread()))
+    )
+    peer._model_file = tmp_path / FILE / "no folder"
+    running = asyncio.create_task(peer.run())
+    await asyncio.sleep(0)
+    async with asyncio.timeout(PATIENCE_S):
+        peer.request_stop()
+        assert await running == "stopped"
+    assert "cannot be written" in told[-1][0].detail
+    assert {thread for _, thread in told} == {threading.current_thread()}
 
 
 @pytest.mark.asyncio
