@@ -30,7 +30,7 @@ from edgeasync.runtime.runs import list_checkpoints
 from edgeasync.sdk.models import Prepared, prepare
 from edgeasync.sdk.plan import make_evaluator
 from edgeasync.sdk.run import Run
-from edgeasync.sdk.shares import Share
+from edgeasync.sdk.shares import Share, check_same_model
 from edgeasync.sdk.stop import Stop
 from edgeasync.sdk.workers.base import (
     in_thread,
@@ -145,11 +145,7 @@ def plan_peers(
         model, shares[0] if isinstance(shares[0], Dataset) else None, local, loss=loss, run=run, seed=seed
     )
     local.check_model(prepared.spec, prepared.loss)
-    for number, share in enumerate(shares, 1):
-        if not isinstance(share, Dataset) and share.spec != prepared.spec:
-            raise ConfigError(
-                f"trainer {number} has other arrays than the model; give it the model's names and shapes"
-            )
+    check_same_model(shares, prepared.spec)
     return PeerPlan(
         prepared=prepared,
         shares=shares,

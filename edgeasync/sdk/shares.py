@@ -1,12 +1,14 @@
 """What each worker of `train` or of an agent trains with, from the data that the user gave."""
 
+from collections.abc import Sequence
 from typing import Any, TypeGuard
 
 import numpy as np
 
 from edgeasync.data.dataset import Dataset
 from edgeasync.data.partition import iid
-from edgeasync.errors import ConfigError
+from edgeasync.errors import ConfigError, ModelMismatchError
+from edgeasync.parameters import ParameterSpec
 from edgeasync.sdk.models import as_dataset
 from edgeasync.sdk.plan import check_seed
 from edgeasync.training.trainer import Trainer
@@ -42,6 +44,15 @@ def check_apart(parts: list[Any]) -> None:
         if _is_trainer(part) and first.setdefault(id(part), number) != number:
             raise ConfigError(
                 f"workers {first[id(part)]} and {number} have one trainer object: make another one for each worker"
+            )
+
+
+def check_same_model(shares: Sequence[Share], spec: ParameterSpec) -> None:
+    """Raise `ModelMismatchError` for a trainer of another model."""
+    for number, share in enumerate(shares, 1):
+        if not isinstance(share, Dataset) and share.spec != spec:
+            raise ModelMismatchError(
+                f"trainer {number} has other arrays than the model; give it the model's names and shapes"
             )
 
 

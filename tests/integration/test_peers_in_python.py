@@ -17,7 +17,7 @@ from edgeasync.async_train.model import Model
 from edgeasync.data.dataset import Dataset
 from edgeasync.data.partition import iid
 from edgeasync.durable.files import FolderLock
-from edgeasync.errors import ConfigError, StorageError
+from edgeasync.errors import ConfigError, ModelMismatchError, StorageError
 from edgeasync.nn import Linear, Sequential, to_onnx
 from edgeasync.runtime import peer as runtime
 from edgeasync.runtime.model_file import MODEL_FILE
@@ -100,6 +100,12 @@ def test_mistakes_of_train(arguments, said):
     data = np.eye(4), [0, 1, 0, 1]
     with pytest.raises(ConfigError, match=said):
         train(SoftmaxModel(inputs=4, classes=2), data, **{"topology": "ring", "workers": 2, **arguments})
+
+
+@pytest.mark.parametrize("topology", ["star", "ring"])
+def test_a_trainer_of_another_model_is_refused(topology):
+    with pytest.raises(ModelMismatchError, match="trainer 1 has other arrays than the model"):
+        train({"w": [1.0]}, [Adds(), Adds()], topology=topology, until=Stop(updates=10))
 
 
 def test_a_trainer_that_fails_ends_all():

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Literal, get_args
 
 from edgeasync.data.dataset import Dataset
-from edgeasync.errors import ConfigError, ModelMismatchError
+from edgeasync.errors import ConfigError
 from edgeasync.sdk.models import Prepared
-from edgeasync.sdk.shares import Share
+from edgeasync.sdk.shares import Share, check_same_model
 from edgeasync.sdk.workers.base import Workers, examples_of
 from edgeasync.sdk.workers.tasks import TaskWorkers
 
@@ -25,11 +25,7 @@ def make_workers(
         raise ConfigError(f"engine is {engine!r}; give one of {', '.join(map(repr, get_args(Engine)))}")
     if ray_address is not None and engine != "ray":
         raise ConfigError(f"ray_address goes with engine='ray'; the engine is {engine!r}")
-    for number, share in enumerate(shares, 1):
-        if not isinstance(share, Dataset) and share.spec != prepared.spec:
-            raise ModelMismatchError(
-                f"trainer {number} has other arrays than the model; give it the model's names and shapes"
-            )
+    check_same_model(shares, prepared.spec)
     if engine == "tasks":
         trainers = [
             prepared.make_trainer(share, seed + number, 1) if isinstance(share, Dataset) else share
