@@ -38,6 +38,7 @@ from edgeasync.sdk.workers.base import (
     make_trainer,
     note_worker,
     run_together,
+    seed_of,
     worker_name,
 )
 from edgeasync.sdk.workers.files import make_folder, remove_folder, write_files
@@ -243,8 +244,7 @@ class PeerWorkers:
         return PeerJob(
             number=number,
             incarnation=incarnation,
-            # A worker that comes back draws other batches: it does not see the first ones again and again.
-            seed=self._plan.seed + number - 1 + len(self._shares) * (incarnation - 1),
+            seed=seed_of(self._plan.seed, number, len(self._shares), incarnation),
             threads=threads,
             secret=self._pairs[number - 1].secret,
             peers=self._peers,

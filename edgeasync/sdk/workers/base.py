@@ -1,11 +1,12 @@
-"""What the three engines of `train` have in common: their shape, the agent of a worker, and how one comes back."""
+"""What the engines of `train` have in common: their shape, the agent of a worker, and how one comes back."""
 
 import asyncio
 import logging
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 
@@ -104,6 +105,42 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, tag="agent"):
         )
 
 
+class RevivedWorkers(Workers):
+    """Workers each of which comes back when it dies."""
+
+    def __init__(self, shares: Sequence[Share], make: MakeTrainer, seed: int) -> None:
+        self._shares = shares
+        self._make = make
+        self._seed = seed
+        self._stopping = asyncio.Event()
+
+    async def run(self, hub: Hub) -> None:
+        """Keep all workers alive."""
+        await run_together(
+            keep_alive(worker_name(number), partial(self._live, hub, number))
+            for number in range(1, len(self._shares) + 1)
+        )
+
+    def stop(self) -> None:
+        """Let the workers end."""
+        self._stopping.set()
+
+    def _job(self, hub: Hub, number: int, deaths: int, threads: int = 1) -> Job:
+        incarnation = incarnation_of(hub, number, deaths)
+        return Job(
+            number=number,
+            address=hub.address,
+            incarnation=incarnation,
+            seed=seed_of(self._seed, number, len(self._shares), incarnation),
+            threads=threads,
+            examples=examples_of(self._shares[number - 1]),
+        )
+
+    @abstractmethod
+    async def _live(self, hub: Hub, number: int, deaths: int) -> None:
+        """Run a worker to its end; raises what it raised, or `WorkerDiedError` if it died."""
+
+
 class WorkerDiedError(Exception):
     """A worker ended without a word; the message says how."""
 
@@ -117,6 +154,14 @@ def incarnation_of(hub: Hub, number: int, deaths: int = 0) -> int:
     """Return the incarnation of a worker: the one that this run knows or, after a death, the next one."""
     member = hub.core.members.members.get(worker_name(number))
     return (1 if member is None else member.incarnation) + (deaths > 0)
+
+
+def seed_of(seed: int, number: int, count: int, incarnation: int) -> int:
+    """Return the seed of one of `count` workers.
+
+    One that comes back draws other batches: it does not see the first ones again and again.
+    """
+    return seed + number - 1 + count * (incarnation - 1)
 
 
 class HasSeed(Protocol):

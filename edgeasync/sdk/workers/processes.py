@@ -23,12 +23,8 @@ from edgeasync.sdk.shares import Share
 from edgeasync.sdk.workers.base import (
     Job,
     MakeTrainer,
+    RevivedWorkers,
     WorkerDiedError,
-    Workers,
-    examples_of,
-    incarnation_of,
-    keep_alive,
-    run_together,
     worker_name,
 )
 from edgeasync.sdk.workers.files import HUB_SOCKET, WorkerFiles, make_folder, remove_folder, write_files
@@ -42,15 +38,12 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"
 """By which the libraries under numpy and torch are told how many threads to use; they read nothing else."""
 
 
-class ProcessWorkers(Workers):
-    """Processes, each of which comes back when it dies."""
+class ProcessWorkers(RevivedWorkers):
+    """Processes of this machine."""
 
     def __init__(self, shares: Sequence[Share], make: MakeTrainer, seed: int) -> None:
-        self._shares = shares
-        self._make = make
-        self._seed = seed
+        super().__init__(shares, make, seed)
         self._threads = max(1, len(os.sched_getaffinity(0)) // len(shares))
-        self._stopping = asyncio.Event()
 
     async def __aenter__(self) -> Self:
         """Write what the workers need into a folder that only this user can open."""
@@ -62,29 +55,8 @@ class ProcessWorkers(Workers):
         """Remove the folder."""
         await remove_folder(self._folder)
 
-    async def run(self, hub: Hub) -> None:
-        """Keep a process alive for each worker."""
-        await run_together(
-            keep_alive(worker_name(number), partial(self._live, hub, number))
-            for number in range(1, len(self._shares) + 1)
-        )
-
-    def stop(self) -> None:
-        """Let the processes end."""
-        self._stopping.set()
-
     async def _live(self, hub: Hub, number: int, deaths: int) -> None:
-        incarnation = incarnation_of(hub, number, deaths)
-        job = Job(
-            number=number,
-            address=hub.address,
-            incarnation=incarnation,
-            # A worker that comes back draws other batches: it does not see the first ones again and again.
-            seed=self._seed + number - 1 + len(self._shares) * (incarnation - 1),
-            threads=self._threads,
-            examples=examples_of(self._shares[number - 1]),
-        )
-        await run_process(self._folder, job, self._stopping)
+        await run_process(self._folder, self._job(hub, number, deaths, self._threads), self._stopping)
 
 
 async def run_process(folder: Path, job: Job | PeerJob, stopping: asyncio.Event) -> None:

@@ -7,7 +7,6 @@ import socket
 import tempfile
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,15 +21,11 @@ from edgeasync.sdk.shares import Share
 from edgeasync.sdk.workers.base import (
     Job,
     MakeTrainer,
+    RevivedWorkers,
     WorkerDiedError,
-    Workers,
-    examples_of,
     in_thread,
-    incarnation_of,
-    keep_alive,
     make_trainer,
     note_worker,
-    run_together,
     worker_name,
 )
 from edgeasync.sdk.workers.pickling import HOW
@@ -71,15 +66,12 @@ class Actor:
             self._agent.request_stop()
 
 
-class RayWorkers(Workers):
-    """Actors, each of which comes back when it dies."""
+class RayWorkers(RevivedWorkers):
+    """Actors on a Ray cluster."""
 
     def __init__(self, shares: Sequence[Share], make: MakeTrainer, seed: int, address: str | None) -> None:
-        self._shares = shares
-        self._make = make
-        self._seed = seed
+        super().__init__(shares, make, seed)
         self._address = address
-        self._stopping = asyncio.Event()
         self._ray = _import_ray()
         self._connected = False
 
@@ -96,17 +88,6 @@ class RayWorkers(Workers):
     async def __aexit__(self, *_: object) -> None:
         """Disconnect, unless somebody else had connected, and forget the keys."""
         await in_thread(self._leave)
-
-    async def run(self, hub: Hub) -> None:
-        """Keep an actor alive for each worker."""
-        await run_together(
-            keep_alive(worker_name(number), partial(self._live, hub, number))
-            for number in range(1, len(self._shares) + 1)
-        )
-
-    def stop(self) -> None:
-        """Let the actors end."""
-        self._stopping.set()
 
     def _prepare(self) -> None:
         ray = self._ray
@@ -141,16 +122,8 @@ class RayWorkers(Workers):
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _live(self, hub: Hub, number: int, deaths: int) -> None:
-        """Run a worker's actor to its end; raises what it raised, or `WorkerDiedError` if it died."""
         name, loop = worker_name(number), asyncio.get_running_loop()
-        incarnation = incarnation_of(hub, number, deaths)
-        job = Job(
-            number=number,
-            address=hub.address,
-            incarnation=incarnation,
-            seed=self._seed + number - 1 + len(self._shares) * (incarnation - 1),
-            examples=examples_of(self._shares[number - 1]),
-        )
+        job = self._job(hub, number, deaths)
         actor = self._ray.remote(Actor).options(**self._needs).remote()
         waits = loop.call_later(PLACE_S, LOG.warning, WAITS, name, self._needs)
         try:
