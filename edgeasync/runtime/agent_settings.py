@@ -13,6 +13,7 @@ from edgeasync.core.arrays.peer_round import check_peer_codec
 from edgeasync.core.device.care import HYSTERESIS_C, CareLimits
 from edgeasync.core.device.day import BYTES_PER_DAY_MIN
 from edgeasync.core.device.machine import GRAPH_BYTES_MAX
+from edgeasync.core.peer.settings import PeerSettings
 from edgeasync.parameters import PARAMETERS_MAX
 from edgeasync.plugins import check_name
 from edgeasync.protocol.messages import COUNT_MAX, DEVICE_ID_PATTERN
@@ -148,6 +149,13 @@ class PeersSection(Section, frozen=True):
     epochs: Annotated[float, Meta(gt=0, le=1_000_000)] | None = None
     rounds_max: Annotated[int, Meta(ge=1, le=2**62)] | None = None
     out: str | None = None
+
+    def core_settings(self) -> PeerSettings:
+        """Return what the core of a peer is told; there is no hub."""
+        assert self.topology != "star"
+        return PeerSettings(
+            topology=self.topology, lease_s=self.lease_s, round_every_s=self.round_every_s, codec=self.codec
+        )
 
     def __post_init__(self) -> None:
         check_peer_codec(self.codec)

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from edgeasync.core.peer.settings import PeerSettings
 from edgeasync.data.dataset import Dataset
 from edgeasync.durable.device_keys import DeviceKeys
 from edgeasync.durable.files import replace_file
@@ -16,7 +15,7 @@ from edgeasync.parameters import Vector
 from edgeasync.runtime.address import host_of
 from edgeasync.runtime.agent_settings import AgentSection, AgentSettings, CareSection, PeersSection
 from edgeasync.runtime.graph_model import HubGraph, load_graph
-from edgeasync.runtime.model_file import load_model, save_model
+from edgeasync.runtime.model_file import load_kept, save_model
 from edgeasync.runtime.onnx_model import OnnxModel
 from edgeasync.runtime.peer import PEER_MODEL_FILE, OnReport, Peer
 from edgeasync.training.plan import ReceivedGraph, ShippedModel, TrainingPlan
@@ -98,17 +97,14 @@ def make_peer(
 
     Raises `ConfigError` for a list without this device and its key, `StorageError`, `ModelMismatchError`.
     """
-    assert section.topology != "star"
     assert section.peers is not None
     file, pair = Path(section.peers).expanduser(), DeviceKeys(state).own()
     peers = read_first_peers(file, identity.device_id, pair.public)
     own = own_entry(file, peers, identity.device_id, pair.public)
     for entry in peers.peer:
         host_of(entry.address)  # raises AddressError
-    parameters, steps = model.initial, 0
     kept = state / PEER_MODEL_FILE
-    if kept.exists():
-        parameters, steps = load_model(kept, model.trainer.spec)
+    parameters, steps = load_kept(kept, model.trainer.spec, model.initial)
     steps_max = section.steps_max
     if section.epochs is not None:
         steps_max = math.ceil(section.epochs * examples / examples_per_step)
@@ -119,12 +115,7 @@ def make_peer(
         incarnation=identity.incarnation,
         trainer=model.trainer,
         parameters=parameters,
-        settings=PeerSettings(
-            topology=section.topology,
-            lease_s=section.lease_s,
-            round_every_s=section.round_every_s,
-            codec=section.codec,
-        ),
+        settings=section.core_settings(),
         file=file,
         bind=section.bind,
         round_steps=section.round_steps,

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, cast, get_args
+from typing import Any, Self, get_args
 
 import msgspec
 import numpy as np
@@ -240,7 +240,6 @@ class PeerWorkers:
         return (total / len(found)).astype(np.float32), max(steps for _, steps in found)
 
     def _job(self, number: int, incarnation: int, threads: int) -> PeerJob:
-        section = self._plan.sections[number - 1]
         return PeerJob(
             number=number,
             incarnation=incarnation,
@@ -248,8 +247,7 @@ class PeerWorkers:
             threads=threads,
             secret=self._pairs[number - 1].secret,
             peers=self._peers,
-            topology=cast("Topology", section.topology),
-            section=section,
+            section=self._plan.sections[number - 1],
         )
 
     async def _live_here(self, number: int) -> None:

@@ -19,7 +19,7 @@ from edgeasync.core.peer.settings import PeerSettings
 from edgeasync.durable.device_keys import DeviceKeys
 from edgeasync.durable.identity import DeviceFolder
 from edgeasync.durable.peers_file import PeerEntry, read_peers
-from edgeasync.runtime.model_file import load_model
+from edgeasync.runtime.model_file import load_kept
 from edgeasync.runtime.peer import PEER_MODEL_FILE, Peer
 
 SPEC = ParameterSpec((Parameter("weight", (40, 25)), Parameter("bias", (25,))))
@@ -69,9 +69,8 @@ def make_peer(folder, number, *, topology="ring", lease_s=3.0, trainer=None, on_
     """Return a peer of the file; after an end it resumes its own model."""
     state = folder / name_of(number)
     peers = read_peers(folder / FILE)
-    kept, parameters, steps = state / PEER_MODEL_FILE, first_values(number), 0
-    if kept.exists():
-        parameters, steps = load_model(kept, SPEC)
+    kept = state / PEER_MODEL_FILE
+    parameters, steps = load_kept(kept, SPEC, first_values(number))
     return Peer(
         peers.of(name_of(number)),
         DeviceKeys(state).own(),

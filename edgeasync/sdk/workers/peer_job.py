@@ -5,12 +5,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from edgeasync.core.peer.settings import PeerSettings
 from edgeasync.durable.keys import KeyPair
 from edgeasync.durable.peers_file import Peers
-from edgeasync.protocol.peer_messages import Topology
 from edgeasync.runtime.agent_settings import PeersSection
-from edgeasync.runtime.model_file import load_model
+from edgeasync.runtime.model_file import load_kept
 from edgeasync.runtime.peer import PEER_MODEL_FILE, Peer, longest_end_s
 from edgeasync.sdk.workers.base import worker_name
 from edgeasync.training.trainer import Trainer
@@ -27,7 +25,6 @@ class PeerJob(msgspec.Struct, frozen=True, kw_only=True, tag="peer"):
     threads: int = 1
     secret: bytes
     peers: Peers
-    topology: Topology
     section: PeersSection
 
     def __repr__(self) -> str:
@@ -44,10 +41,7 @@ class PeerJob(msgspec.Struct, frozen=True, kw_only=True, tag="peer"):
         own = self.peers.of(worker_name(self.number))
         assert own is not None
         kept = model_file(folder, self.number)
-        if kept.exists():
-            parameters, steps = load_model(kept, trainer.spec)
-        else:
-            parameters, steps = np.load(folder / INITIAL_FILE), 0
+        parameters, steps = load_kept(kept, trainer.spec, np.load(folder / INITIAL_FILE))
         section = self.section
         return Peer(
             own,
@@ -56,12 +50,7 @@ class PeerJob(msgspec.Struct, frozen=True, kw_only=True, tag="peer"):
             incarnation=self.incarnation,
             trainer=trainer,
             parameters=parameters,
-            settings=PeerSettings(
-                topology=self.topology,
-                lease_s=section.lease_s,
-                round_every_s=section.round_every_s,
-                codec=section.codec,
-            ),
+            settings=section.core_settings(),
             round_steps=section.round_steps,
             meets=self.incarnation == 1,
             steps_max=section.steps_max,
