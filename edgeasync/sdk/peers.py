@@ -27,10 +27,10 @@ from edgeasync.runtime.agent_settings import PeersSection
 from edgeasync.runtime.model_file import MODEL_FILE, load_kept, load_model, save_model
 from edgeasync.runtime.peer import Peer
 from edgeasync.runtime.runs import list_checkpoints
-from edgeasync.sdk.models import Prepared, prepare
+from edgeasync.sdk.models import Prepared, local_training, prepare
 from edgeasync.sdk.plan import make_evaluator
 from edgeasync.sdk.run import Run
-from edgeasync.sdk.shares import Share, check_same_model
+from edgeasync.sdk.shares import Share, check_epochs, check_same_model
 from edgeasync.sdk.stop import Stop
 from edgeasync.sdk.workers.base import (
     in_thread,
@@ -94,10 +94,8 @@ def _section_of(
     """Return the section with the end of one worker's training."""
     steps = rounds = None
     if until.epochs is not None:
-        if not isinstance(share, Dataset):
-            raise ConfigError(
-                "until: trainers of your own do not say how much data they have; give Stop(updates=...)"
-            )
+        check_epochs(until, [share])
+        assert isinstance(share, Dataset)
         examples = min(local.batch_size * local.accumulation_steps, len(share))
         steps = math.ceil(until.epochs * len(share) / examples)
     if until.updates is not None:
@@ -132,10 +130,17 @@ def plan_peers(
     evaluate: object,
     loss: LossSetting,
     seed: int,
-    local: LocalTraining,
+    of_a_hub: Mapping[str, object],
+    **training: Any,
 ) -> PeerPlan:
-    """Return the plan of a training without a hub; raises what `plan_run` raises, for what does not fit."""
-    section = peers_section(topology, settings, until)
+    """Return the plan of a training without a hub; `of_a_hub` are arguments that only a hub keeps to.
+
+    Raises what `plan_run` raises, for what does not fit.
+    """
+    for name, given in of_a_hub.items():
+        if given:
+            raise ConfigError(f"{name}: topology={topology!r} has no hub that could keep to it; leave it out")
+    section, local = peers_section(topology, settings, until), local_training(**training)
     if engine not in ("tasks", "processes"):
         raise ConfigError(
             f"engine is {engine!r}; without a hub workers are 'tasks' or 'processes' of this machine"

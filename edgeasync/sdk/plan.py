@@ -53,20 +53,15 @@ def plan_run(
     until: Stop | None,
     policy: Policy | None,
     evaluate: object,
-    optimizer: object,
-    batch_size: int | None,
-    accumulation_steps: int | None,
-    micro_batch_size: int | str | None,
-    metrics: object,
     loss: LossSetting,
     seed: int,
     settings: Mapping[str, Any] | None,
     local: Sequence[str] = (),
-    keep_optimizer_state: bool | None = None,
+    **training: Any,
 ) -> Plan:
     """Return the plan of a run; `hub` are keys of `[hub]` that the arguments of the caller say.
 
-    `local` are patterns of arrays that each device keeps to itself.
+    `local` are patterns of arrays that each device keeps to itself. `training` is as for `local_training`.
 
     Raises `ConfigError`, `DataError` or `GraphError` for what does not fit.
     """
@@ -79,17 +74,7 @@ def plan_run(
             raise ConfigError(f"{name} is {type(value).__name__}; give {_WANTED[name]}")
     if policy is not None and not hasattr(policy, "aggregate"):  # what else is wrong with one, the hub says
         raise ConfigError(f"policy is {type(policy).__name__}; give {_WANTED['policy']}")
-    sections = replace(
-        _sections(settings, hub, until, policy),
-        local=local_training(
-            optimizer,
-            batch_size,
-            metrics,
-            accumulation_steps=accumulation_steps,
-            micro_batch_size=micro_batch_size,
-            keep_optimizer_state=keep_optimizer_state,
-        ),
-    )
+    sections = replace(_sections(settings, hub, until, policy), local=local_training(**training))
     prepared = prepare(model, example, sections.local, loss=loss, run=Path(sections.hub.run), seed=seed)
     sections.local.check_model(prepared.spec, prepared.loss)
     patterns = convert(local, Patterns, where="local") if local else getattr(prepared.described, "local", ()) or ()

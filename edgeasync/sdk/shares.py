@@ -11,6 +11,7 @@ from edgeasync.errors import ConfigError, ModelMismatchError
 from edgeasync.parameters import ParameterSpec
 from edgeasync.sdk.models import as_dataset
 from edgeasync.sdk.plan import check_seed
+from edgeasync.sdk.stop import Stop
 from edgeasync.training.trainer import Trainer
 
 Share = Dataset | Trainer
@@ -45,6 +46,13 @@ def check_apart(parts: list[Any]) -> None:
             raise ConfigError(
                 f"workers {first[id(part)]} and {number} have one trainer object: make another one for each worker"
             )
+
+
+def check_epochs(until: object, shares: Sequence[Share]) -> None:
+    """Raise `ConfigError` if training is to end by passes over data, and no share is data."""
+    by_passes = isinstance(until, Stop) and until.epochs is not None
+    if by_passes and not any(isinstance(share, Dataset) for share in shares):
+        raise ConfigError("until: trainers of your own do not say how much data they have; give Stop(updates=...)")
 
 
 def check_same_model(shares: Sequence[Share], spec: ParameterSpec) -> None:

@@ -14,28 +14,27 @@ from msgspec.structs import replace
 
 from edgeasync.core.hub.events import Evaluated
 from edgeasync.data.dataset import Dataset
-from edgeasync.errors import ConfigError, StorageError
+from edgeasync.errors import StorageError
 from edgeasync.losses import LossSetting
 from edgeasync.policies.policy import Policy, is_recordable
 from edgeasync.runtime.hub import Hub
 from edgeasync.runtime.model_file import load_model
 from edgeasync.sdk.blocking import blocking
 from edgeasync.sdk.callbacks import Callback, Callbacks
-from edgeasync.sdk.models import local_training
 from edgeasync.sdk.observer import Observer
 from edgeasync.sdk.peers import PeerPlan, check_topology, plan_peers, train_with_peers
 from edgeasync.sdk.plan import Plan, as_path, make_hub, plan_run
 from edgeasync.sdk.run import Run
-from edgeasync.sdk.shares import split
+from edgeasync.sdk.shares import check_epochs, split
 from edgeasync.sdk.stop import Stop
-from edgeasync.sdk.workers.base import Workers, run_together
+from edgeasync.sdk.workers.base import Workers, examples_of, run_together
 from edgeasync.sdk.workers.engines import Engine, make_workers
 
 DEFAULT_EPOCHS = 10.0
 """How long `train` trains if nothing is said."""
 
 
-async def train_async(  # noqa: C901 - two ways in one signature
+async def train_async(
     model: object,
     data: object,
     *,
@@ -114,59 +113,45 @@ async def train_async(  # noqa: C901 - two ways in one signature
     check_topology(topology)
     folder, remove = _folder(run)
 
+    how: dict[str, Any] = {
+        "settings": settings,
+        "evaluate": evaluate,
+        "loss": loss,
+        "seed": seed,
+        "optimizer": optimizer,
+        "batch_size": batch_size,
+        "accumulation_steps": accumulation_steps,
+        "micro_batch_size": micro_batch_size,
+        "keep_optimizer_state": keep_optimizer_state,
+        "metrics": metrics,
+    }
+
     def begin_peers() -> PeerPlan:
-        for name, given in (("policy", policy), ("callbacks", callbacks), ("ray_address", ray_address)):
-            if given:
-                raise ConfigError(f"{name}: topology={topology!r} has no hub that could keep to it; leave it out")
-        local = local_training(
-            optimizer,
-            batch_size,
-            metrics,
-            accumulation_steps=accumulation_steps,
-            micro_batch_size=micro_batch_size,
-            keep_optimizer_state=keep_optimizer_state,
-        )
         return plan_peers(
             model,
             split(data, workers, seed),
             topology=topology,
             engine=engine,
             until=until,
-            settings=settings,
             run=folder,
-            evaluate=evaluate,
-            loss=loss,
-            seed=seed,
-            local=local,
+            of_a_hub={"policy": policy, "callbacks": callbacks, "ray_address": ray_address},
+            **how,
         )
 
     def begin() -> tuple[Plan, Workers, int]:
         parts = split(data, workers, seed)
-        examples = sum(len(part) for part in parts if isinstance(part, Dataset))
-        if not examples and isinstance(until, Stop) and until.epochs is not None:
-            raise ConfigError(
-                "until: trainers of your own do not say how much data they have; give Stop(updates=...)"
-            )
+        check_epochs(until, parts)
         plan = plan_run(
             model,
             parts[0] if isinstance(parts[0], Dataset) else None,
             hub={"run": str(folder), "quiet": False, "durability": "journal" if remove is None else "checkpoint"},
             until=until,
             policy=policy,
-            evaluate=evaluate,
-            optimizer=optimizer,
-            batch_size=batch_size,
-            accumulation_steps=accumulation_steps,
-            micro_batch_size=micro_batch_size,
-            keep_optimizer_state=keep_optimizer_state,
-            metrics=metrics,
-            loss=loss,
-            seed=seed,
-            settings=settings,
+            **how,
         )
         if remove is not None:  # nobody resumes it
             plan = replace(plan, recordable=is_recordable(plan.sections.policy))
-        return plan, make_workers(engine, plan.prepared, parts, seed, ray_address), examples
+        return plan, make_workers(engine, plan.prepared, parts, seed, ray_address), sum(map(examples_of, parts))
 
     async def with_peers() -> Run:
         return await train_with_peers(await asyncio.to_thread(begin_peers), folder)
