@@ -423,7 +423,7 @@ class Peer:
                     on_step=self._count_step,
                     step_s_min=self._step_s_min,
                     wait=self._stopping.wait,
-                    should_pause=lambda: False,
+                    continues=True,  # a score would go nowhere
                     step=self._awaited.in_thread(self._loop, step),
                 )
             except concurrent.futures.CancelledError:

@@ -148,7 +148,8 @@ class TrainingThread:
                         step_s_min=self._step_s_min,
                         share=lambda: self._share() or 1.0,  # a step that runs as a pause begins is not drawn out
                         wait=self._draw_out,
-                        should_pause=pausing.is_set if overlap else None,
+                        continues=overlap,
+                        should_pause=lambda: overlap and pausing.is_set(),
                         step=self._awaited.in_thread(self._loop, trainer.step),
                         validate=lambda: None if measure is None else measure(model.parameters),
                     )

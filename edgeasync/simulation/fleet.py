@@ -370,7 +370,7 @@ class SimulatedDevice:
                     on_step=lambda: None,
                     wait=lambda _: None,
                     clock=lambda: 0.0,
-                    should_pause=(lambda: False) if overlap else None,
+                    continues=overlap,
                     validate=lambda: None if overlap or validate is None else validate(model.parameters),
                 )
             self._local.keep()

@@ -155,14 +155,16 @@ def take_local_steps(
     clock: Callable[[], float] = time.perf_counter,
     step_s_min: float = 0.0,
     share: Callable[[], float] = lambda: 1.0,
-    should_pause: Callable[[], bool] | None = None,
+    continues: bool = False,
+    should_pause: Callable[[], bool] = lambda: False,
     step: Callable[[], StepResult] | None = None,
     validate: Callable[[], float | None] = lambda: None,
 ) -> Trained | None:
     """Take `local_steps` steps, or return `None` as soon as `should_stop` says so: the work is abandoned.
 
-    With `should_pause` the steps continue an earlier call's, without a score, and end as soon as it says so: what
-    was done by then is returned, or `None` if nothing was. So it is when the trainer raises `StepsEndedError`.
+    Steps that continue an earlier call's (`continues`) have no score and no base loss. They end early as soon as
+    `should_pause` says so: what was done by then is returned, or `None` if nothing was. So it is when the trainer
+    raises `StepsEndedError`.
 
     Every step is drawn out by `wait(remaining_s)`: to `step_s_min`, to stand for a slower device, and so that it
     takes only a `share` of the time, above 0. `step_s` of the result, mean seconds a step, includes it. `on_step`
@@ -173,7 +175,7 @@ def take_local_steps(
     """
     if local_steps < 0:
         raise ValueError(f"local_steps is {local_steps}; give 0 or more")
-    scores = should_pause is None and hasattr(trainer, "score")
+    scores = not continues and hasattr(trainer, "score")
     score = float(cast("ScoringTrainer", trainer).score()) if scores else None
     take_step = step or trainer.step
     examples, total_s = 0, 0.0
@@ -183,7 +185,7 @@ def take_local_steps(
     while count < local_steps:
         if should_stop():
             return None
-        if should_pause is not None and should_pause():
+        if should_pause():
             break
         started = clock()
         try:
@@ -198,7 +200,7 @@ def take_local_steps(
         total_s += clock() - started
         loss, batch_examples = _numbers(result)
         examples += batch_examples
-        if count == 1 and should_pause is None:
+        if count == 1 and not continues:
             base_loss = loss
         if loss is not None:
             losses += 1

@@ -72,6 +72,15 @@ def test_a_stop_abandons_the_work(stop_after):
         trainer.run(-1)
 
 
+@pytest.mark.parametrize("continues", [False, True])
+def test_steps_that_continue_have_neither_score_nor_base_loss(continues):
+    trainer = FakeTrainer([1.0, 2.0], [1.0, 1.0])
+    trainer.score = lambda: 7.0
+    how = {"should_stop": lambda: False, "on_step": lambda: None, "wait": trainer.wait}
+    result = take_local_steps(trainer, 2, continues=continues, **how)
+    assert (result.score, result.base_loss) == ((None, None) if continues else (7.0, 1.0))
+
+
 @given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=50), st.sampled_from([0.0, 1e8]))
 def test_the_variance_is_sound_far_from_zero(losses, offset):
     shifted = [loss + offset for loss in losses]
