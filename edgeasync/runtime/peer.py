@@ -359,20 +359,23 @@ class Peer:
         elif report.event == "alone":
             self._deserted = self._has_met
             self._jobs.put(_nothing)
-            if self._deserted and (self._meets if self._rounds_max is not None else self._trained):
-                self._loop.call_soon(self.request_stop)
         elif report.event == "round_started":
             self._round_began_s = now_s
             self._snapshot_of_trained = self._trained
         elif report.event == "round_done":
             self.times.rounds += 1
             self.times.round_s += now_s - self._round_began_s
-            enough = (
-                self._snapshot_of_trained if self._rounds_max is None else self.times.rounds >= self._rounds_max
-            )
-            if enough:
-                self._loop.call_soon(self.request_stop)
+        if self._ends_with(report):
+            self._loop.call_soon(self.request_stop)
         self._on_report(report)
+
+    def _ends_with(self, report: Report) -> bool:
+        """Return whether this was the last round, or all others have gone and no round will come."""
+        if report.event == "round_done":
+            return self._snapshot_of_trained if self._rounds_max is None else self.times.rounds >= self._rounds_max
+        if report.event == "alone" and self._deserted:
+            return self._trained if self._rounds_max is None else self._meets
+        return False
 
     def stop(self, stop: Stop) -> None:
         """End."""
