@@ -54,7 +54,8 @@ GraphFingerprint = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 CodecName = Annotated[str, Meta(min_length=1, max_length=64)]
 Sentence = Annotated[str, Meta(max_length=1024)]
 Metrics = Annotated[dict[Annotated[str, Meta(pattern=METRIC_PATTERN)], float], Meta(max_length=METRICS_MAX)]
-Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
+SECONDS_MAX = 1e9
+Seconds = Annotated[float, Meta(ge=0.0, le=SECONDS_MAX)]
 PaceReason = Annotated[str, Meta(pattern=r"^[ -~]{0,32}\Z")]
 """A few words for people in printable ASCII: nothing in them can steer a terminal."""
 

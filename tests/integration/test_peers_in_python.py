@@ -83,6 +83,38 @@ def test_trainers_of_ones_own_end_after_their_rounds(tmp_path):
     assert kept.keys() == run.arrays.keys()
 
 
+class Diverging:
+    """A trainer that adds one in each step, or diverges in its first."""
+
+    spec = SoftmaxModel(inputs=1, classes=2).spec
+
+    def __init__(self, amount):
+        self.amount = np.float32(amount)
+
+    def begin(self, parameters):
+        self.parameters = parameters
+
+    def step(self):
+        self.parameters += self.amount
+        return StepResult(loss=None, examples=1)
+
+
+@pytest.mark.parametrize("engine", ["tasks", "processes"])
+def test_workers_that_diverge_add_nothing_to_the_mean(tmp_path, engine):
+    first, trainers = Diverging.spec.views(np.zeros(4, np.float32)), [Diverging(np.nan), Diverging(0.0)]
+    run = train(first, trainers, topology="ring", until=Stop(updates=2), run=tmp_path, engine=engine)
+    assert not np.concatenate([array.ravel() for array in run.arrays.values()]).any()
+    assert run.reason == "all workers have reached until"
+
+
+def test_when_all_workers_diverge_the_model_is_the_last_good_one(tmp_path):
+    first = Diverging.spec.views(np.ones(4, np.float32))
+    trainers = [Diverging(np.nan), Diverging(np.inf)]
+    run = train(first, trainers, topology="ring", until=Stop(updates=2), run=tmp_path)
+    assert all((array == 1.0).all() for array in run.arrays.values())
+    assert run.reason.startswith("diverged: ")
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -1,16 +1,17 @@
 """Limits of a day's bytes, in virtual time: kept, spent early, and remembered."""
 
+import msgspec
 import numpy as np
 import pytest
 
-from edgeasync.config import ByteCount
+from edgeasync.config import ByteCount, parse_toml
 from edgeasync.core.device.day import HEADERS_BYTES, RECORD_EVERY_S, RECORDS_A_DAY
 from edgeasync.core.hub import membership
 from edgeasync.core.hub.settings import DAY_S, HubCoreSettings, Limits, Liveness
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
-from edgeasync.protocol.messages import Piece
+from edgeasync.protocol.messages import PROTOCOL_VERSIONS, Piece, StatusRequest
 from edgeasync.simulation.clock import VirtualClock
 from edgeasync.simulation.fleet import SimulatedDevice
 from edgeasync.simulation.hub import SimulatedHub
@@ -101,6 +102,18 @@ def test_a_days_bytes_are_spent_early_all_and_never_overdrawn(key):
     assert {device["state"] for device in described["devices"]} == {"training"}, "who rests is not paused"
     lab.until(1.25 * DAY_S)
     assert sum(lab.sent) - sum(first) > 0.2 * 4 * LIMIT, "the next day has bytes of its own"
+
+
+@pytest.mark.parametrize("key", ["device_bytes_per_day_max", "bytes_per_day_max"])
+def test_a_status_over_the_wire_has_the_limits_of_a_settings_file(key):
+    settings = parse_toml(f'{key} = "1 MB"'.encode(), Limits, where="hub.toml")
+    lab, told = Lab(settings), []
+    lab.until(10.0)
+    lab.hub.connect(b"operator", lambda header, payload: told.append(payload))
+    lab.hub.receive(b"operator", wire.encode(StatusRequest(), PROTOCOL_VERSIONS[0]), None)
+    status = msgspec.json.decode(told[0])
+    place = status["devices"][0] if key.startswith("device") else status["traffic"]
+    assert place["bytes_per_day_max"] == 1_000_000
 
 
 def test_bytes_are_kept_for_later_once_nothing_new_is_learnt():

@@ -4,8 +4,17 @@ import numpy as np
 
 from benchmarks import rest_fleet
 from benchmarks.rest_fleet import Case
+from edgeasync.core.hub.settings import CheckpointSettings, HubCoreSettings
+from edgeasync.parameters import Parameter, ParameterSpec
+from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import PROTOCOL_VERSIONS, Wake
+from edgeasync.simulation.clock import VirtualClock
+from edgeasync.simulation.disk import SimulatedDisk
+from edgeasync.simulation.fleet import SimulatedDevice
+from edgeasync.simulation.hub import SimulatedHub
+from edgeasync.simulation.link import LinkProfile
+from edgeasync.training.trainer import StepResult
 
 REST_S = 4200.0
 """The fleet rests at nearly its longest period by then."""
@@ -40,6 +49,51 @@ def test_a_fleet_that_has_learnt_rests_and_wakes_at_an_operators_word():
     assert rests
     assert all(detail.endswith(" s: the model stands still") for detail in rests)
     core.check()
+
+
+class Noise:
+    """A trainer that learns nothing."""
+
+    spec = ParameterSpec((Parameter("w", (4,)),))
+
+    def __init__(self, seed):
+        self.random = np.random.default_rng(seed)
+
+    def begin(self, parameters):
+        self.parameters = parameters
+
+    def step(self):
+        self.parameters += self.random.normal(size=4).astype(np.float32) * np.float32(1e-7)
+        return StepResult(1.0, 1)
+
+
+def test_a_hub_that_dies_after_it_was_woken_resumes_awake():
+    clock, steps_s = VirtualClock(), (0.2, 0.4, 0.9, 1.5)
+    settings = HubCoreSettings(quiet=True, checkpoint=CheckpointSettings(every="1000 hours"))
+    hub = SimulatedHub(
+        clock,
+        spec=Noise.spec,
+        initial=np.zeros(4, np.float32),
+        policy=Policy(),
+        seed=1,
+        disk=SimulatedDisk(),
+        settings=settings,
+    )
+    for number, step_s in enumerate(steps_s):
+        link = LinkProfile(up_bytes_per_s=1e6, down_bytes_per_s=1e6, delay_s=0.01)
+        SimulatedDevice(
+            clock, hub, f"d{number}", Noise(number), step_s=step_s, link=link, examples=100, seed=number
+        ).start()
+    clock.run(lambda: False, 3000.0)
+    assert hub.core.status(3000.0)["tempo"]["resting"]
+    hub.connect(b"operator", lambda header, payload: None)
+    hub.receive(b"operator", wire.encode(Wake(), PROTOCOL_VERSIONS[0]), None)
+    clock.run(lambda: False, 3030.0)
+    before, state = hub.core.version, repr(hub.core.policy_engine.rest.state)
+    assert "an operator said so" in state
+    hub.crash("kept")
+    hub.start()
+    assert (hub.core.version, repr(hub.core.policy_engine.rest.state)) == (before, state)
 
 
 def test_a_device_that_exchanges_while_the_others_rest_counts_as_one_of_all():

@@ -7,7 +7,7 @@ from edgeasync.core.hub.effects import Discard, HubEffect
 from edgeasync.core.hub.events import Heard, HubEvent, Malformed, PushArrived, Received, Revoked, Ticked
 from edgeasync.core.hub.machine import HubCore
 from edgeasync.core.recovery.log import Log, write_entry
-from edgeasync.protocol.messages import StatusRequest
+from edgeasync.protocol.messages import StatusRequest, Wake
 
 WAITING_BYTES_MIN = 64 << 20
 """Bytes of the log that may wait for the disk before the hub refuses updates; more with a large model."""
@@ -61,14 +61,16 @@ class LogWriter:
         return self._log.last
 
     def write(self, event: HubEvent, now_s: float, effects: Sequence[HubEffect]) -> None:
-        """Append an event that the core has handled, unless it changed nothing or came from a stranger."""
+        """Append an event that the core has handled, unless it changed nothing, as most of what strangers say."""
         log, session, payload = self._log, b"", None
         if log is None or _is_idle(event, effects):
             return
         if isinstance(event, (PushArrived, Received, Heard, Malformed)):
-            if (member := self._core.members.by_peer(event.peer)) is None:
+            member = self._core.members.by_peer(event.peer)
+            if member is not None:
+                session = member.session
+            elif not _is_wake(event):
                 return
-            session = member.session
             if isinstance(event, PushArrived) and not _is_dropped(event, effects):
                 payload = self._model.payload(event.handle)
         log.append(write_entry(event, now_s, effects, self._core.version, session), payload)
@@ -81,6 +83,11 @@ def _is_idle(event: HubEvent, effects: Sequence[HubEffect]) -> bool:
     if isinstance(event, Malformed):
         return not event.strike or not effects  # more faults of a device in quarantine change nothing
     return isinstance(event, Received) and isinstance(event.message, StatusRequest)
+
+
+def _is_wake(event: HubEvent) -> bool:
+    """Return whether an operator, who is no member, wakes the fleet."""
+    return isinstance(event, Received) and isinstance(event.message, Wake)
 
 
 def _is_dropped(event: PushArrived, effects: Sequence[HubEffect]) -> bool:

@@ -33,8 +33,8 @@ class Budgets:
         limits = settings.limits
         self.state = BudgetState()
         self._members = members
-        self._hub_max = limits.bytes_per_day_max
-        self._device_max = limits.device_bytes_per_day_max
+        self._hub_max = _plain(limits.bytes_per_day_max)
+        self._device_max = _plain(limits.device_bytes_per_day_max)
         self._limited = (self._hub_max, self._device_max) != (None, None)
         self._pings_bytes_per_s = HEARTBEAT_BYTES / settings.liveness.heartbeat_s
         self._values = values
@@ -122,7 +122,7 @@ class Budgets:
         """Return the part of the status that is about a device's day: of its limits, the one with least left."""
         left = []
         if self._device_max is not None:
-            left.append((member.traffic.left_bytes(self._device_max, now_s), int(self._device_max)))
+            left.append((member.traffic.left_bytes(self._device_max, now_s), self._device_max))
         if (own := member.own_day) is not None:
             most = member.profile.bytes_per_day_max
             left.append((own.left_bytes(most, now_s), most))
@@ -133,3 +133,8 @@ class Budgets:
             "day_left_bytes": left_bytes,
             "rest_s": round(max(0.0, member.rest_until_s - now_s), 3),
         }
+
+
+def _plain(nbytes: int | None) -> int | None:
+    """Return a limit of the settings as an int, as the status takes it."""
+    return None if nbytes is None else int(nbytes)

@@ -172,6 +172,8 @@ class HubCore:
             due.append(lease)
         if (fold := self.policy_engine.next_fold_s()) is not None:
             due.append(fold)
+        elif self.members.waiters:
+            due.append(-math.inf)  # their version is made, or nothing is left that it could be made of
         return min(due)
 
     # -- events ----------------------------------------------------------------------------------------------

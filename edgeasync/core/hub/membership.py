@@ -22,6 +22,7 @@ from edgeasync.policies.history import DeviceHistory, add_recent, median
 from edgeasync.protocol.messages import (
     COUNT_MAX,
     DAY_S,
+    SECONDS_MAX,
     DeviceProfile,
     FirstOutcome,
     Hello,
@@ -86,7 +87,8 @@ class RefusalError(EdgeAsyncError):
         self, code: RefusalCode, sentence: str, retry_after_s: float | None = None, *, rest: bool = False
     ) -> None:
         super().__init__(sentence)
-        self.refuse = Refuse(code, sentence[:1024], retry_after_s, rest)
+        retry_s = None if retry_after_s is None else min(retry_after_s, SECONDS_MAX)
+        self.refuse = Refuse(code, sentence[:1024], retry_s, rest)
 
 
 class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
