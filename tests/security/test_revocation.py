@@ -9,17 +9,18 @@ import safetensors.numpy
 import zmq
 
 from edgeasync.core.engine.sender import Sender
-from edgeasync.core.hub.effects import Expel, Report
+from edgeasync.core.hub.effects import Assign, Expel, Report
 from edgeasync.core.hub.events import PushArrived, Received, Revoked
 from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.keys import KeyPair
 from edgeasync.durable.run_replay import RunReplay
-from edgeasync.policies.aggregation import BufferedAggregator, ImmediateAggregator
+from edgeasync.policies.aggregation import BufferedAggregator, ImmediateAggregator, SynchronousAggregator
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import (
     Buffered,
+    Fetch,
     Hello,
     ModelVersion,
     Piece,
@@ -80,6 +81,20 @@ def test_sessions_and_updates_that_wait_end(hub):
     assert hub.refused == "unknown_session"
     pushed(hub, "bob", BOB, seq=2)
     assert hub.refused is None
+
+
+def test_who_waited_for_a_version_is_answered_as_soon_as_it_is_made():
+    hub = HubBench(policy=Policy(aggregate=SynchronousAggregator()))
+    for name, key in (("alice", ALICE), ("bob", BOB)):
+        joined(hub, name, key)
+        hub.give(Received(key[:5], Fetch(hub.sessions[name]), key=key))
+    pushed(hub, "bob", BOB)
+    assert hub.core.members.members["bob"].waiting
+    revoke(hub, ALICE)
+    assert hub.core.version == 1
+    assert hub.core.next_deadline_s() <= hub.now_s
+    hub.tick()
+    assert [effect.peer for effect in hub.all_of(Assign)] == [BOB[:5]]
 
 
 def test_a_key_that_has_nothing_here_changes_nothing(hub):

@@ -74,9 +74,13 @@ class Budgets:
         return rest_s if rest_s >= REST_S_MIN else 0.0
 
     def _most_bytes(self, member: Member) -> float:
-        """Return the most bytes of an exchange: of a whole model and an update. Differences take no more."""
-        model = bytes_per_value(member.codec_model)
-        return self._values * (model + bytes_per_value(member.codec_push)) + HEADERS_BYTES
+        """Return the most bytes of an exchange: of a whole model and an update. Differences take no more.
+
+        The update's codec counts as the longest that the device may be told: which one it is told follows from its
+        link, which a replay does not know.
+        """
+        update = max(map(bytes_per_value, member.codecs_push), default=bytes_per_value("identity"))
+        return self._values * (bytes_per_value(member.codec_model) + update) + HEADERS_BYTES
 
     def _period_s(self, member: Member, now_s: float, is_learning: Callable[[], bool]) -> float:
         """Return the least time from one exchange to the next that the days' bytes allow a device with a limit."""

@@ -95,7 +95,9 @@ class EvaluationTracker:
         state, plateau = self.state, self._plateau
         if plateau is None:
             return []
-        if _is_lower(loss, state.lowest, plateau.improvement):
+        # Losses may be negative, and then a lower one is further from 0.
+        improvement = plateau.improvement if state.lowest >= 0.0 else -plateau.improvement
+        if loss < state.lowest * (1.0 - improvement):
             state.lowest, state.waited = loss, 0
             return []
         state.waited += 1
@@ -118,11 +120,6 @@ def _improves(one: Evaluated, mark: Evaluated, improvement: float) -> bool:
     """Return whether an accuracy is higher by `improvement`, or without accuracies a loss lower by that share."""
     if one.accuracy is not None and mark.accuracy is not None:
         return one.accuracy > mark.accuracy and one.accuracy >= mark.accuracy + improvement
-    return _is_lower(one.loss, mark.loss, improvement)
-
-
-def _is_lower(loss: float, mark: float, improvement: float) -> bool:
-    """Return whether a loss is lower by a share of what it was; losses may be negative."""
-    if not math.isfinite(mark):
-        return math.isfinite(loss)
-    return loss < mark and loss <= mark - improvement * abs(mark)
+    if not math.isfinite(mark.loss):
+        return math.isfinite(one.loss)
+    return one.loss < mark.loss and one.loss <= mark.loss - improvement * abs(mark.loss)

@@ -172,7 +172,7 @@ class HubCore:
             due.append(lease)
         if (fold := self.policy_engine.next_fold_s()) is not None:
             due.append(fold)
-        elif self.members.waiters:
+        elif self.members.waiters and not self.policy_engine.updates_waiting:
             due.append(-math.inf)  # their version is made, or nothing is left that it could be made of
         return min(due)
 

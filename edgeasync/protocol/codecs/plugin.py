@@ -40,12 +40,15 @@ class PluginStage:
         return 1 + self._codec.nbytes(length)
 
     def encode(self, source: Source, length: int, out: Bytes, random: np.random.Generator | None) -> None:  # noqa: ARG002
-        """Code finite values; raises `PluginError` for what the plugin raises or makes of them."""
+        """Code finite values; raises `PluginError` for what the plugin raises or makes of them.
+
+        The plugin is not asked to code nothing, as `top_k` makes of an update of zeros.
+        """
         values = np.empty(length, np.float32)
         copy_range(values, source)
         out[:] = 0
         out[0] = finite = bool(np.isfinite(values).all())
-        if not finite:
+        if not finite or not length:
             return
         try:
             coded = np.frombuffer(self._codec.encode(values), np.uint8)
@@ -61,6 +64,8 @@ class PluginStage:
         """Decode; raises `ProtocolError` for bytes that the plugin cannot read."""
         if coded[0] != 1:
             return VectorSource(np.full(length, np.nan, np.float32))
+        if not length:
+            return VectorSource(np.empty(0, np.float32))
         try:
             values: Any = self._codec.decode(coded[1:], length)
             values = np.array(values, np.float32)

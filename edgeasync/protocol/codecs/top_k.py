@@ -37,7 +37,8 @@ class TopK(Codec):
         self._trained = trained = spec.trained_length
         # No payload may have more values, whatever the fraction is: a dense codec would take fewer bytes.
         self._count_max = count_max = (trained + 1) // 2
-        self._count = min(math.ceil(fraction * trained), count_max)
+        # Of whole numbers: 0.07 times 100 is more than 7 in floating point. A name has nine decimals at most.
+        self._count = min(-(-round(fraction * 10**9) * trained // 10**9), count_max)
         # The shortest payload keeps no value, the longest half of them, with the longest code of their places.
         least = HEADER_BYTES + 4 * (spec.length - trained)
         symbol_bytes = max(_symbol_bytes(count_max + trained // _escape(width), width) for width in WIDTHS)

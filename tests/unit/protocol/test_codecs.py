@@ -1,6 +1,7 @@
 """What codecs keep: every one through the same interface, and each by what it promises."""
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -275,8 +276,16 @@ def largest(vector, count):
 @given(case=cases(st.integers(1, 300).map(flat)))
 def test_top_k_keeps_exactly_the_largest(fraction, case):
     spec, vector = case
-    kept = largest(vector, math.ceil(float(fraction) * vector.size))
+    kept = largest(vector, math.ceil(Fraction(fraction) * vector.size))
     np.testing.assert_array_equal(there_and_back(f"top_k({fraction})", spec, vector), kept)
+
+
+@pytest.mark.parametrize(
+    ("fraction", "length", "kept"), [("0.07", 100, 7), ("0.14", 100, 14), ("0.28", 10_000, 2800)]
+)
+def test_top_k_counts_in_whole_numbers(fraction, length, kept):
+    vector = np.arange(1, length + 1, dtype=np.float32)
+    assert np.count_nonzero(there_and_back(f"top_k({fraction})", flat(length), vector)) == kept
 
 
 def misleading(kind):

@@ -37,6 +37,18 @@ class Halves:
         return coded.view(np.float16)
 
 
+class Scaled(Halves):
+    def nbytes(self, length):
+        return 4 + length
+
+    def encode(self, values):
+        scale = np.float32(max(np.abs(values).max(), 1e-30) / 127)
+        return scale.tobytes() + np.rint(values / scale).astype(np.int8).tobytes()
+
+    def decode(self, coded, length):
+        return coded[4:].view(np.int8) * coded[:4].view(np.float32)[0]
+
+
 class Picky(Halves):
     def decode(self, coded, length):
         if coded[0] == 255:
@@ -80,7 +92,7 @@ def packages(monkeypatch):
     caches = (plugin.plugin_stage, catalogue.make_codec)
     points = {
         name: EntryPoint(name, f"{__name__}:{name.title()}", CODECS)
-        for name in ("halves", "picky", "random", "long", "large", "torn", "bare", "absent")
+        for name in ("halves", "scaled", "picky", "random", "long", "large", "torn", "bare", "absent")
     }
     monkeypatch.setattr(plugin, "installed", lambda group: points)
     for cache in caches:
@@ -111,6 +123,12 @@ def test_it_codes_wherever_a_dense_stage_may_stand(packages, name):
     broken = VECTOR.copy()
     broken[3] = np.nan
     assert not np.isfinite(decoded(codec, codec.encode(VectorSource(broken)))).all()
+
+
+def test_it_is_not_asked_to_code_nothing(packages):
+    codec = make_codec("top_k(0.2)+scaled", SPEC)
+    zeros = np.zeros(SPEC.length, np.float32)
+    np.testing.assert_array_equal(decoded(codec, codec.encode(VectorSource(zeros))), zeros)
 
 
 def test_an_agent_lists_those_that_can_be_used_and_a_hub_refuses_others(packages, caplog):

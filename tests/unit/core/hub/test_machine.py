@@ -27,6 +27,7 @@ from edgeasync.policies.monitor import Monitor, NotFiniteWatch
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
 from edgeasync.policies.staleness import PolynomialStaleness
+from edgeasync.protocol import wire
 from edgeasync.protocol.graph import ShippedGraph
 from edgeasync.protocol.messages import (
     Ack,
@@ -532,6 +533,15 @@ def test_who_left_is_not_lost_and_may_come_back(hub_bench):
 
 
 # -- faults --------------------------------------------------------------------------------------------------
+
+
+def test_a_quarantine_for_ever_is_told_as_long_as_the_wire_can(hub_bench):
+    hub = hub_bench(limits={"strikes_max": 1, "quarantine_s": math.inf})
+    hub.join()
+    hub.give(Malformed(hub.peers["a"], "nonsense"))
+    hub.hello(start=2)
+    told = wire.decode(wire.encode(hub.refusal))
+    assert (told.code, told.retry_after_s) == ("quarantined", 1e9)
 
 
 def test_strikes_quarantine_a_member_and_time_heals_it(hub_bench):
