@@ -14,6 +14,7 @@ from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 import msgspec
+import numpy as np
 import zmq
 
 from edgeasync.core.engine.peer_engine import PeerEngine
@@ -23,6 +24,7 @@ from edgeasync.core.peer.machine import PeerCore
 from edgeasync.core.peer.settings import PeerSettings
 from edgeasync.durable.keys import KeyPair
 from edgeasync.durable.peers_file import PeerEntry, Peers
+from edgeasync.errors import StorageError
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.protocol.codecs import payload_bytes_limit
 from edgeasync.protocol.messages import COUNT_MAX
@@ -506,13 +508,20 @@ class Peer:
     def _keep(self, parameters: Vector, steps: int) -> None:
         """Write the model, in a thread of its own: a decoding that takes long must not hold it up."""
         if self._model_file is not None:
-            save = partial(save_model, self._model_file, self._spec, parameters, lineage=self._own.name)
-            self._keeper.submit(partial(self._disk.write, partial(save, version=steps)))
+            save = partial(_save, self._model_file, self._spec, parameters, lineage=self._own.name, version=steps)
+            self._keeper.submit(partial(self._disk.write, save))
 
 
 def longest_end_s(lease_s: float) -> float:
     """Return how long a peer may take to end once it is asked to: `run` then returns, or hangs."""
     return lease_s + 2.0 * CLOSE_S + WRITE_S
+
+
+def _save(file: Path, spec: ParameterSpec, parameters: Vector, *, lineage: str, version: int) -> None:
+    """Write a model; raises `StorageError`, and leaves the one before, if training has diverged."""
+    if not np.isfinite(parameters).all():
+        raise StorageError(f"{file}: not written: values of the model are not finite, for training has diverged")
+    save_model(file, spec, parameters, lineage=lineage, version=version)
 
 
 def _nothing(_: Vector) -> None:

@@ -175,6 +175,7 @@ class PeerWorkers:
         self._initial = initial
         self._stopping = asyncio.Event()
         self._running: list[Peer] = []
+        self._diverged = False
 
     async def __aenter__(self) -> Self:
         """Make keys, and write what the workers need into a folder that only this user can open."""
@@ -228,16 +229,20 @@ class PeerWorkers:
     @property
     def reason(self) -> str:
         """Why training ended."""
+        if self._diverged:
+            return "diverged: no worker has a model whose values are finite"
         return "until.minutes is reached" if self._stopping.is_set() else "all workers have reached until"
 
     def mean(self) -> tuple[Vector, int]:
         """Return the mean of the models that the workers ended with, and the most local steps of one of them.
 
-        A worker that has taken no step has nothing to add, and may have left no file.
+        A worker that has taken no step, or whose training has diverged, has nothing to add, and may have left no
+        file.
         """
         spec, numbers = self._plan.prepared.spec, range(1, len(self._shares) + 1)
         files = [file for number in numbers if (file := model_file(self.folder, number)).exists()]
         found = [(vector, steps) for vector, steps in (load_model(file, spec) for file in files) if steps]
+        self._diverged = not found and any(peer.steps_total for peer in self._running)
         found = found or [(self._initial, 0)]
         total = np.zeros(spec.length, np.float64)
         for vector, _ in found:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from edgeasync.core.hub.effects import HubEffect, Report
 from edgeasync.core.hub.membership import Member, Membership
 from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.core.hub.traffic import Traffic
@@ -57,6 +58,24 @@ class Budgets:
         member.exchange_updates = history.updates
         limited = self._limited or member.own_day is not None
         history.period_s_min = self._period_s(member, now_s, is_learning) if limited else 0.0
+
+    def judge_shares(self, live_before: int, member: Member) -> list[HubEffect]:
+        """Return a warning if the hub's limit bore an exchange of each device, and with this one does not."""
+        devices, most_bytes = self._members.live_count, self._most_bytes(member)
+        if self._hub_max is None or devices <= live_before:
+            return []
+        needed_bytes = most_bytes + DAY_S * self._pings_bytes_per_s
+        if self._hub_max >= devices * needed_bytes or (live_before and self._hub_max < live_before * needed_bytes):
+            return []
+        share = f"each has {self._hub_max / devices / 1e6:.3g} MB a day, and its pings and an exchange may take"
+        cure = "raise it, or take a longer heartbeat_s or fewer devices"
+        return [
+            Report(
+                "warning",
+                detail=f"limits.bytes_per_day_max is too low for {devices} devices: {share} "
+                f"{needed_bytes / 1e6:.3g} MB, so they rest; {cure}",
+            )
+        ]
 
     def rest_s(self, member: Member, now_s: float, is_learning: Callable[[], bool]) -> float:
         """Return how long a device is to wait with its next exchange, 0 if it need not."""

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from edgeasync.config import ByteCount
+from edgeasync.core.hub.effects import Report
 from edgeasync.errors import ProtocolError
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import COUNT_MAX, DAY_S, DeviceProfile, Hello
@@ -72,6 +73,19 @@ def test_no_day_that_a_device_tells_is_a_way_round_its_hubs_limit(hub_bench, lim
         hub.fetch(at_s=1.0 * start)
         assert hub.refusal.rest
         assert hub.refusal.retry_after_s == DAY_S - start
+
+
+def test_a_limit_that_bears_no_exchange_of_so_many_devices_is_warned_of_once(hub_bench):
+    hub = hub_bench(limits={"bytes_per_day_max": ByteCount(10 * MB)}, liveness={"heartbeat_s": 5.0})
+    warned = []
+    for number in range(1, 8):
+        hub.hello(f"d{number}")
+        warned += [(number, each.detail) for each in hub.all_of(Report) if each.event == "warning"]
+    ((devices, said),) = warned
+    assert devices == 5, "a device's pings take 2.2 MB of its day"
+    assert "bytes_per_day_max is too low for 5 devices" in said
+    hub.fetch("d1")
+    assert hub.refusal.rest
 
 
 def test_who_asks_for_the_status_changes_nothing_that_is_kept(hub_bench):
