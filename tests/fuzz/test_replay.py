@@ -7,6 +7,7 @@ from random import Random
 import numpy as np
 import pytest
 
+from edgeasync.config import ByteCount
 from edgeasync.core.hub.settings import CheckpointSettings, HubCoreSettings, Limits, Liveness
 from edgeasync.core.recovery.state import dump_state
 from edgeasync.durable.checkpoint import CheckpointStore
@@ -28,6 +29,7 @@ from edgeasync.protocol.messages import (
     Ping,
     Push,
     StatusRequest,
+    Wake,
     Welcome,
 )
 from edgeasync.simulation.clock import VirtualClock
@@ -52,7 +54,15 @@ class Crowd:
         self.disk = SimulatedDisk(seed)
         settings = HubCoreSettings(
             liveness=Liveness(heartbeat_s=0.5, lease_s=2.0),
-            limits=Limits(devices_max=4, updates_held_max=6, strikes_max=5, quarantine_s=3.0),
+            limits=Limits(
+                devices_max=4,
+                updates_held_max=6,
+                strikes_max=5,
+                quarantine_s=3.0,
+                bytes_per_day_max=ByteCount(400 << 20) if seed % 5 == 0 else None,
+                device_bytes_per_day_max=ByteCount(60 << 20) if seed % 5 == 1 else None,
+            ),
+            quiet=seed % 2 == 0,
             checkpoint=CheckpointSettings(every=EVERY[seed % 3], journal_bytes_max=20_000),
         )
         policy = POLICIES[seed // 3 % 3]
@@ -125,7 +135,7 @@ class Crowd:
         plain = (
             hello, Ping(session, self.value(), self.number(1, 2), 0.1),
             Fetch(session, random.choice(self.versions)),
-            FetchGraph(session), Leave("stopping", session), StatusRequest(), Credit(1, 0), Fetch(session),
+            FetchGraph(session), Leave("stopping", session), StatusRequest(), Credit(1, 0), Fetch(session), Wake(),
         )  # fmt: skip
         if random.random() < 0.5:
             return self.push(session)
