@@ -231,24 +231,37 @@ def _resize(step: Step) -> Gradients:
     graph, op = step.graph, step.graph.op
     if step.attribute("mode", "nearest") != "nearest":
         raise step.refused("only mode 'nearest' has a gradient here")
+    scales = _scales(step)
     shape: list[int] = []
     axes: list[int] = []
-    for size, out in zip(step.shape(0), step.output_shape, strict=True):
+    for axis, (size, out) in enumerate(zip(step.shape(0), step.output_shape, strict=True)):
         if size is None or out is None:
-            if size is not out:
+            if size is not out or scales.get(axis, 1.0) != 1.0:
                 raise step.refused("it resizes along the batch")
             shape.append(-1)
-        elif size == out:
+            continue
+        # A scale such as 2.4 makes 4 places of 2, but not two of each: onnxruntime divides places by the scale.
+        if out % size or scales.get(axis, out / size) != out / size or not _repeats(step, size, out):
+            raise step.refused("only whole factors that repeat every value have a gradient here")
+        if size == out:
             shape.append(size)
         else:
-            if out % size or not _repeats(step, size, out):
-                raise step.refused("only whole factors that repeat every value have a gradient here")
             axes.append(len(shape) + 1)
             shape += [size, out // size]
     if not axes:
         return [step.gradient]
     parts = op("Reshape", step.gradient, graph.ints(*shape))
     return [op("ReduceSum", parts, graph.ints(*axes), keepdims=0)]
+
+
+def _scales(step: Step) -> dict[int, float]:
+    """Return the scales that the node is given, by axis: none if it is given sizes."""
+    given = step.constant(2)
+    if given is None or not given.size:
+        return {}
+    rank = len(step.shape(0))
+    axes = step.attribute("axes", range(rank))
+    return {axis % rank: float(scale) for axis, scale in zip(axes, given, strict=True)}
 
 
 def _repeats(step: Step, size: int, out: int) -> bool:
@@ -261,7 +274,7 @@ def _repeats(step: Step, size: int, out: int) -> bool:
     elif mode in ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel"):
         source = (places + 0.5) / factor - 0.5
     else:
-        return False
+        return mode == "align_corners" and factor == 1
     rounded = {
         "round_prefer_floor": np.ceil(source - 0.5),
         "round_prefer_ceil": np.floor(source + 0.5),

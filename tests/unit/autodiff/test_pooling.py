@@ -228,6 +228,12 @@ def test_resize(attributes, scales):
           reference=formula)  # fmt: skip
 
 
+def test_aligned_corners_of_an_image_that_keeps_its_size():
+    attributes = 'coordinate_transformation_mode="align_corners"'
+    check(f"y = Resize<{attributes}>(h, , s)", (2, 4), {"s": np.float32([1, 1, 1])},
+          reference=lambda x, parameters: x * parameters["p"])  # fmt: skip
+
+
 def test_resize_to_sizes_of_one_dimension():
     text = 'y = Resize<axes=[2], coordinate_transformation_mode="asymmetric", nearest_mode="floor">(h, , , s)'
     check(text, (2, 5), {"s": np.array([10])}, reference=lambda x, parameters: (x * parameters["p"]).repeat(2, 2))
@@ -239,6 +245,11 @@ def test_resize_to_sizes_of_one_dimension():
         ('mode="linear"', [1, 1, 2], "only mode 'nearest' has a gradient here"),
         ("", [1, 1, 1.5], "only whole factors that repeat every value"),
         ("", [1, 1, 0.5], "only whole factors that repeat every value"),
+        # These make a whole multiple of the size, or the size itself, but repeat some values and leave out others.
+        ('coordinate_transformation_mode="asymmetric", nearest_mode="floor"', [1, 1, 2.1], "only whole factors"),
+        ('coordinate_transformation_mode="asymmetric", nearest_mode="floor"', [1, 1, 1.2], "only whole factors"),
+        ('axes=[-1], coordinate_transformation_mode="asymmetric", nearest_mode="floor"', [2.1], "whole factors"),
+        ('coordinate_transformation_mode="asymmetric", nearest_mode="floor"', [1.2, 1, 1], "along the batch"),
         ('nearest_mode="ceil", coordinate_transformation_mode="asymmetric"', [1, 1, 2], "only whole factors"),
         ('coordinate_transformation_mode="align_corners"', [1, 1, 2], "only whole factors"),
     ],
@@ -247,6 +258,14 @@ def test_other_resizes_are_refused(attributes, scales, why):
     text = f"h = Mul(x, p)\ny = Resize<{attributes}>(h, , s)".replace("<>", "")
     model = forward(text, {"p": numbers((1, 2, 4)), "s": np.float32(scales)}, (2, 4))
     with pytest.raises(GraphError, match=why):
+        build_training_graph(model, GraphSettings(loss="mse"))
+
+
+def test_a_resize_that_crops_is_refused():
+    text = 'h = Mul(x, p)\ny = Resize<coordinate_transformation_mode="tf_crop_and_resize">(h, roi, s)'
+    roi = np.float32([0, 0, 0.25, 1, 1, 0.75])
+    model = forward(text, {"p": numbers((1, 2, 4)), "roi": roi, "s": np.float32([1, 1, 1])}, (2, 4))
+    with pytest.raises(GraphError, match="only whole factors"):
         build_training_graph(model, GraphSettings(loss="mse"))
 
 
