@@ -32,6 +32,7 @@ def build_training_graph(model: bytes, settings: GraphSettings) -> TrainingGraph
     if is_training_graph(model):
         raise GraphError("this is a training graph already; give the forward model")
     proto = forward.parse(model)
+    forward.widen_inputs(proto)
     output = forward.choose_output(proto, settings.output)
     selection = select(proto, forward.initial_values(proto), settings)
     loss = find_loss(settings.loss)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
-from onnx import helper, inliner, numpy_helper, version_converter
+from onnx import TensorProto, helper, inliner, numpy_helper, version_converter
 
 from edgeasync.autodiff.graph import IR_VERSION, Array, Graph, Node, free_inputs, needed, read_nodes, write_nodes
 from edgeasync.errors import GraphError
@@ -28,6 +28,16 @@ RANDOM_OPERATORS = frozenset(
         "RandomUniformLike",
     }
 )  # fmt: skip
+
+_DATA_KINDS = (TensorProto.FLOAT, TensorProto.INT64)
+"""What a device's data may be."""
+
+_WIDER = {
+    **dict.fromkeys((TensorProto.DOUBLE, TensorProto.FLOAT16), TensorProto.FLOAT),
+    **dict.fromkeys((TensorProto.INT32, TensorProto.INT16, TensorProto.INT8), TensorProto.INT64),
+    **dict.fromkeys((TensorProto.UINT16, TensorProto.UINT8, TensorProto.BOOL), TensorProto.INT64),
+}
+"""What inputs of other kinds are fed as."""
 
 _PICKING = SHAPE_OPERATORS | {"Gather", "Slice", "Split"}
 """Operators that may leave out what follows the batch. What another makes of it may be alike at two sizes only
@@ -112,6 +122,36 @@ def parse(data: bytes) -> onnx.ModelProto:
     return model
 
 
+def widen_inputs(model: onnx.ModelProto) -> None:
+    """Make a model take what devices have, int64 or float32, where it takes int32, float64 and the like.
+
+    A Cast in front of its nodes makes of that what they read.
+    """
+    graph = model.graph
+    values = {tensor.name for tensor in graph.initializer}
+    casts: dict[str, onnx.NodeProto] = {}
+    for entry in graph.input:
+        kind = entry.type.tensor_type.elem_type
+        if entry.name not in values and kind in _WIDER:
+            casts[entry.name] = helper.make_node("Cast", [entry.name], [f"{entry.name}::cast"], to=kind)
+            entry.type.tensor_type.elem_type = _WIDER[kind]
+    if not casts:
+        return
+    _read_instead({name: cast.output[0] for name, cast in casts.items()}, graph)
+    nodes = [*casts.values(), *graph.node]
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+def _read_instead(names: Mapping[str, str], graph: onnx.GraphProto) -> None:
+    """Make all nodes read other tensors, also those in the bodies of loops and branches."""
+    for node in graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                _read_instead(names, attribute.g)
+
+
 def opset_of(model: onnx.ModelProto) -> int:
     """Return the version of the standard operators that a model is written in."""
     return next((int(entry.version) for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1)
@@ -178,6 +218,12 @@ def _read_input(forward: Forward, entry: onnx.ValueInfoProto, symbols: set[str])
     kind = entry.type.tensor_type
     if not entry.type.HasField("tensor_type") or kind.elem_type not in helper.get_all_tensor_dtypes():
         raise GraphError(f"input {entry.name!r} is not a tensor; only tensors can be trained on")
+    if kind.elem_type not in _DATA_KINDS:
+        found = TensorProto.DataType.Name(kind.elem_type).lower()
+        raise GraphError(
+            f"input {entry.name!r} is {found}; a device's data is float32 or int64: export the model with such "
+            "inputs, and cast them inside"
+        )
     dims: list[int | None] = []
     for axis, dim in enumerate(kind.shape.dim):
         if dim.HasField("dim_value") and dim.dim_value > 0:

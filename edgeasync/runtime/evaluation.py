@@ -228,6 +228,7 @@ def evaluation_graph(forward_model: bytes, spec: ParameterSpec, output: str | No
 
     # Which values the arrays have does not matter: they are taken out again.
     proto = forward.parse(export_model(forward_model, spec.views(np.zeros(spec.length, np.float32))))
+    forward.widen_inputs(proto)
     graph = proto.graph
     output = forward.choose_output(proto, output)
     nodes = needed(read_nodes(graph.node), [output])

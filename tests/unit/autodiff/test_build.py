@@ -617,3 +617,49 @@ def test_a_scalar_and_an_exponent_are_trained_if_they_are_named_in_full():
     assert names(graph) == ["w", "s", "e"]
     found = run(graph, {"x": numbers((8, 3), 2), "target": numbers((8, 3), 3)})
     assert all(np.isfinite(value).all() for value in found.values())  # a rectified base is 0 here and there
+
+
+NARROW = {
+    "int32": (TensorProto.INT32, np.int64),
+    "int16": (TensorProto.INT16, np.int64),
+    "int8": (TensorProto.INT8, np.int64),
+    "uint16": (TensorProto.UINT16, np.int64),
+    "uint8": (TensorProto.UINT8, np.int64),
+    "bool": (TensorProto.BOOL, np.int64),
+    "float64": (TensorProto.DOUBLE, np.float32),
+    "float16": (TensorProto.FLOAT16, np.float32),
+}
+
+
+@pytest.mark.parametrize(("kind", "fed"), NARROW.values(), ids=NARROW)
+def test_inputs_that_are_neither_float32_nor_int64_are_cast_in_the_graph(kind, fed):
+    text = "h = Cast<to=1>(x)\ny = Mul(h, p)"
+    parameters = {"p": numbers((1, 4), 1)}
+    x = np.array([[0, 1, 1, 0], [1, 1, 0, 0]])
+    feeds = {"target": numbers((2, 4), 2)}
+    found = run(build_training_graph(model(text, parameters, kind=kind), MSE), feeds | {"x": x.astype(fed)})
+    expected = run(build_training_graph(model(text, parameters), MSE), feeds | {"x": x.astype(np.float32)})
+    for name in ("loss", "p.grad"):
+        np.testing.assert_array_equal(found[name], expected[name])
+
+
+def test_a_branch_reads_an_input_that_is_cast():
+    def branch(name, text):
+        nodes = [onnx.parser.parse_node(text)]
+        return helper.make_graph(nodes, name, [], [helper.make_tensor_value_info(name, TensorProto.INT32, None)])
+
+    def with_branch(proto):
+        taken = branch("a", "a = Add(x, x)"), branch("b", "b = Identity(x)")
+        node = helper.make_node("If", ["which"], ["c"], then_branch=taken[0], else_branch=taken[1])
+        proto.graph.node.insert(0, node)
+        proto.graph.initializer.append(numpy_helper.from_array(np.array(True), "which"))
+
+    data = model("h = Cast<to=1>(c)\ny = Mul(h, p)", {"p": numbers((1, 4), 1)}, kind=TensorProto.INT32)
+    feeds = {"x": np.array([[1, 2, 3, 4]]), "target": np.zeros((1, 4), np.float32)}
+    found = run(build_training_graph(edited(data, with_branch), MSE), feeds)
+    np.testing.assert_allclose(found["y"], 2 * feeds["x"] * numbers((1, 4), 1))
+
+
+def test_inputs_that_no_data_can_be_are_refused():
+    data = model("h = Cast<to=1>(x)\ny = Mul(h, p)", {"p": numbers((1, 4))}, kind=TensorProto.UINT64)
+    refused(data, "input 'x' is uint64; a device's data is float32 or int64: export the model with such inputs")

@@ -510,3 +510,14 @@ def test_nothing_heavy_is_imported_before_it_is_needed():
     program = "import sys, edgeasync.runtime.evaluation; print(*{'onnx', 'onnxruntime'}.intersection(sys.modules))"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert found.stdout.strip() == ""
+
+
+@pytest.mark.parametrize("kind", [TensorProto.INT32, TensorProto.BOOL, TensorProto.DOUBLE])
+def test_inputs_that_are_neither_float32_nor_int64(kind):
+    model = forward("h = Cast<to=1>(x)\ny = Gemm(h, w)", {"w": numbers((4, 3), 1)}, (4,), kind=kind)
+    graph, vector = prepared(model)
+    x = (np.arange(N * 4) % 7 % 2).reshape(N, 4)
+    found = evaluator(model, graph, x, LABELS)(vector)
+    assert (found.loss, found.accuracy) == pytest.approx(
+        judged(x @ graph.spec.views(vector)["w"], LABELS), rel=1e-5
+    )
