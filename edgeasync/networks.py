@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeasync import nn
-from edgeasync.data.dataset import Dataset
+from edgeasync.data.dataset import Dataset, fits
 from edgeasync.errors import ConfigError, DataError, ModelMismatchError
 from edgeasync.losses import CrossEntropy, LossSetting, MeanSquaredError, OnnxLoss, check_loss, find_loss
 from edgeasync.parameters import Vector
@@ -155,7 +155,7 @@ def mean_loss(loss: LossSetting, scores: npt.ArrayLike, targets: npt.ArrayLike) 
     kind = np.int64 if isinstance(found, CrossEntropy) else np.float32
     wanted = np.asarray(targets, kind)
     if kind is np.float32:
-        if wanted.size != values.size:
+        if not fits(wanted.shape, values.shape):
             raise DataError(f"targets of shape {wanted.shape} for scores of shape {values.shape}: give one each")
         wanted = wanted.reshape(values.shape)
     summed = numpy_loss(found)(values, wanted)
@@ -188,9 +188,7 @@ def _form(values: npt.ArrayLike, entry: Any) -> npt.NDArray[Any]:
     """Return examples in the form that an input of the session has."""
     kind = np.int64 if entry.type == "tensor(int64)" else np.float32
     found: npt.NDArray[Any] = np.ascontiguousarray(values, kind)
-    try:
-        return found.reshape(len(found), *entry.shape[1:])
-    except (TypeError, ValueError):
-        raise DataError(
-            f"examples of shape {found.shape[1:]}, the network takes {tuple(entry.shape[1:])}: give such data"
-        ) from None
+    have, want = found.shape[1:], tuple(entry.shape[1:])
+    if not fits(have, want):
+        raise DataError(f"examples of shape {have}, the network takes {want}: give such data")
+    return found.reshape(len(found), *want)

@@ -1,7 +1,10 @@
 """Examples and their targets held in memory, and the endless stream of batches that training draws from them."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
 from typing import Any
 
 import numpy as np
@@ -124,6 +127,26 @@ def check_names(x: Features, names: Sequence[str], of: str) -> None:
 def input_of(x: Features, name: str) -> npt.NDArray[np.float32]:
     """Return the examples of an input."""
     return x.arrays[name] if isinstance(x, Inputs) else x
+
+
+def check_shape(have: tuple[int, ...], want: tuple[int, ...], what: str, of: str) -> None:
+    """Raise `DataError` unless values of a shape can be reshaped to another without mixing them up."""
+    if not fits(have, want):
+        act = "give such data" if math.prod(have) != math.prod(want) else "bring their axes into that order"
+        raise DataError(f"the data has {what} of shape {have}, the hub's {of} takes {want}: {act}")
+
+
+def fits(have: tuple[int, ...], want: tuple[int, ...]) -> bool:
+    """Return whether one shape is the other with neighbouring axes joined.
+
+    So flat images fit a model of images, and images a flat model. Axes in another order do not fit.
+
+    >>> from edgeasync.data.dataset import fits
+    >>> fits((64,), (1, 8, 8)), fits((3, 8, 8), (192,)), fits((8, 8, 3), (3, 8, 8))
+    (True, True, False)
+    """
+    ends, wanted = [set(accumulate(shape, mul)) - {1} for shape in (have, want)]
+    return math.prod(have) == math.prod(want) and (ends <= wanted or wanted <= ends)
 
 
 class Batches:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeasync.autodiff.settings import GraphSettings
-from edgeasync.data.dataset import Dataset, Features, check_names, input_of
+from edgeasync.data.dataset import Dataset, Features, check_names, check_shape, input_of
 from edgeasync.errors import ConfigError, DataError, GraphError
 from edgeasync.losses import (
     BinaryCrossEntropy,
@@ -173,11 +173,7 @@ class _Form(msgspec.Struct, frozen=True):
 
     def check(self, values: Array, what: str) -> None:
         """Raise `DataError` unless the values can be brought to this form."""
-        have = values.shape[1:]
-        if math.prod(have) != math.prod(self.shape):
-            raise DataError(
-                f"the data has {what} of shape {have}, the hub's model takes {self.shape}: give such data"
-            )
+        check_shape(values.shape[1:], self.shape, what, "model")
         if self.dtype.kind == "i" and values.dtype.kind != "i" and (values != np.rint(values)).any():
             raise DataError(f"the data's {what} are not whole numbers, as the hub's model takes them")
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import onnxruntime
 
 from edgeasync.core.arrays.spool import TrainerState
-from edgeasync.data.dataset import Dataset, Features, batches, check_names, input_of
+from edgeasync.data.dataset import Dataset, Features, batches, check_names, check_shape, input_of
 from edgeasync.errors import ConfigError, DataError, GraphError, ModelMismatchError, NoMemoryError
 from edgeasync.metrics import Accuracy, Meter, MetricSetting, find_metrics
 from edgeasync.parameters import ParameterSpec, Vector
@@ -395,9 +395,7 @@ class _Fed:
 
     def check(self, values: npt.NDArray[Any], what: str) -> None:
         """Raise `DataError` unless the values of one example fit."""
-        have, want = values.shape[1:], self.features
-        if math.prod(have) != math.prod(want):
-            raise DataError(f"the data has {what} of shape {have}, the hub's graph takes {want}: give such data")
+        check_shape(values.shape[1:], self.features, what, "graph")
         if self.dtype.kind == "i" and (values != np.rint(values)).any():
             raise DataError(f"the data's {what} are not whole numbers, as the hub's graph takes them")
 

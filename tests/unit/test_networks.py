@@ -75,6 +75,14 @@ def test_a_loop_without_torch_joins_a_hub(tmp_path):
     assert network.gradient(x, y).loss < first / 2
 
 
+def test_axes_in_another_order_are_refused():
+    network = Network(nn.Conv1d(2, 3, 1), (2, 5))
+    with pytest.raises(DataError, match=r"shape \(5, 2\), the network takes \(2, 5\)"):
+        network(np.zeros((4, 5, 2)))
+    with pytest.raises(DataError, match="give one each"):
+        networks.mean_loss("mse", np.zeros((4, 3, 5)), np.zeros((4, 5, 3)))
+
+
 def test_mistakes_are_named():
     network = Network(nn.Linear(4, 3), (4,))
     with pytest.raises(DataError, match="takes \\(4,\\)"):

@@ -5,7 +5,7 @@ from itertools import count, islice
 import numpy as np
 import pytest
 
-from edgeasync.data.dataset import Dataset, batches
+from edgeasync.data.dataset import Dataset, batches, fits
 from edgeasync.data.files import load
 from edgeasync.data.iterables import from_iterable
 from edgeasync.errors import ConfigError, DataError
@@ -53,6 +53,25 @@ def test_targets_that_are_floats_are_values_to_predict(tmp_path):
 
 def test_an_example_may_have_several_labels():
     assert Dataset.of(GOOD_X, np.ones((6, 4), np.uint8)).y.shape == (6, 4)
+
+
+@pytest.mark.parametrize(
+    ("have", "want", "right"),
+    [
+        ((), (1,), True),
+        ((28, 28), (1, 28, 28), True),
+        ((784,), (1, 28, 28), True),
+        ((3, 8, 8), (192,), True),
+        ((24, 8), (3, 8, 8), True),
+        ((8, 8, 3), (3, 8, 8), False),
+        ((8, 3, 1), (3, 8), False),
+        ((2, 12), (3, 8), False),
+        ((9,), (8,), False),
+        ((), (3,), False),
+    ],
+)
+def test_one_shape_fits_another_if_neighbouring_axes_are_joined(have, want, right):
+    assert fits(have, want) is fits(want, have) is right
 
 
 def test_full_batches_leave_out_the_rest_of_an_epoch():

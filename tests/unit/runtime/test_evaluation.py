@@ -443,6 +443,15 @@ def test_targets_of_another_shape():
         evaluator(model, prepared(model, loss="mse")[0], numbers((9, 8)), numbers((9, 2)), loss="mse")
 
 
+def test_axes_in_another_order():
+    model = of(nn.Conv1d(2, 3, 1), (2, 5))
+    graph, _ = prepared(model, loss="mse")
+    with pytest.raises(DataError, match=r"examples of shape \(5, 2\), the hub's model takes \(2, 5\): bring"):
+        evaluator(model, graph, numbers((9, 5, 2)), numbers((9, 3, 5)), loss="mse")
+    with pytest.raises(DataError, match=r"targets of shape \(5, 3\), the hub's model takes \(3, 5\): bring"):
+        evaluator(model, graph, numbers((9, 2, 5)), numbers((9, 5, 3)), loss="mse")
+
+
 def test_examples_that_all_weigh_nothing():
     loss = CrossEntropy(class_weights=(1.0, 0.0, 0.0))
     model = of(MLP, (8,))

@@ -309,6 +309,16 @@ def test_data_that_does_not_fit(x, y, words):
         trainer(built(MLP, (8,)), x, y)
 
 
+def test_axes_in_another_order_do_not_fit():
+    graph = built(nn.Sequential(nn.Conv2d(3, 3, 3), nn.GlobalAvgPool()), (3, 8, 8))
+    with pytest.raises(DataError, match=r"\(8, 8, 3\).* takes \(3, 8, 8\): bring their axes into that order"):
+        trainer(graph, numbers((50, 8, 8, 3)), LABELS)
+    trainer(graph, numbers((50, 192)), LABELS)
+    places = built(nn.Conv1d(2, 3, 1), (2, 5), loss="mse")
+    with pytest.raises(DataError, match=r"targets of shape \(5, 3\).* takes \(3, 5\): bring their axes"):
+        trainer(places, numbers((50, 2, 5)), numbers((50, 5, 3)))
+
+
 def test_tokens_that_do_not_fit():
     graph = built(TOKENS, (5,))
     with pytest.raises(DataError, match="examples are not whole numbers"):
