@@ -35,7 +35,7 @@ class LazyExamples:
         chosen = range(len(self))[rows] if isinstance(rows, slice) else [int(row) for row in rows]
         found = np.empty((len(chosen), *self.shape[1:]), np.float32)
         for place, row in enumerate(chosen):
-            example = np.asarray(self._samples[row][0], np.float32)
+            example = np.atleast_1d(np.asarray(self._samples[row][0], np.float32))
             if example.shape != self.shape[1:]:
                 raise DataError(
                     f"example {row}: shape {example.shape}, the first has {self.shape[1:]}; make them alike"
@@ -53,8 +53,9 @@ def from_samples(samples: Samples) -> Dataset:
     """Return a dataset that reads each example when it is drawn, and again each time.
 
     `samples` has a length, and gives an example and its target by number, as torch's datasets do. What it changes
-    at random is different in each pass. Its targets are those in `targets`, if it has them; otherwise each example
-    is read once to learn its target. Raises `DataError` if there is no example.
+    at random is different in each pass. Its targets are those in `targets`, if it has them and no
+    `target_transform`; otherwise each example is read once to learn its target. Raises `DataError` if there is no
+    example.
 
     >>> from edgeasync.data import from_samples
     >>> data = from_samples([([0.5, 1.0], 0), ([1.5, 2.0], 1)])
@@ -64,7 +65,9 @@ def from_samples(samples: Samples) -> Dataset:
     if not len(samples):
         raise DataError("the dataset has no examples; give at least one")
     targets = getattr(samples, "targets", None)
-    if targets is None or len(targets) != len(samples):
+    # A `target_transform` makes others of them, as torchvision's datasets do.
+    changed = getattr(samples, "target_transform", None) is not None
+    if targets is None or changed or len(targets) != len(samples):
         targets = [samples[number][1] for number in range(len(samples))]
     first = np.asarray(samples[0][0], np.float32)
     # The targets are checked beside examples that cost nothing.

@@ -79,7 +79,7 @@ class SklearnModel(Adapted):
         return estimator
 
     def _evaluator(self, data: Dataset) -> Evaluator:
-        x, classes = data.x.reshape(len(data), -1), self._classes
+        x, classes = np.asarray(data.x).reshape(len(data), -1), self._classes
 
         def evaluate(parameters: Vector) -> Evaluation:
             estimator = self.fitted(self.spec.views(parameters))

@@ -110,6 +110,13 @@ def test_one_update_is_what_the_estimator_alone_does(digits):
     np.testing.assert_array_equal(prepared.restore(prepared.spec.views(vector)).coef_, trainer._estimator.coef_)
 
 
+def test_examples_that_are_read_when_they_are_drawn_can_evaluate():
+    made = model(SGDClassifier(), features=3, classes=2)
+    lazy = edgeasync.data.from_samples([(row, number % 2) for number, row in enumerate(np.eye(3))])
+    run = train(made, (np.eye(3), [0, 1, 0]), evaluate=lazy, workers=1, until=Stop(updates=2))
+    assert run.accuracy is not None
+
+
 def test_an_agent_trains_a_regressor(tmp_path):
     x = np.random.default_rng(0).normal(size=(300, 3))
     given = model(SGDRegressor(random_state=0), 3)

@@ -43,6 +43,23 @@ def test_without_targets_each_is_read_once_for_its_target():
     assert images.read.tolist() == [2] + [1] * 9
 
 
+def test_targets_that_are_transformed_are_those_that_the_examples_come_with():
+    class Transformed(Labelled):
+        targets = tuple(range(10))
+
+        @staticmethod
+        def target_transform(target):
+            return target % 2
+
+    assert from_samples(Transformed()).y.tolist() == [0, 1] * 5
+
+
+def test_an_example_may_be_a_single_value():
+    data = from_samples([(0.5, 0), (1.5, 1)])
+    assert data.x.shape == (2, 1)
+    assert data.features[:].tolist() == [[0.5], [1.5]]
+
+
 def test_each_pass_reads_again():
     images = Labelled()
     drawn = batches(from_samples(images), batch_size=5, seed=0)
