@@ -68,8 +68,8 @@ def _cross_entropy(graph: Graph, loss: CrossEntropy, scores: str) -> LossParts:
     divisor = weight
     if weights is not None or counts is not None:
         probabilities = op("Mul", probabilities, op("ReduceSum", label, graph.ints(1), keepdims=1))
-        # A batch in which nothing counts moves nothing.
-        divisor = op("Where", op("Greater", weight, graph.scalar(0.0)), weight, graph.scalar(1.0))
+        # A batch in which nothing counts moves nothing, whatever smooth labels say of the other classes.
+        divisor = op("Where", op("Greater", weight, graph.scalar(0.0)), weight, graph.scalar(np.inf))
     gradient = op("Div", op("Sub", probabilities, label), divisor)
     return LossParts(op("Neg", op("Div", total, divisor)), weight, gradient)
 

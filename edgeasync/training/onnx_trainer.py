@@ -110,7 +110,7 @@ class OnnxTrainer:
             accumulation_steps=accumulation_steps,
             micro_batch_size=micro_batch_size,
             weight_of=lambda _: gradient.weight,
-            whole=gradient.batch_size is not None or not gradient.tells_weight,
+            whole=gradient.whole,
             meter=gradient.measure(metrics) if metrics else None,
             machine=self._machine,
         )
@@ -248,6 +248,17 @@ class GraphGradient:
         return self._x[0].rows
 
     @property
+    def whole(self) -> bool:
+        """Whether a batch must be computed at once: the graph takes no parts, or they do not add up to it."""
+        return self.batch_size is not None or not self.tells_weight or self._smooths_zeros
+
+    @property
+    def _smooths_zeros(self) -> bool:
+        """Whether an example of a class of weight 0 moves the model, by its smooth label, beside others alone."""
+        loss = json.loads(self._metadata.get("edgeasync.loss", "{}"))
+        return bool(loss.get("label_smoothing")) and 0.0 in (loss.get("class_weights") or ())
+
+    @property
     def loss(self) -> str:
         """The kind of its loss."""
         return str(json.loads(self._metadata["edgeasync.loss"])["kind"])
@@ -337,6 +348,11 @@ class GraphGradient:
             raise ConfigError(
                 "the hub's graph was built by an older edgeasync, and does not say what parts of a batch count: "
                 "build it again, or leave out accumulation_steps and micro_batch_size"
+            )
+        if self._smooths_zeros:
+            raise ConfigError(
+                "the loss has label_smoothing and a class weight of 0, which is not the same for a batch in "
+                "parts: leave out accumulation_steps and micro_batch_size, or make that class the ignored_label"
             )
         if micro_batch_size is not None and self.batch_size is not None:
             raise ConfigError(

@@ -126,10 +126,19 @@ def test_a_label_that_is_ignored_counts_for_nothing(shape, weights, ignored):
     check_loss(setting, shape, formula, some, weigh)
 
 
-def test_a_batch_in_which_nothing_counts_moves_nothing():
+@pytest.mark.parametrize(
+    ("loss", "label"),
+    [
+        (CrossEntropy(ignored_label=9), 9),
+        (CrossEntropy(ignored_label=9, label_smoothing=0.1), 9),
+        (CrossEntropy(class_weights=(1.0, 0.0, 1.0, 3.0)), 1),
+        (CrossEntropy(class_weights=(1.0, 0.0, 1.0, 3.0), label_smoothing=0.1), 1),
+    ],
+)
+def test_a_batch_in_which_nothing_counts_moves_nothing(loss, label):
     model = forward("y = Mul(x, p)", {"p": numbers((1, 4))}, (4,))
-    graph = build_training_graph(model, GraphSettings(loss=CrossEntropy(ignored_label=9)))
-    found = run(graph, {"x": numbers((3, 4), 2), "target": np.full(3, 9)})
+    graph = build_training_graph(model, GraphSettings(loss=loss))
+    found = run(graph, {"x": numbers((3, 4), 2), "target": np.full(3, label)})
     assert (found["loss"], found["loss_weight"]) == (0.0, 0.0)
     assert not found["p.grad"].any()
 

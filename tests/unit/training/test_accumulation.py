@@ -157,6 +157,18 @@ def test_a_batch_norm_is_refused_with_a_sentence(options):
         OnnxTrainer(graph.model, graph.spec, Dataset.of(X, Y), [SGD()], batch_size=16, provider="cpu", **options)
 
 
+SMOOTH = CrossEntropy(class_weights=(1.0, 0.0, 3.0, 1.0), label_smoothing=0.1)
+
+
+@pytest.mark.parametrize(
+    "options", [{"accumulation_steps": 2}, {"micro_batch_size": 4}, {"micro_batch_size": "auto"}]
+)
+def test_smooth_labels_of_classes_that_weigh_nothing_are_refused(options):
+    graph = graph_of(LAYERS, SMOOTH)
+    with pytest.raises(ConfigError, match="label_smoothing and a class weight of 0, which"):
+        OnnxTrainer(graph.model, graph.spec, Dataset.of(X, Y), [SGD()], batch_size=16, provider="cpu", **options)
+
+
 def test_a_batch_norm_is_trained_where_a_batch_is_one_part():
     graph = graph_of(NORMED)
     data = Dataset.of(X, Y)
@@ -293,6 +305,14 @@ def test_a_batch_norm_that_does_not_fit_is_refused_before_a_step():
     with pytest.raises(
         NoMemoryError, match="the model has a batch norm, which is not the same for a batch in parts"
     ):
+        made.begin(built.initial.copy())
+
+
+def test_smooth_labels_of_classes_that_weigh_nothing_are_not_cut_for_want_of_memory():
+    built = graph_of(LAYERS, SMOOTH)
+    data = Dataset.of(X, Y)
+    made = OnnxTrainer(built.model, built.spec, data, [SGD()], batch_size=16, machine=Filling(9, iter([0, 8, 16])))
+    with pytest.raises(NoMemoryError, match="takes no parts"):
         made.begin(built.initial.copy())
 
 
