@@ -208,6 +208,8 @@ class Meter:
         self._add(np.asarray(scores), np.asarray(targets))
 
     def _add(self, scores: Array, targets: Array) -> None:
+        if targets.dtype.kind in "bu" and targets.size != scores.size:
+            targets = targets.astype(np.int64)  # class numbers, as a data set takes them
         if targets.dtype.kind == "i":
             # Of scores at several places, (n, classes, ...), each place is an example.
             scores, targets = np.moveaxis(scores, 1, -1).reshape(-1, scores.shape[1]), targets.ravel()

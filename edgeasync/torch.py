@@ -127,7 +127,7 @@ class TorchModel(Adapted):
     def _trainer(self, data: Dataset, local: LocalTraining, seed: int) -> Trainer:
         module = copy.deepcopy(self._module).to(self._device)
         optimizer = self._make_optimizer([tensor for tensor in module.parameters() if tensor.requires_grad])
-        stream = batches(data, local.batch_size, seed)
+        stream = batches(Dataset(data.x, data.y), local.batch_size, seed)  # a module is called with one input
         meter = local.make_meter("cross_entropy" if data.y.dtype.kind == "i" else "mse")
         keeps = local.keep_optimizer_state
         return TorchTrainer(

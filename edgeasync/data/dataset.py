@@ -98,6 +98,8 @@ class Dataset:
             values = _examples(given, len(targets), "x", where)
             if targets is given and targets.dtype.kind == "f":
                 return cls(values, values)
+        if not targets.size:
+            raise DataError(f"{where}: y of shape {targets.shape} has no values; give one label for each example")
         if targets.dtype.kind == "f":
             return cls(values, _floats(targets, "y", where))
         if targets.min() < 0:
@@ -221,7 +223,8 @@ def batches(dataset: Dataset, batch_size: int, seed: int, *, full: bool = False)
     """Yield batches without end, each epoch in a new order. The same seed gives the same batches.
 
     A batch is never larger than the data. The last batch of an epoch may be short; with `full` it is left out.
-    Raises `ConfigError` if `batch_size` is below 1, and `DataError` if `full` batches need more examples.
+    Raises `ConfigError` if `batch_size` is below 1, and `DataError` if there are no examples, or if `full` batches
+    need more.
 
     >>> import numpy as np
     >>> from edgeasync.data import Dataset, batches
@@ -229,6 +232,8 @@ def batches(dataset: Dataset, batch_size: int, seed: int, *, full: bool = False)
     >>> x.shape, y.shape
     ((3, 4), (3,))
     """
+    if not len(dataset):
+        raise DataError("there are no examples to draw batches from; give at least one")
     if full and batch_size > len(dataset):
         raise DataError(f"{len(dataset)} examples do not fill a batch of {batch_size}; give more data")
     if batch_size < 1:

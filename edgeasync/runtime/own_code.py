@@ -86,4 +86,5 @@ def as_array(given: npt.ArrayLike, name: str, where: str) -> npt.NDArray[np.floa
         raise ConfigError(f"{where}: parameter {name!r} is {array.dtype}; give floats: only they can be trained")
     if not array.size or not np.isfinite(array).all():
         raise ConfigError(f"{where}: parameter {name!r} has no values, or some that are not finite")
-    return np.ascontiguousarray(array, np.float32)
+    # ascontiguousarray makes a scalar a vector.
+    return np.ascontiguousarray(array, np.float32).reshape(array.shape)

@@ -101,7 +101,7 @@ class SklearnTrainer:
     def __init__(self, model: SklearnModel, data: Dataset, local: LocalTraining, seed: int) -> None:
         self.spec = model.spec
         self._estimator = copy.deepcopy(model._estimator)  # noqa: SLF001 - it is the model's own trainer
-        self._stream = batches(data, local.batch_size, seed)
+        self._stream = batches(Dataset(data.x, data.y), local.batch_size, seed)  # it takes one input
         self._keeps = local.keep_optimizer_state
         self._vector: Vector | None = None
 

@@ -17,7 +17,7 @@ from sklearn.utils.estimator_checks import check_estimator
 
 import edgeasync
 from edgeasync import Agent, Dataset, Hub, Run, Stop, train
-from edgeasync.errors import ConfigError
+from edgeasync.errors import ConfigError, DataError
 from edgeasync.sklearn import EdgeClassifier, EdgeRegressor, estimators, model, models
 from edgeasync.training.plan import LocalTraining
 from tests.support.processes import PATIENCE_S
@@ -115,6 +115,12 @@ def test_examples_that_are_read_when_they_are_drawn_can_evaluate():
     lazy = edgeasync.data.from_samples([(row, number % 2) for number, row in enumerate(np.eye(3))])
     run = train(made, (np.eye(3), [0, 1, 0]), evaluate=lazy, workers=1, until=Stop(updates=2))
     assert run.accuracy is not None
+
+
+def test_an_estimator_takes_one_input():
+    two = Dataset.of({"a": np.eye(3), "b": np.eye(3)}, [0, 1, 0])
+    with pytest.raises(DataError, match="the data has the inputs a, b; here one array x is needed"):
+        model(SGDClassifier(), 3, 2).prepare(LocalTraining()).make_trainer(two, 0, 1)
 
 
 def test_an_agent_trains_a_regressor(tmp_path):

@@ -386,6 +386,22 @@ class Integers(Own):
         self.parameters = {"weight": np.zeros((4, 2), np.int64)}
 
 
+class WithScalar:
+    def __init__(self):
+        self.parameters = {"weight": np.zeros(4), "bias": np.float64(0)}
+
+    def gradient(self, arrays, x, y):
+        error = x @ arrays["weight"] + arrays["bias"] - y
+        return float(error @ error) / len(y), {"weight": 2 * x.T @ error / len(y), "bias": 2 * error.mean()}
+
+
+def test_a_parameter_may_be_a_single_number():
+    x = np.random.default_rng(0).normal(size=(64, 4))
+    run = train(WithScalar(), (x, x[:, 0] + 3.0), workers=1, until=Stop(updates=200))
+    assert run.arrays["bias"].shape == ()
+    assert run.arrays["bias"] == pytest.approx(3.0, abs=0.2)
+
+
 MISTAKES = {
     "no method": ({"model": NoGradient()}, ConfigError, r"has no method `gradient\(arrays, x, y\)`"),
     "wrong gradient": ({"model": Wrong()}, ConfigError, r"the gradient of 'bias' has shape \(3,\), not \(2,\)"),

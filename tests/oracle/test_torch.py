@@ -17,9 +17,10 @@ from torch import nn
 
 import edgeasync
 from edgeasync import Hub, Stop, join, train
-from edgeasync.errors import ConfigError
+from edgeasync.errors import ConfigError, DataError
 from edgeasync.runtime.status import fetch_status
 from edgeasync.sdk.torch_modules import TorchParticipant
+from edgeasync.training.plan import LocalTraining
 from tests.support.processes import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
@@ -75,6 +76,16 @@ def test_one_update_is_what_torch_alone_does():
         trainer.step()
     for name, array in prepared.spec.views(vector).items():
         np.testing.assert_allclose(array, alone.state_dict()[name].numpy(), atol=1e-5)
+
+
+def test_a_module_takes_one_input():
+    x = np.eye(4, dtype=np.float32)
+    two = edgeasync.Dataset.of({"a": x, "b": x}, [0, 1, 0, 1])
+    prepared = edgeasync.torch.model(nn.Linear(4, 2)).prepare(LocalTraining())
+    with pytest.raises(DataError, match="the data has the inputs a, b; here one array x is needed"):
+        prepared.make_trainer(two, 0, 1)
+    with pytest.raises(DataError, match="the data has the inputs a, b; here one array x is needed"):
+        prepared.make_evaluator(two)(prepared.initial)
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,19 @@ def test_metrics_of_yes_or_no_and_of_values(seed, parts):
     assert found == pytest.approx({"mae": np.abs(scores.astype(np.float64) - answers).mean()}, rel=1e-6)
 
 
+@pytest.mark.parametrize("labels", [np.array([1, 1], np.uint8), [True, True], np.array([1, 1], np.int32)])
+def test_class_numbers_are_of_any_type_of_whole_numbers(labels):
+    kinds = [Accuracy(), TopK(k=1), F1()]
+    found = measured(kinds, np.array([[0.1, 0.9], [0.8, 0.2]]), np.asarray(labels), 1)
+    assert found == measured(kinds, np.array([[0.1, 0.9], [0.8, 0.2]]), np.array([1, 1]), 1)
+
+
+def test_yes_or_no_answers_may_be_truth_values():
+    meter = Meter([Accuracy()])
+    meter.add([[1.0], [-1.0]], [True, True])
+    assert meter.take() == {"accuracy": 0.5}
+
+
 def test_what_was_taken_is_gone_and_nothing_is_no_metric():
     meter = Meter([Accuracy(), F1()], ignored_label=9)
     assert meter.take() == {}

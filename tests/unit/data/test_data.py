@@ -30,6 +30,8 @@ GOOD_Y = np.array([0, 1, 2, 0, 1, 2])
         ([[1.0], [1.0, 2.0]], [0, 1], "x is not one array; give every example the same shape"),
         (GOOD_X, GOOD_Y.astype(complex), "y holds complex128 values; give class numbers"),
         (GOOD_X, GOOD_Y * np.nan, "y has values that are not finite"),
+        (GOOD_X, np.zeros((6, 0)), "y of shape (6, 0) has no values; give one label for each example"),
+        (GOOD_X, np.zeros((6, 0), int), "y of shape (6, 0) has no values; give one label for each example"),
         (GOOD_X, GOOD_Y - 1, "label -1 is negative; number the classes from 0"),
         (GOOD_X, np.full(6, 2**63, np.uint64), "label 9223372036854775808 is too large"),
     ],
@@ -108,6 +110,12 @@ def test_an_epoch_of_batches_holds_every_example_once(batch_size, sizes):
     assert len(set(orders)) == 3
     again = islice(batches(dataset, batch_size, seed=3), len(sizes))
     assert tuple(int(label) for _, y in again for label in y) == orders[0]
+
+
+def test_batches_of_no_examples_are_refused():
+    empty = Dataset.of(GOOD_X, GOOD_Y).take(np.array([], np.int64))
+    with pytest.raises(DataError, match="no examples to draw batches from; give at least one"):
+        batches(empty, 4, seed=0)
 
 
 def test_a_batch_has_an_example_at_least():
@@ -196,6 +204,7 @@ def endless(path):
         ("d.npz", npz_of(x=GOOD_X, labels=GOOD_Y), "array 'y' is missing, there is x, labels"),
         ("d.npz", npz_of(x=GOOD_X, y=np.array([None] * 6)), "not a readable npz file of plain arrays"),
         ("d.npz", npz_of(x=GOOD_X[0], y=GOOD_Y), "x has 1 dimensions"),
+        ("d.npz", npz_of(x=GOOD_X, y=np.zeros((6, 0))), "y of shape (6, 0) has no values"),
         ("d.csv", lambda path: path.write_bytes(b"a,y\n\xff\xfe,1\n"), "not a CSV file in UTF-8"),
         ("d.parquet", lambda path: path.write_bytes(b""), "cannot read .parquet; give .npz or .csv"),
         ("d", lambda path: path.write_bytes(b""), "cannot read a file without suffix"),
