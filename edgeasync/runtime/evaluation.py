@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeasync.autodiff.settings import GraphSettings
-from edgeasync.data.dataset import Dataset, Features, check_names, check_shape, input_of
+from edgeasync.data.dataset import Dataset, Features, check_answers, check_names, check_shape, input_of
 from edgeasync.errors import ConfigError, DataError, GraphError
 from edgeasync.losses import (
     BinaryCrossEntropy,
@@ -107,6 +107,8 @@ class OnnxEvaluator:
         self._target.check(self._targets, "targets")
         if isinstance(loss, CrossEntropy):
             _check_labels(self._targets, scores.shape[1], loss)
+        if isinstance(loss, BinaryCrossEntropy):
+            check_answers(self._targets)
         self._loss = numpy_loss(loss)
         self._rows = self._batch or rows_at_once(
             max(*[math.prod(form.shape) for form in self._forms.values()], scores.size)

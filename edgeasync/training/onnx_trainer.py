@@ -16,7 +16,7 @@ import numpy.typing as npt
 import onnxruntime
 
 from edgeasync.core.arrays.spool import TrainerState
-from edgeasync.data.dataset import Dataset, Features, batches, check_names, check_shape, input_of
+from edgeasync.data.dataset import Dataset, Features, batches, check_answers, check_names, check_shape, input_of
 from edgeasync.errors import ConfigError, DataError, GraphError, ModelMismatchError, NoMemoryError
 from edgeasync.metrics import Accuracy, Meter, MetricSetting, find_metrics
 from edgeasync.parameters import ParameterSpec, Vector
@@ -255,13 +255,19 @@ class GraphGradient:
     @property
     def _smooths_zeros(self) -> bool:
         """Whether an example of a class of weight 0 moves the model, by its smooth label, beside others alone."""
-        loss = json.loads(self._metadata.get("edgeasync.loss", "{}"))
+        loss = self._loss_settings
         return bool(loss.get("label_smoothing")) and 0.0 in (loss.get("class_weights") or ())
+
+    @property
+    def _loss_settings(self) -> dict[str, Any]:
+        """The loss as a table; empty if the graph's maker did not say it."""
+        found: dict[str, Any] = json.loads(self._metadata.get("edgeasync.loss", "{}"))
+        return found
 
     @property
     def loss(self) -> str:
         """The kind of its loss."""
-        return str(json.loads(self._metadata["edgeasync.loss"])["kind"])
+        return str(self._loss_settings["kind"])
 
     def __call__(self, parameters: Vector, x: Features, y: npt.NDArray[Any], out: Vector) -> float | None:
         """Write the gradient of the batch's mean loss to `out` and return the loss; `None` if nothing counts.
@@ -365,6 +371,8 @@ class GraphGradient:
         check_names(dataset.features, [fed.name for fed in self._x], "graph")
         for fed in self._x:
             fed.check(input_of(dataset.features, fed.name), "examples")
+        if self._loss_settings.get("kind") == "bce_with_logits":
+            check_answers(input_of(dataset.features, self._x[0].name) if self._own_target else dataset.y)
         if self._own_target:
             return
         labels = self._y.dtype.kind == "i"

@@ -17,7 +17,14 @@ from edgeasync.autodiff.export import export_model
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.data.dataset import Dataset
 from edgeasync.errors import ConfigError, DataError, GraphError, ModelMismatchError
-from edgeasync.losses import BinaryCrossEntropy, CrossEntropy, Huber, MeanAbsoluteError, MeanSquaredError
+from edgeasync.losses import (
+    BinaryCrossEntropy,
+    CrossEntropy,
+    Huber,
+    MeanAbsoluteError,
+    MeanSquaredError,
+    find_loss,
+)
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.runtime.evaluation import OnnxEvaluator, evaluation_graph, make_evaluator
 from edgeasync.runtime.graph_model import HubGraph
@@ -171,7 +178,9 @@ def test_every_loss_is_the_training_graphs(loss, rows):
     if loss in CLASSES:
         y = LABELS[:rows]
     else:
-        y = (numbers((N, 3), 2) > 0).astype(np.float32)[:rows] if "bce" in str(loss) else numbers((N, 3), 2)[:rows]
+        y = numbers((N, 3), 2)[:rows]
+        if find_loss(loss) == BinaryCrossEntropy():
+            y = (y > 0).astype(np.float32)
     model = of(MLP, (8,))
     graph, vector = prepared(model, loss=loss)
     found = evaluator(model, graph, x, y, loss=loss)(vector)
@@ -441,6 +450,14 @@ def test_targets_of_another_shape():
     model = of(MLP, (8,))
     with pytest.raises(DataError, match=r"targets of shape \(2,\), the hub's model takes \(3,\)"):
         evaluator(model, prepared(model, loss="mse")[0], numbers((9, 8)), numbers((9, 2)), loss="mse")
+
+
+@pytest.mark.parametrize("target", ["label", "input"])
+def test_answers_that_are_neither_yes_nor_no(target):
+    model, options = of(nn.Linear(8, 8), (8,)), {"loss": "bce_with_logits", "target": target}
+    x = np.where(numbers((9, 8)) > 0, 1.0, -1.0)
+    with pytest.raises(DataError, match="bce_with_logits takes answers from 0"):
+        evaluator(model, prepared(model, **options)[0], x, x, **options)
 
 
 def test_axes_in_another_order():

@@ -319,6 +319,20 @@ def test_axes_in_another_order_do_not_fit():
         trainer(places, numbers((50, 2, 5)), numbers((50, 5, 3)))
 
 
+@pytest.mark.parametrize("no", [-1.0, 2.0])
+def test_answers_that_are_neither_yes_nor_no(no):
+    graph = built(nn.Linear(8, 1), (8,), loss="bce_with_logits")
+    with pytest.raises(
+        DataError, match=r"bce_with_logits takes answers from 0 \(no\) to 1 \(yes\): write 0 for -1"
+    ):
+        trainer(graph, numbers((50, 8)), np.where(LABELS, 1.0, no))
+    trainer(graph, numbers((50, 8)), np.where(LABELS, 0.9, 0.1))
+    own = built(nn.Linear(8, 8), (8,), loss="bce_with_logits", target="input")
+    with pytest.raises(DataError, match="bce_with_logits takes answers"):
+        trainer(own, numbers((50, 8)), LABELS)
+    trainer(own, np.eye(8), LABELS[:8])
+
+
 def test_tokens_that_do_not_fit():
     graph = built(TOKENS, (5,))
     with pytest.raises(DataError, match="examples are not whole numbers"):
