@@ -86,6 +86,8 @@ def _pow(step: Step) -> Gradients:
         return [step.unbroadcast(op("Mul", step.gradient, slope), 0)]
     lower = op("Sub", exponent, graph.scalar(1.0))
     slope = op("Mul", op("Pow", base, lower), exponent)
+    # The power 0 has the slope 0 everywhere, also at 0 itself.
+    slope = op("Where", op("Equal", exponent, graph.scalar(0.0)), graph.scalar(0.0), slope)
     # 0 to any power does not change with the power; its logarithm would make a NaN of that.
     growth = op("Where", op("Equal", base, graph.scalar(0.0)), graph.scalar(0.0),
                 op("Mul", step.output(), op("Log", base)))  # fmt: skip
@@ -198,7 +200,7 @@ def _hard_swish(step: Step) -> Gradients:
     graph, op, x = step.graph, step.graph.op, step.input(0)
     # onnxruntime computes this sigmoid for the forward result too, and shares it.
     sigmoid = op("HardSigmoid", x, alpha=1 / 6, beta=0.5)
-    inside = op("Cast", op("Equal", x, op("Clip", x, graph.scalar(-3.0), graph.scalar(3.0))), to=1)
+    inside = op("Cast", op("Less", op("Abs", x), graph.scalar(3.0)), to=1)
     rise = op("Mul", op("Mul", x, graph.scalar(1 / 6)), inside)
     return [op("Mul", step.gradient, op("Add", sigmoid, rise))]
 

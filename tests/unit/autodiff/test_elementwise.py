@@ -83,6 +83,22 @@ def test_powers_of_zero_have_slopes(power):
     np.testing.assert_allclose(found["p.grad"], np.full((1, 3), 2 * (0.0 - 1.0) / 6 * 2 * slope), rtol=1e-6)
 
 
+def test_a_trained_power_of_zero_has_the_slopes_of_torch():
+    parameters = {"p": np.zeros((1, 4), np.float32), "v": np.float32([0, 1, 2, 0])}
+    parameters["p"][0, 3] = 2.0
+    model = forward("h = Add(x, p)\ny = Pow(h, v)", parameters, (4,))
+    graph = build_training_graph(model, GraphSettings(loss="l1", train=("p", "v")))
+    found = run(graph, {"x": np.zeros((1, 4), np.float32), "target": np.full((1, 4), -9, np.float32)})
+    np.testing.assert_allclose(found["p.grad"][0] * 4, [0.0, 1.0, 0.0, 0.0])
+    np.testing.assert_allclose(found["v.grad"] * 4, [0.0, 0.0, 0.0, math.log(2.0)], rtol=1e-6)
+
+
+def test_hard_swish_has_no_slope_of_its_bend_where_it_ends():
+    parameters = {"p": np.float32([[-3, 0, 3]])}
+    found = built("h = Mul(x, p)\ny = HardSwish(h)", (3,), parameters, np.ones((1, 3), np.float32), target=1e4)
+    np.testing.assert_allclose(found["p.grad"][0] / (-2e4 / 3), [0.0, 0.5, 1.0], rtol=1e-3, atol=1e-6)
+
+
 def test_a_trained_exponent():
     check("q = Exp(b)\ny = Pow(h, q)", (3,), {"b": numbers((3,), 4)}, positive=True)
 
