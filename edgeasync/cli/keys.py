@@ -61,7 +61,9 @@ def enrol(
         place = keys.make_operator(name)
         printer.result(
             {"name": name, "role": role, "keys": str(place)},
-            f"{name} is an operator; move {place} to that person's machine, for --keys there",
+            f"{name} is an operator, with a new key in {place}"
+            if name == OWNER
+            else f"{name} is an operator; move {place} to that person's machine, for --keys there",
         )
         return
     for address in addresses:

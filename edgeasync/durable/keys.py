@@ -13,7 +13,7 @@ import msgspec
 import zmq
 from zmq.utils import z85
 
-from edgeasync.durable.allow_list import Allowed, AllowList, Key, read_key
+from edgeasync.durable.allow_list import Allowed, AllowList, Key, Role, read_key
 from edgeasync.durable.secret_files import check_private, locked, private_folder, read_secret, write_secret
 from edgeasync.errors import ConfigError, StorageError
 from edgeasync.structs import ready
@@ -172,9 +172,11 @@ class HubKeys:
     # -- changes ---------------------------------------------------------------------------------------------
 
     def allow(self, name: str, role: Literal["device", "operator"], key: Key) -> None:
-        """Let a key in under a name, whose former key it replaces; raises `StorageError`."""
+        """Let a key in under a name, whose former key of that role it replaces; raises `StorageError`."""
         with locked(self.folder):
-            self._write(self.allow_list().with_entry(Allowed(name, role, key)))
+            allowed = self.allow_list()
+            _check_role(allowed, name, role)
+            self._write(allowed.with_entry(Allowed(name, role, key)))
 
     def revoke(self, name: str) -> int:
         """Shut the key of a name out, even if another line cannot be read, and forget the tokens for that name.
@@ -201,9 +203,7 @@ class HubKeys:
         self, name: str, addresses: tuple[str, ...], now_s: float, *, valid_s: float = TOKEN_S
     ) -> Token:
         """Make a token by which one device may enrol under a name; raises `StorageError`."""
-        known = self.allow_list().entries.get(name)
-        if known is not None and known.role == "operator":
-            raise StorageError(f"{name} is an operator; give the device another name")
+        _check_role(self.allow_list(), name, "device")
         temporary = KeyPair.make()
         issued = IssuedToken(temporary.public, name, now_s + valid_s)
         hub = self.pair().public
@@ -224,8 +224,8 @@ class HubKeys:
     def use_token(self, token: Key, key: Key, now_s: float) -> str | None:
         """Let a device's own key in by a token, once; return its name.
 
-        `None` if the token was used, has expired or is not known, and for a key that is somebody else's. Raises
-        `StorageError`.
+        `None` if the token was used, has expired or is not known, for a key that is somebody else's, and for a
+        name that is an operator's by now. Raises `StorageError`.
         """
         with locked(self.folder):
             tokens, allowed = self.tokens(), self.allow_list()
@@ -234,6 +234,8 @@ class HubKeys:
                 return None
             owner = allowed.by_key().get(key)
             if owner is not None and owner.name != found.name:
+                return None
+            if _other_role(allowed, found.name, "device") is not None:
                 return None
             if key in {each.key for each in tokens} | {self.pair().public}:
                 return None
@@ -291,12 +293,17 @@ class HubKeys:
         write_secret(self._pending_file, "".join(map(_pending_line, pending)).encode(), replace=True)
 
     def make_operator(self, name: str) -> Path:
-        """Make another operator's keys in a folder of their own, to be moved to that person; return the folder."""
-        folder = private_folder(private_folder(self.folder / "operators") / name)
-        pair = KeyPair.make()
+        """Make an operator's keys; return their folder, to be moved to that person. The owner's is this one.
+
+        Raises `StorageError`.
+        """
+        pair, hub = KeyPair.make(), self.pair().public
+        self.allow(name, "operator", pair.public)  # first: a name that is refused leaves no folder
+        folder = self.folder
+        if name != OWNER:
+            folder = private_folder(private_folder(folder / "operators") / name)
         write_secret(folder / _OPERATOR_KEY, _line(pair.secret), replace=True)
-        write_secret(folder / _HUB_PUBLIC, _line(self.pair().public), replace=True)
-        self.allow(name, "operator", pair.public)
+        write_secret(folder / _HUB_PUBLIC, _line(hub), replace=True)
         return folder
 
     # -- the address that tokens name ------------------------------------------------------------------------
@@ -329,6 +336,19 @@ def fingerprint(key: Key) -> str:
     """Return what people compare a key by: 20 hexadecimal digits of its hash, in fives of four."""
     digits = hashlib.sha256(key).hexdigest()[:20]
     return "-".join(digits[place : place + 4] for place in range(0, 20, 4))
+
+
+def _other_role(allowed: AllowList, name: str, role: Role) -> Role | None:
+    """Return the role of a name's entry if it is neither this one nor revoked."""
+    entry = allowed.entries.get(name)
+    return None if entry is None or entry.role in (role, "revoked") else entry.role
+
+
+def _check_role(allowed: AllowList, name: str, role: Role) -> None:
+    """Raise `StorageError` if a name has another role: its key would be lost by a slip."""
+    if (other := _other_role(allowed, name, role)) is not None:
+        article = "an" if other == "operator" else "a"
+        raise StorageError(f"{name} is {article} {other}; revoke it first, or give another name")
 
 
 def _digest(content: bytes) -> bytes:

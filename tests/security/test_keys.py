@@ -135,6 +135,48 @@ def test_an_operators_keys_lead_to_the_hub(keys):
     assert keys.allow_list().by_key()[pair.public] == Allowed("anna", "operator", pair.public)
 
 
+@pytest.mark.parametrize(
+    ("change", "hint"),
+    [
+        (lambda keys: keys.allow("owner", "device", KEYS[1]), "owner is an operator; revoke it first, or give"),
+        (lambda keys: keys.accept(fingerprint(KEYS[1]), "owner"), "owner is an operator"),
+        (lambda keys: keys.issue_token("owner", ADDRESS, 0.0), "owner is an operator"),
+        (lambda keys: keys.allow("pi-1", "operator", KEYS[1]), "pi-1 is a device; revoke it first, or give"),
+        (lambda keys: keys.make_operator("pi-1"), "pi-1 is a device"),
+    ],
+    ids=["a key", "a knock", "a token", "an operator's key", "an operator"],
+)
+def test_a_name_keeps_its_role_until_it_is_revoked(keys, change, hint):
+    """Else a slip takes the key of a device that works, or of the operator."""
+    keys.allow("pi-1", "device", KEYS[0])
+    keys.knock(KEYS[1], "192.0.2.1", 0.0)
+    before = keys.allow_list_file.read_bytes()
+    with pytest.raises(StorageError, match=hint):
+        change(keys)
+    assert keys.allow_list_file.read_bytes() == before
+    assert not (keys.folder / "operators").exists()
+    assert [one.key for one in keys.pending()] == [KEYS[1]]
+    keys.revoke("owner")
+    keys.revoke("pi-1")
+    change(keys)
+
+
+def test_a_token_makes_no_device_of_an_operator(keys):
+    token = KeyPair.of(keys.issue_token("anna", ADDRESS, 0.0).secret).public
+    pair, _ = operator_keys(keys.make_operator("anna"))
+    assert keys.use_token(token, KEYS[0], 1.0) is None
+    assert keys.allow_list().entries["anna"] == Allowed("anna", "operator", pair.public)
+
+
+def test_a_new_key_for_the_owner_lies_where_the_old_one_lay(keys):
+    before, _ = operator_keys(keys.folder)
+    assert keys.make_operator("owner") == keys.folder
+    pair, hub = operator_keys(keys.folder)
+    assert pair.public != before.public
+    assert hub == keys.pair().public
+    assert keys.allow_list().entries["owner"] == Allowed("owner", "operator", pair.public)
+
+
 # -- the allow-list -----------------------------------------------------------------------------------------------
 
 
