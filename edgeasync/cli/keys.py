@@ -49,6 +49,13 @@ def enrol(
     if not 0.0 < valid_s <= TOKEN_S_MAX:
         raise ConfigError(f"--valid-hours {valid_hours:g}: give hours, {TOKEN_S_MAX / 3600:.0f} at most")
     keys, name, role = open_folder(folder), _checked_name(name), _checked_role(role)
+    if valid_hours is not None and (key is not None or role == "operator"):
+        raise ConfigError("--valid-hours is for a token, and here none is made; leave it out")
+    for address in addresses:
+        check_connect(address, insecure=True)
+    keys.pair()
+    if addresses:
+        keys.remember_addresses(tuple(addresses))
     if key is not None:
         try:
             public = read_key(key)
@@ -66,11 +73,6 @@ def enrol(
             else f"{name} is an operator; move {place} to that person's machine, for --keys there",
         )
         return
-    for address in addresses:
-        check_connect(address, insecure=True)
-    keys.pair()
-    if addresses:
-        keys.remember_addresses(tuple(addresses))
     reached = keys.addresses()
     if not reached:
         raise ConfigError("where do devices reach the hub? give --address tcp://HOST:PORT, once")

@@ -40,7 +40,8 @@ def _read(address: str, *, any_port: bool) -> str | None:
     host, _, port = place.rpartition(":")
     # libzmq would cut a larger number to its last 16 bits, and take another port without a word.
     valid = (port.isdecimal() and 0 < int(port) <= 65_535) or (any_port and port == "*")
-    if transport != "tcp" or not host or not valid:
+    # In the file of a hub's keys white space ends an address.
+    if transport != "tcp" or not host or any(map(str.isspace, host)) or not valid:
         raise AddressError(f"{address!r} is not an address; write tcp://HOST:PORT, such as tcp://127.0.0.1:5555")
     return host
 

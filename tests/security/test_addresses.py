@@ -80,6 +80,13 @@ def test_a_name_that_does_not_resolve_is_told_by_name(check, host):
     check(f"tcp://{host}:5555", insecure=True)
 
 
+@pytest.mark.parametrize("host", ["a b", " a", "a\t", "a\nb"])
+def test_a_host_with_white_space_is_none(check, host):
+    """The file in which a hub's keys remember addresses has them apart by white space."""
+    with pytest.raises(AddressError, match="is not an address"):
+        check(f"tcp://{host}:5555", insecure=True)
+
+
 def agent(address, **options):
     identity = DeviceIdentity("pi", "0" * 32, 1)
     return Agent(address, identity=identity, make_trainer=lambda _: None, **options)

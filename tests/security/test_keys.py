@@ -16,6 +16,7 @@ from edgeasync.durable.device_keys import DeviceKeys
 from edgeasync.durable.keys import TOKEN_S, HubKeys, KeyPair, Token, fingerprint, operator_keys
 from edgeasync.durable.secret_files import read_secret, write_secret
 from edgeasync.errors import ConfigError, StorageError
+from tests.support.command_line import ADDRESS as ADDRESS_WRONG
 from tests.support.command_line import CONFIG, FILES, assert_told, run_command
 
 KEYS = [bytes([number]) * 32 for number in range(1, 5)]
@@ -365,6 +366,11 @@ def test_what_people_see_has_the_token_on_a_line_of_its_own(tmp_path):
         (("enrol", "pi/1"), CONFIG, "not a name"),
         (("enrol", "pi-1", "--key", "abc"), CONFIG, "64 hexadecimal"),
         (("enrol", "pi-1", "--role", "king"), CONFIG, "device or operator"),
+        (("enrol", "pi-1", "--key", "00" * 32, "--valid-hours", "24"), CONFIG, "--valid-hours is for a token"),
+        (("enrol", "anna", "--role", "operator", "--valid-hours", "24"), CONFIG, "--valid-hours is for a token"),
+        (("enrol", "pi-1", "--key", "00" * 32, "--address", "here"), ADDRESS_WRONG, "'here' is not an address"),
+        (("enrol", "anna", "--role", "operator", "--address", "here"), ADDRESS_WRONG, "is not an address"),
+        (("enrol", "pi-1", "--address", "tcp://a b:5"), ADDRESS_WRONG, "'tcp://a b:5' is not an address"),
         (("revoke", "pi-1"), FILES, "not in the allow-list"),
         (("init",), FILES, "already"),
     ],
@@ -372,6 +378,15 @@ def test_what_people_see_has_the_token_on_a_line_of_its_own(tmp_path):
 def test_mistakes(tmp_path, arguments, code, hint):
     run_command(tmp_path, "keys", "init")
     assert_told(run_command(tmp_path, "keys", *arguments), code, hint)
+
+
+@pytest.mark.parametrize("flags", [("--key", KEYS[0].hex()), ("--role", "operator"), ()])
+def test_whatever_is_enrolled_the_addresses_are_remembered(keys, flags):
+    told = run_json(
+        keys.folder.parent, "keys", "enrol", "pi-1", *flags, "--keys", keys.folder, "--address", *ADDRESS
+    )
+    assert told[0]["name"] == "pi-1"
+    assert keys.addresses() == ADDRESS
 
 
 @pytest.mark.parametrize(
