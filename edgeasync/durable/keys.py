@@ -45,6 +45,9 @@ _HUB_PUBLIC = "hub.pub"
 _OPERATOR_KEY = "operator.key"
 _ADDRESS = "address"
 
+_TIME_S_MAX = 1e11
+"""A time after the year 5000 is none."""
+
 _HEADER = """\
 # Who may talk to this hub, a line each: NAME ROLE KEY. Roles: device, operator, revoked.
 # The hub reads this file again when it changes; while a line cannot be read, nobody new comes in.
@@ -366,13 +369,20 @@ def _read_key_file(path: Path) -> bytes:
         raise StorageError(f"{path}: holds no key; put back a copy, or make new keys") from None
 
 
+def _read_time(text: str) -> float:
+    """Return seconds since 1970; raises `ValueError`, also for what no calendar has."""
+    if not 0.0 <= (time_s := float(text)) <= _TIME_S_MAX:
+        raise ValueError(f"{text} is no time")
+    return time_s
+
+
 def _token_line(token: IssuedToken) -> str:
     return f"{token.key.hex()} {token.name} {token.until_s:.0f} {'used' if token.used else 'new'}\n"
 
 
 def _read_token(line: str) -> IssuedToken:
     key, name, until_s, state = line.split()
-    return IssuedToken(read_key(key), name, float(until_s), used=state == "used")
+    return IssuedToken(read_key(key), name, _read_time(until_s), used=state == "used")
 
 
 def _pending_line(one: Pending) -> str:
@@ -381,4 +391,4 @@ def _pending_line(one: Pending) -> str:
 
 def _read_pending(line: str) -> Pending:
     key, address, seen_s, state = line.split()
-    return Pending(read_key(key), address, float(seen_s), refused=state == "refused")
+    return Pending(read_key(key), address, _read_time(seen_s), refused=state == "refused")

@@ -414,6 +414,15 @@ def test_while_a_line_is_broken_nobody_new_is_let_in(tmp_path):
     assert keys.allow_list_file.read_bytes() == before
 
 
+@pytest.mark.parametrize("time_s", ["nan", "inf", "-inf", "1e400", "1e30", "-1"])
+@pytest.mark.parametrize(("file", "command"), [("pending", "pending"), ("tokens", "list")])
+def test_a_time_that_is_none_is_damage(keys, file, command, time_s):
+    write_secret(keys.folder / file, f"{KEYS[0].hex()} pi-1 {time_s} new\n".encode())
+    for flags in ((), ("--json",)):
+        told = run_command(keys.folder, "keys", command, "--keys", keys.folder, *flags)
+        assert_told(told, FILES, f"{file}: damaged; delete it")
+
+
 def test_a_broken_line_stops_no_revocation(tmp_path):
     run_command(tmp_path, "keys", "init")
     keys = HubKeys(tmp_path / ".config/edgeasync/keys")
