@@ -8,7 +8,7 @@ import shutil
 import stat
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from edgeasync.durable.files import replace_file
 from edgeasync.errors import ConfigError, StorageError
@@ -60,14 +60,26 @@ class Place(NamedTuple):
 
 
 def find_unit(kind: Kind, place: Place, name: str | None) -> Unit:
-    """Return the unit of a service; raises `ConfigError` for a name that is none, or that another program has."""
-    if name is not None and not NAME.fullmatch(name):
-        raise ConfigError(f"--name {name!r} is not a name: take letters, digits, '-' and '_'")
+    """Return the unit of a service; raises `ConfigError` for a name that is none, or that is taken.
+
+    Another program may have it, or a service of the other kind.
+    """
+    (other,) = set(get_args(Kind)) - {kind}
+    if name == f"edgeasync-{kind}":
+        name = None
     if name is not None:
+        if not NAME.fullmatch(name):
+            raise ConfigError(f"--name {name!r} is not a name: take letters, digits, '-' and '_'")
+        if name in get_args(Kind):
+            raise ConfigError(f"--name {name}: another unit has the settings {name}.toml; give another")
+        if name == f"edgeasync-{other}":
+            raise ConfigError(f"--name {name} is that of the {other}; give another")
         for folder in (place.units, place.under(place.packaged)):
             file = folder / f"{name}.service"
             if (file.is_symlink() or file.exists()) and not _is_ours(file):
                 raise ConfigError(f"{file}: is another program's unit; give another --name")
+            if _is_ours(file, other):
+                raise ConfigError(f"{file}: is the unit of a {other}; give another --name, or say {other}")
     program = find_program(Path(sys.prefix)) if place.root == Path("/") else PROGRAM
     return Unit(kind, program, place.folder, place.user, name or "")
 
@@ -176,9 +188,10 @@ def _link(unit: Unit, place: Place) -> Path:
     return place.units / f"{unit.target}.wants" / unit.file
 
 
-def _is_ours(file: Path) -> bool:
+def _is_ours(file: Path, kind: Kind | Literal[""] = "") -> bool:
+    """Return whether a file is a unit of ours, of that kind or of either."""
     with contextlib.suppress(OSError):
-        return "Description=edgeasync " in file.read_text("utf-8", errors="replace")
+        return f"Description=edgeasync {kind}" in file.read_text("utf-8", errors="replace")
     return False
 
 

@@ -156,6 +156,28 @@ def test_another_programs_unit_is_neither_replaced_nor_removed(place, folder):
         find_unit("agent", place, "ssh")
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "words"),
+    [
+        ("agent", "agent", "--name agent: another unit has the settings agent.toml; give another"),
+        ("agent", "hub", "--name hub: another unit"),
+        ("hub", "agent", "--name agent: another unit"),
+        ("hub", "edgeasync-agent", "--name edgeasync-agent is that of the agent; give another"),
+        ("agent", "edgeasync-hub", "--name edgeasync-hub is that of the hub; give another"),
+        ("agent", "second", "second.service: is the unit of a hub; give another --name, or say hub"),
+    ],
+)
+def test_the_settings_and_units_of_another_service_are_left_alone(place, settings, kind, name, words):
+    install(find_unit("hub", place, "second"), place, settings)
+    with pytest.raises(ConfigError, match=words):
+        find_unit(kind, place, name)
+
+
+def test_the_usual_name_means_the_usual_unit(place):
+    for kind in ("agent", "hub"):
+        assert find_unit(kind, place, f"edgeasync-{kind}") == find_unit(kind, place, None)
+
+
 def test_a_program_that_the_services_user_may_not_run_is_refused(tmp_path):
     check_program(PROGRAM)
     program = tmp_path / "edgeasync"  # only its owner may look into this folder, as into a home
