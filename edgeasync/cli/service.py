@@ -15,15 +15,21 @@ from edgeasync.errors import ConfigError, PluginError, StorageError
 from edgeasync.runtime.agent_settings import AgentSettings
 from edgeasync.runtime.hub_settings import HubSettings
 from edgeasync.runtime.service.bundle import Platform, Python, make_bundle
-from edgeasync.runtime.service.environments import GPU, Environments, has_gpu_package, own_source
-from edgeasync.runtime.service.installation import Place, activate, check_program, find_unit, install, remove
+from edgeasync.runtime.service.environments import Environments, extras_of, own_source
+from edgeasync.runtime.service.installation import (
+    Place,
+    activate,
+    check_program,
+    find_others,
+    find_unit,
+    install,
+    remove,
+)
 from edgeasync.runtime.service.systemd import ServiceManager, Systemd
 from edgeasync.runtime.service.unit import USER, Kind, Unit
 from edgeasync.runtime.service.upgrade import upgrade
 
 Word = TypeVar("Word", bound=str)
-
-HUB_EXTRAS = "hub"
 
 
 def install_service(
@@ -89,9 +95,13 @@ def upgrade_service(kind: str, source: str | None, name: str | None, timeout_s: 
     """Run the service from a new environment."""
     unit, place = _find(kind, name, Path("/"))
     environments, wanted = Environments(Path(sys.prefix).parent), source or own_source()
-    extras = ",".join(filter(None, (HUB_EXTRAS if unit.kind == "hub" else "", GPU if has_gpu_package() else "")))
     old = upgrade(
-        environments, lambda: environments.make(wanted, extras), unit, _systemd(place), limit_s=timeout_s
+        environments,
+        lambda: environments.make(wanted, extras_of(unit.kind)),
+        unit,
+        _systemd(place),
+        others=[file.name for file in find_others(unit, place)],
+        limit_s=timeout_s,
     )
     new = environments.current
     printer.result(

@@ -149,6 +149,27 @@ def test_a_mistake_is_told_before_anything_is_installed(tmp_path, arguments, wor
     assert install(tmp_path / "home", *arguments) == (f"install.sh: {words}\n", 2)
 
 
+@pytest.mark.parametrize("kind", ["agent", "hub"])
+@pytest.mark.parametrize("has_onnx", [True, False])
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_hub_beside_an_agent_gets_what_its_environment_lacks(tmp_path, kind, has_onnx, fails):
+    home, wheels = tmp_path / "home", write_wheel(tmp_path / "wheels", "0.1.0")
+    told_file = tmp_path / "told"
+    python = [f'if [ "$2" = "import onnx" ]; then exit {int(not has_onnx)}; fi', f'echo "$*" >>{told_file}']
+    scripts = {"edgeasync": "echo edgeasync 0.1.0", "python": "\n".join([*python, f"exit {int(fails)}"])}
+    for name, script in scripts.items():
+        file = home / "current/bin" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"#!/bin/sh\n{script}\n")
+        file.chmod(0o755)
+    told, code = install(home, "--from", wheels, "--home", home, "--python", sys.executable, kind)
+    wanted = kind == "hub" and not has_onnx
+    ran = told_file.read_text() if told_file.exists() else ""
+    assert ran == (f"-m pip install --quiet onnx --no-index --find-links {wheels}\n" if wanted else "")
+    assert code == (2 if wanted and fails else 0), told
+    assert ("a hub needs onnx" in told) == (wanted and fails)
+
+
 def test_an_installer_that_lies_alone_takes_no_name_from_an_index(tmp_path):
     alone = shutil.copy(INSTALLER, tmp_path / "install.sh")
     told = subprocess.run(

@@ -11,11 +11,15 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from edgeasync.errors import ConfigError, StorageError
+from edgeasync.runtime.service.unit import Kind
 
 NAME = re.compile(r"env-([0-9]+)")
 
 GPU, GPU_PACKAGE = "gpu", "onnxruntime-gpu"
 """The extra, and the package that it brings: in the same folder as onnxruntime, so it has to come alone."""
+
+HUB, HUB_PACKAGE = "hub", "onnx"
+"""The extra of a hub, and the package that it brings."""
 
 OUTPUT_LINES = 5
 """Of a command that fails, how many of its last lines are told."""
@@ -110,10 +114,19 @@ def own_source() -> str:
     return path
 
 
-def has_gpu_package() -> bool:
-    """Return whether this environment has onnxruntime for a GPU."""
+def extras_of(kind: Kind) -> str:
+    """Return the extras that the environment after this one needs: those of the service, and those that are here.
+
+    A hub and an agent of one machine run from one environment.
+    """
+    wanted = {HUB: kind == "hub" or has_package(HUB_PACKAGE), GPU: has_package(GPU_PACKAGE)}
+    return ",".join(extra for extra, is_wanted in wanted.items() if is_wanted)
+
+
+def has_package(name: str) -> bool:
+    """Return whether this environment has a package."""
     try:
-        importlib.metadata.distribution(GPU_PACKAGE)
+        importlib.metadata.distribution(name)
     except importlib.metadata.PackageNotFoundError:
         return False
     return True

@@ -84,6 +84,11 @@ def find_unit(kind: Kind, place: Place, name: str | None) -> Unit:
     return Unit(kind, program, place.folder, place.user, name or "")
 
 
+def find_others(unit: Unit, place: Place) -> list[Path]:
+    """Return the files of all other units of ours."""
+    return [file for file in sorted(place.units.glob("*.service")) if file.name != unit.file and _is_ours(file)]
+
+
 def check_program(*programs: Path) -> None:
     """Raise `ConfigError` unless the machine's services, which have a user of their own, may run these."""
     for program in programs:
@@ -165,7 +170,7 @@ def remove(unit: Unit, place: Place, *, purge: bool) -> list[Path]:
     The machine's user stays with the folder, which belongs to it. Call it when the service is stopped.
     """
     gone = [_link(unit, place), place.units / unit.file]
-    others = [file for file in place.units.glob("*.service") if file != gone[1] and _is_ours(file)]
+    others = find_others(unit, place)
     if purge and not others:
         gone += [place.under(SYSUSERS)] if place.user is not None else []
         gone.append(place.under(unit.folder))

@@ -1,6 +1,6 @@
 """A new version beside the old one: switched over, and switched back if the service does not come up."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from edgeasync.errors import ConfigError, HubUnreachableError
@@ -18,10 +18,13 @@ def upgrade(
     unit: Unit,
     manager: ServiceManager,
     *,
+    others: Sequence[str] = (),
     limit_s: float,
     wait: Wait = wait_until,
 ) -> Path:
     """Let the service run from the environment that `make` returns; return the old one, which is kept.
+
+    Once the service is up, those of the other units that run are started again, from the new environment.
 
     Raises `HubUnreachableError` if the service is not up within `limit_s` (an agent: has not joined its hub). By
     then the old one runs again, and the new one is gone. So it is when somebody interrupts. Raises `ConfigError`
@@ -44,6 +47,9 @@ def upgrade(
         finally:
             environments.drop(new)
         raise
+    for other in others:  # before the environment from which it runs is dropped, now or by the next upgrade
+        if manager.status(other).get("ActiveState") in ("active", "activating"):
+            manager.start(other)
     environments.drop_others(new, old)
     return old
 

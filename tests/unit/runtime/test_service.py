@@ -14,11 +14,12 @@ import pytest
 from edgeasync.errors import ConfigError, HubUnreachableError, StorageError
 from edgeasync.runtime.service import bundle
 from edgeasync.runtime.service.bundle import download_arguments, make_bundle
-from edgeasync.runtime.service.environments import Environments, install_arguments, own_source
+from edgeasync.runtime.service.environments import Environments, extras_of, install_arguments, own_source
 from edgeasync.runtime.service.installation import (
     Place,
     activate,
     check_program,
+    find_others,
     find_program,
     find_unit,
     install,
@@ -241,6 +242,69 @@ def test_an_upgrade_keeps_the_old_environment_alone(environments):
     assert environments.current.name == "env-3"
     assert names(environments) == ["current", "env-2", "env-3"]
     assert manager.starts == ["env-3"]
+
+
+def test_what_else_runs_from_the_environment_is_started_from_the_new_one(environments):
+    """Else the next upgrade would delete the environment from which it runs."""
+    states = {"edgeasync-hub.service": "active", "second.service": "activating", "third.service": "failed"}
+
+    started = []
+
+    class Several(Manager):
+        def start(self, unit):
+            super().start(unit)
+            started.append((unit, self.current().name))
+
+        def status(self, unit):
+            return super().status(unit) | {"ActiveState": states.get(unit, "active")}
+
+    manager = Several(lambda: environments.current, {})
+    upgrade(
+        environments,
+        lambda: make_next(environments),
+        AGENT,
+        manager,
+        others=list(states),
+        limit_s=1.0,
+        wait=at_once,
+    )
+    assert started == [
+        (AGENT.file, "env-3"), ("edgeasync-hub.service", "env-3"), ("second.service", "env-3"),
+    ]  # fmt: skip
+
+
+def test_an_upgrade_that_is_taken_back_leaves_the_others_alone(environments):
+    manager = Manager(lambda: environments.current, {"env-3": ""})
+    with pytest.raises(HubUnreachableError):
+        upgrade(
+            environments, lambda: make_next(environments), AGENT, manager, others=["edgeasync-hub.service"],
+            limit_s=1.0, wait=at_once,
+        )  # fmt: skip
+    assert manager.starts == ["env-3", "env-2"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "packages", "extras"),
+    [
+        ("agent", (), ""),
+        ("agent", ("onnx",), "hub"),
+        ("agent", ("onnx", "onnxruntime-gpu"), "hub,gpu"),
+        ("hub", (), "hub"),
+    ],
+)
+def test_an_upgrade_keeps_what_the_environment_has(monkeypatch, kind, packages, extras):
+    """A hub and an agent of one machine run from one environment."""
+    monkeypatch.setattr("edgeasync.runtime.service.environments.has_package", packages.__contains__)
+    assert extras_of(kind) == extras
+
+
+def test_the_others_are_the_units_of_ours_alone(place, settings):
+    units = [find_unit(kind, place, name) for kind, name in (("agent", None), ("agent", "second"), ("hub", None))]
+    for unit in units:
+        install(unit, place, settings)
+    (place.units / "ssh.service").write_text("[Unit]\nDescription=OpenBSD Secure Shell server\n")
+    found = {file.name for file in find_others(units[0], place)}
+    assert found == {"second.service", "edgeasync-hub.service"}
 
 
 def test_an_agent_without_a_hub_is_up_once_it_says_how_it_does(environments):
