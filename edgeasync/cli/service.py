@@ -146,6 +146,8 @@ def _checked(unit: Unit, content: bytes, where: str) -> Unit:
 def _find(kind: str, name: str | None, root: Path) -> tuple[Unit, Place]:
     """Return the unit that is meant, and where it lies: for the machine if root calls, else for the caller."""
     known: Kind = _one_of("the service", kind, get_args(Kind))
+    if not root.is_dir():
+        raise ConfigError(f"--root {root}: no such folder; give the one where the card or disk is mounted")
     of_user = os.geteuid() != 0 and root == Path("/")
     place = Place(root.resolve(), Path.home() if of_user else None)
     return find_unit(known, place, name), place

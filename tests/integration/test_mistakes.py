@@ -332,6 +332,17 @@ def test_a_service_is_not_installed_with_settings_that_it_would_refuse(commands,
     assert not list(card.iterdir())
 
 
+@pytest.mark.parametrize("root", ["typo", "file", "loop"])
+@pytest.mark.parametrize("verb", ["install", "remove"])
+def test_a_service_goes_into_a_folder_that_is_there(commands, verb, root):
+    (commands.folder / "file").touch()
+    (commands.folder / "loop").symlink_to("loop")
+    mistake(
+        commands, CONFIG, f"--root {root}: no such folder", arguments=["service", verb, "agent", "--root", root]
+    )
+    assert not (commands.folder / "typo").exists()
+
+
 def test_the_unit_of_an_agent_without_a_hub_is_one_that_it_can_run_by(commands):
     card, settings = commands.folder / "card", commands.folder / "board.toml"
     card.mkdir()
