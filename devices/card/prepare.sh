@@ -23,16 +23,18 @@ name=$(sed -n 's|^data = "/var/lib/edgeasync/\([^/"]*\)".*|\1|p' "$settings")
 [ -n "$name" ] || fail "$settings has no line data = \"/var/lib/edgeasync/FILE\", by which the board knows its data"
 grep -q '^\[agent\]$' "$settings" || fail "$settings has no line [agent]"
 [ "${data##*.}" = "${name##*.}" ] || fail "$settings names $name, and $data is of another kind; give .${name##*.} data, or correct the line data"
-says() { grep -qE "^[[:space:]]*$1[[:space:]]*=" "$settings"; }
+says() { grep -qE "^[[:space:]]*$1[[:space:]]*=${2-}" "$settings"; }
 if [ -n "$token" ]; then
     case ${token#edgeasync1_} in
         "$token" | *[!A-Za-z0-9_-]*) fail "TOKEN is not a token; give the first line of 'edgeasync keys enrol'" ;;
     esac
     if says enrol; then fail "$settings has a token of its own; take that line out"; fi
+    if says hub; then fail "$settings has a hub, which the TOKEN names; take that line out"; fi
     if says hub_key; then fail "$settings has a hub_key, which does not go with a TOKEN; take that line out"; fi
 else
-    says enrol || says hub_key || says insecure ||
+    says enrol || says hub_key || says insecure '[[:space:]]*true' ||
         fail "without a TOKEN $settings has to say how the board comes in; give the first line of 'edgeasync keys enrol'"
+    says enrol || says hub || fail "$settings has to name the hub; write hub = \"tcp://HOST:PORT\" under [agent]"
 fi
 start='exec sh /boot/firmware/edgeasync/first-boot.sh'
 if [ -e "$boot/vendor-data" ] && ! grep -qxF "$start" "$boot/vendor-data"; then

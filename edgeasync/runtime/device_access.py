@@ -58,6 +58,7 @@ class DeviceAccess:
         assert self._pair is not None
         told: set[Finding] = set()
         may_be_in = self._keys.begin(token)
+        self._look_at_addresses(token)
 
         async def on_failure(address: str, finding: Finding) -> None:
             nonlocal may_be_in
@@ -81,6 +82,13 @@ class DeviceAccess:
             then()
         except Exception as error:  # noqa: BLE001
             self._give_up(error)
+
+    def _look_at_addresses(self, token: Token) -> None:
+        """Tell of a hub in the settings that is another than the token's, which it takes the place of."""
+        said, named = self._connection.addresses, token.addresses
+        if not set(said) & set(named):
+            detail = f"hub {', '.join(said)} stands in for the address that the token names, {', '.join(named)}"
+            self._on_report(Report("warning", detail))
 
     def joined(self) -> None:
         """Note that a hub has let the device in; a token that may have been used was."""

@@ -82,6 +82,10 @@ def test_a_card_gets_all_that_its_first_boot_needs(things):
             "has a hub_key",
         ),
         (
+            lambda boot, bundle, settings, data: settings.write_text(f'{SETTINGS}hub = "tcp://hub:5555"\n'),
+            "has a hub, which the TOKEN names; take that line out",
+        ),
+        (
             lambda boot, bundle, settings, data: settings.write_text(SETTINGS.replace(".npz", ".csv")),
             "give .csv data",
         ),
@@ -96,6 +100,7 @@ def test_a_card_gets_all_that_its_first_boot_needs(things):
         "vendor data",
         "two tokens without spaces",
         "a knock and a token",
+        "a hub and a token",
         "data of another kind",
     ],
 )
@@ -109,6 +114,22 @@ def test_a_mistake_is_told_before_anything_is_written(things, spoil, words):
     assert not (boot / "edgeasync").exists()
 
 
+@pytest.mark.parametrize(
+    ("way", "words"),
+    [
+        ('hub = "tcp://hub:5555"\ninsecure = false', "how the board comes in"),
+        ("insecure = true", "has to name the hub"),
+        ('hub_key = "00"', "has to name the hub"),
+    ],
+)
+def test_a_card_by_which_no_hub_can_be_joined_is_not_made(things, way, words):
+    things[2].write_text(f"{SETTINGS}{way}\n")
+    told, code = prepare(*things)
+    assert (code, len(told.splitlines())) == (2, 1)
+    assert words in told
+    assert not (things[0] / "edgeasync").exists()
+
+
 @pytest.mark.parametrize("token", ["", 'edgeasync1_"\nhub = "tcp://elsewhere:5555', "an error message"])
 def test_a_card_without_a_way_in_is_not_made(things, token):
     """The token is empty if the command that makes it has failed."""
@@ -119,7 +140,8 @@ def test_a_card_without_a_way_in_is_not_made(things, token):
 
 
 def test_a_card_whose_settings_say_the_way_in_needs_no_token(things):
-    for way in ('hub_key = "00"', "insecure = true", 'enrol = "edgeasync1_own"'):
+    hub = 'hub = "tcp://hub:5555"'
+    for way in (f'{hub}\nhub_key = "00"', f"{hub}\ninsecure = true", 'enrol = "edgeasync1_own"'):
         things[2].write_text(f"{SETTINGS}{way}\n")
         told, code = prepare(*things)
         assert code == 0, told

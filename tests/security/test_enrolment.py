@@ -101,6 +101,18 @@ def test_the_secret_key_never_leaves_the_device(commands, keys):
             assert not any(word.encode() in content for word in words), path
 
 
+@pytest.mark.parametrize("own", ["another", "the token's", None])
+def test_a_hub_that_no_token_names_is_told(commands, keys, own):
+    """The settings' hub takes the place of the token's: a card with both wrong would wait for ever in silence."""
+    nowhere, here = "tcp://127.0.0.1:9", free_address()
+    flags = {"another": ("--hub", here), "the token's": ("--hub", nowhere, "--hub", here), None: ()}[own]
+    agent = start_agent(commands, "--enrol", issue(keys, nowhere).text(), *flags)
+    agent.wait_for("waiting")
+    told = [event["detail"] for event in agent.events if event["event"] == "warning"]
+    wanted = f"hub {here} stands in for the address that the token names, {nowhere}"
+    assert told == ([wanted] if own == "another" else [])
+
+
 def test_enrolling_waits_for_the_hub(commands, keys):
     address = free_address()
     agent = start_agent(commands, "--enrol", issue(keys, address).text())
