@@ -329,10 +329,13 @@ class Demo:
             await _end(process)
 
     async def _spawn(self, *arguments: str, out: bool = False) -> asyncio.subprocess.Process:
-        """Start an edgeasync command in a process group of its own, so that Ctrl-C reaches only the demo."""
+        """Start an edgeasync command in a process group of its own, so that Ctrl-C reaches only the demo.
+
+        It ends when its standard input does: a demo that is killed can end nothing itself.
+        """
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "edgeasync", *arguments,
-            stdin=asyncio.subprocess.DEVNULL,
+            sys.executable, "-m", "edgeasync.cli.demo_process", *arguments,
+            stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE if out else asyncio.subprocess.DEVNULL,
             start_new_session=True,
         )  # fmt: skip

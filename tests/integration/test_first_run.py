@@ -428,11 +428,25 @@ def test_an_impatient_second_ctrl_c_leaves_no_process_behind_either(commands):
     assert_interrupted(demo, children)
 
 
+def test_a_demo_that_is_killed_leaves_no_process_behind_either(commands):
+    demo = commands.start("demo", "--json", "--seconds", "60", "--run", "demo")
+    demo.wait_for("joined", count=4)
+    children = psutil.Process(demo.pid).children(recursive=True)
+    demo.signal(signal.SIGKILL)
+    assert_gone(children)
+    demo.wait()
+    assert "Traceback" not in demo.stderr
+
+
 def assert_interrupted(demo, children):
-    assert children
     demo.signal(signal.SIGINT)
     assert demo.wait() == 130
     assert "Traceback" not in demo.stderr
+    assert_gone(children)
+
+
+def assert_gone(children):
+    assert children
     _, alive = psutil.wait_procs(children, PATIENCE_S)
     for child in alive:
         child.kill()
