@@ -69,7 +69,7 @@ esac
 """
 
 
-def play_with_a_program_that_fails(folder, failing, groups, wheel=""):
+def play_with_a_program_that_fails(folder, failing, groups, wheel="", agent=None):
     """Run agents.yml for one board, whose program and whose hub's fail at one command."""
     (folder / "bundle").mkdir(exist_ok=True)
     (folder / "bundle/edgeasync-1.0-py3-none-any.whl").write_text(wheel)
@@ -83,6 +83,7 @@ def play_with_a_program_that_fails(folder, failing, groups, wheel=""):
         "edgeasync_at_hub": str(program),
         "edgeasync_bundle_there": str(folder / "there"),
         "edgeasync_mark": str(folder / "mark"),
+        "edgeasync_agent": agent or {},
     }
     return play(folder, "agents.yml", "-e", json.dumps(paths))
 
@@ -109,6 +110,19 @@ def test_an_inventory_without_a_hub_is_told_so(tmp_path):
     assert code != 0
     assert "has no group hub" in told
     assert "Make a token" not in told
+
+
+@pytest.mark.parametrize(("insecure", "tokens"), [(False, 1), (True, 0)])
+def test_who_is_not_insecure_gets_a_token(tmp_path, insecure, tokens):
+    agent = {"hub": "tcp://hub:5555", "insecure": insecure}
+    play_with_a_program_that_fails(tmp_path, "service install", ["hub", "agents"], agent=agent)
+    assert (tmp_path / "said").read_text().count("keys enrol") == tokens
+
+
+def test_who_is_not_insecure_needs_a_hub(tmp_path):
+    told, code = play_with_a_program_that_fails(tmp_path, "service install", ["agents"], agent={"insecure": False})
+    assert code != 0
+    assert "has no group hub" in told
 
 
 def changes(told):
