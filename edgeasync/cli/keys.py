@@ -50,7 +50,7 @@ def enrol(
         raise ConfigError(f"--valid-hours {valid_hours:g}: give hours, {TOKEN_S_MAX / 3600:.0f} at most")
     keys, name, role = open_folder(folder), _checked_name(name), _checked_role(role)
     if valid_hours is not None and (key is not None or role == "operator"):
-        raise ConfigError("--valid-hours is for a token, and here none is made; leave it out")
+        raise ConfigError("--valid-hours is for a token, and a key that you enrol needs no token; leave it out")
     for address in addresses:
         check_connect(address, insecure=True)
     keys.pair()
