@@ -14,12 +14,10 @@ from edgeasync.losses import LossName
 from edgeasync.plugins import is_name
 from edgeasync.runtime.graph_model import FORWARD_FILE, HubGraph
 from edgeasync.runtime.graph_process import load_graph_apart
-from edgeasync.runtime.model_file import MODEL_FILE
+from edgeasync.runtime.model_file import MODEL_FILE, VALUES_SUFFIX
 from edgeasync.runtime.onnx_model import OnnxModel
 from edgeasync.runtime.trained import TrainedModel, best_model, local_patterns, newest_model
 from edgeasync.runtime.wall_clock import written
-
-VALUES_SUFFIX = ".safetensors"
 
 _CHOICES: dict[str, tuple[str, ...]] = {"loss": get_args(LossName), "target": ("label", "input")}
 

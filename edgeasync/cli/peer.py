@@ -16,7 +16,7 @@ from edgeasync.runtime.agent_settings import AgentSettings
 from edgeasync.runtime.graph_process import load_graph_apart
 from edgeasync.runtime.notify import HUBLESS
 from edgeasync.runtime.peer import Peer
-from edgeasync.runtime.peer_device import check_out, find_unkept, make_model, make_peer, write_trained
+from edgeasync.runtime.peer_device import check_trained_out, find_unkept, make_model, make_peer, write_trained
 from edgeasync.runtime.profiles import with_profile
 from edgeasync.runtime.readings import Readings
 
@@ -74,7 +74,8 @@ class _Command:
             raise DataError(f"{data}: {error}") from error
         out = settings.peers.out
         self._out = None if out is None else Path(out).expanduser()
-        check_out(self._out, self._model.forward)
+        if self._out is not None:
+            check_trained_out(self._out, settings, self._state, self._model.forward)
 
     def run(self) -> None:
         """Run it to its end, and write the trained model."""

@@ -12,7 +12,7 @@ import stat
 import time
 from pathlib import Path
 
-from edgeasync.errors import StorageError
+from edgeasync.errors import ConfigError, StorageError
 from edgeasync.protocol.wire import Buffer
 
 FOLDER_MODE, FILE_MODE = 0o700, 0o600
@@ -129,6 +129,14 @@ def replace_file(path: Path, *content: Buffer, private: bool = True) -> None:
                 temporary.unlink()
         cure = "" if error.errno == errno.ELOOP else "; free space or fix its rights"
         raise StorageError(f"{path}: cannot be written: {error.strerror}{cure}") from error
+
+
+def check_out(name: str, out: Path, *read: Path) -> None:
+    """Raise `ConfigError` if `out`, which a person calls `name`, is a folder or one of the files that are read."""
+    if out.is_dir():
+        raise ConfigError(f"{name} {out}: is a folder; give the name of a file")
+    if os.path.realpath(out) in map(os.path.realpath, read):
+        raise ConfigError(f"{name} {out}: is read here: its old content would be lost; give another name")
 
 
 def sync_folder(path: Path) -> None:

@@ -16,6 +16,7 @@ from edgeasync.parameters import ParameterSpec, Vector
 
 MODEL_FILE = "model.safetensors"
 BEST_FILE = "best.safetensors"
+VALUES_SUFFIX = ".safetensors"
 
 
 class SavedModel(msgspec.Struct, frozen=True):

@@ -7,15 +7,16 @@ from typing import NamedTuple
 
 from edgeasync.data.dataset import Dataset
 from edgeasync.durable.device_keys import DeviceKeys
-from edgeasync.durable.files import replace_file
+from edgeasync.durable.files import check_out, replace_file
 from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.durable.peers_file import own_entry, read_first_peers
 from edgeasync.errors import ConfigError
+from edgeasync.losses import OnnxLoss
 from edgeasync.parameters import Vector
 from edgeasync.runtime.address import host_of
 from edgeasync.runtime.agent_settings import AgentSection, AgentSettings, CareSection, PeersSection
 from edgeasync.runtime.graph_model import HubGraph, load_graph
-from edgeasync.runtime.model_file import load_kept, save_model
+from edgeasync.runtime.model_file import VALUES_SUFFIX, load_kept, save_model
 from edgeasync.runtime.onnx_model import OnnxModel
 from edgeasync.runtime.peer import PEER_MODEL_FILE, OnReport, Peer
 from edgeasync.training.plan import ReceivedGraph, ShippedModel, TrainingPlan
@@ -143,13 +144,23 @@ def write_trained(out: Path, peer: Peer, forward: bytes | None) -> None:
     replace_file(out, export_model(forward, dict(peer.spec.views(peer.parameters))), private=False)
 
 
-def check_out(out: Path | None, forward: bytes | None) -> None:
-    """Raise `ConfigError` if a trained model cannot be written to this file."""
-    if out is None:
-        return
+def check_trained_out(out: Path, settings: AgentSettings, state: Path, forward: bytes | None) -> None:
+    """Raise `ConfigError` if a trained model cannot be written to this file, or would replace another."""
+    if out.suffix not in (ONNX_SUFFIX, VALUES_SUFFIX):
+        raise ConfigError(f"out {out}: write a name that ends in {ONNX_SUFFIX} or {VALUES_SUFFIX}")
+    check_out("out", out, state / PEER_MODEL_FILE, *_files_read(settings))
     if out.suffix == ONNX_SUFFIX and forward is None:
         raise ConfigError(
-            f"out {out}: only a forward model of ONNX can be written as one; write {out.stem}.safetensors"
+            f"out {out}: only a forward model of ONNX can be written as one; write {out.stem}{VALUES_SUFFIX}"
         )
     if not out.parent.is_dir():
         raise ConfigError(f"out {out}: there is no folder {out.parent}; make it, or choose another file")
+
+
+def _files_read(settings: AgentSettings) -> list[Path]:
+    """Return the files of a peer's own: the data, the list of peers, the model with its values, and its loss."""
+    model, names = settings.model, [settings.agent.data, settings.peers.peers]
+    if isinstance(model, OnnxModel):
+        names += [model.file, str(Path(model.file).with_suffix(VALUES_SUFFIX))]
+        names += [model.loss.file] if isinstance(model.loss, OnnxLoss) else []
+    return [Path(name).expanduser() for name in names if name is not None]

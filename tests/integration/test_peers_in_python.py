@@ -517,6 +517,37 @@ def test_mistakes_of_the_command(commands, settings, flags, hint):
 
 
 @pytest.mark.parametrize(
+    ("out", "hint"),
+    [
+        ("data.npz", "out data.npz: write a name that ends in .onnx or .safetensors"),
+        ("notes.txt", "out notes.txt: write a name that ends in .onnx or .safetensors"),
+        ("folder.onnx", "out folder.onnx: is a folder"),
+        ("model.onnx", "out model.onnx: is read here: its old content would be lost"),
+        ("link.onnx", "out link.onnx: is read here"),
+        (f"{name_of(0)}/{PEER_MODEL_FILE}", "is read here"),
+    ],
+)
+def test_a_trained_model_takes_the_place_of_nothing_that_is_read(commands, tmp_path, settings, out, hint):
+    onnx_file = tmp_path / "model.onnx"
+    onnx_file.write_bytes(to_onnx(Sequential(Linear(8, 3)), (8,)).SerializeToString())
+    (tmp_path / "link.onnx").symlink_to(onnx_file)
+    (tmp_path / "folder.onnx").mkdir()
+    flags = agent_flags(0, commands.data("data.npz"))
+    before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    arguments = ("agent", settings, *flags, "--model", "model.onnx", "--steps", 2, "--out", out)
+    mistake(commands, CONFIG, hint, arguments=arguments)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
+
+
+def test_the_values_beside_a_training_graph_are_not_written_over(commands, tmp_path, settings):
+    (tmp_path / "model.onnx").write_bytes(to_onnx(Sequential(Linear(8, 3)), (8,)).SerializeToString())
+    assert commands.run("model", "build", "model.onnx", "--out", "training.onnx").returncode == 0
+    flags = (*agent_flags(0, commands.data("data.npz")), "--model", "training.onnx", "--steps", 2)
+    arguments = ("agent", settings, *flags, "--out", "training.safetensors")
+    mistake(commands, CONFIG, "out training.safetensors: is read here", arguments=arguments)
+
+
+@pytest.mark.parametrize(
     ("said", "hint"),
     [
         ("[care]\nonly_on_mains = true", "[care] is for an agent with a hub"),
