@@ -1,5 +1,6 @@
 """`edgeasync status`."""
 
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,9 @@ DENIALS = {
     "unknown_key": "under an unknown key",
 }
 
+PIPE_WIDTH = 10_000
+"""Of what is no terminal: its reader takes each device's line as a whole."""
+
 LOSSES_CALM = 0.1
 """A device that loses no more than this share of its updates, or of their length, is not worth a line."""
 
@@ -58,7 +62,14 @@ def print_status(
             f"what answers at {address} is not an edgeasync hub of this version (its status cannot be read); "
             "check the address"
         ) from error
-    Console(highlight=False).print(described)
+    print_whole(described, Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH))
+
+
+def print_whole(described: RenderableType, console: Console) -> None:
+    """Print without cutting at the width of the console: a terminal wraps what is too long for it."""
+    needed = console.measure(described, options=console.options.update_width(PIPE_WIDTH)).minimum
+    console.width = max(console.width, needed)
+    console.print(described, crop=False)
 
 
 def describe_status(status: Mapping[str, Any]) -> RenderableType:
@@ -83,7 +94,8 @@ def device_table(devices: list[dict[str, Any]], pids: dict[str, int] | None = No
         columns.insert(1, "pid")
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
     for column in columns:
-        table.add_column(column, justify="left" if column in ("device", "state") else "right", no_wrap=True)
+        words = column in ("device", "state")
+        table.add_column(column, justify="left" if words else "right", no_wrap=column != "state", overflow="fold")
     for device in devices:
         cells = [
             device["id"],
@@ -100,7 +112,7 @@ def device_table(devices: list[dict[str, Any]], pids: dict[str, int] | None = No
         else:
             cells.insert(1, str(pids.get(device["id"], "")))
         _add_row(table, cells)
-    return table
+    return _whole(table)
 
 
 def interval_table(devices: list[dict[str, Any]]) -> Table:
@@ -120,6 +132,15 @@ def interval_table(devices: list[dict[str, Any]]) -> Table:
                 f"sends {codec}; {why}" if (codec := device.get("push_codec")) else why,
             ]
             _add_row(table, cells)
+    return _whole(table)
+
+
+def _whole(table: Table) -> Table:
+    """Let no column be narrower than what it holds, or than a word of it where the words may be wrapped."""
+    for column in table.columns:
+        cells = [str(cell) for cell in (column.header, *column.cells)]
+        pieces = cells if column.no_wrap else [word for cell in cells for word in cell.split()]
+        column.min_width = max(map(len, pieces), default=0)
     return table
 
 

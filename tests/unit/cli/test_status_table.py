@@ -6,7 +6,8 @@ from typing import get_args
 import pytest
 from rich.console import Console
 
-from edgeasync.cli.status import BOUNDS, REMEDIES, describe_status
+from edgeasync.cli.output import Printer
+from edgeasync.cli.status import BOUNDS, REMEDIES, describe_status, print_status, print_whole
 from edgeasync.core.hub.events import Received
 from edgeasync.core.hub.machine import HubCore
 from edgeasync.core.hub.settings import HubCoreSettings
@@ -85,6 +86,40 @@ def test_every_device_has_a_reason_and_nothing_is_cut(width):
     words = intervals.split()
     for word in DEVICE["why"].split():
         assert words.count(word) >= len(names)
+
+
+def long_fleet():
+    """The status of devices with long names, some of which say why they are slow."""
+    _, status = empty_status()
+    slow = {"state": "training", "pace_percent": 50, "pace_reason": "on battery, 76 C", "day_left_bytes": 123456}
+    return status | {"devices": [DEVICE | slow | {"id": f"greenhouse-{number:020}"} for number in range(3)]}
+
+
+CELLS = ("1234567", "123457", "1.23e+03", "100000", "12.35 s", "124 GB, 123 kB left today")
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_names_and_numbers_are_whole_where_they_do_not_fit(width):
+    """A terminal wraps what is too long for it; a name or a number that is cut is a wrong one."""
+    status = long_fleet()
+    console = Console(width=width, file=io.StringIO())
+    print_whole(describe_status(status), console)
+    text = console.file.getvalue()
+    assert "…" not in text
+    for word in (*CELLS, *(device["id"] for device in status["devices"])):
+        assert word in text
+
+
+def test_what_goes_into_a_pipe_has_a_line_for_each_device(capsys, monkeypatch):
+    told = long_fleet()
+    monkeypatch.setattr("edgeasync.cli.status.fetch_status", lambda *_, **__: told)
+    print_status("tcp://127.0.0.1:5555", 1.0, None, Printer(json=False))
+    lines = capsys.readouterr().out.splitlines()
+    for device in told["devices"]:
+        row, interval = (line for line in lines if line.startswith(device["id"]))
+        assert "training at 50 %, on battery, 76 C" in row
+        assert row.rstrip().endswith("124 GB, 123 kB left today")
+        assert interval.rstrip().endswith(device["why"])
 
 
 @pytest.mark.parametrize(
