@@ -56,6 +56,14 @@ class ByteCount(int):
         raise ValueError(f"{value!r} is not a size; write bytes or one of {', '.join(_UNITS)} as in '64 MiB'")
 
 
+def expanded(path: str | Path) -> Path:
+    """Return a path with the home that a leading `~` stands for; raises `ConfigError` if there is no such home."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise ConfigError(f"{path}: there is no such home; write the whole path") from None
+
+
 def read_toml(path: Path, settings: type[Settings]) -> Settings:
     """Read a TOML file into `settings`; raises `ConfigError` naming the file, the key and what to do."""
     return parse_toml(read_bytes(path), settings, where=str(path))

@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
+from edgeasync.config import expanded
 from edgeasync.errors import ConfigError
 from edgeasync.sdk.events import HANDLERS, End, Event
 
@@ -39,7 +40,7 @@ class CSVLog:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self._path = Path(path).expanduser()
+        self._path = expanded(path)
         self._file: IO[str] | None = None
         self._flushed_s = 0.0
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from edgeasync.config import expanded
 from edgeasync.durable.files import replace_file
 from edgeasync.errors import ConfigError
 from edgeasync.sdk.events import Best
@@ -37,7 +38,7 @@ class SaveBest:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self._path = Path(path).expanduser()
+        self._path = expanded(path)
         self.saved: Path | None = None
         """The file that was written last."""
 

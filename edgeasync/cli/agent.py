@@ -9,7 +9,7 @@ from edgeasync.cli.device import hang_of, read_settings, state_folder
 from edgeasync.cli.output import Printer
 from edgeasync.cli.serving import serve
 from edgeasync.cli.under_systemd import find_notifier
-from edgeasync.config import convert, to_table
+from edgeasync.config import convert, expanded, to_table
 from edgeasync.core.device.effects import Report
 from edgeasync.data.files import load
 from edgeasync.durable.identity import DeviceFolder
@@ -187,4 +187,4 @@ def _needed(section: AgentSection, *, knows_hub: bool) -> Path | None:
         return None
     if section.data is None:
         raise ConfigError("which data? give --data FILE.npz or FILE.csv, or [agent] data in a settings file")
-    return Path(section.data).expanduser()
+    return expanded(section.data)

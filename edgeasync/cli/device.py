@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from edgeasync.config import convert, read_toml, to_table
+from edgeasync.config import convert, expanded, read_toml, to_table
 from edgeasync.durable.identity import default_device_id
 from edgeasync.runtime.agent_settings import AgentSection, AgentSettings
 
@@ -19,7 +19,7 @@ def read_settings(config: Path | None, flags: dict[str, Any]) -> AgentSettings:
 def state_folder(section: AgentSection) -> Path:
     """Return a device's folder: one of its own under the user's, unless the settings name one."""
     state = section.state or f"~/.local/state/edgeasync/{section.device_id or default_device_id()}"
-    return Path(state).expanduser()
+    return expanded(state)
 
 
 def hang_of(stalled_s: float, section: AgentSection) -> str:

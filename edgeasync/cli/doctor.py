@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from edgeasync.cli.device import read_settings, state_folder
 from edgeasync.cli.output import Printer
-from edgeasync.config import to_table
+from edgeasync.config import expanded, to_table
 from edgeasync.errors import UnfitError
 from edgeasync.runtime.doctor.examine import examine
 from edgeasync.runtime.doctor.finding import Finding
@@ -29,7 +29,7 @@ def run_doctor(
     failed = []
     with _errors_only():
         found = settings.model
-        own = Path(found.file).expanduser() if isinstance(found, OnnxModel) else found
+        own = expanded(found.file) if isinstance(found, OnnxModel) else found
         for finding in examine(replace(section, state=str(folder)), folder, model or own, root):
             _print(finding, printer)
             if finding.level == "fail":

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from edgeasync.cli.output import Printer, print_table
+from edgeasync.config import expanded
 from edgeasync.durable.allow_list import NAME, Allowed, read_key
 from edgeasync.durable.keys import OWNER, TOKEN_S, TOKEN_S_MAX, HubKeys, fingerprint
 from edgeasync.errors import ConfigError
@@ -16,7 +17,7 @@ DEFAULT_FOLDER = "~/.config/edgeasync/keys"
 
 def open_folder(folder: Path | None) -> HubKeys:
     """Return the folder of keys at a path, or at the usual one."""
-    return HubKeys((folder or Path(DEFAULT_FOLDER)).expanduser())
+    return HubKeys(expanded(folder or DEFAULT_FOLDER))
 
 
 def init_keys(folder: Path | None, addresses: list[str], printer: Printer) -> None:

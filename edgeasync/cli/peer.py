@@ -8,6 +8,7 @@ from edgeasync.cli.device import hang_of, state_folder
 from edgeasync.cli.output import Printer
 from edgeasync.cli.serving import serve
 from edgeasync.cli.under_systemd import find_notifier
+from edgeasync.config import expanded
 from edgeasync.core.peer.effects import Report
 from edgeasync.data.files import load
 from edgeasync.durable.identity import DeviceFolder, default_device_id
@@ -54,7 +55,7 @@ def check_settings(settings: AgentSettings) -> Path:
         raise ConfigError("which peers? give --peers FILE, a TOML file that names them, or [peers] peers")
     if settings.agent.data is None:
         raise ConfigError("which data? give --data FILE.npz or FILE.csv, or [agent] data in a settings file")
-    return Path(settings.agent.data).expanduser()
+    return expanded(settings.agent.data)
 
 
 class _Command:
@@ -73,7 +74,7 @@ class _Command:
         except DataError as error:
             raise DataError(f"{data}: {error}") from error
         out = settings.peers.out
-        self._out = None if out is None else Path(out).expanduser()
+        self._out = None if out is None else expanded(out)
         if self._out is not None:
             check_trained_out(self._out, settings, self._state, self._model.forward)
 

@@ -10,7 +10,7 @@ from typing import TypeVar, get_args
 from msgspec.structs import replace
 
 from edgeasync.cli.output import Printer
-from edgeasync.config import parse_toml, read_bytes
+from edgeasync.config import expanded, parse_toml, read_bytes
 from edgeasync.errors import ConfigError, PluginError, StorageError
 from edgeasync.runtime.agent_settings import AgentSettings
 from edgeasync.runtime.hub_settings import HubSettings
@@ -149,7 +149,7 @@ def _find(kind: str, name: str | None, root: Path) -> tuple[Unit, Place]:
     if not root.is_dir():
         raise ConfigError(f"--root {root}: no such folder; give the one where the card or disk is mounted")
     of_user = os.geteuid() != 0 and root == Path("/")
-    place = Place(root.resolve(), Path.home() if of_user else None)
+    place = Place(root.resolve(), expanded("~") if of_user else None)
     return find_unit(known, place, name), place
 
 

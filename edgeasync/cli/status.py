@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from edgeasync.cli.output import Printer, visible
+from edgeasync.config import expanded
 from edgeasync.errors import ProtocolError
 from edgeasync.runtime.status import fetch_status
 
@@ -51,7 +52,7 @@ def print_status(
     address: str, timeout_s: float, keys: Path | None, printer: Printer, *, wake: bool = False
 ) -> None:
     """Ask the hub, or have it wake its fleet, and print what it says."""
-    status = fetch_status(address, timeout_s, None if keys is None else keys.expanduser(), wake=wake)
+    status = fetch_status(address, timeout_s, None if keys is None else expanded(keys), wake=wake)
     if printer.json:
         printer.object(status)
         return

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
+from edgeasync.config import expanded
 from edgeasync.core.engine.device_engine import ObserveDevice
 from edgeasync.core.engine.sender import Sender
 from edgeasync.data.dataset import Dataset
@@ -52,7 +53,7 @@ def find_device(section: AgentSection) -> Device:
         if section.spool == "full":
             raise ConfigError("spool = 'full' needs state: a folder for the updates that wait")
         return Device(device_id, None, None)
-    state = Path(section.state).expanduser()
+    state = expanded(section.state)
     keys = DeviceKeys(state)
     if section.hub_key is not None:
         _knock(keys, section, section.hub_key, device_id)

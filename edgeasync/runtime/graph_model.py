@@ -8,6 +8,7 @@ import safetensors
 import safetensors.numpy
 
 from edgeasync.autodiff.settings import GraphSettings
+from edgeasync.config import expanded
 from edgeasync.durable.files import replace_file
 from edgeasync.errors import ConfigError, GraphError, ModelMismatchError, StorageError
 from edgeasync.losses import OnnxLoss
@@ -37,7 +38,7 @@ def load_graph(model: OnnxModel) -> HubGraph:
     A file that is a training graph already has its first values beside it, in a safetensors file of the same
     name. Raises `ConfigError` for a file or package that is missing, `GraphError` for what cannot be trained.
     """
-    path = Path(model.file).expanduser()
+    path = expanded(model.file)
     return build_graph(_read(path), with_own_loss(model), str(path))
 
 
@@ -46,7 +47,7 @@ def with_own_loss(model: OnnxModel) -> OnnxModel:
     loss = model.loss
     if not isinstance(loss, OnnxLoss) or loss.file is None:
         return model
-    return msgspec.structs.replace(model, loss=OnnxLoss(graph=_read(Path(loss.file).expanduser())))
+    return msgspec.structs.replace(model, loss=OnnxLoss(graph=_read(expanded(loss.file))))
 
 
 def build_graph(content: bytes, model: OnnxModel, where: str) -> HubGraph:
@@ -64,7 +65,7 @@ def build_graph(content: bytes, model: OnnxModel, where: str) -> HubGraph:
             _check_prebuilt(model)
             forward = None
             built = build.read_training_graph(
-                content, _read_values(Path(model.file).expanduser().with_suffix(".safetensors"))
+                content, _read_values(expanded(model.file).with_suffix(".safetensors"))
             )
         else:
             forward = content

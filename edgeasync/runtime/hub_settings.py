@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from edgeasync.config import Section, convert, to_table
+from edgeasync.config import Section, convert, expanded, to_table
 from edgeasync.core.hub.settings import (
     CheckpointSettings,
     CodecSettings,
@@ -196,14 +196,14 @@ class HubSettings(RunSettings, frozen=True, kw_only=True):
             initial=initial,
             policy=self.policy,
             bind=self.hub.bind,
-            run=Path(self.hub.run).expanduser(),
+            run=expanded(self.hub.run),
             settings=self.core_settings(),
             training=TrainingPlan(model=model, local=self.local).table(),
             graph=graph,
             forward=forward,
             durability=self.hub.durability,
             history_rows_max=self.hub.history_rows_max,
-            keys=None if self.hub.keys is None else Path(self.hub.keys).expanduser(),
+            keys=None if self.hub.keys is None else expanded(self.hub.keys),
             knocking=self.hub.knocking,
             insecure=self.hub.insecure,
             record=self.record(),
@@ -235,7 +235,7 @@ class HubSettings(RunSettings, frozen=True, kw_only=True):
     def _make_evaluator(self, loaded: HubGraph | None) -> Evaluator | None:
         if self.evaluation.data is None or isinstance(self.model, CustomModel):
             return None
-        path = Path(self.evaluation.data).expanduser()
+        path = expanded(self.evaluation.data)
         try:
             return make_evaluator(self.model, loaded, load(path))
         except DataError as error:
@@ -290,4 +290,4 @@ def _upgrade(table: dict[str, Any]) -> None:
 
 
 def _whole(path: str) -> str:
-    return str(Path(path).expanduser().absolute())
+    return str(expanded(path).absolute())

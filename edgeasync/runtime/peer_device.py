@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from edgeasync.config import expanded
 from edgeasync.data.dataset import Dataset
 from edgeasync.durable.device_keys import DeviceKeys
 from edgeasync.durable.files import check_out, replace_file
@@ -99,7 +100,7 @@ def make_peer(
     Raises `ConfigError` for a list without this device and its key, `StorageError`, `ModelMismatchError`.
     """
     assert section.peers is not None
-    file, pair = Path(section.peers).expanduser(), DeviceKeys(state).own()
+    file, pair = expanded(section.peers), DeviceKeys(state).own()
     peers = read_first_peers(file, identity.device_id, pair.public)
     own = own_entry(file, peers, identity.device_id, pair.public)
     for entry in peers.peer:
@@ -163,4 +164,4 @@ def _files_read(settings: AgentSettings) -> list[Path]:
     if isinstance(model, OnnxModel):
         names += [model.file, str(Path(model.file).with_suffix(VALUES_SUFFIX))]
         names += [model.loss.file] if isinstance(model.loss, OnnxLoss) else []
-    return [Path(name).expanduser() for name in names if name is not None]
+    return [expanded(name) for name in names if name is not None]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from edgeasync.config import expanded
 from edgeasync.durable.files import replace_file
 from edgeasync.durable.history import EvaluationRow, Rows, UpdateRow, read_history
 from edgeasync.errors import ConfigError
@@ -57,7 +58,7 @@ class Table:
 
         Raises `StorageError` if it cannot be written.
         """
-        path, text = Path(path).expanduser(), io.StringIO(newline="")
+        path, text = expanded(path), io.StringIO(newline="")
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(self._columns)
         for row in self:

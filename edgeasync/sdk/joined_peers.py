@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from edgeasync.config import convert
+from edgeasync.config import convert, expanded
 from edgeasync.core.peer.effects import Report
 from edgeasync.durable.identity import DeviceFolder, default_device_id
 from edgeasync.errors import ConfigError
@@ -49,7 +49,7 @@ class JoinedPeers(OwnLoop):
             raise ConfigError("without a hub a loop needs state: a folder for its key and its model")
         self._section = section
         self._name = name or default_device_id()
-        self._state = Path(state).expanduser()
+        self._state = expanded(state)
         self._trainer = Lockstep(ParameterSpec(tuple(participant.parameters)), dict)
         self._initial = np.zeros(self._trainer.spec.length, np.float32)
         participant.read(self._trainer.spec.views(self._initial))

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from edgeasync.config import Section, convert, to_table
+from edgeasync.config import Section, convert, expanded, to_table
 from edgeasync.data.dataset import Dataset, Features, Inputs, Targets
 from edgeasync.data.files import load
 from edgeasync.errors import ConfigError, DataError
@@ -313,7 +313,7 @@ def as_dataset(data: object, where: str) -> Dataset:
     if isinstance(data, Dataset):
         return data
     if isinstance(data, str | Path):
-        return load(Path(data).expanduser())
+        return load(expanded(data))
     if isinstance(data, tuple) and len(data) == 2:
         return Dataset.of(data[0], data[1], where=where)
     raise DataError(

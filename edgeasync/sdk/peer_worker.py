@@ -3,13 +3,13 @@
 import concurrent.futures
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
+from edgeasync.config import expanded
 from edgeasync.core.device.effects import Report
 from edgeasync.core.peer.effects import Report as PeerReport
 from edgeasync.data.dataset import Dataset
@@ -49,7 +49,7 @@ class PeerWorker:
         """Done once another peer is there."""
         self._section = section
         self._name = section.device_id or default_device_id()
-        self._state = Path(section.state).expanduser()
+        self._state = expanded(section.state)
         self._peers = peers if passes is None else replace(peers, epochs=float(passes), steps_max=None)
         self._part = part
         self._model = model

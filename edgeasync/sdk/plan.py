@@ -10,7 +10,7 @@ import numpy as np
 import zmq
 from msgspec.structs import replace
 
-from edgeasync.config import convert
+from edgeasync.config import convert, expanded
 from edgeasync.core.hub.settings import StopCondition
 from edgeasync.data.dataset import Dataset
 from edgeasync.errors import ConfigError
@@ -100,7 +100,7 @@ def as_path(path: object, what: str) -> Path:
     """Return a path; raises `ConfigError` for what is none."""
     if not isinstance(path, str | Path) or not str(path):
         raise ConfigError(f"{what} is {path!r}; give the path of a folder")
-    return Path(path).expanduser()
+    return expanded(path)
 
 
 def check_seed(seed: object) -> None:
@@ -136,7 +136,7 @@ def make_hub(
         evaluator=plan.evaluator,
         durability=settings.durability,
         history_rows_max=settings.history_rows_max,
-        keys=keys if settings.keys is None else Path(settings.keys).expanduser(),
+        keys=keys if settings.keys is None else expanded(settings.keys),
         knocking=settings.knocking,
         insecure=settings.insecure,
         recordable=plan.recordable,

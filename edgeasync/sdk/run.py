@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from edgeasync.config import expanded
 from edgeasync.core.hub.events import Evaluated
 from edgeasync.durable.files import replace_file
 from edgeasync.durable.history import EvaluationRow, read_history
@@ -94,7 +95,7 @@ class Run:
 
         Raises `ConfigError` for a model that is not ONNX, and `StorageError` if it cannot be written.
         """
-        model, path = self.model, Path(path).expanduser()
+        model, path = self.model, expanded(path)
         if not hasattr(model, "SerializeToString"):
             raise ConfigError(
                 f"{self.path}: only models of ONNX and layers of edgeasync.nn can be exported; save run.arrays "

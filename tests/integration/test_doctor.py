@@ -17,14 +17,13 @@ from edgeasync.durable.keys import HubKeys
 from edgeasync.runtime.doctor import examine as doctor
 from edgeasync.runtime.doctor import training
 from edgeasync.runtime.doctor.machine import judge_system
-from tests.support.command_line import ACCESS, run_command
+from tests.support.command_line import ACCESS, UNFIT, run_command
 from tests.support.keyed import start_hub
 from tests.support.machine import BOARD, write
 from tests.support.processes import Commands, free_address, without_rights, write_data
 
 pytestmark = pytest.mark.process
 
-UNFIT = 13
 
 LINES = [
     "python", "system", "packages", "provider", "processor", "memory", "disk", "temperature", "power", "clock",

@@ -23,6 +23,7 @@ from tests.support.command_line import (
     MISMATCH,
     NO_HUB,
     PROTOCOL,
+    UNFIT,
     Told,
     assert_told,
     mistake,
@@ -309,6 +310,52 @@ def test_a_state_that_cannot_be_used(commands):
     arguments = ["agent", "--hub", free_address(), "--data", data, "--device-id", "a", "--state"]
     mistake(commands, FILES, "file", "--state", arguments=[*arguments, "file"])
     mistake(commands, FILES, "identity.json", "delete it", arguments=[*arguments, "torn"])
+
+
+# -- a home that is not there ----------------------------------------------------------------------------------
+
+NOBODY = "~no-such-user/x"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["hub", "hub.toml", "--run", NOBODY],
+        ["hub", "hub.toml", "--keys", NOBODY],
+        ["hub", "--model", NOBODY + ".onnx"],
+        ["hub", "evaluated.toml"],
+        ["hub", "own-loss.toml"],
+        ["agent", "--hub", "tcp://127.0.0.1:1", "--data", NOBODY + ".npz"],
+        ["agent", "--hub", "tcp://127.0.0.1:1", "--data", "data.npz", "--state", NOBODY],
+        ["agent", "peer.toml", "--data", NOBODY + ".npz"],
+        ["agent", "peer.toml", "--data", "data.npz"],
+        ["agent", "peer.toml", "--data", "data.npz", "--peers", "peers.toml", "--out", NOBODY + ".onnx"],
+        ["status", "--keys", NOBODY],
+        ["keys", "list", "--keys", NOBODY],
+        ["doctor", "--state", NOBODY],
+        ["doctor", "--data", NOBODY + ".npz", "--state", "state"],
+        ["doctor", "--data", "data.npz", "--model", NOBODY + ".onnx", "--state", "state"],
+        ["model", "inspect", NOBODY + ".onnx"],
+    ],
+    ids=" ".join,
+)
+def test_a_path_below_a_home_that_is_not_there(commands, arguments):
+    folder = commands.folder
+    commands.data("data.npz")
+    commands.settings()
+    commands.settings(name="evaluated", more=f'[evaluation]\ndata = "{NOBODY}.npz"\n')
+    onnx_file = folder / "model.onnx"
+    onnx_file.write_bytes(nn.to_onnx(nn.Sequential(nn.Linear(8, 3)), (8,)).SerializeToString())
+    own_loss = f'kind = "onnx"\nfile = "model.onnx"\nloss = {{ kind = "onnx", file = "{NOBODY}.onnx" }}'
+    commands.settings(name="own-loss", model=own_loss)
+    table = f"[model]\n{MODEL_TABLE}\n[agent]\nstate = 'state'\n[peers]\ntopology = 'ring'\n"
+    (folder / "peer.toml").write_text(f"{table}peers = '{NOBODY}.toml'\n")
+    told = commands.run(*arguments)
+    said = told.stdout + told.stderr
+    assert "Traceback" not in said
+    assert NOBODY in said
+    assert "there is no such home; write the whole path" in said
+    assert told.returncode == (UNFIT if arguments[0] == "doctor" and arguments[1] != "--state" else CONFIG)
 
 
 # -- the command line itself -----------------------------------------------------------------------------------

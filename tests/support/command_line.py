@@ -15,7 +15,7 @@ import pytest
 from edgeasync.cli import main
 
 CONFIG, DATA, PROTOCOL, MISMATCH, NO_HUB, ADDRESS, FILES, GRAPH, ACCESS = 2, 3, 4, 5, 6, 8, 9, 10, 11
-CAPACITY = 12
+CAPACITY, UNFIT = 12, 13
 
 LIMIT_S = 60.0
 """How long a command may take on a busy machine; one that is started by mistake would serve for ever."""

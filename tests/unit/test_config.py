@@ -1,10 +1,11 @@
 import json
+import pwd
 from typing import Annotated, Literal
 
 import pytest
 from msgspec import Meta
 
-from edgeasync.config import ByteCount, Section, convert, read_toml, to_table
+from edgeasync.config import ByteCount, Section, convert, expanded, read_toml, to_table
 from edgeasync.errors import ConfigError
 from edgeasync.policies.policy import Policy
 from edgeasync.runtime.agent_settings import AgentSettings
@@ -105,6 +106,21 @@ def test_broken_toml_is_one_line(toml, text):
 
 def test_missing_file_says_what_to_give(tmp_path):
     assert "no such file; give the path of a TOML settings file" in complaint(tmp_path / "none.toml")
+
+
+def test_a_user_without_a_home_is_told_to_write_the_whole_path(monkeypatch, tmp_path):
+    """As in a container: no HOME, and no entry of the user."""
+
+    def unknown(_):
+        raise KeyError
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert expanded("~/state") == tmp_path / "state"
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    with pytest.raises(ConfigError, match="~/state: there is no such home; write the whole path"):
+        expanded("~/state")
+    assert expanded(tmp_path) == tmp_path
 
 
 def test_folder_instead_of_file(tmp_path):

@@ -3,9 +3,10 @@
 import time
 from pathlib import Path
 
+from edgeasync.config import expanded
 from edgeasync.data.dataset import Dataset
 from edgeasync.data.files import load
-from edgeasync.errors import DataError
+from edgeasync.errors import ConfigError, DataError
 from edgeasync.runtime.doctor.finding import Finding, ok, told, warn
 
 
@@ -15,8 +16,8 @@ def examine_data(path: Path | None) -> tuple[Dataset | None, Finding]:
         return None, warn("data", "not given", "give --data FILE, or the agent's settings file")
     begun_s = time.perf_counter()
     try:
-        dataset = load(path.expanduser())
-    except DataError as error:
+        dataset = load(expanded(path))
+    except (ConfigError, DataError) as error:
         return None, told("data", error)
     seconds = time.perf_counter() - begun_s
     return dataset, ok("data", f"{path}: {len(dataset):,} examples, read in {seconds:.1f} s")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from edgeasync.config import expanded
 from edgeasync.data.dataset import Dataset
 from edgeasync.errors import ConfigError, EdgeAsyncError, GraphError
 from edgeasync.parameters import Parameter, ParameterSpec
@@ -69,7 +70,7 @@ def _make_trainer(model: Model | Path, dataset: Dataset, provider: Provider, thr
     if not isinstance(model, Path):
         return TrainingPlan(model=model).make_trainer(dataset, 0)
     try:
-        graph = model.expanduser().read_bytes()
+        graph = expanded(model).read_bytes()
     except OSError as error:
         raise ConfigError(f"{model}: cannot be read: {error.strerror}; give a training graph") from error
     spec = read_spec(graph, model)

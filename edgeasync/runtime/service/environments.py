@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from edgeasync.config import expanded
 from edgeasync.errors import ConfigError, StorageError
 from edgeasync.runtime.service.unit import Kind
 
@@ -90,7 +91,7 @@ class Environments:
 def install_arguments(source: str, extras: str) -> list[str]:
     """Return how `pip install` is told a source: a folder of wheels, a wheel, a clone, or a name in an index."""
     wanted = f"[{extras}]" if extras else ""
-    path = Path(source).expanduser()
+    path = expanded(source)
     if any(path.glob("edgeasync-*.whl")):
         return ["--no-index", "--find-links", str(path.resolve()), f"edgeasync{wanted}"]
     if path.exists():
