@@ -413,6 +413,7 @@ def _root(
 
 def main() -> None:
     """Run the command line, and end the process with its exit code."""
+    _open_streams()
     # Until a command takes Ctrl-C for itself it ends the process at once, without a traceback from some import.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     code = run_command()
@@ -421,6 +422,18 @@ def main() -> None:
             stream.flush()
     # All is written and closed. On the long way out a training thread, or one of OpenBLAS's, can hang the process.
     os._exit(code)
+
+
+def _open_streams() -> None:
+    """Open what this process was started without: a file opened later would be taken for a standard stream."""
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+    # Python has None for a stream that was closed. Its number may be another file's by now.
+    sys.stdout = sys.stdout or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    sys.stderr = sys.stderr or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
 
 
 def run_command() -> int:

@@ -28,7 +28,7 @@ from tests.support.command_line import (
     assert_told,
     mistake,
 )
-from tests.support.processes import MODEL_TABLE, Commands, free_address, without_rights
+from tests.support.processes import MODEL_TABLE, Commands, free_address, trained, without_rights
 
 pytestmark = pytest.mark.process
 
@@ -441,6 +441,28 @@ def test_a_folder_of_another_user_is_answered_in_one_line(commands):
     returncode = command.wait()
     told = Told(returncode, "\n".join(command.lines), command.stderr)
     assert_told(told, FILES, "closed/run: Permission denied", "as the user whose it is")
+
+
+def closing(*descriptors):
+    """Return the command under which a process starts without these of its standard streams."""
+    return ("sh", "-c", f'exec "$@" {" ".join(f"{number}>&-" for number in descriptors)}', "sh")
+
+
+@pytest.mark.parametrize("closed", [[0], [1], [2], [0, 1, 2]])
+def test_a_closed_stream_changes_no_exit_code(commands, closed):
+    for arguments, code in ((["policies"], 0), (["policies", "--json"], 0), (["hub", "nowhere.toml"], CONFIG)):
+        command = commands.start(*arguments, under=closing(*closed))
+        assert (command.wait(), "Traceback" in command.stderr) == (code, False)
+
+
+def test_a_hub_and_an_agent_train_without_any_standard_stream(commands):
+    address = free_address()
+    hub = commands.start("hub", commands.settings(bind=address), under=closing(0, 1, 2))
+    agent = commands.agent(address, "pi", under=closing(0, 1, 2))
+    trained(address)
+    for command in (agent, hub):
+        command.signal(signal.SIGTERM)
+        assert command.wait() == 0
 
 
 def test_wrong_usage_ends_the_process(commands):
