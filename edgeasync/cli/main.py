@@ -1,6 +1,9 @@
 """The `edgeasync` command: arguments to settings, errors to one line and an exit code."""
 
 import contextlib
+import errno
+import io
+import logging
 import os
 import platform
 import signal
@@ -407,7 +410,7 @@ def _root(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
     if version:
-        sys.stdout.write(f"edgeasync {VERSION}, Python {platform.python_version()}\n")
+        typer.echo(f"edgeasync {VERSION}, Python {platform.python_version()}")
         raise typer.Exit
 
 
@@ -425,15 +428,27 @@ def main() -> None:
 
 
 def _open_streams() -> None:
-    """Open what this process was started without: a file opened later would be taken for a standard stream."""
+    """Make standard streams that can be written to, whatever this process was started with."""
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, before another file does
     # Python has None for a stream that was closed. Its number may be another file's by now.
     sys.stdout = sys.stdout or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     sys.stderr = sys.stderr or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as Python has it for standard error
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def _cure(error: OSError) -> str:
+    """Return what to do about a file that cannot be used."""
+    if isinstance(error, PermissionError):
+        return "run this as the user whose it is, or change its rights"
+    return "free space there" if error.errno in _FULL else "correct the path"
 
 
 def run_command() -> int:
@@ -443,11 +458,13 @@ def run_command() -> int:
     except errors.EdgeAsyncError as error:
         tell(f"edgeasync: {visible(' '.join(str(error).split()))}")
         return error.exit_code
-    except PermissionError as error:
-        if error.filename is None:
+    except OSError as error:
+        # What writes a file names it in an error of its own: a full disk without a name is the printed lines'.
+        place = "standard output" if error.filename is None and error.errno in _FULL else error.filename
+        if place is None:
             raise
-        cure = "run this as the user whose it is, or change its rights"
-        tell(f"edgeasync: {visible(str(error.filename))}: {error.strerror}; {cure}")
+        logging.getLogger(__name__).debug("the error in full", exc_info=True)
+        tell(f"edgeasync: {visible(str(place))}: {error.strerror}; {_cure(error)}")
         return errors.StorageError.exit_code
     except SystemExit as ended:
         code = ended.code or 0

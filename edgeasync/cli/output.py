@@ -122,7 +122,22 @@ def event_words(event: str, details: Mapping[str, Any]) -> str:
 
 
 def _encoded(value: object) -> str:
-    return msgspec.json.encode(value).decode()
+    try:
+        return msgspec.json.encode(value).decode()
+    except UnicodeEncodeError:
+        return msgspec.json.encode(_as_text(msgspec.to_builtins(value))).decode()
+
+
+def _as_text(value: Any) -> Any:
+    """Return plain values with escapes for what is no text: a path may be of any bytes."""
+    match value:
+        case str():
+            return value.encode(errors="backslashreplace").decode()
+        case dict():
+            return {_as_text(key): _as_text(one) for key, one in value.items()}
+        case list() | tuple():
+            return [_as_text(one) for one in value]
+    return value
 
 
 def print_table(printer: Printer, rows: Sequence[tuple[str, ...]]) -> None:

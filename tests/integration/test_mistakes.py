@@ -3,6 +3,7 @@
 Commands run in this process, but for the four at the end that hold the process itself.
 """
 
+import json
 import os
 import signal
 import threading
@@ -361,9 +362,9 @@ def test_a_path_below_a_home_that_is_not_there(commands, arguments):
 # -- the command line itself -----------------------------------------------------------------------------------
 
 
-def say(commands, *arguments):
+def say(commands, *arguments, **options):
     """Run a command as a process of its own, as a person does; return what it said."""
-    command = commands.start(*arguments)
+    command = commands.start(*arguments, **options)
     returncode = command.wait()
     return Told(returncode, "\n".join(command.lines), command.stderr)
 
@@ -463,6 +464,55 @@ def test_a_hub_and_an_agent_train_without_any_standard_stream(commands):
     for command in (agent, hub):
         command.signal(signal.SIGTERM)
         assert command.wait() == 0
+
+
+FULL = ("sh", "-c", 'exec "$@" >/dev/full', "sh")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--version"],
+        ["hub", "--help"],
+        ["policies"],
+        ["policies", "--json"],
+        ["runs", "."],
+        ["keys", "init", "--keys", "keys"],
+    ],
+    ids=" ".join,
+)
+def test_what_cannot_be_printed_is_told_in_one_line(commands, arguments):
+    told = say(commands, *arguments, under=FULL)
+    assert_told(told, FILES, "standard output: No space left on device", "free space")
+
+
+def test_what_the_output_has_no_letter_for_is_escaped(commands):
+    (commands.folder / "Łź").mkdir()
+    told = say(commands, "runs", "Łź", under=("env", "PYTHONIOENCODING=latin-1"))
+    assert told == (0, r"no runs in \u0141\u017a", "")
+
+
+def test_a_run_whose_name_is_no_text_is_listed(commands):
+    run = commands.folder / os.fsdecode(b"\xff")
+    run.mkdir()
+    (run / "hub.json").touch()
+    told = commands.run("runs", ".", "--json")
+    assert (json.loads(told.stdout)["name"], told.returncode) == (r"\udcff", 0)
+    assert commands.run("runs", ".").stdout.splitlines()[1].startswith(r"\udcff")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["replay", "x" * 300],
+        ["export", "x" * 300, "--out", "out.onnx"],
+        ["bundle", "--platform", "pi", "--out", "file"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_path_that_cannot_be_is_answered_in_one_line(commands, arguments):
+    (commands.folder / "file").write_text("")
+    mistake(commands, FILES, arguments=arguments)
 
 
 def test_wrong_usage_ends_the_process(commands):

@@ -39,6 +39,14 @@ def test_a_script_is_told_seconds(capsys):
     assert event == {"event": "joined", "device": "pi-1"}
 
 
+def test_a_path_that_is_no_text_is_escaped_in_json_too(capsys):
+    """Python has such a byte of a path as half of a character, which no encoder takes."""
+    value = {"model": "\udcff.onnx", "wanted": [("\udcfe", 1, None)], "text": "é→"}
+    Printer(json=True).object(value)
+    told = json.loads(capsys.readouterr().out)
+    assert told == {"model": "\\udcff.onnx", "wanted": [["\\udcfe", 1, None]], "text": "é→"}
+
+
 class Gone:
     """A stream whose other end is gone, as a pipe or as a terminal that was closed."""
 
