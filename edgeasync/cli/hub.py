@@ -12,15 +12,15 @@ from edgeasync.cli.model import check_choices
 from edgeasync.cli.output import Printer, print_table
 from edgeasync.cli.serving import serve
 from edgeasync.cli.under_systemd import find_notifier
-from edgeasync.config import convert, read_toml, to_table
+from edgeasync.config import convert, expanded, read_toml, to_table
 from edgeasync.core.hub.effects import Report
 from edgeasync.core.hub.machine import HubCore
 from edgeasync.core.hub.settings import CheckpointSettings
-from edgeasync.errors import CapacityError, ConfigError
+from edgeasync.errors import CapacityError, ConfigError, StorageError
 from edgeasync.runtime.connections import connections_that_fit
 from edgeasync.runtime.graph_process import load_graph_apart
 from edgeasync.runtime.hub import Hub
-from edgeasync.runtime.hub_settings import HubSection, HubSettings, read_record
+from edgeasync.runtime.hub_settings import HubSection, HubSettings, has_checkpoint, read_record
 from edgeasync.runtime.machine import memory_limit_bytes, prepare_for_service
 from edgeasync.runtime.notify import Notifier
 
@@ -45,6 +45,11 @@ def _all_settings(config: Path | None, flags: Flags) -> HubSettings:
     section = convert(to_table(settings.hub) | flags.section, HubSection, where="flags")
     settings = msgspec.structs.replace(settings, hub=section)
     if flags.recovery is not None:
+        if flags.recovery != "latest" and not has_checkpoint(expanded(section.run)):
+            raise StorageError(
+                f"{section.run}: has no checkpoint to go back to; correct the folder (--run), or leave out the "
+                "recovery (--recovery)"
+            )
         checkpoint = convert(
             to_table(settings.checkpoint) | {"recovery": flags.recovery}, CheckpointSettings, where="flags"
         )

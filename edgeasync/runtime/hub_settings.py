@@ -242,6 +242,11 @@ class HubSettings(RunSettings, frozen=True, kw_only=True):
             raise DataError(f"evaluation.data: {error}") from error
 
 
+def has_checkpoint(run: Path) -> bool:
+    """Return whether there is anything in a folder that a hub could resume."""
+    return run.is_dir() and any(CheckpointStore(FolderDisk(run), keep=1).manifests())
+
+
 def read_record(run: Path) -> HubSettings:
     """Return the settings of the last start of the run in a folder, to resume it there.
 
@@ -252,7 +257,7 @@ def read_record(run: Path) -> HubSettings:
         raise StorageError(f"{run}: no such folder; give the folder of a hub's run")
     path = run / RECORD_FILE
     begin = f"begin by a settings file: edgeasync hub CONFIG --run {run}"
-    if not any(CheckpointStore(FolderDisk(run), keep=1).manifests()):
+    if not has_checkpoint(run):
         raise StorageError(f"{run}: has no checkpoint to resume from; {begin}")
     try:
         table = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])

@@ -202,6 +202,15 @@ def test_a_run_whose_model_is_damaged(commands):
     mistake(commands, FILES, "model.safetensors", "move it away", arguments=["hub", commands.settings()])
 
 
+@pytest.mark.parametrize("recovery", ["best", "checkpoint-0000000001-1"])
+def test_going_back_in_a_folder_that_has_no_checkpoint(commands, recovery):
+    """As where the name of the run is mistyped: the fleet would train from the first values on."""
+    arguments = ["hub", commands.settings(), "--run", "runs/fisrt", "--recovery", recovery]
+    hint = ["runs/fisrt: has no checkpoint to go back to", "--run", "--recovery"]
+    mistake(commands, FILES, *hint, arguments=arguments)
+    assert not (commands.folder / "runs").exists()
+
+
 @pytest.mark.parametrize("place", ["file", "file/below"])
 def test_a_run_that_cannot_be_written(commands, place):
     (commands.folder / "file").write_text("")
