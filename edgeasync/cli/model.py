@@ -8,7 +8,7 @@ import safetensors.numpy
 
 from edgeasync.cli.output import Printer, print_table
 from edgeasync.config import convert
-from edgeasync.durable.files import replace_file
+from edgeasync.durable.files import check_out, replace_file
 from edgeasync.errors import ConfigError, GraphError, ModelMismatchError, StorageError
 from edgeasync.losses import LossName
 from edgeasync.plugins import is_name
@@ -27,7 +27,8 @@ def build_model(forward: Path, flags: dict[str, Any], out: Path, printer: Printe
     values = out.with_suffix(VALUES_SUFFIX)
     if out.suffix == VALUES_SUFFIX:
         raise ConfigError(f"--out {out}: the values go to a file of that name; write --out training.onnx")
-    _check_out(out, forward)
+    for file in (out, values):
+        check_out("--out", file, forward)
     built = _load(forward, flags)
     if built.forward is None:
         raise ConfigError(f"{forward}: is a training graph already; give the forward model")
@@ -118,7 +119,7 @@ def export_run(run: Path, forward: Path | None, out: Path, printer: Printer, *, 
         "give --model FILE.onnx, the forward model that was trained; without one, as for a model of numpy or of "
         f"code, the trained arrays are in {run / MODEL_FILE}",
     )
-    _check_out(out, source)
+    check_out("--out", out, source, run=run)
     trained = best_model(run) if best else newest_model(run)
     if local := local_patterns(run):
         trained.remarks.append(f"{', '.join(local)}: each device has its own values; these are the hub's")
@@ -173,12 +174,6 @@ def _load(path: Path, flags: dict[str, Any]) -> HubGraph:
         )
     settings = convert({"kind": "onnx", "file": str(path)} | flags, OnnxModel, where="flags")
     return load_graph_apart(settings)
-
-
-def _check_out(out: Path, source: Path) -> None:
-    """Refuse to write over what is read: there may be no other copy of the model."""
-    if out.resolve() == source.resolve():
-        raise ConfigError(f"--out {out}: is the forward model itself; give another name")
 
 
 def _read(path: Path, advice: str) -> bytes:

@@ -4,14 +4,20 @@ from pathlib import Path
 from typing import Any
 
 from edgeasync.cli.output import Printer
+from edgeasync.durable.files import check_out
 from edgeasync.durable.run_replay import Beginning, Evaluation, Happening, Line, RunReplay, Update
-from edgeasync.runtime.model_file import save_model
+from edgeasync.errors import ConfigError
+from edgeasync.runtime.model_file import VALUES_SUFFIX, save_model
 
 
 def replay_run(
     run: Path, until: int | None, checkpoint: str | None, export: Path | None, printer: Printer
 ) -> None:
     """Tell the story of a run, and the state it has come to; write the model there if it is to be exported."""
+    if export is not None:
+        if export.suffix != VALUES_SUFFIX:
+            raise ConfigError(f"--export {export}: write a name that ends in {VALUES_SUFFIX}")
+        check_out("--export", export, run=run)
     replay = RunReplay(run, until=until, checkpoint=checkpoint)
     try:
         _print_beginning(replay.beginning, printer)

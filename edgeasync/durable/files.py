@@ -131,11 +131,17 @@ def replace_file(path: Path, *content: Buffer, private: bool = True) -> None:
         raise StorageError(f"{path}: cannot be written: {error.strerror}{cure}") from error
 
 
-def check_out(name: str, out: Path, *read: Path) -> None:
-    """Raise `ConfigError` if `out`, which a person calls `name`, is a folder or one of the files that are read."""
+def check_out(name: str, out: Path, *read: Path, run: Path | None = None) -> None:
+    """Raise `ConfigError` if `out`, given as `name`, is a folder, is read itself, or lies in a `run` that is read.
+
+    There may be no other copy of what is read.
+    """
     if out.is_dir():
         raise ConfigError(f"{name} {out}: is a folder; give the name of a file")
-    if os.path.realpath(out) in map(os.path.realpath, read):
+    place = Path(os.path.realpath(out))
+    if run is not None and place.is_relative_to(os.path.realpath(run)):
+        raise ConfigError(f"{name} {out}: {run} is a folder that is read; give a place outside it")
+    if str(place) in map(os.path.realpath, read):
         raise ConfigError(f"{name} {out}: is read here: its old content would be lost; give another name")
 
 

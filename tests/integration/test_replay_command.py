@@ -223,7 +223,8 @@ def test_replays_that_cannot_be(finished):
     newest = max((commands.folder / "run-hub").glob("checkpoint-*.json")).stem
     arguments = ["replay", "run-hub", "--until", "3", "--from", newest]
     mistake(commands, CONFIG, "--until 3", "begin earlier", arguments=arguments)
-    arguments = ["replay", "run-hub", "--export", "run-hub/lock/model.safetensors"]
+    (commands.folder / "file").write_text("")
+    arguments = ["replay", "run-hub", "--export", "file/model.safetensors"]
     mistake(commands, FILES, "cannot be written", arguments=arguments)
 
 
@@ -326,6 +327,18 @@ def test_a_run_that_was_moved_is_gone_on_with(crashed):
     kept = json.loads((moved / "hub.json").read_text())
     assert kept["hub"]["run"] == str(moved)
     assert kept["checkpoint"]["recovery"] == "latest"
+
+
+def test_a_replay_exports_into_no_file_of_the_run_that_it_reads(crashed):
+    run = crashed.folder / "run-hub"
+    before = {path: path.read_bytes() for path in run.iterdir()}
+    for name in ("new.safetensors", MODEL_FILE, next(run.glob("checkpoint-*.safetensors")).name):
+        place = f"run-hub/{name}"
+        arguments = ["replay", "run-hub", "--until", 5, "--export", place]
+        mistake(crashed, CONFIG, f"--export {place}: run-hub is a folder that is read", arguments=arguments)
+    arguments = ["replay", "run-hub", "--export", "then.onnx"]
+    mistake(crashed, CONFIG, "--export then.onnx: write a name that ends in .safetensors", arguments=arguments)
+    assert {path: path.read_bytes() for path in run.iterdir()} == before
 
 
 def test_runs_that_cannot_be_gone_on_with(crashed):
