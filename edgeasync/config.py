@@ -85,9 +85,24 @@ def parse_toml(content: bytes, settings: type[Settings], *, where: str) -> Setti
     """Read TOML into `settings`; raises `ConfigError` beginning with `where`."""
     try:
         table = tomllib.loads(content.decode())
+        nul = _path_of_nul(table)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: not valid TOML: {error}") from error
+    if nul is not None:
+        raise ConfigError(f"{where}: {nul}: has a NUL character; remove it")
     return convert(table, settings, where=where)
+
+
+def _path_of_nul(value: object, path: str = "") -> str | None:
+    """Return where a text has a NUL, at which the system would end the name of a file, or `None`."""
+    if isinstance(value, str):
+        return path if "\0" in value else None
+    inside: Iterable[tuple[str, object]] = ()
+    if isinstance(value, dict):
+        inside = ((f"{path}.{key}" if path else key, one) for key, one in value.items())
+    elif isinstance(value, list):
+        inside = ((f"{path}[{index}]", one) for index, one in enumerate(value))
+    return next((found for place, one in inside if (found := _path_of_nul(one, place)) is not None), None)
 
 
 def convert(table: object, settings: type[Settings], *, where: str) -> Settings:

@@ -99,6 +99,19 @@ def test_what_is_wrong_is_named_with_its_path(toml, text, message):
     assert complaint(toml(text)) == message
 
 
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ('[hub]\nbind = "tcp://\\u0000"', "hub.bind"),
+        ('[hub]\nbind = "x"\n[[steps]]\nbind = "a\\u0000b"', "steps[0].bind"),
+        ('name = ["", "\\u0000"]', "name[1]"),
+    ],
+)
+def test_a_text_with_a_nul_is_refused(toml, text, path):
+    """It would end a name of a file or an address for the system, but not for Python."""
+    assert complaint(toml(text)) == f"{path}: has a NUL character; remove it"
+
+
 @pytest.mark.parametrize("text", ["[hub", "bind = ", "a = 1\na = 2", b"a = '\xff'", b"\x00", "hub = 1979-13-01"])
 def test_broken_toml_is_one_line(toml, text):
     assert complaint(toml(text)).startswith("not valid TOML: ")
