@@ -6,6 +6,7 @@ by `File.sync`, its name by `sync_folder`.
 """
 
 import contextlib
+import errno
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -149,6 +150,16 @@ class FolderSnapshot:
         self._files.clear()
 
 
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    """Return whether an entry of a folder is a regular file; a link to itself is none. Raises `OSError`."""
+    try:
+        return entry.is_file()
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        return False
+
+
 class FolderDisk:
     """The files of a real folder, which must exist. `check` raises `OSError` if it is not the one it was."""
 
@@ -158,7 +169,7 @@ class FolderDisk:
 
     def names(self) -> list[str]:
         """Return the names of the regular files, in order."""
-        return sorted(entry.name for entry in os.scandir(self._path) if entry.is_file())
+        return sorted(entry.name for entry in os.scandir(self._path) if _is_file(entry))
 
     def size(self, name: str) -> int:
         """Return how many bytes a file has."""

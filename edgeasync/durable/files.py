@@ -157,7 +157,7 @@ def sync_folder(path: Path) -> None:
 def is_locked(folder: Path) -> bool:
     """Return whether a process holds a folder's lock. To see that it is shared for a moment, and given back."""
     try:
-        descriptor = os.open(folder / "lock", os.O_RDONLY | os.O_NOFOLLOW)
+        descriptor = os.open(folder / "lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # a FIFO would wait
     except OSError:
         return False
     try:

@@ -202,6 +202,19 @@ def test_a_run_whose_model_is_damaged(commands):
     mistake(commands, FILES, "model.safetensors", "move it away", arguments=["hub", commands.settings()])
 
 
+def test_what_no_hub_has_made_in_a_runs_folder_hides_no_run(commands):
+    hub, _ = commands.hub(commands.settings())
+    hub.signal(signal.SIGTERM)
+    assert hub.wait() == 0
+    run = commands.folder / "run-hub"
+    (run / "itself").symlink_to("itself")
+    (run / "lock").unlink()
+    os.mkfifo(run / "lock")  # whoever opens it to read waits for a writer
+    told = commands.run("runs", ".", "--json")
+    assert json.loads(told.stdout)["trouble"] == []
+    assert commands.run("replay", "run-hub").returncode == 0
+
+
 @pytest.mark.parametrize("recovery", ["best", "checkpoint-0000000001-1"])
 def test_going_back_in_a_folder_that_has_no_checkpoint(commands, recovery):
     """As where the name of the run is mistyped: the fleet would train from the first values on."""
