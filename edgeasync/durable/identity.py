@@ -22,7 +22,7 @@ class DeviceIdentity(msgspec.Struct, frozen=True):
 
     device_id: str
     state_id: Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
-    incarnation: Annotated[int, Meta(ge=1)] = msgspec.field(name="start")
+    incarnation: Annotated[int, Meta(ge=1, le=2**62)] = msgspec.field(name="start")
     machine: str = ""
 
 

@@ -118,7 +118,13 @@ def test_a_folder_serves_one_agent_at_a_time(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"[]", json.dumps({"device_id": "pi", "state_id": "x", "start": 1}).encode()]
+    "content",
+    [
+        b"",
+        b"[]",
+        json.dumps({"device_id": "pi", "state_id": "x", "start": 1}).encode(),
+        json.dumps({"device_id": "pi", "state_id": "0" * 32, "start": 2**63 - 1}).encode(),
+    ],
 )
 def test_a_damaged_identity_is_named(tmp_path, content):
     (tmp_path / "identity.json").write_bytes(content)
