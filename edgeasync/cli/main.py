@@ -410,7 +410,7 @@ def _root(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
     if version:
-        typer.echo(f"edgeasync {VERSION}, Python {platform.python_version()}")
+        Printer(json=False).line(f"edgeasync {VERSION}, Python {platform.python_version()}")
         raise typer.Exit
 
 

@@ -209,7 +209,7 @@ def test_what_no_hub_has_made_in_a_runs_folder_hides_no_run(commands):
     run = commands.folder / "run-hub"
     (run / "itself").symlink_to("itself")
     (run / "lock").unlink()
-    os.mkfifo(run / "lock")  # whoever opens it to read waits for a writer
+    os.mkfifo(run / "lock")  # to open it waits for a writer
     told = commands.run("runs", ".", "--json")
     assert json.loads(told.stdout)["trouble"] == []
     assert commands.run("replay", "run-hub").returncode == 0
