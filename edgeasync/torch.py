@@ -32,7 +32,8 @@ from edgeasync.sdk.torch_modules import (
     read_tensors,
     write_tensors,
 )
-from edgeasync.training.evaluation import Evaluation, Evaluator
+from edgeasync.training.evaluation import Evaluation, Evaluator, add_up, mean_of
+from edgeasync.training.losses import LossSum
 from edgeasync.training.plan import LocalTraining
 from edgeasync.training.trainer import StepResult, Trainer
 
@@ -128,7 +129,9 @@ class TorchModel(Adapted):
         module = copy.deepcopy(self._module).to(self._device)
         optimizer = self._make_optimizer([tensor for tensor in module.parameters() if tensor.requires_grad])
         stream = batches(Dataset(data.x, data.y), local.batch_size, seed)  # a module is called with one input
-        meter = local.make_meter("cross_entropy" if data.y.dtype.kind == "i" else "mse")
+        meter = local.make_meter(
+            "cross_entropy" if data.y.dtype.kind == "i" else "mse", ignored_label=_ignored_label(self._loss)
+        )
         keeps = local.keep_optimizer_state
         return TorchTrainer(
             self.spec, module, self._loss, optimizer, stream, keep_optimizer_state=keeps, meter=meter
@@ -140,15 +143,14 @@ class TorchModel(Adapted):
 
         def evaluate(parameters: Vector) -> Evaluation:
             write_tensors(exchanged, self.spec.views(parameters))
-            total, right, classes = 0.0, 0, data.y.dtype.kind == "i"
             with torch.no_grad():
-                for start in range(0, len(data), EVALUATED_AT_ONCE):
-                    part = slice(start, start + EVALUATED_AT_ONCE)
-                    x, y = _tensor(data.x[part], self._device), _tensor(data.y[part], self._device)
-                    found = module(x)
-                    total += float(self._loss(found, y)) * len(y)
-                    right += int((found.argmax(1) == y).sum()) if classes else 0
-            return Evaluation(total / len(data), right / len(data) if classes else None, len(data))
+                return add_up(data.x, data.y, EVALUATED_AT_ONCE, loss_of)
+
+        def loss_of(x: Any, y: Any) -> LossSum:
+            found = module(_tensor(x, self._device))
+            loss = float(self._loss(found, _tensor(y, self._device)))
+            classes = found.argmax(1).cpu().numpy() if y.dtype.kind == "i" else None
+            return mean_of(loss, y, classes, ignored_label=_ignored_label(self._loss))
 
         return evaluate
 
@@ -238,6 +240,11 @@ def _usual_loss(found: Any, y: Tensor) -> Tensor:
     if y.is_floating_point():
         return nn.functional.mse_loss(found, y)
     return nn.functional.cross_entropy(found, y)
+
+
+def _ignored_label(loss: Any) -> int | None:
+    """Return the label that a loss leaves out, if there is one."""
+    return getattr(loss, "ignore_index", None)
 
 
 def _maker_of(optimizer: torch.optim.Optimizer | MakeOptimizer | None) -> MakeOptimizer:

@@ -86,6 +86,7 @@ class CrossEntropyLoss(LossFunction):
         ignore_index: int | None = None,
         label_smoothing: float = 0.0,
     ) -> None:
+        self.ignore_index = ignore_index  # as torch's loss has it
         weights = None if weight is None else tuple(map(float, weight))
         given = {"weight": weights, "ignore_index": ignore_index, "label_smoothing": label_smoothing}
         loss = losses.CrossEntropy(

@@ -13,7 +13,8 @@ from edgeasync.jax.trees import arrays_of, parameters_of, read_tree, tree_like
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.sdk.adapted import Adapted
 from edgeasync.sdk.models import Prepared
-from edgeasync.training.evaluation import Evaluation, Evaluator
+from edgeasync.training.evaluation import Evaluation, Evaluator, add_up, mean_of
+from edgeasync.training.losses import LossSum
 from edgeasync.training.plan import LocalTraining
 from edgeasync.training.trainer import StepResult
 
@@ -33,7 +34,7 @@ def model(
     - `params`: a tree of float32 arrays to begin with.
     - `loss_fn(params, x, y)`: the mean loss of a batch. It is compiled, with the optimizer's step.
     - `optimizer`: of optax, as it is; by default `optax.sgd(0.05)`.
-    - `predict(params, x)`: the scores of each class; with it evaluations have an accuracy.
+    - `predict(params, x)`: the scores of each class, (n, classes, ...); with it evaluations have an accuracy.
 
     >>> import jax.numpy as jnp
     >>> import numpy as np
@@ -82,13 +83,13 @@ class JaxModel(Adapted):
         predict = self._predict if data.y.dtype.kind == "i" else None
 
         def evaluate(parameters: Vector) -> Evaluation:
-            tree, total, right = tree_like(self.params, self.spec.views(parameters)), 0.0, 0
-            for start in range(0, len(data), EVALUATED_AT_ONCE):
-                x, y = data.x[start : start + EVALUATED_AT_ONCE], data.y[start : start + EVALUATED_AT_ONCE]
-                total += float(self._loss(tree, x, y)) * len(y)
-                if predict is not None:
-                    right += int((np.asarray(predict(tree, x)).argmax(1) == y).sum())
-            return Evaluation(total / len(data), None if predict is None else right / len(data), len(data))
+            tree = tree_like(self.params, self.spec.views(parameters))
+
+            def loss_of(x: Any, y: Any) -> LossSum:
+                classes = None if predict is None else np.asarray(predict(tree, x)).argmax(1)
+                return mean_of(float(self._loss(tree, x, y)), y, classes)
+
+            return add_up(data.x, data.y, EVALUATED_AT_ONCE, loss_of)
 
         return evaluate
 

@@ -21,7 +21,8 @@ from edgeasync.runtime.graph_model import FORWARD_FILE, HubGraph, build_graph, l
 from edgeasync.runtime.onnx_model import OnnxModel
 from edgeasync.runtime.own_code import flatten
 from edgeasync.sdk.participants import check_same
-from edgeasync.training.evaluation import Evaluation, Evaluator, rows_at_once
+from edgeasync.training.evaluation import Evaluation, Evaluator, add_up, mean_of, rows_at_once
+from edgeasync.training.losses import LossSum
 from edgeasync.training.numpy_models import MlpModel, SoftmaxModel
 from edgeasync.training.plan import LocalTraining, ReceivedGraph, ShippedModel, TrainingPlan
 from edgeasync.training.trainer import Trainer
@@ -236,20 +237,22 @@ class _OwnEvaluator:
         self._rows = rows_at_once(sum(int(np.prod(array.shape[1:])) for array in arrays))
 
     def __call__(self, parameters: Vector) -> Evaluation:
-        arrays, data, total, right = self._spec.views(parameters), self._data, 0.0, 0
+        arrays, data = self._spec.views(parameters), self._data
         predicts = hasattr(self._model, "predict") and data.y.dtype.kind == "i"
-        for start in range(0, len(data), self._rows):
-            x, y = data.features[start : start + self._rows], data.y[start : start + self._rows]
-            total += _call(self._model, arrays, x, y)[0] * len(y)
-            if predicts:
-                predicted = np.asarray(self._model.predict(arrays, _plain(x)))
-                if predicted.shape != y.shape:
-                    raise ConfigError(
-                        f"{_name(self._model)}.predict returned shape {predicted.shape} for {len(y)} examples; "
-                        "return the number of a class for each"
-                    )
-                right += int((predicted == y).sum())
-        return Evaluation(total / len(data), right / len(data) if predicts else None, len(data))
+
+        def loss_of(x: Features, y: Targets) -> LossSum:
+            loss = _call(self._model, arrays, x, y)[0]
+            if not predicts:
+                return mean_of(loss, y, None)
+            predicted = np.asarray(self._model.predict(arrays, _plain(x)))
+            if predicted.shape != y.shape:
+                raise ConfigError(
+                    f"{_name(self._model)}.predict returned shape {predicted.shape} for {len(y)} examples; "
+                    "return the number of a class for each"
+                )
+            return mean_of(loss, y, predicted)
+
+        return add_up(data.features, data.y, self._rows, loss_of)
 
 
 def evaluator_of(evaluate: Callable[[Arrays], Any], spec: ParameterSpec) -> Evaluator:

@@ -85,7 +85,7 @@ class SklearnModel(Adapted):
             estimator = self.fitted(self.spec.views(parameters))
             if classes is None:
                 return Evaluation(float(mean_squared_error(data.y, estimator.predict(x))), None, len(data))
-            right = float((estimator.predict(x) == data.y).mean())
+            right = float((estimator.predict(x).reshape(data.y.shape) == data.y).mean())
             if not hasattr(estimator, "predict_proba"):  # such as a support vector machine's
                 return Evaluation(1.0 - right, right, len(data))
             return Evaluation(

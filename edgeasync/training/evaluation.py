@@ -86,15 +86,50 @@ def evaluate(
     loss: Callable[[Array, Any], LossSum],
 ) -> Evaluation:
     """Evaluate in batches of `rows`, the last one what is left: `loss(scores_of(x), targets)`, summed up."""
+    return add_up(x, targets, rows, lambda batch, wanted: loss(scores_of(batch), wanted))
+
+
+def add_up(
+    x: Features, targets: npt.NDArray[Any], rows: int, loss_of: Callable[[Any, Any], LossSum]
+) -> Evaluation:
+    """Evaluate in batches of `rows`, the last one what is left: `loss_of(x, targets)`, summed up."""
     total = weight = 0.0
     right = labels = 0
     # A model that diverged shows in its loss; a warning for each batch would tell nobody more.
     with np.errstate(over="ignore", invalid="ignore"):
         for start in range(0, len(x), rows):
             batch = slice(start, start + rows)
-            found = loss(scores_of(x[batch]), targets[batch])
+            found = loss_of(x[batch], targets[batch])
             total += found.total
             weight += found.weight
             right += found.right
             labels += found.labels
+    if not weight:
+        raise DataError("none of the examples to evaluate on counts: give some without the ignored label")
     return Evaluation(total / weight, right / labels if labels else None, len(x))
+
+
+def mean_of(
+    loss: float,
+    labels: npt.NDArray[Any],
+    classes: npt.NDArray[Any] | None,
+    *,
+    ignored_label: int | None = None,
+) -> LossSum:
+    """Return the mean loss of some examples as a sum, with the labels that `classes` has right.
+
+    `classes` has the likeliest class for each label, of which an example may have several; without it there is no
+    accuracy. An ignored label does not count. Raises `DataError` if there is not one class for each label.
+    """
+    counts = np.full(labels.shape, True) if ignored_label is None else labels != ignored_label
+    weight = int(counts.sum())
+    if not weight:
+        return LossSum(0.0, 0.0)  # the mean of nothing is not a number
+    if classes is None:
+        return LossSum(loss * weight, weight)
+    if classes.shape != labels.shape:
+        raise DataError(
+            f"the model tells classes of shape {classes.shape} for labels of shape {labels.shape}; scores are "
+            "(n, classes) for labels (n,), and (n, classes, T) for labels (n, T)"
+        )
+    return LossSum(loss * weight, weight, int(((classes == labels) & counts).sum()), weight)

@@ -58,9 +58,9 @@ class LocalTraining(Section, frozen=True):
             meter=meter,
         )
 
-    def make_meter(self, loss: str) -> Meter | None:
+    def make_meter(self, loss: str, *, ignored_label: int | None = None) -> Meter | None:
         """Return what adds up the metrics beside this kind of loss, if there are any."""
-        return Meter(find_metrics(self.metrics, loss)) if self.metrics else None
+        return Meter(find_metrics(self.metrics, loss), ignored_label=ignored_label) if self.metrics else None
 
     def check_model(self, spec: ParameterSpec, loss: str | None) -> None:
         """Raise `ConfigError` for what devices would refuse for a model; the kind of its loss may not be known."""

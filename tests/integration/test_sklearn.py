@@ -123,6 +123,13 @@ def test_an_estimator_takes_one_input():
         model(SGDClassifier(), 3, 2).prepare(LocalTraining()).make_trainer(two, 0, 1)
 
 
+def test_labels_in_a_column_are_those_of_the_examples(digits):
+    x, y = (array[:200] for array in digits)
+    prepared = model(SGDClassifier(random_state=0).fit(x, y), 64, 10).prepare(LocalTraining())
+    found = [prepared.make_evaluator(Dataset.of(x, labels))(prepared.initial) for labels in (y, y[:, None])]
+    assert found[0].accuracy == found[1].accuracy > 0.9
+
+
 def test_an_agent_trains_a_regressor(tmp_path):
     x = np.random.default_rng(0).normal(size=(300, 3))
     given = model(SGDRegressor(random_state=0), 3)

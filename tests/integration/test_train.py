@@ -227,6 +227,26 @@ def test_a_model_of_ones_own(tmp_path):
         run.export(tmp_path / "model.onnx")
 
 
+class Places:
+    """A model that tells the larger of two numbers, at each of several places."""
+
+    parameters = {"weight": np.ones(2)}  # noqa: RUF012 - as a user writes it
+
+    def gradient(self, arrays, x, y):
+        return y.mean(), {"weight": np.zeros(2)}
+
+    def predict(self, arrays, x):
+        return (x * arrays["weight"]).argmax(-1)
+
+
+def test_an_accuracy_of_several_places_is_a_share_of_them():
+    x = np.random.default_rng(0).normal(size=(300, 5, 2)).astype(np.float32)
+    y = x.argmax(-1)
+    y[:, 0] ^= 1  # one place in five is wrong
+    run = train(Places(), (x, y), workers=1, evaluate=(x, y), until=Stop(updates=1))
+    assert (run.accuracy, run.loss) == (pytest.approx(0.8), pytest.approx(y.mean()))
+
+
 def test_a_function_evaluates_and_when_ends():
     found = []
     run = train(

@@ -49,6 +49,20 @@ def test_a_tree_is_trained_and_given_back_as_one():
     assert (scores(run.model, x).argmax(1) == y).mean() == pytest.approx(run.accuracy)
 
 
+def test_an_accuracy_of_several_places_is_a_share_of_them():
+    x = np.random.default_rng(0).normal(size=(300, 5, 2)).astype(np.float32)
+    y = x.argmax(-1)
+    y[:, 0] ^= 1  # one place in five is wrong
+
+    def places(params, x):
+        return jnp.moveaxis(x * params["scale"], 2, 1)
+
+    given = model({"scale": jnp.ones(1)}, lambda params, x, y: jnp.mean(y * 1.0), predict=places)
+    prepared = given.prepare(LocalTraining())
+    found = prepared.make_evaluator(Dataset.of(x, y))(prepared.initial)
+    assert (found.accuracy, found.loss) == (pytest.approx(0.8), pytest.approx(y.mean()))
+
+
 def test_one_update_is_what_optax_alone_does():
     x, y = data(32)
     optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(0.01))

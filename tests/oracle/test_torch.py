@@ -53,6 +53,54 @@ def test_a_module_is_trained_and_given_back_as_one():
     assert edgeasync.torch.load(module(), run)[0].weight.detach().numpy() == pytest.approx(run.arrays["0.weight"])
 
 
+class Places(nn.Module):
+    """The scores of two classes at each of five places: of place p class 1 if its first number is over 0."""
+
+    def __init__(self):
+        super().__init__()
+        self.scores = nn.Linear(4, 2)
+        with torch.no_grad():
+            self.scores.weight.copy_(torch.eye(2, 4).flip(0))
+            self.scores.bias.zero_()
+
+    def forward(self, x):
+        return self.scores(x * torch.tensor([1.0, 0.0, 0.0, 0.0])).movedim(2, 1)
+
+
+def test_an_accuracy_of_several_places_is_a_share_of_them_and_an_ignored_label_does_not_count():
+    x = np.random.default_rng(0).normal(size=(300, 5, 4)).astype(np.float32)
+    y = (x[..., 0] > 0).astype(np.int64)
+    y[:, 0] ^= 1  # one place in five is wrong
+    prepared = edgeasync.torch.model(Places()).prepare(LocalTraining())
+    found = prepared.make_evaluator(edgeasync.Dataset.of(x, y))(prepared.initial)
+    assert found.accuracy == pytest.approx(0.8)
+    wanted = nn.functional.cross_entropy(Places()(torch.from_numpy(x)), torch.from_numpy(y))
+    assert found.loss == pytest.approx(wanted.item(), rel=1e-5)
+    y[:, 0] = 9
+    loss = nn.CrossEntropyLoss(ignore_index=9)
+    prepared = edgeasync.torch.model(Places(), loss).prepare(LocalTraining(metrics=("accuracy",)))
+    data = edgeasync.Dataset.of(x, y)
+    found = prepared.make_evaluator(data)(prepared.initial)
+    assert found.accuracy == 1.0
+    wanted = loss(Places()(torch.from_numpy(x)), torch.from_numpy(y))
+    assert found.loss == pytest.approx(wanted.item(), rel=1e-5)
+    trainer = prepared.make_trainer(data, 0, 1)
+    trainer.begin(prepared.initial.copy())
+    trainer.step()
+    assert trainer.metrics() == {"accuracy": 1.0}
+    alone = prepared.make_evaluator(edgeasync.Dataset.of(x, np.full_like(y, 9)))
+    with pytest.raises(DataError, match="none of the examples to evaluate on counts"):
+        alone(prepared.initial)
+
+
+def test_scores_that_are_not_of_the_labels_are_told():
+    data = edgeasync.Dataset.of(np.zeros((4, 5, 4)), np.zeros((4, 5), int))
+    swapped = edgeasync.torch.model(nn.Linear(4, 2), lambda found, y: nn.functional.cross_entropy(found.mT, y))
+    prepared = swapped.prepare(LocalTraining())
+    with pytest.raises(DataError, match=r"classes of shape \(4, 2\) for labels of shape \(4, 5\)"):
+        prepared.make_evaluator(data)(prepared.initial)
+
+
 @pytest.mark.parametrize("name", edgeasync.torch.__all__)
 def test_an_example_works(name):
     test = doctest.DocTestFinder().find(getattr(edgeasync.torch, name), name)[0]
@@ -65,7 +113,7 @@ def test_one_update_is_what_torch_alone_does():
     alone = module().train()
     optimizer = torch.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9)
     model = edgeasync.torch.model(module(), optimizer=torch.optim.SGD(module().parameters(), lr=0.1, momentum=0.9))
-    prepared = model.prepare(edgeasync.training.plan.LocalTraining(batch_size=32))
+    prepared = model.prepare(LocalTraining(batch_size=32))
     trainer = prepared.make_trainer(edgeasync.Dataset.of(x, y), 0, 1)
     vector = prepared.initial.copy()
     trainer.begin(vector)
