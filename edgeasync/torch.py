@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from edgeasync.core.arrays.spool import TrainerState
 from edgeasync.data.dataset import Dataset, batches
-from edgeasync.errors import ConfigError, ModelMismatchError
+from edgeasync.errors import ConfigError, DataError, ModelMismatchError
 from edgeasync.metrics import Meter
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.sdk.adapted import Adapted
@@ -44,6 +44,13 @@ Loss = Callable[[Any, Tensor], Tensor]
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
+ELEMENTWISE: tuple[object, ...] = (
+    *(nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCELoss, nn.BCEWithLogitsLoss),
+    *(nn.functional.mse_loss, nn.functional.l1_loss, nn.functional.smooth_l1_loss, nn.functional.huber_loss),
+    *(nn.functional.binary_cross_entropy, nn.functional.binary_cross_entropy_with_logits),
+)
+"""Losses of values, each against one of the targets. If their shapes differ, torch may repeat both, unasked."""
+
 EVALUATED_AT_ONCE = 256
 """How many examples an evaluation gives the module at a time."""
 
@@ -58,6 +65,7 @@ def model(
     """Return a module as a model for `train`, `Hub` and `Agent`; it is copied, and never changed.
 
     - `loss`: the mean loss of a batch; by default cross entropy for whole targets, mean squared error for others.
+      Losses of torch that compare values one by one take targets (n,) for an output (n, 1).
     - `optimizer`: one of `torch.optim` on the module's parameters, or a function that makes one of parameters. By
       default SGD with the learning rate 0.05.
     - `device`: where to train, such as "cuda".
@@ -107,7 +115,8 @@ class TorchModel(Adapted):
         if not isinstance(module, nn.Module):
             raise ConfigError(f"module is {type(module).__name__}; give a torch.nn.Module")
         self._module = copy.deepcopy(module).cpu()
-        self._loss = loss or _usual_loss
+        self._loss = _fitting(loss) or _usual_loss
+        self._takes_values = self._loss is not loss and loss is not None
         self._make_optimizer = _maker_of(optimizer)
         self._device = device
         self.spec = ParameterSpec(tuple(parameters_of(self._module)))
@@ -126,6 +135,7 @@ class TorchModel(Adapted):
         )
 
     def _trainer(self, data: Dataset, local: LocalTraining, seed: int) -> Trainer:
+        data = self._targets_of(data)
         module = copy.deepcopy(self._module).to(self._device)
         optimizer = self._make_optimizer([tensor for tensor in module.parameters() if tensor.requires_grad])
         stream = batches(Dataset(data.x, data.y), local.batch_size, seed)  # a module is called with one input
@@ -137,7 +147,13 @@ class TorchModel(Adapted):
             self.spec, module, self._loss, optimizer, stream, keep_optimizer_state=keeps, meter=meter
         )
 
+    def _targets_of(self, data: Dataset) -> Dataset:
+        """Return data whose whole numbers are values where the loss takes values, as for ONNX."""
+        whole = self._takes_values and data.y.dtype.kind == "i"
+        return Dataset(data.features, data.y.astype(np.float32)) if whole else data
+
     def _evaluator(self, data: Dataset) -> Evaluator:
+        data = self._targets_of(data)
         module = copy.deepcopy(self._module).to(self._device).eval()
         exchanged = exchanged_of(module)
 
@@ -238,8 +254,26 @@ def _tensor(array: npt.NDArray[Any], device: torch.device) -> Tensor:
 
 def _usual_loss(found: Any, y: Tensor) -> Tensor:
     if y.is_floating_point():
-        return nn.functional.mse_loss(found, y)
+        return nn.functional.mse_loss(found, _fitted(found, y))
     return nn.functional.cross_entropy(found, y)
+
+
+def _fitting(loss: Any) -> Any:
+    """Return a loss that takes the targets in the shape of the output, if it is one of torch's that needs it."""
+    if type(loss) not in ELEMENTWISE and loss not in ELEMENTWISE:
+        return loss
+    return lambda found, y: loss(found, _fitted(found, y))
+
+
+def _fitted(found: Any, y: Tensor) -> Tensor:
+    """Return targets in the shape of the module's output: (n,) as (n, 1); raises `DataError` for another shape."""
+    one, other = ([size for size in each.shape[1:] if size != 1] for each in (found, y))
+    if one != other or len(found) != len(y):
+        raise DataError(
+            f"the module returns shape {tuple(found.shape)} for targets of shape {tuple(y.shape)}; give a value "
+            "for each of the output's"
+        )
+    return y.reshape(found.shape)
 
 
 def _ignored_label(loss: Any) -> int | None:

@@ -101,6 +101,44 @@ def test_scores_that_are_not_of_the_labels_are_told():
         prepared.make_evaluator(data)(prepared.initial)
 
 
+ELEMENTWISE = [None, nn.MSELoss(), nn.functional.l1_loss, nn.BCEWithLogitsLoss()]
+
+
+@pytest.mark.parametrize("loss", ELEMENTWISE)
+def test_one_value_of_each_example_may_be_in_a_row_or_in_a_column(loss):
+    x, y = data(32)
+    trained, found = [], []
+    for targets in (y, y[:, None]):
+        kind = float if loss in (None, nn.functional.l1_loss) else int  # whole values are values
+        given = edgeasync.Dataset.of(x, targets.astype(kind))
+        torch.manual_seed(0)
+        prepared = edgeasync.torch.model(nn.Linear(4, 1), loss).prepare(LocalTraining())
+        trainer = prepared.make_trainer(given, 0, 1)
+        trainer.begin(vector := prepared.initial.copy())
+        for _ in range(5):
+            trainer.step()
+        trained.append(vector)
+        found.append(prepared.make_evaluator(given)(vector))
+    np.testing.assert_array_equal(*trained)
+    assert found[0] == found[1]
+    assert found[0].accuracy is None
+
+
+@pytest.mark.parametrize("loss", ELEMENTWISE)
+def test_targets_of_another_shape_are_told(loss):
+    prepared = edgeasync.torch.model(nn.Linear(4, 3), loss).prepare(LocalTraining())
+    given = edgeasync.Dataset.of(np.zeros((8, 4)), np.zeros(8))
+    trainer = prepared.make_trainer(given, 0, 1)
+    trainer.begin(prepared.initial.copy())
+    with pytest.raises(DataError, match=r"returns shape \(8, 3\) for targets of shape \(8,\)"):
+        trainer.step()
+    with pytest.raises(DataError, match=r"returns shape \(8, 3\)"):
+        prepared.make_evaluator(given)(prepared.initial)
+    turned = edgeasync.Dataset.of(np.zeros((8, 2, 4)), np.zeros((8, 3, 2)))
+    with pytest.raises(DataError, match=r"returns shape \(8, 2, 3\) for targets of shape \(8, 3, 2\)"):
+        prepared.make_evaluator(turned)(prepared.initial)
+
+
 @pytest.mark.parametrize("name", edgeasync.torch.__all__)
 def test_an_example_works(name):
     test = doctest.DocTestFinder().find(getattr(edgeasync.torch, name), name)[0]
