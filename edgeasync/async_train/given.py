@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgeasync import SGD, Adam, Dataset
+from edgeasync.async_train import optim
 from edgeasync.async_train.data import as_dataset
 from edgeasync.async_train.data import batch_size_of as batch_size
 from edgeasync.async_train.loss_functions import loss_of
@@ -77,11 +78,16 @@ def as_maker(optimizer: object) -> Any:
 
 def as_optimizer(optimizer: Any) -> Any:
     """Return edgeasync's own SGD or Adam as one of `optim`, and anything else as it is."""
+    found: Optimizer
     if isinstance(optimizer, SGD):
-        return Optimizer(None, optimizer, 0.0, lr=optimizer.learning_rate, momentum=optimizer.momentum)
-    if isinstance(optimizer, Adam):
-        return Optimizer(None, optimizer, 0.0, lr=optimizer.learning_rate)
-    return optimizer
+        found = optim.SGD(lr=optimizer.learning_rate, momentum=optimizer.momentum)
+    elif isinstance(optimizer, Adam):
+        betas = optimizer.beta1, optimizer.beta2
+        found = optim.Adam(lr=optimizer.learning_rate, betas=betas, eps=optimizer.epsilon)
+    else:
+        return optimizer
+    found.stage = optimizer  # which may say more than torch's can
+    return found
 
 
 def as_address(server: str) -> str:

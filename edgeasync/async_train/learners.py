@@ -49,10 +49,25 @@ def learner_of(model: object) -> Learner:
     return NetworkLearner(model if isinstance(model, Model) else Model(model))
 
 
+class Chosen:
+    """An optimizer as one of `optim`, or torch's: the same as long as the same is given, so it keeps its state."""
+
+    def __init__(self) -> None:
+        self._given: object = None
+        self._optimizer: Any = None
+
+    def __call__(self, optimizer: object) -> Any:
+        """Return what an optimizer stands for."""
+        if optimizer is not self._given:
+            self._given, self._optimizer = optimizer, as_optimizer(optimizer)
+        return self._optimizer
+
+
 class ArrayLearner:
     """What learners share whose values lie in one flat vector."""
 
     def __init__(self) -> None:
+        self._chosen = Chosen()
         self._sum: Vector | None = None
         self._weight = 0.0
 
@@ -64,7 +79,7 @@ class ArrayLearner:
 
     def move(self, optimizer: object, spec: ParameterSpec, vector: Vector) -> None:
         """Move a vector by the mean of what was collected, and forget that."""
-        optimizer = as_optimizer(optimizer)
+        optimizer = self._chosen(optimizer)
         if not isinstance(optimizer, Optimizer):
             raise ConfigError(
                 f"optimizer is {type(optimizer).__name__}; for a model that is not torch's give one of "
@@ -136,6 +151,7 @@ class TorchLearner:
 
     def __init__(self, module: Any) -> None:
         self.model = module
+        self._chosen = Chosen()
         self._weight = 0.0
 
     def add(self, inputs: Any, targets: Any, loss_fn: Any) -> float:
@@ -155,7 +171,7 @@ class TorchLearner:
 
     def step(self, optimizer: Any) -> None:
         """Take one step of the optimizer, torch's or ours."""
-        optimizer = as_optimizer(optimizer)
+        optimizer = self._chosen(optimizer)
         if isinstance(optimizer, Optimizer):
             optimizer = optimizer.for_torch(self.model.parameters())
         if self._weight:

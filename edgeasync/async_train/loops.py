@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeasync.async_train.data.loader import DataLoader
-from edgeasync.async_train.given import as_optimizer, has_parameters, is_torch
+from edgeasync.async_train.given import has_parameters, is_torch
 from edgeasync.async_train.learners import counted_step, learner_of
 from edgeasync.async_train.model import Model
 from edgeasync.errors import ConfigError
@@ -24,7 +24,7 @@ class Loop:
     """
 
     def __init__(self, model: Any, device: object = "cpu") -> None:
-        self._model, self._given, self._optimizer = model, None, None
+        self._model = model
         if is_torch(model):
             import edgeasync.torch as ours  # noqa: PLC0415 - who has a module has paid for torch
 
@@ -44,10 +44,8 @@ class Loop:
         self, inputs: Any, targets: Any, optimizer: Any = None, loss_fn: Any = None, session: Any = None
     ) -> float:
         """Take one step of the optimizer on a batch, and count it; return its mean loss before the step."""
-        if optimizer is not self._given or optimizer is None:
-            self._given, self._optimizer = optimizer, as_optimizer(optimizer)
         loss = self._learner.add(inputs, targets, loss_fn)
-        counted_step(self._learner, self._optimizer, session, loss, len(targets))
+        counted_step(self._learner, optimizer, session, loss, len(targets))
         return loss
 
     def predict(self, inputs: Any) -> npt.NDArray[Any]:

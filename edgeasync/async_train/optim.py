@@ -26,7 +26,7 @@ class Optimizer:
     def __init__(self, params: Iterable[Any] | None, stage: Any, weight_decay: float, **for_torch: Any) -> None:
         self._model: Model | None = getattr(params, "model", None)
         self._tensors = None if params is None or self._model is not None else list(params)
-        self._stage, self._weight_decay = stage, weight_decay
+        self.stage, self._weight_decay = stage, weight_decay
         self.for_torch_options = {**for_torch, "weight_decay": weight_decay}
         self._torch: tuple[list[Any], Any] | None = None
         self._steps: VectorSteps | None = None
@@ -34,10 +34,10 @@ class Optimizer:
     def optimizer(self) -> Any:
         """Return the optimizer of edgeasync: its `SGD` or `Adam`; with weight decay a list of both stages."""
         if not self._weight_decay:
-            return self._stage
+            return self.stage
         from edgeasync.policies.optimizers import WeightDecay  # noqa: PLC0415 - few need it
 
-        return [WeightDecay(rate=self._weight_decay), self._stage]
+        return [WeightDecay(rate=self._weight_decay), self.stage]
 
     def step(self) -> None:
         """Take a step along the gradients of `loss.backward()`; raises `ConfigError` without parameters."""

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from edgeasync.async_train import AsyncGradientAccumulator, data, nn, optim
+import edgeasync
+from edgeasync.async_train import AsyncGradientAccumulator, FaultTolerantTrainer, data, nn, optim
+from edgeasync.async_train.given import as_optimizer
 from examples.async_train.digits_idx import write_idx_digits
 from tests.support.processes import PATIENCE_S
 
@@ -114,6 +116,39 @@ def test_a_loop_of_ours_takes_the_steps_of_torchs(name, options):
             used.step()
     found = np.concatenate([np.ravel(array) for array in model.parameters()])
     assert np.abs(found - values(module)).max() < 2e-5
+
+
+@pytest.mark.parametrize(
+    ("stage", "theirs"),
+    [
+        (edgeasync.SGD(learning_rate=0.1, momentum=0.5), (torch.optim.SGD, {"lr": 0.1, "momentum": 0.5})),
+        (
+            edgeasync.Adam(learning_rate=0.1, beta1=0.5, beta2=0.7, epsilon=1e-3),
+            (torch.optim.Adam, {"lr": 0.1, "betas": (0.5, 0.7), "eps": 1e-3}),
+        ),
+    ],
+)
+def test_edgeasyncs_own_optimizers_train_a_module_as_torchs_do(stage, theirs):
+    kind, options = theirs
+    found = []
+    for chosen in (stage, kind):
+        module = torchs()
+        optimizer = stage if chosen is stage else kind(module.parameters(), **options)
+        accumulator = AsyncGradientAccumulator(module, accumulation_steps=1)
+        for number in range(4):
+            accumulator.train_step(*map(torch.from_numpy, batch(16, seed=number)), optimizer=optimizer)
+        found.append(values(module))
+    np.testing.assert_array_equal(*found)
+    assert as_optimizer(stage).optimizer() is stage
+
+
+def test_a_loader_of_torch_has_an_optimizer_if_none_is_given(tmp_path):
+    examples = torch.utils.data.TensorDataset(*map(torch.from_numpy, batch(64)))
+    module = torchs()
+    before = values(module)
+    trainer = FaultTolerantTrainer(module, tmp_path)
+    trainer.train(torch.utils.data.DataLoader(examples, batch_size=16), epochs=1)
+    assert (values(module) != before).any()
 
 
 @pytest.mark.parametrize("loss_fn", [torch.nn.CrossEntropyLoss(), nn.CrossEntropyLoss(weight=[1.0, 0.2, 3.0])])

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from edgeasync import Hub, join
+from edgeasync import SGD, Hub, join
 from edgeasync.async_train import AsyncGradientAccumulator, nn, optim
 from edgeasync.errors import ConfigError
 
@@ -53,6 +53,18 @@ def test_accumulated_gradients_are_those_of_the_large_batch(make, loss_fn, sizes
     assert small.is_update_step()
     scale = np.abs(values(together) - start).max()
     assert np.abs(values(parts) - values(together)).max() <= 1e-6 * max(1.0, scale)
+
+
+@pytest.mark.parametrize("make", [convolutions, Line])
+def test_edgeasyncs_own_optimizer_keeps_its_momentum(make):
+    found = []
+    for optimizer in (SGD(learning_rate=1e-3, momentum=0.9), optim.SGD(lr=1e-3, momentum=0.9)):
+        model = make()
+        accumulator = AsyncGradientAccumulator(model, accumulation_steps=1)
+        for number in range(3):
+            accumulator.train_step(*images(seed=number), optimizer=optimizer, loss_fn=nn.CrossEntropyLoss())
+        found.append(values(model))
+    np.testing.assert_array_equal(*found)
 
 
 def test_a_step_comes_after_so_many_batches_and_at_the_end_of_the_data():
