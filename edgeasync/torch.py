@@ -66,8 +66,9 @@ def model(
 
     - `loss`: the mean loss of a batch; by default cross entropy for whole targets, mean squared error for others.
       Losses of torch that compare values one by one take targets (n,) for an output (n, 1).
-    - `optimizer`: one of `torch.optim` on the module's parameters, or a function that makes one of parameters. By
-      default SGD with the learning rate 0.05.
+    - `optimizer`: one of `torch.optim` on the module's parameters, all that are not frozen; its groups count, with
+      the learning rates that they have now. Or a function that makes one of parameters. By default SGD with the
+      learning rate 0.05.
     - `device`: where to train, such as "cuda".
 
     >>> import numpy as np
@@ -117,7 +118,7 @@ class TorchModel(Adapted):
         self._module = copy.deepcopy(module).cpu()
         self._loss = _fitting(loss) or _usual_loss
         self._takes_values = self._loss is not loss and loss is not None
-        self._make_optimizer = _maker_of(optimizer)
+        self._make_optimizer = _maker_of(optimizer, module)
         self._device = device
         self.spec = ParameterSpec(tuple(parameters_of(self._module)))
 
@@ -281,17 +282,44 @@ def _ignored_label(loss: Any) -> int | None:
     return getattr(loss, "ignore_index", None)
 
 
-def _maker_of(optimizer: torch.optim.Optimizer | MakeOptimizer | None) -> MakeOptimizer:
-    """Return what makes an optimizer of a module's parameters."""
+def _maker_of(optimizer: torch.optim.Optimizer | MakeOptimizer | None, module: nn.Module) -> MakeOptimizer:
+    """Return what makes an optimizer of the parameters of a copy of the module, in their order."""
     if optimizer is None:
         return lambda parameters: torch.optim.SGD(parameters, lr=0.05)
     if isinstance(optimizer, torch.optim.Optimizer):
-        if len(optimizer.param_groups) != 1:
-            raise ConfigError("optimizer has several groups of parameters; give a function that makes it")
-        kind = type(optimizer)
-        known = inspect.signature(kind).parameters
-        options = {name: value for name, value in optimizer.defaults.items() if name in known}
-        return lambda parameters: kind(parameters, **options)
+        return _maker_like(optimizer, module)
     if not callable(optimizer):
         raise ConfigError(f"optimizer is {type(optimizer).__name__}; give one of torch.optim, or what makes one")
     return optimizer
+
+
+def _maker_like(optimizer: torch.optim.Optimizer, module: nn.Module) -> MakeOptimizer:
+    """Return what makes an optimizer with the groups of a given one, and with the options that they have now."""
+    kind = type(optimizer)
+    names = [(name, tensor) for name, tensor in module.named_parameters() if tensor.requires_grad]
+    places = {id(tensor): place for place, (_, tensor) in enumerate(names)}
+    groups = []
+    for group in optimizer.param_groups:
+        trained = [tensor for tensor in group["params"] if tensor.requires_grad]
+        if any(id(tensor) not in places for tensor in trained):
+            raise ConfigError(
+                f"optimizer has a parameter that {type(module).__name__} has not; make it of this module's"
+            )
+        own = {name: value for name, value in group.items() if name not in ("params", "param_names")}
+        groups.append((own, [places[id(tensor)] for tensor in trained]))
+    used = {place for _, members in groups for place in members}
+    if left := [name for place, (name, _) in enumerate(names) if place not in used]:
+        raise ConfigError(
+            f"optimizer does not train {left[0]!r}; freeze what is not to be trained, by requires_grad_(False)"
+        )
+    known = inspect.signature(kind).parameters
+    options = {name: value for name, value in optimizer.defaults.items() if name in known}
+
+    def make(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        all_of_them = list(parameters)
+        chosen = [
+            {**own, "params": [all_of_them[place] for place in members]} for own, members in groups if members
+        ]
+        return kind(chosen, **options)
+
+    return make

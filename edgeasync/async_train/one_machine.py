@@ -94,7 +94,7 @@ def one_machine_policy(optimizer: Any) -> edgeasync.Policy:
     """Return the policy for workers with an optimizer: only one side has momentum, since both would multiply."""
     frequency = FixedFrequency(local_steps=LOCAL_STEPS)
     stage = as_optimizer(optimizer)
-    options: Any = stage.for_torch_options if isinstance(stage, Optimizer) else getattr(stage, "defaults", {})
-    if options.get("momentum"):
+    groups = [stage.for_torch_options] if isinstance(stage, Optimizer) else getattr(stage, "param_groups", [])
+    if any(group.get("momentum") for group in groups):
         return edgeasync.Policy(optimizer=(edgeasync.SGD(learning_rate=1.0),), frequency=frequency)
     return edgeasync.Policy(frequency=frequency)

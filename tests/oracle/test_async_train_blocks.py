@@ -10,6 +10,7 @@ import torch
 import edgeasync
 from edgeasync.async_train import AsyncGradientAccumulator, FaultTolerantTrainer, data, nn, optim
 from edgeasync.async_train.given import as_optimizer
+from edgeasync.async_train.one_machine import one_machine_policy
 from examples.async_train.digits_idx import write_idx_digits
 from tests.support.processes import PATIENCE_S
 
@@ -140,6 +141,13 @@ def test_edgeasyncs_own_optimizers_train_a_module_as_torchs_do(stage, theirs):
         found.append(values(module))
     np.testing.assert_array_equal(*found)
     assert as_optimizer(stage).optimizer() is stage
+
+
+def test_the_hub_has_no_momentum_where_any_group_of_an_optimizer_has_some():
+    groups = [{"params": [torch.zeros(1)]}, {"params": [torch.zeros(1)], "momentum": 0.9}]
+    both = [one_machine_policy(torch.optim.SGD(groups[:count])) for count in (1, 2)]
+    assert both == [one_machine_policy(optim.SGD()), one_machine_policy(optim.SGD(momentum=0.9))]
+    assert both[0] != both[1]
 
 
 def test_a_loader_of_torch_has_an_optimizer_if_none_is_given(tmp_path):

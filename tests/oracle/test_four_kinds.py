@@ -109,9 +109,10 @@ def test_an_export_that_would_train_otherwise_is_refused(exporter):
 def test_ten_steps_are_the_same_in_torch_onnx_jax_and_numpy():
     (x, y), _ = digits()
     data = Dataset.of(x[:320], y[:320])
-    sgd = torch.optim.SGD(torch_module().parameters(), lr=0.1)
+    module = torch_module()
+    sgd = torch.optim.SGD(module.parameters(), lr=0.1)
     kinds = {
-        "torch": edgeasync.torch.model(torch_module(), optimizer=sgd),
+        "torch": edgeasync.torch.model(module, optimizer=sgd),
         "jax": jax_model(optax.sgd(0.1)),
         "numpy": NumpyModel(),
         **{f"onnx, {exporter}": onnx_model(exporter) for exporter in EXPORTERS},
@@ -164,9 +165,10 @@ def test_a_fleet_of_all_four_of_which_one_is_killed_learns_as_one_process_does(t
         until=Stop(updates=600),
         callbacks=[Watch()],
     )
-    sgd = torch.optim.SGD(torch_module().parameters(), lr=0.1)
+    module = torch_module()
+    sgd = torch.optim.SGD(module.parameters(), lr=0.1)
     models = {
-        "torch": edgeasync.torch.model(torch_module(), optimizer=sgd),
+        "torch": edgeasync.torch.model(module, optimizer=sgd),
         "jax": jax_model(optax.sgd(0.1)),
         "onnx": None,
     }

@@ -146,12 +146,31 @@ def test_an_example_works(name):
     assert doctest.DocTestRunner().run(test).failed == 0
 
 
-def test_one_update_is_what_torch_alone_does():
+def changed(module):
+    """Return an optimizer whose options are others than it was made with."""
+    optimizer = torch.optim.SGD(module.parameters(), lr=9.0, momentum=0.2)
+    torch.optim.lr_scheduler.ConstantLR(optimizer, factor=0.01)
+    optimizer.param_groups[0]["momentum"] = 0.7
+    return optimizer
+
+
+def grouped(module):
+    """Return an optimizer with groups that are not in the module's order."""
+    groups = [{"params": module[3].parameters(), "lr": 0.5}, {"params": module[1].parameters(), "momentum": 0.0}]
+    return torch.optim.SGD([*groups, {"params": module[0].parameters()}], lr=0.01, momentum=0.9, nesterov=False)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda module: torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9), changed, grouped],
+    ids=["plain", "changed", "grouped"],
+)
+def test_one_update_is_what_torch_alone_does(make):
     x, y = data(32)
     alone = module().train()
-    optimizer = torch.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9)
-    model = edgeasync.torch.model(module(), optimizer=torch.optim.SGD(module().parameters(), lr=0.1, momentum=0.9))
-    prepared = model.prepare(LocalTraining(batch_size=32))
+    optimizer = make(alone)
+    given = module()
+    prepared = edgeasync.torch.model(given, optimizer=make(given)).prepare(LocalTraining(batch_size=32))
     trainer = prepared.make_trainer(edgeasync.Dataset.of(x, y), 0, 1)
     vector = prepared.initial.copy()
     trainer.begin(vector)
@@ -186,6 +205,23 @@ def test_a_module_takes_one_input():
 def test_mistakes_are_told_in_one_line(mistake, told):
     with pytest.raises(ConfigError, match=told):
         mistake()
+
+
+def test_an_optimizer_is_of_what_the_module_trains():
+    given = module()
+    with pytest.raises(ConfigError, match="optimizer has a parameter that Sequential has not; make it of"):
+        edgeasync.torch.model(given, optimizer=torch.optim.SGD(module().parameters()))
+    head = torch.optim.SGD(given[3].parameters(), lr=0.5)
+    with pytest.raises(ConfigError, match=r"does not train '0.weight'; freeze what is not to be trained"):
+        edgeasync.torch.model(given, optimizer=head)
+    given[:3].requires_grad_(False)
+    for optimizer in (
+        head,
+        torch.optim.SGD([{"params": given[0].parameters()}, {"params": given[3].parameters()}]),
+    ):
+        run = train(edgeasync.torch.model(given, optimizer=optimizer), data(), until=Stop(updates=2), workers=1)
+        assert "0.weight" not in run.arrays
+        assert not torch.equal(run.model[3].weight, given[3].weight)
 
 
 def test_any_optimizer_of_the_modules_parameters_is_watched(tmp_path):
