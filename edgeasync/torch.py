@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from edgeasync.core.arrays.spool import TrainerState
-from edgeasync.data.dataset import Dataset, batches
+from edgeasync.data.dataset import Batches, Dataset, batches
 from edgeasync.errors import ConfigError, DataError, ModelMismatchError
 from edgeasync.metrics import Meter
 from edgeasync.parameters import ParameterSpec, Vector
@@ -139,7 +139,8 @@ class TorchModel(Adapted):
         data = self._targets_of(data)
         module = copy.deepcopy(self._module).to(self._device)
         optimizer = self._make_optimizer([tensor for tensor in module.parameters() if tensor.requires_grad])
-        stream = batches(Dataset(data.x, data.y), local.batch_size, seed)  # a module is called with one input
+        one_input = Dataset(data.x, data.y)
+        stream = _stream(one_input, local.batch_size, seed, norms=_has_norms(module))
         meter = local.make_meter(
             "cross_entropy" if data.y.dtype.kind == "i" else "mse", ignored_label=_ignored_label(self._loss)
         )
@@ -220,7 +221,7 @@ class TorchTrainer:
         x, y = next(self._stream)
         x, y = _tensor(x, self._device), _tensor(y, self._device)
         self._optimizer.zero_grad()
-        found = self._module(x)
+        found = self._scores(x)
         loss = self._loss(found, y)
         loss.backward()
         self._optimizer.step()
@@ -229,6 +230,16 @@ class TorchTrainer:
         if self._meter is not None:
             self._meter.add(found.detach().cpu().numpy(), y.cpu().numpy())
         return StepResult(float(loss.detach()), len(y))
+
+    def _scores(self, x: Tensor) -> Any:
+        try:
+            return self._module(x)
+        except ValueError as error:
+            if len(x) > 1 or not _has_norms(self._module):
+                raise
+            raise DataError(
+                "a batch norm cannot learn from a batch of one example; give more data, and a batch_size over 1"
+            ) from error
 
     def metrics(self) -> Mapping[str, float]:
         """Return the metrics of the steps since the last call."""
@@ -247,6 +258,26 @@ class TorchTrainer:
         if self._keeps:
             load_states([self._optimizer], state["optimizer"])
         torch.set_rng_state(torch.from_numpy(state["random"].copy()))
+
+
+class _NoneAlone(Batches):
+    """Batches of which the last has one example more, so that this one is not alone."""
+
+    def draw(self) -> npt.NDArray[np.int64]:
+        """Draw the next batch: the numbers of its examples."""
+        chosen = super().draw()
+        return self._order[self._starts[-1] :] if self._next == self.per_epoch else chosen
+
+
+def _stream(data: Dataset, batch_size: int, seed: int, *, norms: bool) -> Batches:
+    """Return batches; none has one example alone if there are batch norms, which do not take it."""
+    if not norms or len(data) % batch_size != 1 or min(batch_size, len(data)) == 1:
+        return batches(data, batch_size, seed)
+    return _NoneAlone(data, range(0, len(data) - 1, batch_size), seed)
+
+
+def _has_norms(module: nn.Module) -> bool:
+    return any(isinstance(each, nn.modules.batchnorm._BatchNorm) for each in module.modules())  # noqa: SLF001
 
 
 def _tensor(array: npt.NDArray[Any], device: torch.device) -> Tensor:

@@ -224,6 +224,29 @@ def test_an_optimizer_is_of_what_the_module_trains():
         assert not torch.equal(run.model[3].weight, given[3].weight)
 
 
+def test_no_batch_of_a_batch_norm_is_one_example_alone():
+    x, y = data(33)
+    prepared = edgeasync.torch.model(module()).prepare(LocalTraining(batch_size=8))
+    trainer, again = (prepared.make_trainer(edgeasync.Dataset.of(x, y), 0, 1) for _ in range(2))
+    trainer.begin(prepared.initial.copy())
+    found = []
+    for _ in range(8):
+        found.append(trainer.step().examples)
+        again.restore(trainer.state())
+    assert found == [8, 8, 8, 9] * 2
+    again.begin(prepared.initial.copy())
+    assert again.step().examples == 8
+
+
+@pytest.mark.parametrize(("count", "batch_size"), [(1, 8), (8, 1)])
+def test_a_batch_norm_that_cannot_have_two_examples_says_so(count, batch_size):
+    prepared = edgeasync.torch.model(module()).prepare(LocalTraining(batch_size=batch_size))
+    trainer = prepared.make_trainer(edgeasync.Dataset.of(*data(count)), 0, 1)
+    trainer.begin(prepared.initial.copy())
+    with pytest.raises(DataError, match="a batch norm cannot learn from a batch of one example; give more data"):
+        trainer.step()
+
+
 def test_any_optimizer_of_the_modules_parameters_is_watched(tmp_path):
     joined, other = module(), module()
     hub = Hub(edgeasync.torch.model(module()), run=tmp_path, bind="tcp://127.0.0.1:*")

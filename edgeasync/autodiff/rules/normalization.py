@@ -29,13 +29,15 @@ def _batch_norm_forward(step: Step) -> None:
     graph.nodes.append(node)
     # torch keeps the unbiased variance; models come from there, and the difference shows for small batches.
     count = count_of(step, shape, axes)
-    unbiased = op(
-        "Mul", variance, op("Div", count, op("Max", op("Sub", count, graph.scalar(1.0)), graph.scalar(1.0)))
-    )
+    several = op("Greater", count, graph.scalar(1.0))
+    unbiased = op("Mul", variance, op("Div", count, op("Sub", count, graph.scalar(1.0))))
     for name, fresh in ((mean_name, flat_mean), (variance_name, unbiased)):
         # A norm that is used twice moves them twice, one use after the other.
-        old = op("Mul", graph.statistics.get(name, name), graph.scalar(momentum))
-        graph.statistics[name] = op("Add", old, op("Mul", fresh, graph.scalar(1.0 - momentum)))
+        old = graph.statistics.get(name, name)
+        kept = op("Mul", old, graph.scalar(momentum))
+        moved = op("Add", kept, op("Mul", fresh, graph.scalar(1.0 - momentum)))
+        # One value has no variance: the last batch of an epoch may be a single example.
+        graph.statistics[name] = moved if name == mean_name else op("Where", several, moved, old)
 
 
 @rule("BatchNormalization", forward=_batch_norm_forward)

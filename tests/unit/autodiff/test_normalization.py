@@ -69,6 +69,19 @@ def test_statistics_move_by_the_momentum_and_the_variance_is_unbiased(momentum, 
         )
 
 
+def test_a_batch_of_one_value_has_no_variance_to_learn_from():
+    parameters = norm() | {"p": numbers((1, 3), 1)}
+    text = ("h = Mul(x, p)\na = BatchNormalization(h, scale, bias, mean, var)\n"
+            "y = BatchNormalization(a, scale, bias, mean, var)")  # fmt: skip
+    graph = build_training_graph(forward(text, parameters, (3,)), GraphSettings(loss="mse"))
+    x = numbers((1, 3), 2)
+    found = run(graph, {"x": x, "target": x})
+    np.testing.assert_array_equal(found["var.new"], parameters["var"])
+    assert all(np.isfinite(array).all() for array in found.values())
+    mean = 0.9 * (0.9 * parameters["mean"] + 0.1 * (x * parameters["p"])[0]) + 0.1 * parameters["bias"]
+    np.testing.assert_allclose(found["mean.new"], mean, rtol=1e-4)
+
+
 @pytest.mark.parametrize("mode", [0, 1])
 @pytest.mark.parametrize("x", [(3,), (3, 4, 2)], ids=str)
 def test_a_frozen_batch_norm_uses_what_is_stored(mode, x):
