@@ -106,6 +106,9 @@ def load(module: nn.Module, run: Run | Arrays) -> nn.Module:
 class TorchModel(Adapted):
     """A module that devices train; `model` makes one."""
 
+    optimizer_is = "give one of torch.optim to edgeasync.torch.model"
+    measures = True
+
     def __init__(
         self,
         module: nn.Module,

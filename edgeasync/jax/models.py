@@ -53,6 +53,8 @@ def model(
 class JaxModel(Adapted):
     """Parameters and a loss that devices train; `model` makes one."""
 
+    optimizer_is = "give one of optax to edgeasync.jax.model"
+
     def __init__(self, params: Any, loss_fn: Any, optimizer: Any, predict: Any) -> None:
         if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
             raise ConfigError(f"optimizer is {type(optimizer).__name__}; give one of optax")

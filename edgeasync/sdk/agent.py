@@ -28,7 +28,7 @@ from edgeasync.runtime.peer_device import find_unkept
 from edgeasync.sdk import events
 from edgeasync.sdk.agent_worker import AgentWorker
 from edgeasync.sdk.callbacks import Callback, Callbacks
-from edgeasync.sdk.models import as_dataset, local_training, maker_of
+from edgeasync.sdk.models import as_dataset, check_training, local_training, maker_of
 from edgeasync.sdk.peer_worker import PeerWorker
 from edgeasync.sdk.peers import check_topology
 from edgeasync.sdk.service import Service
@@ -156,6 +156,8 @@ class Agent(Service):
             "keep_optimizer_state": keep_optimizer_state,
         }
         self._own: dict[str, Any] = {key: value for key, value in chosen.items() if value is not None}
+        training = self._with_own(LocalTraining())
+        check_training(model, msgspec.structs.replace(training, micro_batch_size=self._section.micro_batch_size))
         self._loss = None if loss is None else check_loss(loss, "Agent")
         if passes is not None and (passes < 1 or trainer is not None):
             raise ConfigError("passes are over data: give 1 or more, and data, not a trainer")

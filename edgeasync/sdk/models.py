@@ -67,6 +67,7 @@ def prepare(
     Raises `ConfigError` for what is no model, and `GraphError` for one that cannot be trained.
     """
     loss = check_loss(loss, "train")
+    check_training(model, local)
     if isinstance(model, SoftmaxModel | MlpModel):
         return _numpy(model, local, loss, seed)
     if isinstance(model, str | Path):
@@ -95,6 +96,12 @@ def prepare(
     if hasattr(model, "gradient") and not hasattr(model, "parameters"):
         raise ConfigError(f"{_name(model)} has no `parameters`: give it the named arrays to begin with")
     raise ConfigError(f"{_name(model)} is no model; give {KINDS}")
+
+
+def check_training(model: object, local: LocalTraining) -> None:
+    """Raise `ConfigError` for settings that a model of another framework would ignore."""
+    if callable(check := getattr(model, "check_training", None)):
+        check(local)
 
 
 def prepare_as(model: Any, spec: ParameterSpec, local: LocalTraining) -> Prepared:

@@ -47,6 +47,8 @@ def model(estimator: Any, features: int, classes: int | None = None) -> "Sklearn
 class SklearnModel(Adapted):
     """An estimator that devices train; `model` makes one."""
 
+    optimizer_is = "the estimator has its own, by its arguments"
+
     def __init__(self, estimator: Any, features: int, classes: int | None) -> None:
         name = type(estimator).__name__
         if not isinstance(estimator, KINDS):

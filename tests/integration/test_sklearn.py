@@ -16,7 +16,7 @@ from sklearn.svm import SVC
 from sklearn.utils.estimator_checks import check_estimator
 
 import edgeasync
-from edgeasync import Agent, Dataset, Hub, Run, Stop, train
+from edgeasync import Adam, Agent, Dataset, Hub, Run, Stop, train
 from edgeasync.errors import ConfigError, DataError
 from edgeasync.sklearn import EdgeClassifier, EdgeRegressor, estimators, model, models
 from edgeasync.training.plan import LocalTraining
@@ -154,6 +154,21 @@ def test_an_agent_trains_a_regressor(tmp_path):
 def test_mistakes_are_told_in_one_line(mistake, told):
     with pytest.raises(ConfigError, match=told):
         mistake()
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"optimizer": Adam()}, "optimizer means nothing to SklearnModel: the estimator has its own"),
+        ({"accumulation_steps": 4}, "accumulation_steps means nothing to SklearnModel: give a larger batch_size"),
+        ({"micro_batch_size": "auto"}, "micro_batch_size means nothing to SklearnModel: give a smaller batch"),
+        ({"metrics": ["accuracy"]}, "metrics means nothing to SklearnModel: leave them out, or evaluate"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(given, told):
+    data = np.zeros((8, 4)), np.arange(8) % 2
+    with pytest.raises(ConfigError, match=told):
+        train(model(SGDClassifier(), 4, 2), data, until=Stop(updates=1), **given)
 
 
 @pytest.mark.parametrize("module", [estimators, models])

@@ -11,7 +11,7 @@ import optax  # noqa: E402
 from jax import numpy as jnp  # noqa: E402
 
 import edgeasync  # noqa: E402
-from edgeasync import Agent, Dataset, Hub, Run, Stop, join, train  # noqa: E402
+from edgeasync import Adam, Agent, Dataset, Hub, Run, Stop, join, train  # noqa: E402
 from edgeasync.errors import ConfigError  # noqa: E402
 from edgeasync.jax import held, model, models  # noqa: E402
 from edgeasync.training.plan import LocalTraining  # noqa: E402
@@ -126,6 +126,21 @@ def test_a_loop_joins_by_a_holder_and_resumes(tmp_path):
 def test_mistakes_are_told_in_one_line(mistake, told):
     with pytest.raises(ConfigError, match=told):
         mistake()
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"optimizer": Adam()}, "optimizer means nothing to JaxModel: give one of optax to edgeasync.jax.model"),
+        ({"accumulation_steps": 4}, "accumulation_steps means nothing to JaxModel: give a larger batch_size"),
+        ({"micro_batch_size": "auto"}, "micro_batch_size means nothing to JaxModel: give a smaller batch"),
+        ({"metrics": ["accuracy"]}, "metrics means nothing to JaxModel: leave them out, or evaluate"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(given, told):
+    data = np.zeros((8, 4)), np.arange(8) % 2
+    with pytest.raises(ConfigError, match=told):
+        train(model(tree(), loss), data, until=Stop(updates=1), **given)
 
 
 @pytest.mark.parametrize("module", [held, models])

@@ -247,6 +247,55 @@ def test_a_batch_norm_that_cannot_have_two_examples_says_so(count, batch_size):
         trainer.step()
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (
+            {"optimizer": edgeasync.Adam()},
+            "optimizer means nothing to TorchModel: give one of torch.optim to edge",
+        ),
+        ({"accumulation_steps": 4}, "accumulation_steps means nothing to TorchModel: give a larger batch_size"),
+        ({"micro_batch_size": 8}, "micro_batch_size means nothing to TorchModel: give a smaller batch_size"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(given, told, tmp_path):
+    model = edgeasync.torch.model(module())
+    with pytest.raises(ConfigError, match=told):
+        train(model, data(), until=Stop(updates=1), **given)
+    with pytest.raises(ConfigError, match=told):
+        train(model, data(), workers=2, topology="ring", until=Stop(updates=1), **given)
+    with pytest.raises(ConfigError, match=told):
+        Hub(model, run=tmp_path, bind="tcp://127.0.0.1:*", **given).start()
+    if "accumulation_steps" not in given:
+        with pytest.raises(ConfigError, match=told):
+            edgeasync.Agent("tcp://127.0.0.1:9", data(), model=model, **given)
+
+
+def test_what_a_hub_says_for_other_devices_refuses_no_module(tmp_path):
+    layers = edgeasync.nn.Linear(4, 2)
+    given = {
+        "accumulation_steps": 2,
+        "micro_batch_size": 8,
+        "optimizer": edgeasync.Adam(),
+        "metrics": ["accuracy"],
+    }
+    hub = Hub(layers, input_shape=(4,), run=tmp_path, bind="tcp://127.0.0.1:*", until=Stop(updates=2), **given)
+    with hub, edgeasync.Agent(hub.address, data(), model=edgeasync.torch.model(Named())) as agent:
+        agent.wait(PATIENCE_S)
+    assert edgeasync.Run.open(hub.path).updates >= 2
+
+
+class Named(nn.Module):
+    """A layer with the names that edgeasync.nn has."""
+
+    def __init__(self):
+        super().__init__()
+        self.add_module("0", nn.Linear(4, 2))
+
+    def forward(self, x):
+        return self.get_submodule("0")(x)
+
+
 def test_any_optimizer_of_the_modules_parameters_is_watched(tmp_path):
     joined, other = module(), module()
     hub = Hub(edgeasync.torch.model(module()), run=tmp_path, bind="tcp://127.0.0.1:*")
