@@ -1,7 +1,7 @@
 """What a program of the reference gives - data, losses, optimizers - as edgeasync's public face takes it."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from edgeasync import SGD, Adam, Dataset
@@ -23,13 +23,17 @@ from edgeasync.losses import (
 BATCH_SIZE = 32
 """Where nobody says one, and data come in no batches."""
 
-TORCH_LOSSES: dict[str, Loss] = {
-    "BCEWithLogitsLoss": BinaryCrossEntropy(),
-    "CrossEntropyLoss": CrossEntropy(),
-    "L1Loss": MeanAbsoluteError(),
-    "MSELoss": MeanSquaredError(),
+TORCH_LOSSES: dict[str, Callable[[Any], Loss]] = {
+    "BCEWithLogitsLoss": lambda _: BinaryCrossEntropy(),
+    "CrossEntropyLoss": lambda loss: CrossEntropy(
+        class_weights=None if loss.weight is None else tuple(loss.weight.tolist()),
+        label_smoothing=loss.label_smoothing,
+        ignored_label=loss.ignore_index if loss.ignore_index >= 0 else None,  # no label here is below 0
+    ),
+    "L1Loss": lambda _: MeanAbsoluteError(),
+    "MSELoss": lambda _: MeanSquaredError(),
 }
-"""What torch's losses of these names are, as far as they are as torch makes them without arguments."""
+"""What torch's losses of these names are."""
 
 
 def is_torch(model: object) -> bool:
@@ -57,12 +61,17 @@ def batch_size_of(loader: object) -> int:
 
 def as_loss(loss_fn: object) -> LossSetting:
     """Return the loss that an object of ours or of torch stands for; raises `ConfigError`."""
-    if type(loss_fn).__module__.startswith("torch."):
-        found = TORCH_LOSSES.get(type(loss_fn).__name__)
-        changed = [getattr(loss_fn, name, None) for name in ("weight", "label_smoothing", "pos_weight")]
-        if found is not None and not any(value is not None and value != 0.0 for value in changed):
-            return found
-    return loss_of(loss_fn)
+    name = type(loss_fn).__name__
+    make = TORCH_LOSSES.get(name) if type(loss_fn).__module__.startswith("torch.") else None
+    if make is None:
+        return loss_of(loss_fn)
+    if (reduction := getattr(loss_fn, "reduction", "mean")) != "mean":
+        raise ConfigError(f"{name} has reduction={reduction!r}; a loss is the mean of a batch here: leave it out")
+    if name == "BCEWithLogitsLoss":
+        for argument in ("weight", "pos_weight"):
+            if getattr(loss_fn, argument, None) is not None:
+                raise ConfigError(f"{name} has a {argument}, which only torch itself can train with; leave it out")
+    return make(loss_fn)
 
 
 def as_stages(optimizer: object) -> Any:

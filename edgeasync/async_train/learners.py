@@ -208,6 +208,8 @@ def _weight_of(loss_fn: Any, targets: Any) -> float:
         weights, ignored = getattr(loss, "class_weights", None), getattr(loss, "ignored_label", None)
     else:
         weights, ignored = getattr(loss_fn, "weight", None), getattr(loss_fn, "ignore_index", None)
+    if targets.is_floating_point():  # values, or shares of classes: of these torch takes the mean over examples
+        return float(len(targets))
     if ignored is not None:
         targets = targets[targets != ignored]
     if weights is None:

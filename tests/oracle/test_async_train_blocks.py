@@ -8,9 +8,11 @@ import pytest
 import torch
 
 import edgeasync
+from edgeasync import losses
 from edgeasync.async_train import AsyncGradientAccumulator, FaultTolerantTrainer, data, nn, optim
-from edgeasync.async_train.given import as_optimizer
+from edgeasync.async_train.given import as_loss, as_optimizer
 from edgeasync.async_train.one_machine import one_machine_policy
+from edgeasync.errors import ConfigError
 from examples.async_train.digits_idx import write_idx_digits
 from tests.support.processes import PATIENCE_S
 
@@ -143,6 +145,39 @@ def test_edgeasyncs_own_optimizers_train_a_module_as_torchs_do(stage, theirs):
     assert as_optimizer(stage).optimizer() is stage
 
 
+@pytest.mark.parametrize(
+    ("theirs", "meant"),
+    [
+        (torch.nn.CrossEntropyLoss(), losses.CrossEntropy()),
+        (torch.nn.CrossEntropyLoss(ignore_index=0), losses.CrossEntropy(ignored_label=0)),
+        (
+            torch.nn.CrossEntropyLoss(torch.tensor([1.0, 0.5, 2.0]), label_smoothing=0.25),
+            losses.CrossEntropy(class_weights=(1.0, 0.5, 2.0), label_smoothing=0.25),
+        ),
+        (torch.nn.MSELoss(), losses.MeanSquaredError()),
+        (torch.nn.L1Loss(), losses.MeanAbsoluteError()),
+        (torch.nn.BCEWithLogitsLoss(), losses.BinaryCrossEntropy()),
+    ],
+)
+def test_a_loss_of_torch_is_edgeasyncs_with_its_arguments(theirs, meant):
+    assert as_loss(theirs) == meant
+
+
+@pytest.mark.parametrize(
+    ("theirs", "told"),
+    [
+        (torch.nn.CrossEntropyLoss(reduction="sum"), "CrossEntropyLoss has reduction='sum'; a loss is the mean"),
+        (torch.nn.MSELoss(reduction="none"), "MSELoss has reduction='none'"),
+        (torch.nn.BCEWithLogitsLoss(torch.ones(3)), "BCEWithLogitsLoss has a weight, which only torch itself"),
+        (torch.nn.BCEWithLogitsLoss(pos_weight=torch.zeros(1)), "BCEWithLogitsLoss has a pos_weight"),
+        (torch.nn.NLLLoss(), "loss_fn is NLLLoss; for a model that is not torch's"),
+    ],
+)
+def test_a_loss_of_torch_without_a_counterpart_is_refused(theirs, told):
+    with pytest.raises(ConfigError, match=told):
+        as_loss(theirs)
+
+
 def test_the_hub_has_no_momentum_where_any_group_of_an_optimizer_has_some():
     groups = [{"params": [torch.zeros(1)]}, {"params": [torch.zeros(1)], "momentum": 0.9}]
     both = [one_machine_policy(torch.optim.SGD(groups[:count])) for count in (1, 2)]
@@ -159,11 +194,23 @@ def test_a_loader_of_torch_has_an_optimizer_if_none_is_given(tmp_path):
     assert (values(module) != before).any()
 
 
-@pytest.mark.parametrize("loss_fn", [torch.nn.CrossEntropyLoss(), nn.CrossEntropyLoss(weight=[1.0, 0.2, 3.0])])
+WEIGHTS = torch.tensor([1.0, 0.2, 3.0])
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "shares"),
+    [
+        (torch.nn.CrossEntropyLoss(), False),
+        (nn.CrossEntropyLoss(weight=[1.0, 0.2, 3.0]), False),
+        (torch.nn.CrossEntropyLoss(weight=WEIGHTS), True),
+        (torch.nn.BCEWithLogitsLoss(weight=WEIGHTS), True),
+    ],
+)
 @pytest.mark.parametrize("sizes", [(32, 32, 32), (50, 30, 16)])
 @pytest.mark.parametrize("own", [False, True])
-def test_accumulated_gradients_of_a_module_are_those_of_the_large_batch(loss_fn, sizes, own):
+def test_accumulated_gradients_of_a_module_are_those_of_the_large_batch(loss_fn, shares, sizes, own):
     x, y = batch()
+    y = np.eye(3, dtype=np.float32)[y] if shares else y
     together, parts = torchs(), torchs()
 
     def optimizer(module):
