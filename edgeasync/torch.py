@@ -273,7 +273,7 @@ class _NoneAlone(Batches):
 
 
 def _stream(data: Dataset, batch_size: int, seed: int, *, norms: bool) -> Batches:
-    """Return batches; none has one example alone if there are batch norms, which do not take it."""
+    """Return batches, each of two examples or more if there are batch norms, which do not take one alone."""
     if not norms or len(data) % batch_size != 1 or min(batch_size, len(data)) == 1:
         return batches(data, batch_size, seed)
     return _NoneAlone(data, range(0, len(data) - 1, batch_size), seed)

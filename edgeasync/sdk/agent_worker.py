@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import zmq
+from msgspec.structs import replace
 
 from edgeasync.core.device.effects import Report
 from edgeasync.core.device.events import DeviceEvent, ModelInstalled, Received
@@ -149,6 +150,8 @@ class AgentWorker:
             self._check_loss(getattr(trainer, "loss", None))
         else:
             local = own(read_plan(welcome.settings).local if welcome.settings else LocalTraining())
+            if self._section.micro_batch_size is not None:
+                local = replace(local, micro_batch_size=self._section.micro_batch_size)
             self._prepared = prepare_as(self._model, welcome.spec, local)
             trainer = self._prepared.make_trainer(part, self._section.seed, self._section.cores_used)
         self._trainer = trainer

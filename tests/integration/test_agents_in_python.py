@@ -48,6 +48,27 @@ def test_arrays_are_of_an_agent_without_a_hub(tmp_path):
         _ = agent.arrays
 
 
+class Line:
+    """A model in numpy that notes how many examples it is given at once."""
+
+    def __init__(self):
+        self.parameters, self.sizes = {"weight": np.zeros(4)}, set()
+
+    def gradient(self, arrays, x, y):
+        self.sizes.add(len(x))
+        return 0.0, {"weight": x.mean(0)}
+
+
+def test_an_agent_gives_a_model_in_numpy_no_more_examples_than_it_says(tmp_path):
+    model = Line()
+    with (
+        Hub(Line(), run=tmp_path, bind=ANYWHERE, until=Stop(updates=1)) as hub,
+        Agent(hub.address, DATA, model=model, batch_size=32, micro_batch_size=16) as agent,
+    ):
+        agent.wait(PATIENCE_S)
+    assert max(model.sizes) == 16
+
+
 class Awaited:
     """A trainer whose steps are awaited, and note the thread they run in."""
 
