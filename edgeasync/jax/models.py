@@ -104,7 +104,8 @@ class JaxTrainer:
         self._params = model.params
         self._step = model.compiled_step
         self._init = model.optimizer.init
-        self._stream = batches(data, local.batch_size, seed)
+        one_input = Dataset(data.x, data.y)
+        self._stream = batches(one_input, local.batch_size, seed)
         self._keeps = local.keep_optimizer_state
         self._state: Any = None
         self._vector: Vector | None = None

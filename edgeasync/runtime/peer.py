@@ -97,8 +97,8 @@ class Peer:
     - `settings` is what the core is told; layout and fingerprint are filled in here.
     - A round is due every `round_steps` local steps if that is given, else by `settings.round_every_s`. With
       `round_steps` a device waits, up to a lease, before it takes twice as many steps without a mean. With `meets`
-      it takes its first step once it has met all others of the list, or after a lease, and ends once all have gone
-      if it waits for `rounds_max`.
+      it takes its first step once it has met all others of the list, or after a lease. It then waits for
+      `rounds_max` no longer if all have gone, or if its own training has diverged.
     - `steps_total` are the local steps of earlier starts.
     - `model_file` gets the model once a minute and at the end. A step that is abandoned then is not part of it.
 
@@ -367,6 +367,8 @@ class Peer:
         elif report.event == "round_done":
             self.times.rounds += 1
             self.times.round_s += now_s - self._round_began_s
+        elif report.event == "round_abandoned" and self._meets and self._rounds_max is not None:
+            self._jobs.put(self._leave_if_diverged)
         if self._ends_with(report):
             self._loop.call_soon(self.request_stop)
         self._on_report(report)
@@ -481,6 +483,11 @@ class Peer:
             except Empty:
                 break
         self._stepped_s = time.monotonic()
+
+    def _leave_if_diverged(self, parameters: Vector) -> None:
+        """End: no round takes such a model, and without a round it stays so."""
+        if not np.isfinite(parameters).all():
+            self._loop.call_soon_threadsafe(self.request_stop)
 
     def _count_step(self) -> None:
         self.steps_total += 1

@@ -159,7 +159,9 @@ class AgentWorker:
         if self._epochs is not None:
             local = chosen[-1]
             batch_size = getattr(trainer, "batch_size", None) or local.batch_size  # a graph may have a fixed one
-            examples = min(batch_size * local.accumulation_steps, len(part))
+            accumulates = self._prepared is None or self._prepared.accumulates
+            batches = local.accumulation_steps if accumulates else 1
+            examples = min(batch_size * batches, len(part))
             agent.local_steps = max(1, math.ceil(self._epochs * len(part) / examples))
         if self._passes is None:
             return trainer

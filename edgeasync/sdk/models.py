@@ -41,6 +41,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     `make_trainer` takes data, a seed, and the number of threads to compute with, where that can be chosen.
     `described` is the model as a settings file would have it, `None` for one that only Python code describes.
     `loss` is the kind of its loss, `None` if that is not known.
+    `accumulates` is whether its trainers heed `accumulation_steps`.
     `restore` returns the model in the kind that the user gave, with trained arrays.
     """
 
@@ -52,6 +53,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     described: SoftmaxModel | MlpModel | OnnxModel | None = None
     graph: HubGraph | None = None
     loss: str | None = None
+    accumulates: bool = True
 
     @property
     def shipped(self) -> SoftmaxModel | MlpModel | ShippedModel | None:
@@ -111,7 +113,7 @@ def prepare_as(model: Any, spec: ParameterSpec, local: LocalTraining) -> Prepare
     """
     if hasattr(model, "ordered_as"):
         found: Prepared = model.ordered_as(spec).prepare(local)
-        return found
+        return msgspec.structs.replace(found, accumulates=False)
     if not isinstance(parameters := getattr(model, "parameters", None), Mapping):
         raise ConfigError(
             f"{_name(model)} is none of Python code; give one of edgeasync.torch, jax or sklearn, or an object "

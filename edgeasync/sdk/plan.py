@@ -119,10 +119,9 @@ def make_hub(
     """Return the hub of a plan, not running yet, which is to listen at `bind`; `keys` are for this start alone."""
     prepared, sections = plan.prepared, plan.sections
     graph, settings = prepared.graph, sections.hub
-    model: Model | ShippedModel | CodeModel | None = prepared.shipped
+    model: Model | ShippedModel | CodeModel = prepared.shipped or CodeModel()
     if plan.local:
-        model = replace(model or CodeModel(), local=plan.local)
-    plain = None if model is None else TrainingPlan(model=model, local=sections.local)
+        model = replace(model, local=plan.local)
     return Hub(
         spec=prepared.spec,
         initial=lambda: np.array(prepared.initial),
@@ -130,7 +129,7 @@ def make_hub(
         bind=bind,
         run=plan.folder,
         settings=sections.core_settings(),
-        training={} if plain is None else plain.table(),
+        training=TrainingPlan(model=model, local=sections.local).table(),
         graph=None if graph is None else graph.graph,
         forward=None if graph is None else graph.forward,
         evaluator=plan.evaluator,

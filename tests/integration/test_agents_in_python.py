@@ -69,6 +69,16 @@ def test_an_agent_gives_a_model_in_numpy_no_more_examples_than_it_says(tmp_path)
     assert max(model.sizes) == 16
 
 
+def test_a_hub_tells_who_trains_its_model_in_numpy_the_size_of_a_batch(tmp_path):
+    model = Line()
+    with (
+        Hub(Line(), run=tmp_path, bind=ANYWHERE, until=Stop(updates=1), batch_size=8) as hub,
+        Agent(hub.address, DATA, model=model) as agent,
+    ):
+        agent.wait(PATIENCE_S)
+    assert max(model.sizes) == 8
+
+
 class Awaited:
     """A trainer whose steps are awaited, and note the thread they run in."""
 

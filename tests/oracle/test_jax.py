@@ -12,7 +12,7 @@ from jax import numpy as jnp  # noqa: E402
 
 import edgeasync  # noqa: E402
 from edgeasync import Adam, Agent, Dataset, Hub, Run, Stop, join, train  # noqa: E402
-from edgeasync.errors import ConfigError  # noqa: E402
+from edgeasync.errors import ConfigError, DataError  # noqa: E402
 from edgeasync.jax import held, model, models  # noqa: E402
 from edgeasync.training.plan import LocalTraining  # noqa: E402
 from tests.support.processes import PATIENCE_S  # noqa: E402
@@ -47,6 +47,12 @@ def test_a_tree_is_trained_and_given_back_as_one():
     assert run.accuracy > 0.9
     x, y = data(256, 1)
     assert (scores(run.model, x).argmax(1) == y).mean() == pytest.approx(run.accuracy)
+
+
+def test_data_of_several_inputs_is_refused():
+    x, y = data(8)
+    with pytest.raises(DataError, match="the data has the inputs a, b; here one array x is needed"):
+        train(model(tree(), loss, optax.sgd(0.1)), ({"a": x, "b": x}, y), until=Stop(updates=1))
 
 
 def test_an_accuracy_of_several_places_is_a_share_of_them():

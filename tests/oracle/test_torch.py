@@ -17,6 +17,7 @@ from torch import nn
 
 import edgeasync
 from edgeasync import Hub, Stop, join, train
+from edgeasync.callbacks import ExchangeEvent
 from edgeasync.errors import ConfigError, DataError
 from edgeasync.runtime.status import fetch_status
 from edgeasync.sdk.torch_modules import TorchParticipant
@@ -280,9 +281,13 @@ def test_what_a_hub_says_for_other_devices_refuses_no_module(tmp_path):
         "metrics": ["accuracy"],
     }
     hub = Hub(layers, input_shape=(4,), run=tmp_path, bind="tcp://127.0.0.1:*", until=Stop(updates=2), **given)
-    with hub, edgeasync.Agent(hub.address, data(), model=edgeasync.torch.model(Named())) as agent:
+    told = []
+    own = {"model": edgeasync.torch.model(Named()), "epochs": 1, "batch_size": 16}
+    with hub, edgeasync.Agent(hub.address, data(), callbacks=[told.append], **own) as agent:
         agent.wait(PATIENCE_S)
     assert edgeasync.Run.open(hub.path).updates >= 2
+    exchanges = [event for event in told if isinstance(event, ExchangeEvent)]
+    assert {(event.local_steps, event.examples) for event in exchanges} == {(4, 64)}
 
 
 class Named(nn.Module):
