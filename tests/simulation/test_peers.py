@@ -112,6 +112,20 @@ def test_nothing_is_sent_twice_on_links_so_slow_that_a_piece_takes_longer_than_a
     assert {device.sent_bytes[whole] for device in world.devices.values()} == {2 * 600 * VALUE_BYTES}
 
 
+@pytest.mark.parametrize("topology", ["ring", "all_to_all"])
+def test_an_offer_that_overtakes_the_proposal_waits_for_it_and_not_for_a_ping(topology):
+    settings = msgspec.structs.replace(
+        SETTINGS, codec="exact", lease_s=10.0, ping_s=2.0, piece_bytes=960, window_bytes=1920
+    )
+    world = World(1, 4, topology=topology, values=160, settings=settings)
+    world.latency_s = dict.fromkeys(world.latency_s, 0.001)
+    world.latency_s["peer-0", "peer-2"] = 0.04  # from the proposer
+    world.start()
+    world.pass_time(10.0)
+    reports = [report.event for device in world.devices.values() for _, report in device.reports]
+    assert reports.count("round_done") > 4 * 10  # a round is due 0.3 s after the last one, and takes up to 0.5 s
+
+
 # -- one proposer after the other ------------------------------------------------------------------------------
 
 
@@ -229,7 +243,7 @@ HOSTILE = {
     "a round of another topology, or with other pieces": lambda core: (
         "peer-0", propose(core, 9, topology="all_to_all"),
     ),
-    "a round that was not proposed": lambda core: ("peer-0", Offer(RoundId(9, "peer-0", 10), 0, 8, 0)),
+    "a round that was not proposed": lambda core: ("peer-0", PeerCredit(RoundId(9, "peer-0", 10), 0, 0)),
     "a step that is not this sender's": lambda core: ("peer-2", Offer(core.round.id, 0, 8, 0)),
     "a payload that is too long": lambda core: ("peer-0", Offer(core.round.id, 3, 2**40, 0)),
     "a piece that was not offered": lambda core: ("peer-0", PeerPiece(core.round.id, 3, 0, 0)),

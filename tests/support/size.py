@@ -32,6 +32,7 @@ REPETITIONS = {
     "kills of a hub": Repetitions(2, 3, 50),
     "calls to a disk at which a hub is killed": Repetitions(5, 8, 11),
     "peers that average": Repetitions(3, 8, 8),
+    "draws of digits": Repetitions(2, 5, 5),
     "kills of a trainer": Repetitions(1, 2, 10),
     "times that a tenth of a crowd is killed": Repetitions(1, 1, 20),
     "clusters of Ray": Repetitions(0, 0, 1),

@@ -282,8 +282,14 @@ class PeerCore:
             return effects
 
     def _of_another_round(self, peer: str, message: RoundMessage) -> list[PeerEffect]:
-        """Refuse a transfer of another round. Who repeats an offer of one that is over is told how it ended."""
+        """Refuse a transfer of another round, but keep an offer that overtook the proposal.
+
+        Who repeats an offer of a round that is over is told how it ended.
+        """
         over = self._highest is not None and message.round <= self._highest
+        if isinstance(message, Offer) and not over:
+            self.neighbours[peer].keep_early(message)
+            return []
         effects = self._refuse(peer, "a round that is over" if over else "a round that was not proposed")
         if not isinstance(message, Offer):
             return effects
@@ -356,7 +362,17 @@ class PeerCore:
         self._wanted = False
         self.round = Round(proposal, self.name, self.settings, now_s)
         told = f"round {proposal.round.number} of {proposal.round.proposer}: {', '.join(self.round.names)}"
-        return [*self.round.begin(), Report("round_started", told)]
+        return [*self.round.begin(), Report("round_started", told), *self._early_offers(proposal.round, now_s)]
+
+    def _early_offers(self, round_id: RoundId, now_s: float) -> list[PeerEffect]:
+        """Take the offers that came before the proposal."""
+        effects: list[PeerEffect] = []
+        for neighbour in self.neighbours:
+            offers, neighbour.early_offers = neighbour.early_offers, {}
+            for offer in offers.values():
+                if offer.round == round_id:
+                    effects += self._in_round(Received(neighbour.name, offer), offer, now_s)
+        return effects
 
     def _told_to_abandon(self, peer: str, abandon: Abandon, now_s: float) -> list[PeerEffect]:
         """Give up what another member has given up, unless the mean is already here."""

@@ -3,18 +3,28 @@
 import math
 from collections.abc import Iterator
 
-from edgeasync.protocol.peer_messages import PeerPing, RoundMember
+from edgeasync.protocol.peer_messages import Offer, PeerPing, RoundMember
 
 
 class Neighbour:
-    """What one peer knows of another: its latest ping, and when it last said anything."""
+    """What one peer knows of another: its latest ping, and when it last said anything.
+
+    `early_offers` are those of one round, by their steps, that came before its proposal, which has another link.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.heard_s = self.doubted_s = -math.inf
         self.ping: PeerPing | None = None
+        self.early_offers: dict[int, Offer] = {}
         self.told_live = False
         """Whether people were told last that this peer is live."""
+
+    def keep_early(self, offer: Offer) -> None:
+        """Keep an offer of a round that is not proposed yet, and forget those of another round."""
+        if any(kept.round != offer.round for kept in self.early_offers.values()):
+            self.early_offers.clear()
+        self.early_offers[offer.step] = offer
 
 
 class Neighbours:
