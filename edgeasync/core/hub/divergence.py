@@ -193,15 +193,14 @@ class DivergenceGuard:
         """
         reports: list[HubEffect] = []
         begun: set[Remedy] = set()
-        found: list[str | None] = []
-        calm = not self.state.alarms and not self.state.causes
-        for cause_of in self._causes[scope]:
-            cause = cause_of(update, fleet)
-            calm = calm and cause is None
-            found.append(cause)
-        if calm:
-            return reports, begun  # the usual case, with every update
-        for (number, watch), cause in zip(self._watches[scope], found, strict=True):
+        if not self.state.alarms and not self.state.causes:
+            for cause_of in self._causes[scope]:
+                if cause_of(update, fleet) is not None:
+                    break
+            else:
+                return reports, begun  # the usual case, with every update
+        for number, watch in self._watches[scope]:
+            cause = watch.cause(update, fleet)
             report = self._follow(number, watch, cause, update, calms=calms, at_once=at_once)
             if report is not None:
                 reports.append(report)
