@@ -21,6 +21,9 @@ from edgeasync.structs import ready
 
 Settings = TypeVar("Settings")
 
+SIZE_DIGITS_MAX = 19
+"""A number of bytes with more digits is none: Python reads no number of thousands of digits."""
+
 _UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 _UNKNOWN_KEY = re.compile("Object contains unknown field `(.*)`", re.DOTALL)
@@ -51,7 +54,7 @@ class ByteCount(int):
             return cls(value)
         if isinstance(value, str) and (match := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kKMG]?i?B)\s*", value)):
             number, unit = match.groups()
-            if unit in _UNITS and len(number) < 20:
+            if unit in _UNITS and len(number) <= SIZE_DIGITS_MAX:
                 return cls(Fraction(number) * _UNITS[unit])
         raise ValueError(f"{value!r} is not a size; write bytes or one of {', '.join(_UNITS)} as in '64 MiB'")
 

@@ -241,7 +241,7 @@ class TorchTrainer:
             if len(x) > 1 or not _has_norms(self._module):
                 raise
             raise DataError(
-                "a batch norm cannot learn from a batch of one example; give more data, and a batch_size over 1"
+                "a batch norm cannot learn from a batch of one example; give more data, and a batch_size over 2"
             ) from error
 
     def metrics(self) -> Mapping[str, float]:
@@ -264,19 +264,24 @@ class TorchTrainer:
 
 
 class _NoneAlone(Batches):
-    """Batches of which the last has one example more, so that this one is not alone."""
+    """Batches of which the last takes an example from the one before it, so that its own is not alone."""
 
     def draw(self) -> npt.NDArray[np.int64]:
         """Draw the next batch: the numbers of its examples."""
-        chosen = super().draw()
-        return self._order[self._starts[-1] :] if self._next == self.per_epoch else chosen
+        chosen, left = super().draw(), self.per_epoch - self._next
+        if left > 1:
+            return chosen
+        return chosen[:-1] if left else self._order[-2:]
 
 
 def _stream(data: Dataset, batch_size: int, seed: int, *, norms: bool) -> Batches:
-    """Return batches, each of two examples or more if there are batch norms, which do not take one alone."""
-    if not norms or len(data) % batch_size != 1 or min(batch_size, len(data)) == 1:
+    """Return batches, each of two examples or more if there are batch norms, which do not take one alone.
+
+    With a `batch_size` of 2 one may be alone: nobody can give it one.
+    """
+    if not norms or batch_size < 3 or len(data) < batch_size or len(data) % batch_size != 1:
         return batches(data, batch_size, seed)
-    return _NoneAlone(data, range(0, len(data) - 1, batch_size), seed)
+    return _NoneAlone(data, range(0, len(data), batch_size), seed)
 
 
 def _has_norms(module: nn.Module) -> bool:

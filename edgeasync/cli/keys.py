@@ -6,7 +6,7 @@ from typing import Literal
 
 from edgeasync.cli.output import Printer, print_table
 from edgeasync.config import expanded
-from edgeasync.durable.allow_list import NAME, Allowed, read_key
+from edgeasync.durable.allow_list import NAME, Allowed, Key, read_key
 from edgeasync.durable.keys import OWNER, TOKEN_S, TOKEN_S_MAX, HubKeys, fingerprint
 from edgeasync.errors import ConfigError
 from edgeasync.runtime.address import check_connect
@@ -54,14 +54,12 @@ def enrol(
         raise ConfigError("--valid-hours is for a token, and a key that you enrol needs no token; leave it out")
     for address in addresses:
         check_connect(address, insecure=True)
+    public = None if key is None else _checked_key(key)
     keys.pair()
+    keys.check_role(name, role)
     if addresses:
         keys.remember_addresses(tuple(addresses))
-    if key is not None:
-        try:
-            public = read_key(key)
-        except ValueError as error:
-            raise ConfigError(f"--key: {error}") from error
+    if public is not None:
         keys.allow(name, role, public)
         _print_entry(Allowed(name, role, public), printer)
         return
@@ -154,6 +152,13 @@ def _checked_name(name: str) -> str:
             "the key of NAME speaks for NAME/0, NAME/1 and so on too"
         )
     return name
+
+
+def _checked_key(key: str) -> Key:
+    try:
+        return read_key(key)
+    except ValueError as error:
+        raise ConfigError(f"--key: {error}") from error
 
 
 def _checked_role(role: str) -> Literal["device", "operator"]:

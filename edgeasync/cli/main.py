@@ -252,7 +252,9 @@ def agent(
 
 def _bytes_or_text(size: str | None) -> int | str | None:
     """Return a size as TOML would have it: a bare number is one of bytes."""
-    return int(size) if size is not None and size.isdecimal() and len(size) < SIZE_DIGITS else size
+    from edgeasync.config import SIZE_DIGITS_MAX
+
+    return int(size) if size is not None and size.isdecimal() and len(size) <= SIZE_DIGITS_MAX else size
 
 
 @app.command()
@@ -440,9 +442,6 @@ def _open_streams() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as Python has it for standard error
 
-
-SIZE_DIGITS = 20
-"""A number of bytes with as many digits is none: Python reads no number of thousands of digits."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 

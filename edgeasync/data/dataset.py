@@ -153,7 +153,7 @@ def fits(have: tuple[int, ...], want: tuple[int, ...]) -> bool:
 
 def check_answers(targets: npt.NDArray[Any]) -> None:
     """Raise `DataError` unless targets are answers from 0 to 1; what is read when it is drawn is not looked at."""
-    if isinstance(targets, np.ndarray) and (targets.min() < 0.0 or targets.max() > 1.0):
+    if isinstance(targets, np.ndarray) and targets.size and (targets.min() < 0.0 or targets.max() > 1.0):
         raise DataError(
             f"the data's targets are from {targets.min():g} to {targets.max():g}, the loss bce_with_logits takes "
             "answers from 0 (no) to 1 (yes): write 0 for -1, or take another loss"

@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from edgeasync.durable.files import FolderLock, replace_file
 from edgeasync.errors import StorageError
+from edgeasync.protocol.messages import COUNT_MAX
 from edgeasync.structs import ready
 
 
@@ -22,7 +23,7 @@ class DeviceIdentity(msgspec.Struct, frozen=True):
 
     device_id: str
     state_id: Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
-    incarnation: Annotated[int, Meta(ge=1, le=2**62)] = msgspec.field(name="start")
+    incarnation: Annotated[int, Meta(ge=1, lt=COUNT_MAX)] = msgspec.field(name="start")
     machine: str = ""
 
 

@@ -14,7 +14,14 @@ import zmq
 from zmq.utils import z85
 
 from edgeasync.durable.allow_list import Allowed, AllowList, Key, Role, read_key
-from edgeasync.durable.secret_files import check_private, locked, private_folder, read_secret, write_secret
+from edgeasync.durable.secret_files import (
+    check_private,
+    locked,
+    private_folder,
+    read_secret,
+    staged_secret,
+    write_secret,
+)
 from edgeasync.errors import ConfigError, StorageError
 from edgeasync.structs import ready
 
@@ -174,6 +181,10 @@ class HubKeys:
 
     # -- changes ---------------------------------------------------------------------------------------------
 
+    def check_role(self, name: str, role: Role) -> None:
+        """Raise `StorageError` if a name has another role: its key would be lost by a slip."""
+        _check_role(self.allow_list(), name, role)
+
     def allow(self, name: str, role: Literal["device", "operator"], key: Key) -> None:
         """Let a key in under a name, whose former key of that role it replaces; raises `StorageError`."""
         with locked(self.folder):
@@ -301,12 +312,13 @@ class HubKeys:
         Raises `StorageError`.
         """
         pair, hub = KeyPair.make(), self.pair().public
-        self.allow(name, "operator", pair.public)  # first: a name that is refused leaves no folder
+        self.check_role(name, "operator")  # a name that is refused leaves no folder
         folder = self.folder
         if name != OWNER:
             folder = private_folder(private_folder(folder / "operators") / name)
-        write_secret(folder / _OPERATOR_KEY, _line(pair.secret), replace=True)
         write_secret(folder / _HUB_PUBLIC, _line(hub), replace=True)
+        with staged_secret(folder / _OPERATOR_KEY, _line(pair.secret), replace=True):
+            self.allow(name, "operator", pair.public)  # whatever fails before, the former key is there and counts
         return folder
 
     # -- the address that tokens name ------------------------------------------------------------------------

@@ -76,23 +76,31 @@ def write_secret(path: Path, content: bytes, *, replace: bool = False) -> None:
 
     With `replace` it takes the place of the one that is there; without, that is left alone. Raises `StorageError`.
     """
+    with staged_secret(path, content, replace=replace):
+        pass
+
+
+@contextlib.contextmanager
+def staged_secret(path: Path, content: bytes, *, replace: bool = False) -> Iterator[None]:
+    """Write a secret as `write_secret` does, but name the file after the block, unless that raises."""
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")
     try:
         with open(temporary, "xb", opener=_create) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
+        yield
         if replace:
             temporary.replace(path)
         else:
             os.link(temporary, path)
-            temporary.unlink()
         sync_folder(path.parent)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
         remedy = "it is left as it is" if isinstance(error, FileExistsError) else "free space or fix its rights"
         raise StorageError(f"{path}: cannot be written: {error.strerror}; {remedy}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
 
 
 @contextlib.contextmanager

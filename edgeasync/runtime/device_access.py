@@ -84,7 +84,7 @@ class DeviceAccess:
             self._give_up(error)
 
     def _look_at_addresses(self, token: Token) -> None:
-        """Tell of a hub in the settings that is another than the token's, which it takes the place of."""
+        """Warn if the settings name another hub than the token: the device goes to that of the settings."""
         said, named = self._connection.addresses, token.addresses
         if not set(said) & set(named):
             detail = f"hub {', '.join(said)} stands in for the address that the token names, {', '.join(named)}"

@@ -52,6 +52,12 @@ def save_model(
     replace_file(path, *tensor_parts(spec.views(vector), metadata), private=private)
 
 
+def check_finite(path: Path, vector: Vector) -> None:
+    """Raise `StorageError` unless all values of a model that is to be written are finite."""
+    if not np.isfinite(vector).all():
+        raise StorageError(f"{path}: not written, for training has diverged: values of the model are not finite")
+
+
 def read_model(path: Path) -> SavedModel:
     """Read a model that `save_model` or another maker wrote; raises `StorageError` if it is not readable."""
     try:

@@ -33,7 +33,7 @@ from edgeasync.runtime.awaited_step import AwaitedStep
 from edgeasync.runtime.disk_watch import DiskWatch
 from edgeasync.runtime.ending import Ending
 from edgeasync.runtime.engine_driver import EngineDriver
-from edgeasync.runtime.model_file import save_model
+from edgeasync.runtime.model_file import check_finite, save_model
 from edgeasync.runtime.peer_sockets import PeerSockets
 from edgeasync.runtime.worker import Worker
 from edgeasync.training.trainer import (
@@ -151,6 +151,7 @@ class Peer:
         """The model between two steps, and their number."""
         self._on_report = on_report or (lambda _: None)
         self._disk = DiskWatch(self._warn_from_thread, "a restart loses what was trained")
+        self._told_diverged = False
         self._given_context = context
         self._ending = Ending("Peer")
         self._stopping = threading.Event()
@@ -280,6 +281,11 @@ class Peer:
     def payload_bytes_up(self) -> int:
         """Bytes of coded models in the messages to others."""
         return self._engine.payload_bytes_up
+
+    @property
+    def diverged(self) -> bool:
+        """Whether values of the model are not finite."""
+        return not np.isfinite(self.parameters).all()
 
     def stalled_s(self) -> float:
         """Return for how long the trainer has not ended a local step; 0 if it has none to take."""
@@ -484,9 +490,9 @@ class Peer:
                 break
         self._stepped_s = time.monotonic()
 
-    def _leave_if_diverged(self, parameters: Vector) -> None:
+    def _leave_if_diverged(self, _: Vector) -> None:
         """End: no round takes such a model, and without a round it stays so."""
-        if not np.isfinite(parameters).all():
+        if self.diverged:
             self._loop.call_soon_threadsafe(self.request_stop)
 
     def _count_step(self) -> None:
@@ -515,20 +521,24 @@ class Peer:
     def _keep(self, parameters: Vector, steps: int) -> None:
         """Write the model, in a thread of its own: a decoding that takes long must not hold it up."""
         if self._model_file is not None:
-            save = partial(_save, self._model_file, self._spec, parameters, lineage=self._own.name, version=steps)
-            self._keeper.submit(partial(self._disk.write, save))
+            self._keeper.submit(partial(self._write, self._model_file, parameters, steps))
+
+    def _write(self, file: Path, parameters: Vector, steps: int) -> None:
+        """Write the model, or leave the one before if training has diverged."""
+        try:
+            check_finite(file, parameters)
+        except StorageError as error:
+            if not self._told_diverged:
+                self._warn_from_thread(str(error))
+            self._told_diverged = True
+            return
+        save = partial(save_model, file, self._spec, parameters, lineage=self._own.name, version=steps)
+        self._disk.write(save)
 
 
 def longest_end_s(lease_s: float) -> float:
     """Return how long a peer may take to end once it is asked to: `run` then returns, or hangs."""
     return lease_s + 2.0 * CLOSE_S + WRITE_S
-
-
-def _save(file: Path, spec: ParameterSpec, parameters: Vector, *, lineage: str, version: int) -> None:
-    """Write a model; raises `StorageError`, and leaves the one before, if training has diverged."""
-    if not np.isfinite(parameters).all():
-        raise StorageError(f"{file}: not written: values of the model are not finite, for training has diverged")
-    save_model(file, spec, parameters, lineage=lineage, version=version)
 
 
 def _nothing(_: Vector) -> None:

@@ -17,7 +17,7 @@ from edgeasync.parameters import Vector
 from edgeasync.runtime.address import host_of
 from edgeasync.runtime.agent_settings import AgentSection, AgentSettings, CareSection, PeersSection
 from edgeasync.runtime.graph_model import HubGraph, load_graph
-from edgeasync.runtime.model_file import VALUES_SUFFIX, load_kept, save_model
+from edgeasync.runtime.model_file import VALUES_SUFFIX, check_finite, load_kept, save_model
 from edgeasync.runtime.onnx_model import OnnxModel
 from edgeasync.runtime.peer import PEER_MODEL_FILE, OnReport, Peer
 from edgeasync.training.plan import ReceivedGraph, ShippedModel, TrainingPlan
@@ -134,8 +134,9 @@ def make_peer(
 def write_trained(out: Path, peer: Peer, forward: bytes | None) -> None:
     """Write a trained model: as ONNX for inference if `out` ends so, else its arrays as safetensors.
 
-    Raises `ConfigError` for a model that is not of ONNX, and `StorageError`.
+    Raises `StorageError`, also for a model that is not finite.
     """
+    check_finite(out, peer.parameters)
     if out.suffix != ONNX_SUFFIX:
         save_model(out, peer.spec, peer.parameters, lineage=peer.name, version=peer.steps_total, private=False)
         return

@@ -42,7 +42,7 @@ from edgeasync.sdk.workers.base import (
     worker_name,
 )
 from edgeasync.sdk.workers.files import make_folder, remove_folder, write_files
-from edgeasync.sdk.workers.peer_job import INITIAL_FILE, PeerJob, model_file
+from edgeasync.sdk.workers.peer_job import INITIAL_FILE, PeerJob, diverged_file, model_file, note_end
 from edgeasync.sdk.workers.processes import run_process
 from edgeasync.training.evaluation import Evaluator
 from edgeasync.training.plan import LocalTraining
@@ -242,7 +242,7 @@ class PeerWorkers:
         spec, numbers = self._plan.prepared.spec, range(1, len(self._shares) + 1)
         files = [file for number in numbers if (file := model_file(self.folder, number)).exists()]
         found = [(vector, steps) for vector, steps in (load_model(file, spec) for file in files) if steps]
-        self._diverged = not found and any(peer.steps_total for peer in self._running)
+        self._diverged = not found and any(diverged_file(self.folder, number).exists() for number in numbers)
         found = found or [(self._initial, 0)]
         total = np.zeros(spec.length, np.float64)
         for vector, _ in found:
@@ -271,6 +271,7 @@ class PeerWorkers:
             peer = job.make_peer(trainer, self.folder)
             self._running.append(peer)
             await peer.run()
+            await asyncio.to_thread(note_end, peer, self.folder, number)
         except Exception as error:
             note_worker(error, worker_name(number))
             raise

@@ -119,8 +119,11 @@ def mean_of(
     """Return the mean loss of some examples as a sum, with the labels that `classes` has right.
 
     `classes` has the likeliest class for each label, of which an example may have several; without it there is no
-    accuracy. An ignored label does not count. Raises `DataError` if there is not one class for each label.
+    accuracy. Labels may be (n, 1) for classes (n,). An ignored label does not count. Raises `DataError` if there
+    is not one class for each label.
     """
+    if classes is not None and _sizes(classes) == _sizes(labels):
+        labels = labels.reshape(classes.shape)
     counts = np.full(labels.shape, True) if ignored_label is None else labels != ignored_label
     weight = int(counts.sum())
     if not weight:
@@ -133,3 +136,7 @@ def mean_of(
             "(n, classes) for labels (n,), and (n, classes, T) for labels (n, T)"
         )
     return LossSum(loss * weight, weight, int(((classes == labels) & counts).sum()), weight)
+
+
+def _sizes(array: npt.NDArray[Any]) -> list[int]:
+    return [size for size in array.shape if size != 1]

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from edgeasync import StepResult
+from edgeasync.errors import StorageError
 from edgeasync.runtime import peer as runtime
 from edgeasync.runtime.model_file import load_model
 from edgeasync.runtime.peer import PEER_MODEL_FILE
+from edgeasync.runtime.peer_device import write_trained
 from tests.support.peers import FILE, SPEC, Still, first_values, make_peer, name_of, write_list
 from tests.support.processes import PATIENCE_S
 from tests.support.size import repetitions
@@ -308,3 +310,34 @@ async def test_a_peer_whose_disk_hangs_ends_and_says_that_its_model_is_not_writt
         assert "not written in 0.1 s" in told[-1].detail
     finally:
         written.set()
+
+
+@pytest.mark.asyncio
+async def test_a_peer_whose_training_diverges_says_so_once_and_no_file_is_replaced_by_its_model(
+    tmp_path, monkeypatch
+):
+    class Diverging(Still):
+        def begin(self, parameters):
+            self.parameters = parameters
+
+        def step(self):
+            self.parameters += np.nan
+            return super().step()
+
+    monkeypatch.setattr(runtime, "COPY_S", 0.0)
+    monkeypatch.setattr(runtime, "KEEP_MODEL_S", 0.0)
+    write_list(tmp_path, [1, 2])
+    reports = []
+    peer = make_peer(
+        tmp_path, 1, lease_s=0.2, incarnation=1, trainer=Diverging(), steps_max=5, on_report=reports.append
+    )
+    await peer.run()
+    warnings = [report.detail for report in reports if report.event == "warning"]
+    assert len(warnings) == 1
+    assert "training has diverged" in warnings[0]
+    assert peer.diverged
+    out = tmp_path / "out.safetensors"
+    out.write_bytes(b"an earlier model")
+    with pytest.raises(StorageError, match="training has diverged"):
+        write_trained(out, peer, None)
+    assert out.read_bytes() == b"an earlier model"

@@ -114,10 +114,12 @@ def test_workers_that_diverge_add_nothing_to_the_mean(tmp_path, amounts, why):
     assert run.reason.startswith(why)
 
 
+@pytest.mark.parametrize("engine", ["tasks", "processes"])
 @pytest.mark.parametrize("amounts", [(np.nan, 0.0), (np.nan, np.inf), (np.nan, 0.0, 0.0)])
-def test_workers_that_diverge_do_not_wait_for_rounds(tmp_path, amounts):
+def test_workers_that_diverge_do_not_wait_for_rounds(tmp_path, amounts, engine):
     first, trainers = Diverging.spec.views(np.ones(4, np.float32)), [Diverging(amount) for amount in amounts]
-    run = train(first, trainers, topology="ring", until=Stop(updates=30), run=tmp_path, settings=FAST)
+    how = {"topology": "ring", "engine": engine, "settings": FAST}
+    run = train(first, trainers, until=Stop(updates=30), run=tmp_path, **how)
     assert all((array == 1.0).all() for array in run.arrays.values())
     assert run.reason.startswith("diverged" if np.inf in amounts else "all workers have reached until")
 

@@ -162,6 +162,29 @@ def test_a_name_keeps_its_role_until_it_is_revoked(keys, change, hint):
     change(keys)
 
 
+@pytest.mark.parametrize("name", ["anna", "owner"])
+@pytest.mark.parametrize("fails", ["the list", "the folder"])
+def test_a_new_key_for_an_operator_that_cannot_be_written_leaves_the_old_one_in_force(
+    keys, name, fails, monkeypatch
+):
+    folder = keys.make_operator(name)
+    before, files = operator_keys(folder), sorted(folder.iterdir())
+    if fails == "the list":
+
+        def full(*_):
+            raise StorageError("the disk is full")
+
+        monkeypatch.setattr(keys, "_write", full)
+    else:
+        folder.chmod(0o755)
+    with pytest.raises(StorageError, match="full" if fails == "the list" else "755"):
+        keys.make_operator(name)
+    folder.chmod(0o700)
+    assert operator_keys(folder) == before
+    assert keys.allow_list().entries[name] == Allowed(name, "operator", before[0].public)
+    assert sorted(folder.iterdir()) == files
+
+
 def test_a_token_makes_no_device_of_an_operator(keys):
     token = KeyPair.of(keys.issue_token("anna", ADDRESS, 0.0).secret).public
     pair, _ = operator_keys(keys.make_operator("anna"))
@@ -386,6 +409,16 @@ def test_whatever_is_enrolled_the_addresses_are_remembered(keys, flags):
         keys.folder.parent, "keys", "enrol", "pi-1", *flags, "--keys", keys.folder, "--address", *ADDRESS
     )
     assert told[0]["name"] == "pi-1"
+    assert keys.addresses() == ADDRESS
+
+
+@pytest.mark.parametrize("arguments", [("pi-1", "--key", "zzz"), ("owner",), ("owner", "--key", KEYS[0].hex())])
+def test_an_enrolment_that_is_refused_remembers_no_address(keys, arguments):
+    keys.remember_addresses(ADDRESS)
+    told = run_command(
+        keys.folder.parent, "keys", "enrol", *arguments, "--keys", keys.folder, "--address", "tcp://other:2"
+    )
+    assert told.returncode
     assert keys.addresses() == ADDRESS
 
 

@@ -39,6 +39,8 @@ class Budgets:
         self._limited = (self._hub_max, self._device_max) != (None, None)
         self._pings_bytes_per_s = HEARTBEAT_BYTES / settings.liveness.heartbeat_s
         self._values = values
+        self._has_warned = False
+        """Not durable: who starts the hub again is told again."""
 
     def count(self, member: Member, moved: tuple[int, int], now_s: float) -> None:
         """Count bytes that a device sent and was sent."""
@@ -59,14 +61,15 @@ class Budgets:
         limited = self._limited or member.own_day is not None
         history.period_s_min = self._period_s(member, now_s, is_learning) if limited else 0.0
 
-    def judge_shares(self, live_before: int, member: Member) -> list[HubEffect]:
-        """Return a warning if the hub's limit bore an exchange of each device, and with this one does not."""
-        devices, most_bytes = self._members.live_count, self._most_bytes(member)
-        if self._hub_max is None or devices <= live_before:
+    def judge_shares(self, member: Member) -> list[HubEffect]:
+        """Return a warning, once, if with this device the hub's limit does not bear an exchange of each."""
+        if self._hub_max is None or self._has_warned:
             return []
-        needed_bytes = most_bytes + DAY_S * self._pings_bytes_per_s
-        if self._hub_max >= devices * needed_bytes or (live_before and self._hub_max < live_before * needed_bytes):
+        devices = self._members.live_count
+        needed_bytes = self._most_bytes(member) + DAY_S * self._pings_bytes_per_s
+        if self._hub_max >= devices * needed_bytes:
             return []
+        self._has_warned = True
         share = f"each has {self._hub_max / devices / 1e6:.3g} MB a day, and its pings and an exchange may take"
         cure = "raise it, or take a longer heartbeat_s or fewer devices"
         return [
@@ -95,8 +98,8 @@ class Budgets:
     def _most_bytes(self, member: Member) -> float:
         """Return the most bytes of an exchange: of a whole model and an update. Differences take no more.
 
-        The update's codec counts as the longest that the device may be told: which one it is told follows from its
-        link, which a replay does not know.
+        The update counts in the longest of the device's codecs: which of them it is told follows from its link,
+        which a replay does not know.
         """
         update = max(map(bytes_per_value, member.codecs_push), default=bytes_per_value("identity"))
         return self._values * (bytes_per_value(member.codec_model) + update) + HEADERS_BYTES

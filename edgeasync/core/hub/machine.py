@@ -250,9 +250,8 @@ class HubCore:
         message = event.message if isinstance(event, Received) else None
         match message:
             case Hello():
-                live_before = self.members.live_count
                 effects = self.presence.hello(event.peer, message, now_s, event.key)
-                return effects + self.budgets.judge_shares(live_before, self.members.members[message.device_id])
+                return effects + self.budgets.judge_shares(self.members.members[message.device_id])
             case Wake():
                 return [*self.policy_engine.wake("an operator said so", now_s), SendStatus(event.peer)]
             case StatusRequest():

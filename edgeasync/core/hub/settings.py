@@ -9,7 +9,7 @@ from msgspec import Meta
 from edgeasync.config import ByteCount, Section
 from edgeasync.parameters import PARAMETERS_MAX
 from edgeasync.protocol.codecs import ELEMENTWISE, check_codec_name
-from edgeasync.protocol.messages import DAY_S, HEARTBEAT_BYTES
+from edgeasync.protocol.messages import DAY_S, HEARTBEAT_BYTES, SECONDS_MAX
 from edgeasync.protocol.transfers import PIECE_BYTES_MAX, PIECE_BYTES_MIN
 
 _SECONDS = {"s": 1.0, "second": 1.0, "min": 60.0, "minute": 60.0, "h": 3600.0, "hour": 3600.0}
@@ -49,7 +49,7 @@ class Limits(Section, frozen=True):
     snapshots_max: Annotated[int, Meta(ge=2)] = 32
     strikes_max: Annotated[int, Meta(ge=1)] = 20
     quarantine_s: Annotated[float, Meta(ge=0)] = 300.0
-    retry_after_s: Annotated[float, Meta(gt=0)] = 0.5
+    retry_after_s: Annotated[float, Meta(gt=0, le=SECONDS_MAX)] = 0.5
     connections_per_key_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 128
     bytes_per_day_max: ByteCount | None = None
     device_bytes_per_day_max: ByteCount | None = None

@@ -79,7 +79,7 @@ def find_unit(kind: Kind, place: Place, name: str | None) -> Unit:
             if (file.is_symlink() or file.exists()) and not _is_ours(file):
                 raise ConfigError(f"{file}: is another program's unit; give another --name")
             if _is_ours(file, other):
-                raise ConfigError(f"{file}: is the unit of a {other}; give another --name, or say {other}")
+                raise ConfigError(f"{file}: is the {other}'s unit; give another --name, or say {other}")
     program = find_program(Path(sys.prefix)) if place.root == Path("/") else PROGRAM
     return Unit(kind, program, place.folder, place.user, name or "")
 

@@ -21,7 +21,7 @@ from edgeasync.runtime.agent import Agent
 from edgeasync.runtime.peer import Peer
 from edgeasync.sdk.workers.base import END_S, Job, make_trainer
 from edgeasync.sdk.workers.files import MAKE_FILE, WorkerFiles
-from edgeasync.sdk.workers.peer_job import PeerJob
+from edgeasync.sdk.workers.peer_job import PeerJob, note_end
 from edgeasync.sdk.workers.pickling import dump_error, load
 
 LOOK_S = 1.0
@@ -48,8 +48,11 @@ def main() -> None:
     try:
         job = msgspec.json.decode(files.job.read_bytes(), type=Job | PeerJob)
         trainer = make_trainer(files.read_share(), load((folder / MAKE_FILE).read_bytes()), job)
-        agents.append(job.make_agent(trainer) if isinstance(job, Job) else job.make_peer(trainer, folder))
-        loop.run_until_complete(agents[0].run())
+        agent = job.make_agent(trainer) if isinstance(job, Job) else job.make_peer(trainer, folder)
+        agents.append(agent)
+        loop.run_until_complete(agent.run())
+        if isinstance(agent, Peer):
+            note_end(agent, folder, number)
     except BaseException as error:  # noqa: BLE001 - it is raised in the parent
         files.put_result(dump_error(error))
     else:

@@ -63,3 +63,16 @@ class PeerJob(msgspec.Struct, frozen=True, kw_only=True, tag="peer"):
 def model_file(folder: Path, number: int) -> Path:
     """Return where a worker keeps its model."""
     return folder / worker_name(number) / PEER_MODEL_FILE
+
+
+def diverged_file(folder: Path, number: int) -> Path:
+    """Return the file that is there if a worker's training has diverged."""
+    return folder / worker_name(number) / "diverged"
+
+
+def note_end(peer: Peer, folder: Path, number: int) -> None:
+    """Write down that a worker's training has diverged: its last model, if there is one, does not show it."""
+    if peer.diverged:
+        mark = diverged_file(folder, number)
+        mark.parent.mkdir(exist_ok=True)
+        mark.touch()

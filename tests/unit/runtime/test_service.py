@@ -165,7 +165,7 @@ def test_another_programs_unit_is_neither_replaced_nor_removed(place, folder):
         ("hub", "agent", "--name agent: another unit"),
         ("hub", "edgeasync-agent", "--name edgeasync-agent is that of the agent; give another"),
         ("agent", "edgeasync-hub", "--name edgeasync-hub is that of the hub; give another"),
-        ("agent", "second", "second.service: is the unit of a hub; give another --name, or say hub"),
+        ("agent", "second", "second.service: is the hub's unit; give another --name, or say hub"),
     ],
 )
 def test_the_settings_and_units_of_another_service_are_left_alone(place, settings, kind, name, words):

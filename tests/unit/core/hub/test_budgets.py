@@ -78,9 +78,11 @@ def test_no_day_that_a_device_tells_is_a_way_round_its_hubs_limit(hub_bench, lim
 def test_a_limit_that_bears_no_exchange_of_so_many_devices_is_warned_of_once(hub_bench):
     hub = hub_bench(limits={"bytes_per_day_max": ByteCount(10 * MB)}, liveness={"heartbeat_s": 5.0})
     warned = []
-    for number in range(1, 8):
+    for number in [*range(1, 8), 5, 5]:
         hub.hello(f"d{number}")
         warned += [(number, each.detail) for each in hub.all_of(Report) if each.event == "warning"]
+        if number == 5:
+            hub.leave("d5")
     ((devices, said),) = warned
     assert devices == 5, "a device's pings take 2.2 MB of its day"
     assert "bytes_per_day_max is too low for 5 devices" in said
