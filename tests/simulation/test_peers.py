@@ -1,9 +1,12 @@
 """Peers average without a hub: each mean is that of all members' snapshots, whatever dies when."""
 
+import math
+
 import msgspec
 import pytest
 
 from edgeasync.core.peer.events import Received, RoundDue
+from edgeasync.core.peer.round import SEGMENT_SPARE_BYTES
 from edgeasync.protocol.peer_messages import (
     ROUND_LEAP_MAX,
     Abandon,
@@ -16,7 +19,7 @@ from edgeasync.protocol.peer_messages import (
     RoundMember,
 )
 from tests.support.peer_faults import Rogue
-from tests.support.peer_harness import meet_in_a_round, run_peers, shrink_peers
+from tests.support.peer_harness import meet_in_a_round, round_times, run_peers, shrink_peers
 from tests.support.peer_mutants import PEER_MUTANTS
 from tests.support.peer_world import REFUSED_KINDS_MAX, SETTINGS, VALUE_BYTES, World, on_the_wire
 from tests.support.size import repetitions
@@ -105,11 +108,28 @@ def test_nothing_is_sent_twice_on_links_so_slow_that_a_piece_takes_longer_than_a
         SETTINGS, codec="exact", lease_s=2.5, ping_s=0.5, piece_bytes=960, window_bytes=1920
     )
     world = World(1, 3, topology="all_to_all", values=600, settings=settings)
-    world.bytes_per_s = 4000
+    for device in world.devices.values():
+        device.uplink_bytes_per_s = 4000
     world.start()
     assert meet_in_a_round(world, set(world.names), 20.0)
     whole = world.completed("peer-0")
     assert {device.sent_bytes[whole] for device in world.devices.values()} == {2 * 600 * VALUE_BYTES}
+
+
+@pytest.mark.parametrize("topology", ["ring", "all_to_all"])
+def test_a_round_is_whole_though_one_link_takes_longer_than_a_lease_for_a_payload(topology):
+    """The others only wait meanwhile, and learn from pings that its receiver does not."""
+    settings = msgspec.structs.replace(
+        SETTINGS, codec="exact", lease_s=2.0, ping_s=0.4, piece_bytes=960, window_bytes=1920
+    )
+    world = World(1, 4, topology=topology, values=4000, settings=settings)
+    for device in world.devices.values():
+        device.uplink_bytes_per_s = 4000 if device.name == "peer-1" else 1_000_000
+    world.start()
+    assert meet_in_a_round(world, set(world.names), 80.0)
+    sends = 2 * 3 / 4 if topology == "ring" else 3
+    whole = world.completed("peer-0")
+    assert {device.sent_bytes[whole] for device in world.devices.values()} == {sends * 4000 * VALUE_BYTES}
 
 
 @pytest.mark.parametrize("topology", ["ring", "all_to_all"])
@@ -124,6 +144,24 @@ def test_an_offer_that_overtakes_the_proposal_waits_for_it_and_not_for_a_ping(to
     world.pass_time(10.0)
     reports = [report.event for device in world.devices.values() for _, report in device.reports]
     assert reports.count("round_done") > 4 * 10  # a round is due 0.3 s after the last one, and takes up to 0.5 s
+
+
+@pytest.mark.parametrize("topology", ["ring", "all_to_all"])
+def test_who_gives_a_round_up_is_in_the_next_one_and_need_not_wait_for_a_ping(topology):
+    """The others may still serve the round when they hear of it: then they doubt that it is ready."""
+    settings = msgspec.structs.replace(
+        SETTINGS, codec="exact", lease_s=3.0, ping_s=0.6, piece_bytes=240, window_bytes=960
+    )
+    for seed in range(48):
+        world = World(seed, 4, topology=topology, values=160, settings=settings)
+        world.start()
+        assert meet_in_a_round(world, set(world.names), 5.0)
+        world.pass_time(world.random.uniform(1.0, 2.0))
+        round_s = max(round_times(world, 0.0))
+        lost = world.random.choice(world.names)
+        world.devices[lost].kill()
+        limit_s = settings.lease_s + settings.round_every_s + 2 * round_s
+        assert meet_in_a_round(world, set(world.names) - {lost}, limit_s), seed
 
 
 # -- one proposer after the other ------------------------------------------------------------------------------
@@ -262,11 +300,24 @@ def test_what_does_not_fit_is_refused_by_name_and_the_next_round_is_whole(middle
     assert meet_in_a_round(world, set(world.names), 3.0)
 
 
+def test_a_member_keeps_a_round_alive_only_by_pieces_that_it_can_have_received(middle):
+    world, core = middle
+    payload_bytes_max = core.settings.payload_bytes_max // 3 + SEGMENT_SPARE_BYTES
+    pieces_max = 4 * math.ceil(payload_bytes_max / core.settings.piece_bytes)
+    kept_alive = []
+    for received_pieces in (100, 100, 99, 101, pieces_max + 1, 2**53, pieces_max):
+        world.clock.now_s += 0.001
+        message = ping(core, current=core.round.id, received_pieces=received_pieces)
+        core.handle(Received("peer-0", on_the_wire(message)), world.clock.now_s)
+        kept_alive.append(core.round.progress_s == world.clock.now_s)
+    assert kept_alive == [True, False, False, True, False, False, True]
+
+
 def test_messages_are_the_same_after_they_were_sent(middle):
     _, core = middle
     round_id = core.round.id
     for message in (
-        ping(core, current=round_id), core.round.proposal, Offer(round_id, 1, 2, 2**64 - 1),
+        ping(core, current=round_id, received_pieces=3), core.round.proposal, Offer(round_id, 1, 2, 2**64 - 1, 4),
         PeerCredit(round_id, 1, 2, again=True), PeerPiece(round_id, 1, 2, 3),
         Abandon(round_id, "stalled", -1, ("peer-0",)),
     ):  # fmt: skip

@@ -174,7 +174,10 @@ class Injector:
         device.handle(PeersChanged(peers))
 
     def heal(self):
-        """End all faults but suspensions, whose queued events come in order, and start those that are off."""
+        """End all faults but suspensions, whose queued events come in order, and start those that are off.
+
+        Who was told to stop while it was suspended stops only then.
+        """
         self.healed = True
         world = self.world
         world.cut.clear()
@@ -183,6 +186,7 @@ class Injector:
             device.hung_until_s = min(device.hung_until_s, world.clock.now_s)
             device.rots = device.fails = 0.0
             device.start()
+            world.clock.at(device.suspended_until_s, device.start)
             if device.peers != tuple(world.names):
                 self.list(device, tuple(world.names))
 
@@ -237,6 +241,7 @@ class Rogue:
                     ready,
                     heard,
                     random.choice((None, self._round())),
+                    received_pieces=random.choice((0, 1, 9, self.count, 2**53)),
                 )
             case 3:
                 members = [
@@ -247,7 +252,7 @@ class Rogue:
                 members += [RoundMember(self.device.name, self.incarnation)] * 2
                 return Propose(self._round(), "ring", random.choice(("exact", "none")), 24, tuple(members[-6:]))
             case 4:
-                return Offer(self._round(), step, size, random.randrange(2**64))
+                return Offer(self._round(), step, size, random.randrange(2**64), random.choice((0, size)))
             case 5:
                 return PeerCredit(self._round(), step, size, again=random.random() < 0.5)
             case 6:

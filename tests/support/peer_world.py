@@ -91,6 +91,7 @@ class Device:
         self.trains = True
         self.steps = 0
         self.rounds = {}  # of this start: what was applied
+        self.uplink_bytes_per_s = 100_000
         self.uplink_free_s = 0.0
         self.sent_bytes = Counter()
         self.reports = []
@@ -356,7 +357,6 @@ class World:
         self.latency_s = {
             (one, other): self.random.uniform(0.001, 0.008) for one in self.names for other in self.names
         }
-        self.bytes_per_s = 100_000
         self.devices = {name: Device(self, name, values) for name in self.names}
 
     def start(self):
@@ -372,7 +372,7 @@ class World:
         """Send a message, which arrives in order with others unless a fault says otherwise."""
         clock, link = self.clock, (sender.name, name)
         size = HEADER_BYTES + len(part or b"")
-        sender.uplink_free_s = max(clock.now_s, sender.uplink_free_s) + size / self.bytes_per_s
+        sender.uplink_free_s = max(clock.now_s, sender.uplink_free_s) + size / sender.uplink_bytes_per_s
         if name not in self.devices or clock.now_s < self.cut.get(link, 0.0):
             return
         arrives_s = max(sender.uplink_free_s + self.latency_s[link], self.arrivals.get(link, 0.0))

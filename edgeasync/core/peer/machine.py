@@ -124,8 +124,7 @@ class PeerCore:
         effects: list[PeerEffect] = []
         if now_s >= self._ping_at_s:
             self._ping_at_s = now_s + self.settings.ping_s
-            ping = self._ping(now_s)
-            effects += [Send(neighbour.name, ping) for neighbour in self.neighbours]
+            effects += self._ping_all(now_s)
             effects += self._repeat(now_s)
         return self._count(effects + self._settle(now_s))
 
@@ -202,7 +201,12 @@ class PeerCore:
             current=None if self.round is None else self.round.id,
             completed=self.completed,
             leaving=leaving,
+            received_pieces=0 if self.round is None else self.round.received_pieces,
         )
+
+    def _ping_all(self, now_s: float, *, leaving: bool = False) -> list[PeerEffect]:
+        ping = self._ping(now_s, leaving=leaving)
+        return [Send(neighbour.name, ping) for neighbour in self.neighbours]
 
     def _ready(self, now_s: float) -> bool:
         """Return whether a round can be proposed to this peer: its trainer has begun, and does not hang."""
@@ -228,6 +232,8 @@ class PeerCore:
         if round_ is not None and neighbour.name in round_.others:
             if ping.leaving and ping.completed == round_.id:
                 round_.leave_behind(neighbour.name)  # in order: it has handed out what others need of it
+            if ping.current == round_.id:
+                round_.told(neighbour.name, ping.received_pieces, now_s)
             is_preempted = ping.current is not None and ping.current > round_.id
             if is_preempted and round_.id.proposer == self.name and round_.state in {"snapshot", "exchanging"}:
                 effects += self._give_up("preempted", now_s)
@@ -382,7 +388,7 @@ class PeerCore:
                 return self._refuse(peer, "a message of a peer that is not in the round")
             if round_.state in {"applying", "serving"}:
                 round_.leave_behind(peer)
-                self.neighbours.doubt((peer,), now_s)  # its next ping says whether it is ready for another round
+                self._doubt_if_in(peer, round_.id, now_s)
                 return []
             effects = self._give_up(abandon.reason, now_s)
             if abandon.reason in {"lost", "unknown_member"}:
@@ -395,7 +401,16 @@ class PeerCore:
         if self._given_up is not None and self._given_up.round == abandon.round:
             self._accuse(peer, abandon)
             return []
-        return self._refuse(peer, "a round that is over")
+        if abandon.round != self.completed:
+            return self._refuse(peer, "a round that is over")
+        self._doubt_if_in(peer, abandon.round, now_s)
+        return []
+
+    def _doubt_if_in(self, peer: str, round_id: RoundId, now_s: float) -> None:
+        """Wait for the next ping of a peer that left a round and has yet to say whether it can be in another."""
+        ping = self.neighbours[peer].ping
+        if ping is not None and ping.current == round_id:
+            self.neighbours.doubt((peer,), now_s)
 
     def _declined_by(self, peer: str, abandon: Abandon, now_s: float) -> None:
         """Propose at once without those that a member does not know; without that member if it declines again."""
@@ -415,7 +430,9 @@ class PeerCore:
         """Carry on with the result of work, if its round is not over."""
         self._owed -= 1
         round_ = self.round
-        if round_ is None or round_.id != event.round:
+        if round_ is None:
+            return self._tell_if_free(now_s)
+        if round_.id != event.round:
             return []
         match event:
             case SnapshotTaken():
@@ -472,9 +489,14 @@ class PeerCore:
         waited = f", which waited for {', '.join(awaited)}" if awaited else ""
         return [
             DropRound(round_.id),
+            *self._tell_if_free(now_s),
             *[Send(name, abandon) for name in round_.others if name in self.neighbours],
             Report("round_abandoned", f"round {round_.id.number} of {round_.id.proposer}: {reason}{waited}"),
         ]
+
+    def _tell_if_free(self, now_s: float) -> list[PeerEffect]:
+        """Let the others know at once that this peer, which gave a round up, can be in another."""
+        return [] if self._owed else self._ping_all(now_s)
 
     def _end_round(self, now_s: float) -> list[PeerEffect]:
         """Drop a round whose mean is in the model."""
@@ -494,8 +516,7 @@ class PeerCore:
         if self.round is not None:
             mean_is_here = self.round.state in {"applying", "serving"}
             effects += [DropRound(self.round.id)] if mean_is_here else self._give_up("left", now_s)
-        leaving = self._ping(now_s, leaving=True)
-        effects += [Send(neighbour.name, leaving) for neighbour in self.neighbours]
+        effects += self._ping_all(now_s, leaving=True)
         self.over = True
         return [*effects, Report("stopped"), Stop("stopped")]
 

@@ -35,9 +35,6 @@ ROUND: Table[RoundState] = {
 SEGMENT_SPARE_BYTES = 1 << 12
 """What a codec's headers may add to a segment's share of a model's payload."""
 
-PATIENCE_GAPS = 4.0
-"""A piece counts as lost once it takes this many times longer than the slowest one of the round so far."""
-
 OWN_WORK = -1
 """The step at which a member waits for its own work."""
 
@@ -63,6 +60,7 @@ class Round:
         self._name = name
         self._plan = plan_round(proposal.topology, self.names, name)
         self._segment_bytes_max = -(-settings.payload_bytes_max // self._plan.segments) + SEGMENT_SPARE_BYTES
+        self._pieces_max = len(self._plan.incoming) * -(-self._segment_bytes_max // settings.piece_bytes)
         self._settings = settings
         self._incoming_steps = {step.step: step for step in self._plan.incoming}
         self._outgoing_steps = {step.step: step for step in self._plan.outgoing}
@@ -73,8 +71,8 @@ class Round:
         self._incoming: dict[int, IncomingPayload] = {}
         self._outgoing: dict[tuple[int, str], OutgoingPayload] = {}
         self._gone: set[str] = set()
-        self._gap_s: float | None = None
-        """The longest time that a piece took; `None` before the first one."""
+        self._received_pieces: dict[str, int] = {}
+        """How many pieces the others say that they have received."""
 
     def move(self, state: RoundState) -> None:
         """Change the state; raises `TransitionError` if `ROUND` does not allow it."""
@@ -161,12 +159,12 @@ class Round:
         self._check_sender(sender, offer.step)
         incoming = self._incoming.get(offer.step)
         if incoming is not None:
-            if incoming.offer != offer:
+            if (credit := incoming.offered_again(offer)) is None:
                 raise Refused("another payload than was offered before")
-            return [Send(sender, incoming.credit())]
+            return [Send(sender, credit)]
         if offer.payload_bytes > self._segment_bytes_max:
             raise Refused("a payload that is too long", fatal=True)
-        incoming = self._incoming[offer.step] = IncomingPayload(offer, self._settings.piece_bytes, now_s)
+        incoming = self._incoming[offer.step] = IncomingPayload(offer, self._settings.piece_bytes)
         return [
             OpenPayload(self.id, offer.step, offer.payload_bytes, offer.checksum),
             Send(sender, incoming.credit()),
@@ -183,8 +181,7 @@ class Round:
             raise Refused("a piece that was not offered")
         if refusal := incoming.refusal(piece, payload_bytes, sound=sound):
             raise Refused(refusal)
-        self._gap_s = max(self._gap_s or 0.0, now_s - incoming.progress_s)
-        incoming.accept(payload_bytes, now_s)
+        incoming.accept(payload_bytes)
         self.progress_s = now_s
         effects: list[PeerEffect] = [
             StorePiece(self.id, piece.step, piece.offset),
@@ -230,29 +227,28 @@ class Round:
         if planned is None or planned.own or planned.sender != sender:
             raise Refused("a step that is not this sender's")
 
+    # -- progress ----------------------------------------------------------------------------------------------
+
+    @property
+    def received_pieces(self) -> int:
+        """How many pieces of the round are here."""
+        return sum(incoming.received_pieces for incoming in self._incoming.values())
+
+    def told(self, name: str, received_pieces: int, now_s: float) -> None:
+        """Note how many pieces another member has received: where links differ, most wait while one receives."""
+        if self._received_pieces.get(name, 0) < received_pieces <= self._pieces_max:
+            self._received_pieces[name] = received_pieces
+            self.progress_s = now_s
+
     # -- time --------------------------------------------------------------------------------------------------
 
     def retry(self, now_s: float) -> list[PeerEffect]:
-        """Repeat what has brought no progress for a while."""
-        effects: list[PeerEffect] = [
-            Send(outgoing.receiver, outgoing.offer)
+        """Repeat offers that have brought no progress for a while."""
+        return [
+            Send(outgoing.receiver, outgoing.offer_again())
             for outgoing in self._outgoing.values()
             if not outgoing.finished and now_s >= outgoing.progress_s + self._settings.ping_s
         ]
-        effects += [
-            Send(self.sender(step), incoming.credit(again=True))
-            for step, incoming in self._incoming.items()
-            if not incoming.whole and now_s >= incoming.progress_s + self._patience_s
-        ]
-        return effects
-
-    @property
-    def _patience_s(self) -> float:
-        """How long a piece may take before it is asked for again: on a slow link it is late, and not lost."""
-        longest_s = self._settings.lease_s / 2
-        if self._gap_s is None:
-            return longest_s
-        return min(longest_s, max(self._settings.ping_s, PATIENCE_GAPS * self._gap_s))
 
     def awaited(self, *, owed: bool) -> tuple[int, tuple[str, ...]]:
         """Return the step at which this member waits, and for whom: for itself if it `owed` work."""

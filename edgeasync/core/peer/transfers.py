@@ -1,10 +1,13 @@
 """Payloads on their way between two members of a round: what was sent, what has arrived, and what is repeated.
 
-A receiver grants credit for what follows the bytes it holds. A side that waits without progress repeats: the
-sender its offer, the receiver its credit, with which the sender goes back to the first missing byte.
+A receiver grants credit for what follows the bytes it holds. A sender that waits without progress repeats its
+offer, and says what it has sent. Messages arrive in the order in which they were sent, or not at all. So the
+receiver knows what is lost, and asks for it again. It never asks by a clock: copies would fill a slow link.
 """
 
 import math
+
+import msgspec
 
 from edgeasync.core.peer.effects import SendPiece
 from edgeasync.core.peer.settings import PeerSettings
@@ -14,7 +17,8 @@ from edgeasync.protocol.peer_messages import Offer, PeerCredit, PeerPiece
 class OutgoingPayload:
     """A payload on its way to one receiver. `finished` means that the receiver holds all of it.
 
-    The sender goes back to the same byte once in half a `ping_s`: who asks more often gets no more for it.
+    The sender goes back to the same byte after half a `ping_s` at the earliest, and then after twice as long each
+    time. Who asks more often gets no more for it.
     """
 
     def __init__(self, receiver: str, offer: Offer, settings: PeerSettings, now_s: float) -> None:
@@ -25,9 +29,14 @@ class OutgoingPayload:
         self._piece_bytes = settings.piece_bytes
         self._window_bytes = settings.window_bytes
         self._retry_s = settings.ping_s / 2
-        self._went_back = (-1, -math.inf)
+        self._went_back = (-1, -math.inf, 0.0)
+        """To which byte it went back last, when, and for how long it does not go back there again."""
         self._held_bytes = 0
         self._sent_bytes = 0
+
+    def offer_again(self) -> Offer:
+        """Return the offer to repeat."""
+        return msgspec.structs.replace(self.offer, sent_bytes=self._sent_bytes)
 
     def credit(self, credit: PeerCredit, now_s: float) -> list[SendPiece] | None:
         """Return the pieces to send now; `None` for a credit that nobody could grant."""
@@ -46,10 +55,13 @@ class OutgoingPayload:
         return self._cut()
 
     def _goes_back(self, received_bytes: int, now_s: float) -> bool:
-        to_bytes, since_s = self._went_back
-        if received_bytes == to_bytes and now_s < since_s + self._retry_s:
+        to_bytes, since_s, wait_s = self._went_back
+        if received_bytes != to_bytes:
+            self._went_back = (received_bytes, now_s, self._retry_s)
+        elif now_s < since_s + wait_s:
             return False
-        self._went_back = (received_bytes, now_s)
+        else:
+            self._went_back = (received_bytes, now_s, 2.0 * wait_s)
         return True
 
     def _cut(self) -> list[SendPiece]:
@@ -67,10 +79,9 @@ class OutgoingPayload:
 class IncomingPayload:
     """A payload on its way from its sender. Its pieces are accepted in order only."""
 
-    def __init__(self, offer: Offer, piece_bytes: int, now_s: float) -> None:
-        self.offer = offer
+    def __init__(self, offer: Offer, piece_bytes: int) -> None:
+        self.offer = msgspec.structs.replace(offer, sent_bytes=0)
         self.received_bytes = 0
-        self.progress_s = now_s
         self._piece_bytes = piece_bytes
         self._asked_again = False
 
@@ -78,6 +89,17 @@ class IncomingPayload:
     def whole(self) -> bool:
         """Whether all bytes are here."""
         return self.received_bytes == self.offer.payload_bytes
+
+    @property
+    def received_pieces(self) -> int:
+        """How many pieces are here."""
+        return -(-self.received_bytes // self._piece_bytes)
+
+    def offered_again(self, offer: Offer) -> PeerCredit | None:
+        """Return the credit that answers a repeated offer; `None` if it is another payload's."""
+        if msgspec.structs.replace(offer, sent_bytes=0) != self.offer:
+            return None
+        return self.credit(again=offer.sent_bytes > self.received_bytes)
 
     def refusal(self, piece: PeerPiece, payload_bytes: int, *, sound: bool) -> str:
         """Return why this piece is not accepted, or nothing."""
@@ -89,10 +111,9 @@ class IncomingPayload:
             return "a piece of a wrong length"
         return "" if sound else "a corrupt piece"
 
-    def accept(self, payload_bytes: int, now_s: float) -> None:
+    def accept(self, payload_bytes: int) -> None:
         """Count the bytes of the next piece."""
         self.received_bytes += payload_bytes
-        self.progress_s = now_s
         self._asked_again = False
 
     def credit(self, *, again: bool = False) -> PeerCredit:
