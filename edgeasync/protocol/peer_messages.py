@@ -55,8 +55,8 @@ class PeerPing(Message, frozen=True, gc=False):
     `incarnation` grows with every start, `count` with every ping of a start: an older ping does not count.
     `fingerprint` is of what all peers must have in common: the model's layout, and how they exchange. `number` is
     that of the highest round I know. I am `ready` for a round unless my trainer has yet to begin, or owes work to
-    an earlier one. `heard` are the peers I have heard within a lease. `current` is the round I am in, and I have
-    `received_pieces` of it. `completed` is the last round whose mean I have.
+    an earlier one. `heard` are the peers I have heard within a lease. `current` is the round I am in, `completed`
+    the last one whose mean I have.
     """
 
     kind = 40
@@ -69,7 +69,6 @@ class PeerPing(Message, frozen=True, gc=False):
     current: RoundId | None = None
     completed: RoundId | None = None
     leaving: bool = False
-    received_pieces: Count = 0
 
 
 class Propose(Message, frozen=True, gc=False):
@@ -90,8 +89,8 @@ class Propose(Message, frozen=True, gc=False):
 class Offer(Message, frozen=True, gc=False):
     """Sender to receiver: my payload of this step is ready, with this length and checksum.
 
-    It is repeated while no credit comes. By then I have sent the first `sent_bytes`: on a link that keeps messages
-    in order, what you do not hold of these is lost.
+    It is repeated while no credit comes. Then it says that I have sent the first `sent_bytes`. A link keeps
+    messages in order, so what you do not hold of these is lost.
     """
 
     kind = 42
@@ -99,7 +98,7 @@ class Offer(Message, frozen=True, gc=False):
     step: Step
     payload_bytes: Count
     checksum: Unsigned64
-    sent_bytes: Count = 0
+    sent_bytes: Count | None = None
 
 
 class PeerCredit(Message, frozen=True, gc=False):
@@ -126,13 +125,17 @@ class PeerPiece(Message, frozen=True, gc=False):
 
 
 class Abandon(Message, frozen=True, gc=False):
-    """To each other member: I give this round up. I waited for `awaited` at `step`; at step -1 for my own work."""
+    """To each other member: I give this round up. I waited for `awaited` at `step`; at step -1 for my own work.
+
+    I am `ready` for another round, as a ping would say.
+    """
 
     kind = 45
     round: RoundId
     reason: AbandonReason
     step: Annotated[int, Meta(ge=-1, lt=STEPS_MAX)] = 0
     awaited: Names = ()
+    ready: bool = False
 
 
 PeerMessage = PeerPing | Propose | Offer | PeerCredit | PeerPiece | Abandon

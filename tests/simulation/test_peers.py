@@ -1,12 +1,10 @@
 """Peers average without a hub: each mean is that of all members' snapshots, whatever dies when."""
 
-import math
-
 import msgspec
 import pytest
 
-from edgeasync.core.peer.events import Received, RoundDue
-from edgeasync.core.peer.round import SEGMENT_SPARE_BYTES
+from edgeasync.core.peer.effects import Send
+from edgeasync.core.peer.events import Received, RoundDue, StopRequested
 from edgeasync.protocol.peer_messages import (
     ROUND_LEAP_MAX,
     Abandon,
@@ -116,9 +114,8 @@ def test_nothing_is_sent_twice_on_links_so_slow_that_a_piece_takes_longer_than_a
     assert {device.sent_bytes[whole] for device in world.devices.values()} == {2 * 600 * VALUE_BYTES}
 
 
-@pytest.mark.parametrize("topology", ["ring", "all_to_all"])
-def test_a_round_is_whole_though_one_link_takes_longer_than_a_lease_for_a_payload(topology):
-    """The others only wait meanwhile, and learn from pings that its receiver does not."""
+def with_a_slow_uplink(topology):
+    """Return four peers. A payload takes peer-1 longer than a lease."""
     settings = msgspec.structs.replace(
         SETTINGS, codec="exact", lease_s=2.0, ping_s=0.4, piece_bytes=960, window_bytes=1920
     )
@@ -126,10 +123,24 @@ def test_a_round_is_whole_though_one_link_takes_longer_than_a_lease_for_a_payloa
     for device in world.devices.values():
         device.uplink_bytes_per_s = 4000 if device.name == "peer-1" else 1_000_000
     world.start()
-    assert meet_in_a_round(world, set(world.names), 80.0)
-    sends = 2 * 3 / 4 if topology == "ring" else 3
+    return world
+
+
+def test_all_to_all_waits_for_a_slow_link_and_sends_nothing_twice():
+    world = with_a_slow_uplink("all_to_all")
+    assert meet_in_a_round(world, set(world.names), 50.0)
     whole = world.completed("peer-0")
-    assert {device.sent_bytes[whole] for device in world.devices.values()} == {sends * 4000 * VALUE_BYTES}
+    assert {device.sent_bytes[whole] for device in world.devices.values()} == {3 * 4000 * VALUE_BYTES}
+
+
+def test_a_ring_leaves_out_whose_link_is_slow_and_nobody_who_only_waits_behind_it():
+    world = with_a_slow_uplink("ring")
+    others = set(world.names) - {"peer-1"}
+    assert meet_in_a_round(world, others, 10.0)
+    world.pass_time(60.0)
+    reports = [report for name in others for _, report in world.devices[name].reports]
+    assert {report.peer for report in reports if report.event == "warning"} == {"peer-1"}
+    assert [report.event for report in reports].count("round_done") > 3 * 60
 
 
 @pytest.mark.parametrize("topology", ["ring", "all_to_all"])
@@ -148,11 +159,11 @@ def test_an_offer_that_overtakes_the_proposal_waits_for_it_and_not_for_a_ping(to
 
 @pytest.mark.parametrize("topology", ["ring", "all_to_all"])
 def test_who_gives_a_round_up_is_in_the_next_one_and_need_not_wait_for_a_ping(topology):
-    """The others may still serve the round when they hear of it: then they doubt that it is ready."""
+    """The others may serve the round when they hear of it, or give it up for who was lost, too."""
     settings = msgspec.structs.replace(
         SETTINGS, codec="exact", lease_s=3.0, ping_s=0.6, piece_bytes=240, window_bytes=960
     )
-    for seed in range(48):
+    for seed in (3, 9, 25, 29, 46, 59, 138):
         world = World(seed, 4, topology=topology, values=160, settings=settings)
         world.start()
         assert meet_in_a_round(world, set(world.names), 5.0)
@@ -162,6 +173,28 @@ def test_who_gives_a_round_up_is_in_the_next_one_and_need_not_wait_for_a_ping(to
         world.devices[lost].kill()
         limit_s = settings.lease_s + settings.round_every_s + 2 * round_s
         assert meet_in_a_round(world, set(world.names) - {lost}, limit_s), seed
+
+
+@pytest.mark.parametrize("ready", [True, False])
+@pytest.mark.parametrize("served", [True, False])
+def test_who_gives_up_a_round_that_others_have_completed_says_whether_it_can_be_in_the_next_one(served, ready):
+    world, _ = calm(3, "all_to_all")
+    world.latency_s["peer-0", "peer-1"] = world.latency_s["peer-2", "peer-1"] = 0.05
+    core = world.devices["peer-0"].core
+    assert world.run(lambda: core.round is None, 2.0)
+    assert world.run(lambda: core.round is not None and core.round.state == "serving", 2.0)
+    round_id = core.round.id
+    assert not core._has_completed("peer-1", round_id)
+    if served:
+        assert world.run(lambda: core.round is None, 2.0)
+    world.devices["peer-0"].handle(Received("peer-1", on_the_wire(Abandon(round_id, "lost", ready=ready))))
+    assert ("peer-1" in [each.name for each in core._candidates(world.clock.now_s)]) == ready
+
+
+def test_who_leaves_in_a_round_is_ready_for_no_other(middle):
+    world, core = middle
+    sent = [each.message for each in core.handle(StopRequested(), world.clock.now_s) if isinstance(each, Send)]
+    assert [message.ready for message in sent if isinstance(message, Abandon)] == [False, False]
 
 
 # -- one proposer after the other ------------------------------------------------------------------------------
@@ -300,26 +333,13 @@ def test_what_does_not_fit_is_refused_by_name_and_the_next_round_is_whole(middle
     assert meet_in_a_round(world, set(world.names), 3.0)
 
 
-def test_a_member_keeps_a_round_alive_only_by_pieces_that_it_can_have_received(middle):
-    world, core = middle
-    payload_bytes_max = core.settings.payload_bytes_max // 3 + SEGMENT_SPARE_BYTES
-    pieces_max = 4 * math.ceil(payload_bytes_max / core.settings.piece_bytes)
-    kept_alive = []
-    for received_pieces in (100, 100, 99, 101, pieces_max + 1, 2**53, pieces_max):
-        world.clock.now_s += 0.001
-        message = ping(core, current=core.round.id, received_pieces=received_pieces)
-        core.handle(Received("peer-0", on_the_wire(message)), world.clock.now_s)
-        kept_alive.append(core.round.progress_s == world.clock.now_s)
-    assert kept_alive == [True, False, False, True, False, False, True]
-
-
 def test_messages_are_the_same_after_they_were_sent(middle):
     _, core = middle
     round_id = core.round.id
     for message in (
-        ping(core, current=round_id, received_pieces=3), core.round.proposal, Offer(round_id, 1, 2, 2**64 - 1, 4),
+        ping(core, current=round_id), core.round.proposal, Offer(round_id, 1, 2, 2**64 - 1, 4),
         PeerCredit(round_id, 1, 2, again=True), PeerPiece(round_id, 1, 2, 3),
-        Abandon(round_id, "stalled", -1, ("peer-0",)),
+        Abandon(round_id, "stalled", -1, ("peer-0",), ready=True),
     ):  # fmt: skip
         assert on_the_wire(message) == message
 

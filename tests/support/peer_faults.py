@@ -241,7 +241,6 @@ class Rogue:
                     ready,
                     heard,
                     random.choice((None, self._round())),
-                    received_pieces=random.choice((0, 1, 9, self.count, 2**53)),
                 )
             case 3:
                 members = [
@@ -257,6 +256,5 @@ class Rogue:
                 return PeerCredit(self._round(), step, size, again=random.random() < 0.5)
             case 6:
                 return PeerPiece(self._round(), step, random.choice((0, 24, 48)), random.randrange(2**64))
-        return Abandon(
-            self._round(), random.choice(("lost", "stalled", "corrupt")), random.randint(-1, 9), self._names()
-        )
+        reason, step = random.choice(("lost", "stalled", "corrupt")), random.randint(-1, 9)
+        return Abandon(self._round(), reason, step, self._names(), ready=random.random() < 0.5)

@@ -17,25 +17,26 @@ class Blame:
     def __init__(self, lease_s: float) -> None:
         self._lease_s = lease_s
         self._round: RoundId | None = None
-        self._excused = False
+        self._settled = False
         self._accusations: dict[str, tuple[int, tuple[str, ...]]] = {}
         self._accused_before: dict[str, tuple[str, ...]] = {}
         self._left_out: dict[str, tuple[int, float]] = {}
 
     def accuse(self, accuser: str, abandon: Abandon) -> None:
-        """Note why a member gave a round up. A round that lost a member needs no other culprit."""
+        """Note why a member gave a round up. One that lost a member, or was judged, needs no other culprit."""
         if abandon.round != self._round:
-            self._round, self._excused, self._accusations = abandon.round, False, {}
+            self._round, self._settled, self._accusations = abandon.round, False, {}
         if abandon.reason in {"left", "lost"}:
-            self._excused = True
+            self._settled = True
         elif abandon.awaited:
             self._accusations.setdefault(accuser, (abandon.step, abandon.awaited))
 
     def judge(self, now_s: float) -> list[str]:
         """Leave those out whom the last round's accusations name, and return them."""
         accusations, self._accusations = self._accusations, {}
-        if self._excused or not accusations:
+        if self._settled or not accusations:
             return []
+        self._settled = True  # an accusation that comes late would count alone
         lowest = min(step for step, _ in accusations.values())
         culprits: set[str] = set()
         for accuser, (step, awaited) in accusations.items():

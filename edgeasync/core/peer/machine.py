@@ -201,7 +201,6 @@ class PeerCore:
             current=None if self.round is None else self.round.id,
             completed=self.completed,
             leaving=leaving,
-            received_pieces=0 if self.round is None else self.round.received_pieces,
         )
 
     def _ping_all(self, now_s: float, *, leaving: bool = False) -> list[PeerEffect]:
@@ -232,8 +231,6 @@ class PeerCore:
         if round_ is not None and neighbour.name in round_.others:
             if ping.leaving and ping.completed == round_.id:
                 round_.leave_behind(neighbour.name)  # in order: it has handed out what others need of it
-            if ping.current == round_.id:
-                round_.told(neighbour.name, ping.received_pieces, now_s)
             is_preempted = ping.current is not None and ping.current > round_.id
             if is_preempted and round_.id.proposer == self.name and round_.state in {"snapshot", "exchanging"}:
                 effects += self._give_up("preempted", now_s)
@@ -388,9 +385,10 @@ class PeerCore:
                 return self._refuse(peer, "a message of a peer that is not in the round")
             if round_.state in {"applying", "serving"}:
                 round_.leave_behind(peer)
-                self._doubt_if_in(peer, round_.id, now_s)
+                self.neighbours.note_out(peer, abandon)
                 return []
-            effects = self._give_up(abandon.reason, now_s)
+            lost = (abandon.step, abandon.awaited) if abandon.reason == "lost" else None
+            effects = self._give_up(abandon.reason, now_s, lost)
             if abandon.reason in {"lost", "unknown_member"}:
                 self.neighbours.doubt(abandon.awaited, now_s)
             if abandon.reason != "unknown_member":
@@ -403,14 +401,8 @@ class PeerCore:
             return []
         if abandon.round != self.completed:
             return self._refuse(peer, "a round that is over")
-        self._doubt_if_in(peer, abandon.round, now_s)
+        self.neighbours.note_out(peer, abandon)
         return []
-
-    def _doubt_if_in(self, peer: str, round_id: RoundId, now_s: float) -> None:
-        """Wait for the next ping of a peer that left a round and has yet to say whether it can be in another."""
-        ping = self.neighbours[peer].ping
-        if ping is not None and ping.current == round_id:
-            self.neighbours.doubt((peer,), now_s)
 
     def _declined_by(self, peer: str, abandon: Abandon, now_s: float) -> None:
         """Propose at once without those that a member does not know; without that member if it declines again."""
@@ -430,9 +422,7 @@ class PeerCore:
         """Carry on with the result of work, if its round is not over."""
         self._owed -= 1
         round_ = self.round
-        if round_ is None:
-            return self._tell_if_free(now_s)
-        if round_.id != event.round:
+        if round_ is None or round_.id != event.round:
             return []
         match event:
             case SnapshotTaken():
@@ -476,10 +466,12 @@ class PeerCore:
         """Leave the round without its mean, and tell the others whom this peer waited for, if for long."""
         round_ = self.round
         assert round_ is not None
-        if blamed is None and now_s >= round_.progress_s + self.settings.lease_s / 2:
+        # A member that stands still waits behind another, which may get pieces from a slow one all the time.
+        since_s = round_.step_s if reason == "stalled" else round_.progress_s
+        if blamed is None and now_s >= since_s + self.settings.lease_s / 2:
             blamed = round_.awaited(owed=bool(self._owed))
         step, awaited = blamed or (0, ())
-        abandon = Abandon(round_.id, reason, step, awaited)
+        abandon = Abandon(round_.id, reason, step, awaited, ready=not self._owed and reason != "left")
         self._given_up, self._given_up_members = abandon, round_.names
         self._blame.accuse(self.name, abandon)
         round_.move("over")
@@ -489,14 +481,9 @@ class PeerCore:
         waited = f", which waited for {', '.join(awaited)}" if awaited else ""
         return [
             DropRound(round_.id),
-            *self._tell_if_free(now_s),
             *[Send(name, abandon) for name in round_.others if name in self.neighbours],
             Report("round_abandoned", f"round {round_.id.number} of {round_.id.proposer}: {reason}{waited}"),
         ]
-
-    def _tell_if_free(self, now_s: float) -> list[PeerEffect]:
-        """Let the others know at once that this peer, which gave a round up, can be in another."""
-        return [] if self._owed else self._ping_all(now_s)
 
     def _end_round(self, now_s: float) -> list[PeerEffect]:
         """Drop a round whose mean is in the model."""
@@ -584,7 +571,7 @@ class PeerCore:
         return self.round.progress_s + self.settings.lease_s
 
     def _repeat(self, now_s: float) -> list[PeerEffect]:
-        """Repeat what has not been answered: offers, credits, and the proposal to those who did not take it."""
+        """Repeat what has not been answered: offers, and the proposal to those who did not take it."""
         round_ = self.round
         if round_ is None:
             return []

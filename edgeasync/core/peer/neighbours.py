@@ -3,7 +3,9 @@
 import math
 from collections.abc import Iterator
 
-from edgeasync.protocol.peer_messages import Offer, PeerPing, RoundMember
+import msgspec
+
+from edgeasync.protocol.peer_messages import Abandon, Offer, PeerPing, RoundMember
 
 
 class Neighbour:
@@ -101,6 +103,12 @@ class Neighbours:
         for name in names:
             if name in self._listed:
                 self._listed[name].doubted_s = now_s
+
+    def note_out(self, name: str, abandon: Abandon) -> None:
+        """Note what a peer says that gives a round up, as if a ping had said it."""
+        neighbour = self._listed[name]
+        if neighbour.ping is not None:
+            neighbour.ping = msgspec.structs.replace(neighbour.ping, current=None, ready=abandon.ready)
 
     def next_silence_s(self, now_s: float) -> float:
         """Return when the lease of the next peer ends that is heard now."""

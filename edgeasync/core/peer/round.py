@@ -48,7 +48,7 @@ class Refused(Exception):  # noqa: N818 (it is an answer, and no error of this p
 
 
 class Round:
-    """A member's part of a round. `progress_s` is when it last came nearer to its end."""
+    """A member's part of a round. `progress_s` is when it last came nearer to its end, `step_s` when by a step."""
 
     def __init__(self, proposal: Propose, name: str, settings: PeerSettings, now_s: float) -> None:
         self.proposal = proposal
@@ -56,11 +56,10 @@ class Round:
         self.state: RoundState = "snapshot"
         self.names = tuple([member.name for member in proposal.members])
         self.others = tuple([each for each in self.names if each != name])
-        self.progress_s = now_s
+        self.progress_s = self.step_s = now_s
         self._name = name
         self._plan = plan_round(proposal.topology, self.names, name)
         self._segment_bytes_max = -(-settings.payload_bytes_max // self._plan.segments) + SEGMENT_SPARE_BYTES
-        self._pieces_max = len(self._plan.incoming) * -(-self._segment_bytes_max // settings.piece_bytes)
         self._settings = settings
         self._incoming_steps = {step.step: step for step in self._plan.incoming}
         self._outgoing_steps = {step.step: step for step in self._plan.outgoing}
@@ -71,8 +70,6 @@ class Round:
         self._incoming: dict[int, IncomingPayload] = {}
         self._outgoing: dict[tuple[int, str], OutgoingPayload] = {}
         self._gone: set[str] = set()
-        self._received_pieces: dict[str, int] = {}
-        """How many pieces the others say that they have received."""
 
     def move(self, state: RoundState) -> None:
         """Change the state; raises `TransitionError` if `ROUND` does not allow it."""
@@ -110,7 +107,7 @@ class Round:
 
     def _advance(self, now_s: float) -> list[PeerEffect]:
         """Return all work that can begin now."""
-        self.progress_s = now_s
+        self.progress_s = self.step_s = now_s
         if self.state != "exchanging":
             return []
         effects: list[PeerEffect] = []
@@ -227,27 +224,14 @@ class Round:
         if planned is None or planned.own or planned.sender != sender:
             raise Refused("a step that is not this sender's")
 
-    # -- progress ----------------------------------------------------------------------------------------------
-
-    @property
-    def received_pieces(self) -> int:
-        """How many pieces of the round are here."""
-        return sum(incoming.received_pieces for incoming in self._incoming.values())
-
-    def told(self, name: str, received_pieces: int, now_s: float) -> None:
-        """Note how many pieces another member has received: where links differ, most wait while one receives."""
-        if self._received_pieces.get(name, 0) < received_pieces <= self._pieces_max:
-            self._received_pieces[name] = received_pieces
-            self.progress_s = now_s
-
     # -- time --------------------------------------------------------------------------------------------------
 
     def retry(self, now_s: float) -> list[PeerEffect]:
         """Repeat offers that have brought no progress for a while."""
         return [
-            Send(outgoing.receiver, outgoing.offer_again())
+            Send(outgoing.receiver, offer)
             for outgoing in self._outgoing.values()
-            if not outgoing.finished and now_s >= outgoing.progress_s + self._settings.ping_s
+            if (offer := outgoing.offer_again(now_s)) is not None
         ]
 
     def awaited(self, *, owed: bool) -> tuple[int, tuple[str, ...]]:

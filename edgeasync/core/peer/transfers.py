@@ -17,26 +17,32 @@ from edgeasync.protocol.peer_messages import Offer, PeerCredit, PeerPiece
 class OutgoingPayload:
     """A payload on its way to one receiver. `finished` means that the receiver holds all of it.
 
-    The sender goes back to the same byte after half a `ping_s` at the earliest, and then after twice as long each
-    time. Who asks more often gets no more for it.
+    Its offer is repeated after a `ping_s` without progress, after two, after four and so on: copies would fill a
+    slow link. The sender goes back to the same byte once in half a `ping_s`, however often it is asked.
     """
 
     def __init__(self, receiver: str, offer: Offer, settings: PeerSettings, now_s: float) -> None:
         self.receiver = receiver
         self.offer = offer
         self.finished = False
-        self.progress_s = now_s
         self._piece_bytes = settings.piece_bytes
         self._window_bytes = settings.window_bytes
-        self._retry_s = settings.ping_s / 2
-        self._went_back = (-1, -math.inf, 0.0)
-        """To which byte it went back last, when, and for how long it does not go back there again."""
+        self._ping_s = settings.ping_s
+        self._progressed(now_s)
+        self._went_back = (-1, -math.inf)
         self._held_bytes = 0
         self._sent_bytes = 0
 
-    def offer_again(self) -> Offer:
-        """Return the offer to repeat."""
+    def offer_again(self, now_s: float) -> Offer | None:
+        """Return the offer if it is to be repeated now."""
+        if self.finished or now_s < self.progress_s + self._offer_after_s:
+            return None
+        self._offer_after_s *= 2.0
         return msgspec.structs.replace(self.offer, sent_bytes=self._sent_bytes)
+
+    def _progressed(self, now_s: float) -> None:
+        self.progress_s = now_s
+        self._offer_after_s = self._ping_s
 
     def credit(self, credit: PeerCredit, now_s: float) -> list[SendPiece] | None:
         """Return the pieces to send now; `None` for a credit that nobody could grant."""
@@ -47,7 +53,7 @@ class OutgoingPayload:
         if self.finished or received_bytes < self._held_bytes:
             return []  # a later credit has come before this one
         if received_bytes > self._held_bytes or not self._sent_bytes:
-            self.progress_s = now_s
+            self._progressed(now_s)
         self._held_bytes = received_bytes
         if credit.again and self._goes_back(received_bytes, now_s):
             self._sent_bytes = received_bytes
@@ -55,13 +61,10 @@ class OutgoingPayload:
         return self._cut()
 
     def _goes_back(self, received_bytes: int, now_s: float) -> bool:
-        to_bytes, since_s, wait_s = self._went_back
-        if received_bytes != to_bytes:
-            self._went_back = (received_bytes, now_s, self._retry_s)
-        elif now_s < since_s + wait_s:
+        to_bytes, since_s = self._went_back
+        if received_bytes == to_bytes and now_s < since_s + self._ping_s / 2:
             return False
-        else:
-            self._went_back = (received_bytes, now_s, 2.0 * wait_s)
+        self._went_back = (received_bytes, now_s)
         return True
 
     def _cut(self) -> list[SendPiece]:
@@ -80,7 +83,7 @@ class IncomingPayload:
     """A payload on its way from its sender. Its pieces are accepted in order only."""
 
     def __init__(self, offer: Offer, piece_bytes: int) -> None:
-        self.offer = msgspec.structs.replace(offer, sent_bytes=0)
+        self.offer = msgspec.structs.replace(offer, sent_bytes=None)
         self.received_bytes = 0
         self._piece_bytes = piece_bytes
         self._asked_again = False
@@ -90,16 +93,11 @@ class IncomingPayload:
         """Whether all bytes are here."""
         return self.received_bytes == self.offer.payload_bytes
 
-    @property
-    def received_pieces(self) -> int:
-        """How many pieces are here."""
-        return -(-self.received_bytes // self._piece_bytes)
-
     def offered_again(self, offer: Offer) -> PeerCredit | None:
         """Return the credit that answers a repeated offer; `None` if it is another payload's."""
-        if msgspec.structs.replace(offer, sent_bytes=0) != self.offer:
+        if msgspec.structs.replace(offer, sent_bytes=None) != self.offer:
             return None
-        return self.credit(again=offer.sent_bytes > self.received_bytes)
+        return self.credit(again=offer.sent_bytes is None or offer.sent_bytes > self.received_bytes)
 
     def refusal(self, piece: PeerPiece, payload_bytes: int, *, sound: bool) -> str:
         """Return why this piece is not accepted, or nothing."""

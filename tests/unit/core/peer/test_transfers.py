@@ -50,12 +50,25 @@ def test_the_sender_goes_back_once_for_each_time_it_is_asked():
     assert sent(payload, 0, again=True) == [(0, 10), (10, 10)]
     assert sent(payload, 0, 0.9, again=True) == []  # one copy of a message, or somebody who wants our bytes
     assert sent(payload, 0, 1.0, again=True) == [(0, 10), (10, 10)]
-    assert sent(payload, 0, 2.9, again=True) == []  # on a slow link a copy is on its way
-    assert sent(payload, 0, 3.0, again=True) == [(0, 10), (10, 10)]
-    assert sent(payload, 20, 3.1, again=True) == [(20, 10), (30, 10)]
-    assert sent(payload, 20, 4.1, again=True) == [(20, 10), (30, 10)]
-    assert sent(payload, 10, 4.2) == []  # a late one
-    assert sent(payload, 50, 4.2) is None
+    assert sent(payload, 20, 1.1) == [(20, 10), (30, 10)]
+    assert sent(payload, 10, 1.2) == []  # a late one
+    assert sent(payload, 50, 1.2) is None
+
+
+def test_an_offer_is_repeated_after_twice_as_long_each_time_until_there_is_progress():
+    payload = outgoing(100)
+
+    def offered_again_at(*times_s):
+        return [now_s for now_s in times_s if payload.offer_again(now_s) is not None]
+
+    assert offered_again_at(1.9, 2.0, 3.9, 4.0, 7.9, 8.0) == [2.0, 4.0, 8.0]
+    sent(payload, 0, 10.0)
+    assert offered_again_at(11.9, 12.0, 13.9, 14.0) == [12.0, 14.0]
+    sent(payload, 0, 15.0)  # says nothing new
+    assert offered_again_at(15.0, 18.0) == [18.0]
+    sent(payload, 100, 19.0)
+    sent(payload, 20, 20.0)
+    assert offered_again_at(21.9, 22.0) == [22.0]
 
 
 def test_pieces_are_accepted_in_order_whole_and_sound():
@@ -85,15 +98,17 @@ def test_a_receiver_asks_again_once_until_there_is_progress():
 
 def test_a_receiver_asks_again_for_what_was_sent_before_an_offer_and_is_not_here():
     sender = outgoing(30)
-    receiver = IncomingPayload(sender.offer, 10)
-    assert receiver.offered_again(sender.offer_again()) == PeerCredit(ROUND, 0, 0)  # nothing was sent
-    sent(sender, 0)
-    assert sender.offer_again().sent_bytes == 20
+    receiver = IncomingPayload(Offer(ROUND, 0, 30, 7, 10), 10)
+    assert receiver.offered_again(sender.offer_again(2.0)) == PeerCredit(ROUND, 0, 0)  # nothing was sent
+    sent(sender, 0, 2.0)
+    assert sender.offer_again(4.0) == Offer(ROUND, 0, 30, 7, 20)
+    again = Offer(ROUND, 0, 30, 7, 20)
     receiver.accept(10)
-    assert receiver.offered_again(sender.offer_again()) == PeerCredit(ROUND, 0, 10, again=True)
+    assert receiver.offered_again(again) == PeerCredit(ROUND, 0, 10, again=True)
     receiver.accept(10)
-    assert receiver.offered_again(sender.offer_again()) == PeerCredit(ROUND, 0, 20)  # the credit was lost
-    assert receiver.offered_again(Offer(ROUND, 0, 30, 8)) is None
+    assert receiver.offered_again(again) == PeerCredit(ROUND, 0, 20)  # the credit was lost
+    assert receiver.offered_again(sender.offer) == PeerCredit(ROUND, 0, 20, again=True)  # it does not say
+    assert receiver.offered_again(Offer(ROUND, 0, 30, 8, 20)) is None
 
 
 def test_nobody_holds_a_part_of_a_piece():
