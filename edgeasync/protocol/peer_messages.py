@@ -89,8 +89,8 @@ class Propose(Message, frozen=True, gc=False):
 class Offer(Message, frozen=True, gc=False):
     """Sender to receiver: my payload of this step is ready, with this length and checksum.
 
-    It is repeated while no credit comes. Then it says that I have sent the first `sent_bytes`. A link keeps
-    messages in order, so what you do not hold of these is lost.
+    I repeat it while no credit comes. Then it says that I have sent the first `sent_bytes`. A link keeps messages
+    in order, so those of them that you do not hold are lost. A first offer says nothing of this.
     """
 
     kind = 42
@@ -127,7 +127,7 @@ class PeerPiece(Message, frozen=True, gc=False):
 class Abandon(Message, frozen=True, gc=False):
     """To each other member: I give this round up. I waited for `awaited` at `step`; at step -1 for my own work.
 
-    I am `ready` for another round, as a ping would say.
+    `ready` says, as in a ping, whether a round can be proposed to me.
     """
 
     kind = 45

@@ -159,7 +159,10 @@ def test_an_offer_that_overtakes_the_proposal_waits_for_it_and_not_for_a_ping(to
 
 @pytest.mark.parametrize("topology", ["ring", "all_to_all"])
 def test_who_gives_a_round_up_is_in_the_next_one_and_need_not_wait_for_a_ping(topology):
-    """The others may serve the round when they hear of it, or give it up for who was lost, too."""
+    """Each of these seeds failed with one of two faults.
+
+    The others served the round, and left the device out until its next ping; or they took it for the lost one.
+    """
     settings = msgspec.structs.replace(
         SETTINGS, codec="exact", lease_s=3.0, ping_s=0.6, piece_bytes=240, window_bytes=960
     )

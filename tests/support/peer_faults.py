@@ -176,7 +176,7 @@ class Injector:
     def heal(self):
         """End all faults but suspensions, whose queued events come in order, and start those that are off.
 
-        Who was told to stop while it was suspended stops only then.
+        A device that was told to stop while it was suspended stops after that, and is then started, too.
         """
         self.healed = True
         world = self.world

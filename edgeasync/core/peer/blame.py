@@ -23,7 +23,7 @@ class Blame:
         self._left_out: dict[str, tuple[int, float]] = {}
 
     def accuse(self, accuser: str, abandon: Abandon) -> None:
-        """Note why a member gave a round up. One that lost a member, or was judged, needs no other culprit."""
+        """Note why a member gave a round up. Once it was judged, or has lost a member, it needs no culprit."""
         if abandon.round != self._round:
             self._round, self._settled, self._accusations = abandon.round, False, {}
         if abandon.reason in {"left", "lost"}:

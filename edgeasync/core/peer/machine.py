@@ -385,8 +385,9 @@ class PeerCore:
                 return self._refuse(peer, "a message of a peer that is not in the round")
             if round_.state in {"applying", "serving"}:
                 round_.leave_behind(peer)
-                self.neighbours.note_out(peer, abandon)
+                self.neighbours.note_abandon(peer, abandon)
                 return []
+            # The others doubt who is named as lost: that must not be whom this member happened to wait for.
             lost = (abandon.step, abandon.awaited) if abandon.reason == "lost" else None
             effects = self._give_up(abandon.reason, now_s, lost)
             if abandon.reason in {"lost", "unknown_member"}:
@@ -401,7 +402,7 @@ class PeerCore:
             return []
         if abandon.round != self.completed:
             return self._refuse(peer, "a round that is over")
-        self.neighbours.note_out(peer, abandon)
+        self.neighbours.note_abandon(peer, abandon)
         return []
 
     def _declined_by(self, peer: str, abandon: Abandon, now_s: float) -> None:
@@ -466,7 +467,7 @@ class PeerCore:
         """Leave the round without its mean, and tell the others whom this peer waited for, if for long."""
         round_ = self.round
         assert round_ is not None
-        # A member that stands still waits behind another, which may get pieces from a slow one all the time.
+        # Those behind this member stand still while it receives from a slow one: then it must name that one.
         since_s = round_.step_s if reason == "stalled" else round_.progress_s
         if blamed is None and now_s >= since_s + self.settings.lease_s / 2:
             blamed = round_.awaited(owed=bool(self._owed))

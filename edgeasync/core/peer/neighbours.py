@@ -104,8 +104,8 @@ class Neighbours:
             if name in self._listed:
                 self._listed[name].doubted_s = now_s
 
-    def note_out(self, name: str, abandon: Abandon) -> None:
-        """Note what a peer says that gives a round up, as if a ping had said it."""
+    def note_abandon(self, name: str, abandon: Abandon) -> None:
+        """Note, as if a ping had said it, that a peer has left a round, and whether it is ready for another."""
         neighbour = self._listed[name]
         if neighbour.ping is not None:
             neighbour.ping = msgspec.structs.replace(neighbour.ping, current=None, ready=abandon.ready)

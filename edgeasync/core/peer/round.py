@@ -48,7 +48,11 @@ class Refused(Exception):  # noqa: N818 (it is an answer, and no error of this p
 
 
 class Round:
-    """A member's part of a round. `progress_s` is when it last came nearer to its end, `step_s` when by a step."""
+    """A member's part of a round.
+
+    `progress_s` is when it last came nearer to its end, be it by a piece. `step_s` is when one of its steps last
+    began or ended.
+    """
 
     def __init__(self, proposal: Propose, name: str, settings: PeerSettings, now_s: float) -> None:
         self.proposal = proposal
