@@ -13,9 +13,9 @@ from collections.abc import Callable
 from functools import partial
 
 import numpy as np
-from sklearn.datasets import load_digits
 
 from benchmarks.report import Form, Results, make_parser, show_progress, show_results
+from edgeasync.data import load_digits
 from edgeasync.parameters import CHUNK, Vector
 from edgeasync.protocol.codecs import STAGES, Codec, VectorSource, make_codec
 from edgeasync.training.numpy_models import MlpModel
@@ -48,7 +48,7 @@ TARGETS = {
 def local_delta(model: MlpModel) -> Vector:
     """Return what some steps of SGD change."""
     digits = load_digits()
-    x, y = (digits.data / 16.0).astype(np.float32), digits.target.astype(np.int64)
+    x, y = digits.x, digits.y.astype(np.int64)
     order = np.random.Generator(np.random.PCG64(1)).permutation(len(y))
     initial = model.initial(seed=1)
     parameters, gradient = initial.copy(), np.empty_like(initial)

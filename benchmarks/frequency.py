@@ -22,13 +22,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
-from sklearn.datasets import load_digits
-
 from benchmarks.children import Child, Children
 from benchmarks.frequency_processes import Assigned, run_agent, run_link
 from benchmarks.report import Form, Results, make_parser, show_progress, show_results
-from edgeasync.data.dataset import Dataset
+from edgeasync.data import load_digits
 from edgeasync.data.partition import iid
 from edgeasync.policies.frequency import AdaptiveFrequency
 from edgeasync.runtime.status import fetch_status
@@ -191,9 +188,7 @@ class Bench(Children):
         host, _, port = self.hub.address.removeprefix("tcp://").partition(":")
         self._bytes_per_s = multiprocessing.RawValue(c_double, math.inf)
         link = self.start(run_link, host, int(port), self._bytes_per_s)
-        digits = load_digits()
-        data = Dataset.of((digits.data / 16).astype(np.float32), digits.target)
-        for number, part in enumerate(iid(data, DEVICES, 0), start=1):
+        for number, part in enumerate(iid(load_digits(), DEVICES, 0), start=1):
             address = f"tcp://127.0.0.1:{link.hear()}" if number == 2 else self.hub.address
             step_s = multiprocessing.RawValue(c_double, self._effort.step_s)
             self._agents.append(self.start(run_agent, address, number, part, step_s))

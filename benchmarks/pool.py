@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import TypeVar
 
-from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # scikit-learn brings it
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from benchmarks.report import show_progress
 

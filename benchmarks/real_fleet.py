@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import uvloop
-from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # scikit-learn brings it
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from benchmarks.frequency_processes import PacedTrainer
 from edgeasync.data.dataset import Dataset

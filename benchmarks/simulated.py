@@ -3,9 +3,9 @@
 from functools import lru_cache
 
 import numpy as np
-from sklearn.datasets import load_digits
 
 from edgeasync.core.hub.settings import Liveness
+from edgeasync.data import load_digits
 from edgeasync.data.dataset import Dataset, batches
 from edgeasync.policies.optimizers import SGD
 from edgeasync.simulation.clock import VirtualClock
@@ -28,8 +28,7 @@ LIVENESS = Liveness(heartbeat_s=0.5, lease_s=1.5)
 @lru_cache
 def split_digits() -> tuple[Dataset, Dataset]:
     """Return the digits to train on and those held out: the same for all seeds, since some splits are harder."""
-    digits = load_digits()
-    dataset = Dataset.of((digits.data / 16).astype(np.float32), digits.target)
+    dataset = load_digits()
     order = np.random.Generator(np.random.PCG64(0)).permutation(len(dataset))
     held = round(HELD_OUT * len(dataset))
     return dataset.take(order[held:]), dataset.take(order[:held])

@@ -1,9 +1,7 @@
 """Handwritten digits in five lines: four workers in this process train a network and export it."""
 
-from sklearn.datasets import load_digits
-
 from edgeasync import nn, train
+from edgeasync.data import load_digits
 
-x, y = load_digits(return_X_y=True)
 network = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
-train(network, (x / 16, y)).export("digits.onnx")
+train(network, load_digits()).export("digits.onnx")

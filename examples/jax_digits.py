@@ -5,14 +5,14 @@ from typing import Any
 import jax
 import numpy as np
 import optax
-from sklearn.datasets import load_digits
 
 import edgeasync
+from edgeasync.data import load_digits
 from edgeasync.policies.frequency import FixedFrequency
 
-images, labels = load_digits(return_X_y=True)
-order = np.random.default_rng(0).permutation(len(labels))
-x, y = images[order] / 16, labels[order]
+digits = load_digits()
+order = np.random.default_rng(0).permutation(len(digits))
+x, y = digits.x[order], digits.y[order]
 first, second = jax.random.split(jax.random.key(0))
 params = {
     "hidden": {"weight": jax.random.normal(first, (64, 32)) / 8, "bias": jax.numpy.zeros(32)},

@@ -9,9 +9,8 @@ import time
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 
-from sklearn.datasets import load_digits
-
 from edgeasync import Agent, Hub, Run, fetch_status, nn
+from edgeasync.data import load_digits
 
 RUN = "runs/killed"
 
@@ -38,9 +37,8 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=3, help="how often")
     kills = parser.parse_args().kills
 
-    x, y = load_digits(return_X_y=True)
     hub, told, address = start("tcp://127.0.0.1:*")
-    with Agent(address, (x / 16, y), workers=2) as agent:
+    with Agent(address, load_digits(), workers=2) as agent:
         for number in range(1, kills + 2):
             while agent.updates_answered < 50 * number:
                 time.sleep(0.01)

@@ -7,11 +7,11 @@ from typing import Any
 
 import lightning
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import edgeasync
+from edgeasync.data import load_digits
 
 
 class Digits(lightning.LightningModule):
@@ -32,8 +32,8 @@ class Digits(lightning.LightningModule):
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, step_size=4, gamma=0.5)]
 
 
-images, labels = load_digits(return_X_y=True)
-x, y = torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels)
+digits = load_digits()
+x, y = torch.tensor(digits.x), torch.tensor(digits.y)
 torch.manual_seed(0)
 loader = DataLoader(TensorDataset(x[:1400], y[:1400]), batch_size=32, shuffle=True)
 held_out = DataLoader(TensorDataset(x[1400:], y[1400:]), batch_size=397)

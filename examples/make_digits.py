@@ -1,4 +1,4 @@
-"""Part scikit-learn's handwritten digits among devices: one .npz of examples each, and one that no device gets.
+"""Part the handwritten digits among devices: one .npz of examples each, and one that no device gets.
 
     python make_digits.py --devices 4 --alpha 0.5 --seed 0 --out digits
 
@@ -9,9 +9,8 @@ import argparse
 from pathlib import Path
 
 import numpy as np
-from sklearn.datasets import load_digits
 
-from edgeasync.data import Dataset, dirichlet
+from edgeasync.data import dirichlet, load_digits
 
 HELD_OUT = 0.2
 """Share of the digits kept back to measure the model with."""
@@ -28,8 +27,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("digits"), help="folder to write to, made if missing")
     arguments = parser.parse_args()
 
-    x, y = load_digits(return_X_y=True)
-    dataset = Dataset.of(x / 16, y)
+    dataset = load_digits()
     order = np.random.default_rng(arguments.seed).permutation(len(dataset))
     split = round(HELD_OUT * len(dataset))
     rest = dataset.take(order[split:])

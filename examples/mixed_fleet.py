@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.datasets import load_digits
 
 import edgeasync
 from edgeasync import SGD, Agent, Hub, Run, Stop
+from edgeasync.data import load_digits
 
 parser = argparse.ArgumentParser(description="Train digits by torch, ONNX and numpy together.")
 parser.add_argument("--updates", type=int, default=300, help="updates to apply before it ends")
@@ -42,9 +42,9 @@ class Perceptron:
         }
 
 
-images, labels = load_digits(return_X_y=True)
-order = np.random.default_rng(0).permutation(len(labels))
-x, y = (images[order] / 16).astype(np.float32), labels[order]
+digits = load_digits()
+order = np.random.default_rng(0).permutation(len(digits))
+x, y = digits.x[order], digits.y[order]
 graph = edgeasync.torch.to_onnx(module, torch.zeros(2, 64), exporter="legacy")
 hub = Hub(
     graph,

@@ -1,12 +1,13 @@
 """Trains digits as torch's tutorials do: in one process, on all the data."""
 
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-images, labels = load_digits(return_X_y=True)
-x, y = torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels)
+from edgeasync.data import load_digits
+
+digits = load_digits()
+x, y = torch.tensor(digits.x), torch.tensor(digits.y)
 torch.manual_seed(0)
 loader = DataLoader(TensorDataset(x[:1400], y[:1400]), batch_size=32, shuffle=True)
 

@@ -1,8 +1,8 @@
 """`edgeasync demo`: a hub and unequal agents as processes on this machine; one is killed and comes back.
 
-Nothing is staged: the processes are the commands a person would type, the digits are scikit-learn's, every
-device has its own non-IID part, and drops and joins are what the hub itself reports. The model is a small
-convolutional network, written as an ONNX file that the hub turns into a training graph and ships.
+Nothing is staged: the processes are the commands a person would type, every device has its own non-IID part of
+the digits, and drops and joins are what the hub itself reports. The model is a small convolutional network,
+written as an ONNX file that the hub turns into a training graph and ships.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,6 +26,7 @@ from edgeasync.cli.output import Printer, event_line
 from edgeasync.cli.serving import ending_signals
 from edgeasync.cli.status import device_table
 from edgeasync.data.dataset import Dataset
+from edgeasync.data.digits import load_digits
 from edgeasync.data.partition import dirichlet
 from edgeasync.durable.files import FOLDER_MODE, replace_file
 from edgeasync.errors import ConfigError, EdgeAsyncError, StorageError
@@ -127,16 +129,12 @@ def run_demo(*, devices: int, seconds: float, seed: int, run: Path | None, print
 def split_digits(devices: int, seed: int) -> tuple[list[Dataset], Dataset]:
     """Return each device's part of the digits, float32 (n, 1, 8, 8), and those that no device gets.
 
-    Raises `ConfigError` if scikit-learn is missing.
+    Raises `ConfigError` if onnx is missing.
     """
-    try:
-        import onnx  # noqa: F401, PLC0415
-        from sklearn.datasets import load_digits  # noqa: PLC0415
-    except ImportError:
-        raise ConfigError("the demo needs onnx and scikit-learn's digits: pip install 'edgeasync[demo]'") from None
+    if find_spec("onnx") is None:
+        raise ConfigError("the demo needs the package onnx: pip install 'edgeasync[hub]'")
     digits = load_digits()
-    pixels = (digits.data / 16).astype(np.float32).reshape(-1, 1, PIXELS, PIXELS)
-    dataset = Dataset.of(pixels, digits.target)
+    dataset = Dataset.of(digits.x.reshape(-1, 1, PIXELS, PIXELS), digits.y)
     order = np.random.default_rng(seed).permutation(len(dataset))
     split = round(HELD_OUT * len(dataset))
     parts = dirichlet(dataset.take(order[split:]), devices, DIRICHLET_ALPHA, seed, examples_min=EXAMPLES_MIN)

@@ -8,9 +8,10 @@
 """
 
 from edgeasync.data.dataset import Dataset, batches
+from edgeasync.data.digits import load_digits
 from edgeasync.data.files import load
 from edgeasync.data.iterables import from_iterable
 from edgeasync.data.lazy import from_samples
 from edgeasync.data.partition import dirichlet, iid
 
-__all__ = ["Dataset", "batches", "dirichlet", "from_iterable", "from_samples", "iid", "load"]
+__all__ = ["Dataset", "batches", "dirichlet", "from_iterable", "from_samples", "iid", "load", "load_digits"]

@@ -1,4 +1,4 @@
-"""Writes scikit-learn's digits as IDX files under MNIST's names: `python digits_idx.py [FOLDER]`."""
+"""Writes the handwritten digits as IDX files under MNIST's names: `python digits_idx.py [FOLDER]`."""
 
 import gzip
 import struct
@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from sklearn.datasets import load_digits
+
+from edgeasync.data import load_digits
 
 TRAINED = 1400
 """The number of examples for training; the others are for the test."""
@@ -14,11 +15,11 @@ TRAINED = 1400
 
 def digits() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
     """Return images (n, 8, 8) of bytes and their labels, for training and for the test."""
-    pixels, labels = load_digits(return_X_y=True)
-    images = np.round(pixels * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8)
-    # In the order of scikit-learn the last ones are of other writers, and harder.
+    found = load_digits()
+    images = np.round(found.x * 255).astype(np.uint8).reshape(-1, 8, 8)
+    # The digits are sorted by writer; the last writers' are harder.
     order = np.random.default_rng(0).permutation(len(images))
-    images, labels = images[order], labels.astype(np.uint8)[order]
+    images, labels = images[order], found.y.astype(np.uint8)[order]
     return (images[:TRAINED], labels[:TRAINED]), (images[TRAINED:], labels[TRAINED:])
 
 

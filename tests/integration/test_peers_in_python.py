@@ -9,11 +9,11 @@ from statistics import mean
 import numpy as np
 import pytest
 import safetensors.numpy
-from sklearn.datasets import load_digits
 
 from edgeasync import SGD, Agent, Run, StepResult, Stop, train, train_async
 from edgeasync.async_train import async_sgd, nn
 from edgeasync.async_train.model import Model
+from edgeasync.data import load_digits
 from edgeasync.data.dataset import Dataset
 from edgeasync.data.partition import iid
 from edgeasync.durable.files import FolderLock
@@ -40,8 +40,8 @@ FAST = {"peers": {"round_steps": 5}}
 @pytest.fixture(scope="module")
 def draws():
     """Return shares of workers and digits held out, drawn several times: each draw favours one way."""
-    found = load_digits()
-    x, y = (found.data / 16).astype(np.float32), found.target
+    digits = load_digits()
+    x, y = digits.x, digits.y
     drawn = []
     for seed in range(repetitions("draws of digits")):
         order = np.random.default_rng(seed).permutation(len(y))

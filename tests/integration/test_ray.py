@@ -20,11 +20,11 @@ LIMIT_S = 300.0
 DIGITS = """
 import logging, sys
 import numpy as np, psutil, ray
-from sklearn.datasets import load_digits
+from edgeasync.data import load_digits
 from edgeasync import Stop, nn, train
 
 digits = load_digits()
-x, y = digits.data / 16, digits.target
+x, y = digits.x, digits.y
 killed, joins = [], []
 
 class Watch:

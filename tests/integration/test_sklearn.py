@@ -6,7 +6,6 @@ import pickle
 import numpy as np
 import pytest
 from sklearn.base import clone
-from sklearn.datasets import load_digits
 from sklearn.linear_model import SGDClassifier, SGDRegressor
 from sklearn.model_selection import GridSearchCV
 from sklearn.neural_network import MLPClassifier
@@ -17,6 +16,7 @@ from sklearn.utils.estimator_checks import check_estimator
 
 import edgeasync
 from edgeasync import Adam, Agent, Dataset, Hub, Run, Stop, train
+from edgeasync.data import load_digits
 from edgeasync.errors import ConfigError, DataError
 from edgeasync.sklearn import EdgeClassifier, EdgeRegressor, estimators, model, models
 from edgeasync.training.plan import LocalTraining
@@ -48,7 +48,7 @@ def test_scikit_learn_has_checked_the_estimators(kind, workers, exceptions):
 @pytest.fixture(scope="module")
 def digits():
     found = load_digits()
-    return found.data / 16, found.target
+    return found.x, found.y
 
 
 def test_labels_are_words_in_a_grid_search_over_a_pipeline(digits):

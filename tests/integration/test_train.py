@@ -11,11 +11,10 @@ import time
 import numpy as np
 import onnx
 import pytest
-from sklearn.datasets import load_digits
 
 from edgeasync import Dataset, EdgeAsyncError, GradientTrainer, Run, StepResult, Stop, nn, train, train_async
 from edgeasync.callbacks import CSVLog, SaveBest, StopWhen
-from edgeasync.data import batches, dirichlet
+from edgeasync.data import batches, dirichlet, load_digits
 from edgeasync.durable.run_replay import RunReplay
 from edgeasync.durable.run_replay import Update as ReplayedUpdate
 from edgeasync.errors import ConfigError, DataError, ModelMismatchError, StorageError
@@ -39,8 +38,7 @@ ARRAYS = dict(SMALL.spec.views(SMALL.initial(0)))
 
 def digits():
     """Digits to train on, and digits held out."""
-    found = load_digits()
-    data = Dataset.of((found.data / 16).astype(np.float32), found.target)
+    data = load_digits()
     order = np.random.default_rng(0).permutation(len(data))
     return data.take(order[360:]), data.take(order[:360])
 

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from sklearn.datasets import load_digits
 
 from edgeasync.core.device.care import CareLimits, CareReadings
 from edgeasync.core.hub.settings import FLOAT32, HubCoreSettings, Liveness
-from edgeasync.data.dataset import Dataset, batches
+from edgeasync.data import load_digits
+from edgeasync.data.dataset import batches
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.aggregation import ImmediateAggregator, QuorumAggregator
 from edgeasync.policies.frequency import FixedFrequency, TimeFrequency
@@ -128,8 +128,7 @@ def test_a_slowed_device_gets_fewer_steps():
 
 def seconds_to_learn(seed, *, slow):
     """Return when three devices, or these and one ten times as slow, have learnt digits; each has a quarter."""
-    found = load_digits()
-    data = Dataset.of((found.data / 16).astype(np.float32), found.target)
+    data = load_digits()
     order = np.random.default_rng(seed).permutation(len(data))
     held_out, parts = data.take(order[:360]), np.array_split(order[360:], 4)
     network, clock = MlpModel(inputs=64, hidden=(64,), classes=10), VirtualClock()

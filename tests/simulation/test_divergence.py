@@ -5,10 +5,10 @@ from functools import cache
 import msgspec
 import numpy as np
 import pytest
-from sklearn.datasets import load_digits
 
 from edgeasync.core.arrays.hub_model import Snapshot
 from edgeasync.core.hub.settings import HubCoreSettings
+from edgeasync.data import load_digits
 from edgeasync.data.dataset import Dataset, batches
 from edgeasync.data.partition import dirichlet, iid
 from edgeasync.policies.aggregation import ImmediateAggregator
@@ -44,8 +44,7 @@ both_policies = pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIE
 @cache
 def digits():
     """Digits to train on, and others to judge by."""
-    found = load_digits()
-    dataset = Dataset.of((found.data / 16).astype(np.float32), found.target)
+    dataset = load_digits()
     order = np.random.default_rng(0).permutation(len(dataset))
     return dataset.take(order[360:]), dataset.take(order[:360])
 

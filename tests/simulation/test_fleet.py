@@ -6,13 +6,13 @@ import io
 import numpy as np
 import pytest
 from rich.console import Console
-from sklearn.datasets import load_digits
 
 from edgeasync.cli.status import describe_status
 from edgeasync.core.device.events import StopRequested
 from edgeasync.core.hub import handshake
 from edgeasync.core.hub.settings import FLOAT32, HubCoreSettings, Limits, Liveness, StopCondition
-from edgeasync.data.dataset import Dataset, batches
+from edgeasync.data import load_digits
+from edgeasync.data.dataset import batches
 from edgeasync.data.partition import dirichlet
 from edgeasync.errors import GraphError
 from edgeasync.policies.aggregation import ImmediateAggregator
@@ -39,8 +39,7 @@ class Digits:
     """Four unequal devices on the digits, non-IID, each with a link of its own."""
 
     def __init__(self, *, link=None, settings=None, hidden=(64,), graph=None):
-        digits = load_digits()
-        dataset = Dataset.of((digits.data / 16).astype(np.float32), digits.target)
+        dataset = load_digits()
         order = np.random.default_rng(0).permutation(len(dataset))
         self.held_out = dataset.take(order[:360])
         self.network = MlpModel(inputs=64, hidden=hidden, classes=10)

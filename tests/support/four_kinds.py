@@ -3,16 +3,16 @@
 import sys
 
 import numpy as np
-from sklearn.datasets import load_digits
 
 from edgeasync import SGD, Agent
+from edgeasync.data import load_digits
 
 
 def digits():
     """Return training examples and held-out ones, in an order drawn once."""
     found = load_digits()
-    order = np.random.default_rng(4).permutation(len(found.target))
-    x, y = (found.data[order] / 16).astype(np.float32), found.target[order].astype(np.int64)
+    order = np.random.default_rng(4).permutation(len(found))
+    x, y = found.x[order], found.y[order]
     return (x[:1200], y[:1200]), (x[1200:], y[1200:])
 
 

@@ -7,8 +7,8 @@ import itertools
 import signal
 
 import numpy as np
-from sklearn.datasets import load_digits
 
+from edgeasync.data import load_digits
 from edgeasync.runtime.status import fetch_status
 from edgeasync.training.numpy_models import MlpModel
 from tests.support.processes import PATIENCE_S, status_when
@@ -32,9 +32,9 @@ def returns(commands, times, *, versions, spool="full", step_s=0.02):
 
     It is asked to stop and killed in turns. Meanwhile another device makes as many versions.
     """
-    images, labels = load_digits(return_X_y=True)
+    digits = load_digits()
     data = commands.folder / "digits.npz"
-    np.savez(data, x=(images / 16).astype(np.float32), y=labels)
+    np.savez(data, x=digits.x, y=digits.y)
     hub, address = commands.hub(commands.settings(model=TABLE, more=SETTINGS, name=f"hub-{spool}"))
     stays = commands.agent(address, f"stays-{spool}", data=data, step_s=step_s)
     name = f"goes-{spool}"
