@@ -83,8 +83,8 @@ def held_up(effort: Effort) -> list[float]:
 
 def over_torch(effort: Effort) -> list[float]:
     """Return the time of a step of `edgeasync.torch` over that of a step of torch, for each turn."""
-    import torch  # noqa: PLC0415 - the hub's process needs none of it
-    from torch import nn  # noqa: PLC0415
+    import torch
+    from torch import nn
 
     from edgeasync import Dataset  # noqa: PLC0415
     from edgeasync.torch import model  # noqa: PLC0415

@@ -1,14 +1,17 @@
-"""What every test has in common: how often chance is tried, and what becomes of tests that are skipped."""
+"""Options, and what a run leaves out. tests/README.md explains the sizes."""
 
 import gc
 import os
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support import size
+
+EVERYTHING = "pip install -e '.[dev,oracle]' && python -m pytest --size gate"
 
 
 def pytest_addoption(parser):
@@ -17,7 +20,7 @@ def pytest_addoption(parser):
         "--size",
         choices=size.Repetitions._fields,
         default="quick",
-        help="how often tests repeat what they draw at random; those of Ray run at nightly alone",
+        help="which tests run if no path is given, and how many random examples they draw [default: quick]",
     )
     group.addoption("--no-skips", action="store_true", help="fail if any test is skipped")
 
@@ -27,8 +30,14 @@ def pytest_configure(config):
     sys.dont_write_bytecode = False
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # its threads spin while they wait for each other
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup, what tests start would ignore it too
-    size.choose(config.getoption("size"))
+    # Tests send these signals to processes that inherit what is ignored here: nohup ignores SIGHUP, and a shell
+    # ignores SIGINT in background jobs.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    chosen = config.getoption("size")
+    if chosen != "quick" and config.args_source is config.ArgsSource.TESTPATHS:
+        config.args = ["tests"]
+    size.choose(chosen)
     settings.register_profile(
         "edgeasync",
         max_examples=size.repetitions("examples of a property"),
@@ -45,20 +54,44 @@ def pytest_xdist_auto_num_workers():
     return len(os.sched_getaffinity(0)) + 1  # tests of processes often wait
 
 
+def pytest_collection_modifyitems(config, items):
+    """At the size `quick`, leave out tests that are marked `gate`, unless their file is named."""
+    if config.getoption("size") != "quick":
+        return
+    named = {config.invocation_params.dir.joinpath(argument.partition("::")[0]) for argument in config.args}
+    left_out = [item for item in items if item.get_closest_marker("gate") and item.path not in named]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
+
+
 def pytest_collection_finish(session):
     gc.freeze()  # thousands of tests live to the end: no need to look for garbage among them
 
 
-@pytest.hookimpl(trylast=True)
+@pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session):
+    """Fail for skipped tests if that was asked for; as the last line, say what was left out."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    if reporter and session.config.getoption("no_skips") and reporter.stats.get("skipped"):
+    skipped = len(reporter.stats.get("skipped", ())) if reporter else 0
+    if forbidden := skipped and session.config.getoption("no_skips"):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    yield
+    if reporter and forbidden:
+        reporter.write_line(f"--no-skips: {skipped} skipped, so this run has failed", red=True)
+    if reporter and (line := left_out(session.config)):
+        reporter.write_line(line)
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_terminal_summary(terminalreporter, config):
-    skipped = len(terminalreporter.stats.get("skipped", ()))
-    if skipped and config.getoption("no_skips"):
-        terminalreporter.write_line(f"--no-skips: {skipped} skipped, so this run has failed", red=True)
-    terminalreporter.write_line(f"--size {config.getoption('size')}: {size.repeated()}")
+def left_out(config):
+    """Return a line that names what this run left out and how to run it, or an empty one."""
+    chosen = config.getoption("size")
+    if chosen != "quick":
+        never = size.never_at(chosen)
+        return f"left out, run by --size nightly: {', '.join(never)}" if never else ""
+    if config.args_source is not config.ArgsSource.TESTPATHS:
+        return ""
+    tests = Path(__file__).parent
+    run = {Path(path).parts[1] for path in config.getini("testpaths")} - {"integration"}
+    folders = sorted(path.name for path in tests.iterdir() if [*path.glob("test_*.py")] and path.name not in run)
+    return f"left out: {', '.join(folders)} and tests marked 'gate' (tests/README.md); run them: {EVERYTHING}"

@@ -117,7 +117,7 @@ def _train_in_a_loop(
     hub: Hub, module: Any, loader: Any, epochs: int, *, training: tuple[Any, Any], kept: dict[str, Any]
 ) -> None:
     """Train a torch module here: so a loader of torch stays what it is, with its own order and workers."""
-    import torch  # noqa: PLC0415 - who has a module has it
+    import torch
 
     optimizer, loss_fn = training
     loop, used = Loop(module), given.as_optimizer(optimizer or SGD(learning_rate=0.05))

@@ -54,7 +54,7 @@ class Loop:
             given = np.asarray(inputs)
             own = not isinstance(self._model, Model)
             return np.asarray(self._model.predict(self.participant, given) if own else self._model(given))
-        import torch  # noqa: PLC0415 - who has a module has paid for it
+        import torch
 
         module, device = self._model, next(self._model.parameters()).device
         before = module.training

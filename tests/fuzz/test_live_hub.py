@@ -46,7 +46,7 @@ from edgeasync.training.numpy_models import MlpModel
 from edgeasync.training.plan import read_plan
 from tests.support.processes import PATIENCE_S, Commands
 
-pytestmark = [pytest.mark.process, pytest.mark.asyncio]
+pytestmark = [pytest.mark.process, pytest.mark.gate, pytest.mark.asyncio]
 
 HONEST = "honest"
 MODEL = MlpModel(inputs=64, hidden=(256,), classes=10)  # a payload is two pieces

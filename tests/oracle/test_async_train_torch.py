@@ -5,7 +5,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from edgeasync.async_train import (  # noqa: E402
+from edgeasync.async_train import (
     AsyncModelAverageAlgorithm,
     AsyncModelAverager,
     AsyncWorker,
@@ -14,9 +14,9 @@ from edgeasync.async_train import (  # noqa: E402
     init_distributed,
     optim,
 )
-from edgeasync.errors import ConfigError  # noqa: E402
-from examples.async_train.digits_idx import digits  # noqa: E402
-from tests.support.processes import free_address  # noqa: E402
+from edgeasync.errors import ConfigError
+from examples.async_train.digits_idx import digits
+from tests.support.processes import free_address
 
 EPOCHS = 20
 POINT = 0.01

@@ -6,9 +6,9 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
 
-from edgeasync.errors import GraphError  # noqa: E402
-from tests.support.torch_exports import EXPORTS, Stepper, distance, export, torch_step  # noqa: E402
-from tests.support.torch_models import MODELS, make  # noqa: E402
+from edgeasync.errors import GraphError
+from tests.support.torch_exports import EXPORTS, Stepper, distance, export, torch_step
+from tests.support.torch_models import MODELS, make
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's exporters and what they call warn of themselves
 

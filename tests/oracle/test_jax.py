@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 
 jax = pytest.importorskip("jax")
+optax = pytest.importorskip("optax")
 
-import optax  # noqa: E402
-from jax import numpy as jnp  # noqa: E402
+import edgeasync
+from edgeasync import Adam, Agent, Dataset, Hub, Run, Stop, join, train
+from edgeasync.errors import ConfigError, DataError
+from edgeasync.jax import held, model, models
+from edgeasync.training.plan import LocalTraining
+from tests.support.processes import PATIENCE_S
 
-import edgeasync  # noqa: E402
-from edgeasync import Adam, Agent, Dataset, Hub, Run, Stop, join, train  # noqa: E402
-from edgeasync.errors import ConfigError, DataError  # noqa: E402
-from edgeasync.jax import held, model, models  # noqa: E402
-from edgeasync.training.plan import LocalTraining  # noqa: E402
-from tests.support.processes import PATIENCE_S  # noqa: E402
+jnp = jax.numpy
 
 
 def tree():

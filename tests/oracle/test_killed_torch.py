@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-import torch
+
+torch = pytest.importorskip("torch")
 
 from edgeasync import Run
 from edgeasync.sdk.loop_state import LoopState

@@ -5,16 +5,16 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from edgeasync.autodiff.build import build_training_graph  # noqa: E402
-from edgeasync.autodiff.settings import GraphSettings  # noqa: E402
-from edgeasync.losses import (  # noqa: E402
+from edgeasync.autodiff.build import build_training_graph
+from edgeasync.autodiff.settings import GraphSettings
+from edgeasync.losses import (
     BinaryCrossEntropy,
     CrossEntropy,
     Huber,
     MeanAbsoluteError,
     MeanSquaredError,
 )
-from tests.support.gradients import forward, numbers, run  # noqa: E402
+from tests.support.gradients import forward, numbers, run
 
 WEIGHTS = (0.5, 2.0, 0.0, 1.0)
 

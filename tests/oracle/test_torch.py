@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from torch import nn
+
+torch = pytest.importorskip("torch")
 
 import edgeasync
 import edgeasync.torch
@@ -29,6 +29,7 @@ from tests.support.processes import PATIENCE_S
 ROOT = Path(__file__).parents[2]
 LOOP = ROOT / "examples/torch_loop.py"
 JOINED = ROOT / "examples/torch_joined.py"
+nn = torch.nn
 
 
 def module():

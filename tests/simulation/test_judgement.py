@@ -7,8 +7,13 @@ import pytest
 from benchmarks.judgement import ALIKE, FLEETS, NAMED_WITHIN, SHORTENED_MAX, WEIGHT_MIN, Run, measure
 from benchmarks.judgement_fleet import FAULTS, FLIPPED, SPEEDS, Case
 
+gate = pytest.mark.gate  # README's test command does not install seglearn, which has the smartwatch recordings
 
-@pytest.mark.parametrize("fleet", [{"data": "smartwatch"}, {"alpha": 0.1}], ids=["smartwatch", "digits"])
+
+@pytest.mark.parametrize(
+    "fleet",
+    [pytest.param({"data": "smartwatch"}, marks=gate, id="smartwatch"), pytest.param({"alpha": 0.1}, id="digits")],
+)
 def test_honest_devices_count_though_one_is_ten_times_slower_and_knows_what_nobody_else_does(fleet):
     outcome = measure(Run(Case(1, speeds=SPEEDS, **fleet), 15.0))
     assert (outcome.refused, outcome.named) == (0.0, {})
@@ -16,6 +21,7 @@ def test_honest_devices_count_though_one_is_ten_times_slower_and_knows_what_nobo
     assert outcome.weight >= WEIGHT_MIN
 
 
+@gate
 def test_those_who_come_late_are_where_the_others_were_at_first():
     late = FLEETS["smartwatch, one after the other"]
     outcome = measure(Run(replace(late, seed=6, speeds=SPEEDS), 30.0))
@@ -23,6 +29,7 @@ def test_those_who_come_late_are_where_the_others_were_at_first():
     assert outcome.weight >= 0.95
 
 
+@gate
 @pytest.mark.parametrize("fault", sorted(FAULTS.keys() - {FLIPPED}))
 def test_a_spoilt_device_is_named_soon_and_nobody_else(fault):
     outcome = measure(Run(Case(1, speeds=ALIKE, data="smartwatch", spoilt={0: fault}), 6.0))

@@ -57,7 +57,7 @@ def onnx_model():
 
 def torch_arguments(*, own_generator=False):
     """Return a torch module, and what it trains with: Adam, and a loader that shuffles."""
-    import torch  # noqa: PLC0415 - few kinds need it
+    import torch
 
     torch.set_num_threads(1)
     torch.manual_seed(11)

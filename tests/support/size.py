@@ -1,8 +1,6 @@
-"""How often tests repeat what they draw at random: three sizes, one table.
+"""How many random examples, seeds, kills and so on the tests draw: one table, a column for each size.
 
-`pytest --size quick | gate | nightly` chooses; every test runs at every size, but for those of Ray and of other
-libraries' trainers, those on emulated boards, cards and hosts, in boxes and over networks at full size
-(`nightly`), and for an installation of half a minute and a bad network of a quarter (`gate`).
+`pytest --size quick | gate | nightly` chooses the column. A count of 0 leaves a test out at that size.
 """
 
 from typing import NamedTuple
@@ -65,8 +63,6 @@ def repetitions(what):
     return getattr(REPETITIONS[what], _chosen[0])
 
 
-def repeated():
-    """Say what the chosen size repeats less often than the nightly size."""
-    chosen = {what: (getattr(counts, _chosen[0]), counts.nightly) for what, counts in REPETITIONS.items()}
-    less = [f"{what} {count} of {most}" for what, (count, most) in chosen.items() if count < most]
-    return f"repeated less: {', '.join(less)}" if less else "nothing is repeated less"
+def never_at(size):
+    """Return the names of what is not done at all at a size, but is at the size `nightly`."""
+    return [what for what, counts in REPETITIONS.items() if counts.nightly and not getattr(counts, size)]

@@ -46,6 +46,7 @@ UNITS.append(Unit("agent", PROGRAM, FOLDER, has_hub=False))
 every_unit = pytest.mark.parametrize("unit", UNITS, ids=lambda unit: f"{unit.kind} {unit.folder} {unit.user}")
 
 
+@pytest.mark.gate  # needs systemd-analyze
 @every_unit
 def test_systemd_has_nothing_to_say_about_a_unit(unit, tmp_path):
     if not shutil.which("systemd-analyze"):
@@ -60,6 +61,7 @@ def test_systemd_has_nothing_to_say_about_a_unit(unit, tmp_path):
     assert (told.returncode, told.stdout + told.stderr) == (0, "")
 
 
+@pytest.mark.gate  # needs systemd-analyze
 @pytest.mark.parametrize(
     "unit", [unit for unit in UNITS if unit.user], ids=lambda unit: f"{unit.kind} {unit.folder}"
 )

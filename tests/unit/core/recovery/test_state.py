@@ -101,6 +101,9 @@ POLICIES = {
     ),
 }
 
+QUICK = {"immediate, goes back", "quorum"}
+"""The policies that README's test command restores, too."""
+
 
 class Hub:
     """A core, a model and what is published; effects are carried out at once, except what is said to devices."""
@@ -347,7 +350,9 @@ def _versions_are_kept_often(monkeypatch):
 
 
 @pytest.mark.parametrize("seed", range(repetitions("hubs that are put back")))
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.gate] * (name not in QUICK)) for name in POLICIES]
+)
 def test_a_hub_that_is_put_back_decides_and_computes_the_same(name, seed):
     drive = Drive(name, seed)
     expected = {"Fold", "Assign", "Discard", *(("Keep", "Restore") if "goes back" in name else ())}
