@@ -22,7 +22,7 @@ def main():
     parser.add_argument("--seconds", type=float, help="the most time for each target")
     parser.add_argument("--seed", default="0", help="what all cases are drawn from")
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
-    parser.add_argument("--keep", type=Path, default=Path("findings"), help="folder for what is found")
+    parser.add_argument("--keep", type=Path, default=Path("build/findings"), help="folder for what is found")
     options = parser.parse_args()
     failed = False
     for name in TARGETS if options.target == "all" else [options.target]:
@@ -48,7 +48,7 @@ def fuzz(name, options):
         flush=True,
     )
     for finding in result.findings:
-        options.keep.mkdir(exist_ok=True)
+        options.keep.mkdir(parents=True, exist_ok=True)
         path = options.keep / f"{name}.{options.seed}-{finding.number}"
         path.write_bytes(finding.content)
         again = f"--target {name} --seed {options.seed} --first {finding.number} --cases 1"

@@ -11,7 +11,7 @@ Stop Trainer Vector fetch_status join train train_async
 """
 MODULES = "async_train callbacks data losses metrics networks nn policies simulation"
 ADAPTERS = "jax sklearn torch"
-DATA = "Dataset batches dirichlet from_iterable from_samples iid load"
+DATA = "Dataset batches dirichlet from_iterable from_samples iid load load_digits"
 
 
 def test_the_public_names_are_these():
