@@ -18,6 +18,7 @@ import psutil
 from edgeasync.runtime.status import fetch_status
 from edgeasync.training.numpy_models import SoftmaxModel
 from tests.support.command_line import run_command
+from tests.support.fork_server import ForkedCommand
 
 PATIENCE_S = 60.0
 """How long anything may take on a busy machine; no test waits that long for something that goes well."""
@@ -38,24 +39,28 @@ def without_onnx(commands):
 class Command:
     """One `edgeasync` command that runs: its events as they come, its standard error, its end.
 
-    It may be run `under` another command, such as `strace`.
+    It is forked, which is fast, unless another `program` or `python` is named, or it runs `under` another command,
+    such as `strace`.
     """
 
-    def __init__(self, arguments, folder, *, program=("-m", "edgeasync"), under=(), python=sys.executable):
+    def __init__(self, arguments, folder, *, program=("-m", "edgeasync"), under=(), python=None):
         self.arguments = arguments
         self.events = []
         self.lines = []
         self.stderr = ""
         self._news = threading.Condition()
-        self._process = subprocess.Popen(
-            [*map(str, under), str(python), *program, *map(str, arguments)],
-            cwd=folder,
-            env=environment(folder),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        if (program, under, python) == (("-m", "edgeasync"), (), None):
+            self._process = ForkedCommand(arguments, folder, environment(folder))
+        else:
+            self._process = subprocess.Popen(
+                [*map(str, under), str(python or sys.executable), *program, *map(str, arguments)],
+                cwd=folder,
+                env=environment(folder),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
         self.pid = self._process.pid
         self._readers = [threading.Thread(target=read, daemon=True) for read in (self._read_out, self._read_err)]
         self._open = len(self._readers)
