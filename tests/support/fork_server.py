@@ -130,7 +130,7 @@ def serve(requests):
 
 
 def run_command(request, streams):
-    """Go on as `python -m edgeasync` in a folder, with an environment and streams of its own."""
+    """Become `python -m edgeasync` in a folder, with an environment and streams of its own."""
     arguments, folder, environment = request
     for target, descriptor in enumerate(streams):
         os.dup2(descriptor, target)
@@ -144,6 +144,7 @@ def run_command(request, streams):
     os.environ.update(environment)
     sys.argv[1:] = arguments
     sys.path[0] = folder
+    sys.path[1:1] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
     runpy.run_module("edgeasync", run_name="__main__", alter_sys=True)
 
 
