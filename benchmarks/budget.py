@@ -1,7 +1,7 @@
 """What a limit on a day's bytes buys: whether it is kept, when the target is reached, and accuracy at equal bytes.
 
 Run as `python -m benchmarks.budget`. Eight simulated devices, one three times and one ten times slower, learn the
-digits of scikit-learn with skewed labels in virtual time. Each may move 20 MB a day. The same fleet runs at full
+handwritten digits with skewed labels in virtual time. Each may move 20 MB a day. The same fleet runs at full
 pace, too, and with a fixed interval of 16 local steps, until it has spent as many bytes.
 """
 

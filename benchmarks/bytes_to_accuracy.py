@@ -1,7 +1,7 @@
 """How many bytes a fleet sends until it has learnt, by codec, in virtual time.
 
 Run as `python -m benchmarks.bytes_to_accuracy`. Twenty simulated devices with links of 1 to 50 Mbit/s train two
-networks on scikit-learn's digits under the default policy, with each codec both ways: updates up, and differences
+networks on the handwritten digits under the default policy, with each codec both ways: updates up, and differences
 along the published chain down. Whole models, for those that join or come back, travel as float16, under `none` as
 float32. All that crosses a link counts: headers, heartbeats and what is lost on the way, too.
 """

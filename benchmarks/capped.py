@@ -1,6 +1,6 @@
 """How much a device is held up by one beside it whose link carries 16 KiB a second.
 
-Run as `python -m benchmarks.capped`. Simulated devices train a network on scikit-learn's digits in virtual time,
+Run as `python -m benchmarks.capped`. Simulated devices train a network on the handwritten digits in virtual time,
 alone, beside an equal one, and beside a capped one. Then real processes do, where an agent keeps the cap itself.
 The exchanges beside the capped one are held against those alone, which are the most of the three.
 """

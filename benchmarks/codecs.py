@@ -1,7 +1,7 @@
 """What codecs cost and keep: encoding a delta, decoding and adding it, in multiples of copying the same memory.
 
 Run as `python -m benchmarks.codecs`. All cases run on one thread, in turns. The delta is what a multilayer
-perceptron with that number of parameters learns in sixteen local steps of SGD on scikit-learn's digits; features
+perceptron with that number of parameters learns in sixteen local steps of SGD on the handwritten digits; features
 and hidden units that are never active leave some zeros in it.
 """
 

@@ -1,7 +1,7 @@
 """How soon a fleet learns under our default policy and under others', in virtual time, and with how many bytes.
 
 Run as `python -m benchmarks.policies`. Twenty simulated devices with their own cores and real encoded frames train
-a small network on scikit-learn's digits. Every baseline takes the best setting of its grid, found on other seeds
+a small network on the handwritten digits. Every baseline takes the best setting of its grid, found on other seeds
 than those it is judged on; the default has one setting.
 """
 

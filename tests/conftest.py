@@ -11,7 +11,9 @@ from hypothesis import HealthCheck, settings
 
 from tests.support import size
 
-EVERYTHING = "pip install -e '.[dev,oracle]' && python -m pytest --size gate"
+EVERYTHING = ".venv/bin/pip install -e '.[dev,oracle]' && .venv/bin/python -m pytest --size gate"
+LONG = pytest.StashKey[int]()
+"""How many tests were left out because they are marked `gate`."""
 
 
 def pytest_addoption(parser):
@@ -58,11 +60,14 @@ def pytest_collection_modifyitems(config, items):
     """At the size `quick`, leave out tests that are marked `gate`, unless their file is named."""
     if config.getoption("size") != "quick":
         return
-    named = {config.invocation_params.dir.joinpath(argument.partition("::")[0]) for argument in config.args}
-    left_out = [item for item in items if item.get_closest_marker("gate") and item.path not in named]
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in set(left_out)]
+    begin = config.invocation_params.dir
+    named = {(begin / argument.partition("::")[0]).resolve() for argument in config.args}
+    long = [item for item in items if item.get_closest_marker("gate") and item.path not in named]
+    if long:
+        config.hook.pytest_deselected(items=long)
+        config.stash[LONG] = len(long)
+        names = {item.nodeid for item in long}
+        items[:] = [item for item in items if item.nodeid not in names]
 
 
 def pytest_collection_finish(session):
@@ -72,15 +77,24 @@ def pytest_collection_finish(session):
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session):
     """Fail for skipped tests if that was asked for; as the last line, say what was left out."""
-    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    config = session.config
+    if hasattr(config, "workeroutput"):  # a process of pytest-xdist
+        config.workeroutput["long"] = config.stash.get(LONG, 0)
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
     skipped = len(reporter.stats.get("skipped", ())) if reporter else 0
-    if forbidden := skipped and session.config.getoption("no_skips"):
+    if forbidden := skipped and config.getoption("no_skips"):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
     yield
     if reporter and forbidden:
         reporter.write_line(f"--no-skips: {skipped} skipped, so this run has failed", red=True)
-    if reporter and (line := left_out(session.config)):
+    if reporter and (line := left_out(config)):
         reporter.write_line(line)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    """Note how many tests a process of pytest-xdist has left out: each collects all of them."""
+    node.config.stash[LONG] = getattr(node, "workeroutput", {}).get("long", 0)
 
 
 def left_out(config):
@@ -89,9 +103,12 @@ def left_out(config):
     if chosen != "quick":
         never = size.never_at(chosen)
         return f"left out, run by --size nightly: {', '.join(never)}" if never else ""
+    long = config.stash.get(LONG, 0)
     if config.args_source is not config.ArgsSource.TESTPATHS:
-        return ""
+        return f"left out: {long} tests marked 'gate'; run them: --size gate" if long else ""
     tests = Path(__file__).parent
     run = {Path(path).parts[1] for path in config.getini("testpaths")} - {"integration"}
     folders = sorted(path.name for path in tests.iterdir() if [*path.glob("test_*.py")] and path.name not in run)
-    return f"left out: {', '.join(folders)} and tests marked 'gate' (tests/README.md); run them: {EVERYTHING}"
+    return (
+        f"left out: {', '.join(folders)} and {long} tests marked 'gate' (tests/README.md); run them: {EVERYTHING}"
+    )

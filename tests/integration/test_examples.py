@@ -10,11 +10,9 @@ import sys
 import urllib.request
 from pathlib import Path
 
-import nbformat
 import numpy as np
 import onnx
 import pytest
-from nbclient import NotebookClient
 
 from edgeasync import SGD, Agent, Run
 from edgeasync.data import load
@@ -190,9 +188,10 @@ def test_a_smartwatch(start):
 def test_a_notebook(tmp_path, monkeypatch):
     for name, value in {"PYTHONPATH": str(EXAMPLES.parent), "HOME": str(tmp_path)}.items():
         monkeypatch.setenv(name, value)
+    nbclient, nbformat = (pytest.importorskip(name) for name in ("nbclient", "nbformat"))
     notebook = nbformat.read(EXAMPLES / "digits.ipynb", as_version=4)
     assert not any(cell.get("outputs") for cell in notebook.cells), "it is kept without outputs"
-    NotebookClient(notebook, timeout=TIMEOUT_S, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    nbclient.NotebookClient(notebook, timeout=TIMEOUT_S, resources={"metadata": {"path": str(tmp_path)}}).execute()
     said = {cell.id: "".join(each.get("text", "") for each in cell.get("outputs", ())) for cell in notebook.cells}
     assert len(percents(said["train"])) >= 3, "told while the cell runs"
     assert percents(said["again"])[0] > 85

@@ -1,7 +1,8 @@
-"""One real fleet, from its keys to an exact replay: what README's test command runs of real processes."""
+"""One real fleet, from its keys to an exact replay: the processes that README's test command starts."""
 
 import json
 import signal
+import sys
 
 import pytest
 
@@ -13,6 +14,7 @@ from tests.support.processes import LIVELINESS, MODEL, PATIENCE_S, free_address,
 pytestmark = pytest.mark.process
 
 NAMES = ("pi-1", "pi-2", "pi-3")
+PYTHON = {"python": sys.executable}  # new interpreters, not forks
 
 
 def test_a_fleet_with_keys_outlives_kills_and_replays_to_the_bit(commands):
@@ -21,12 +23,11 @@ def test_a_fleet_with_keys_outlives_kills_and_replays_to_the_bit(commands):
     assert commands.run("keys", "init", "--address", address, "--keys", keys).returncode == 0
 
     def start_hub():
-        return commands.hub(settings, "--keys", keys)[0]
+        return commands.hub(settings, "--keys", keys, **PYTHON)[0]
 
     def start_agent(name, *flags):
-        return commands.start(
-            "agent", "--data", commands.data(f"{name}.npz"), "--state", commands.folder / name, "--json", *flags
-        )
+        data, state = commands.data(f"{name}.npz"), commands.folder / name
+        return commands.start("agent", "--data", data, "--state", state, "--json", *flags, **PYTHON)
 
     def applied():
         status = fetch_status(address, PATIENCE_S, keys)

@@ -3,11 +3,12 @@
 import asyncio
 from pathlib import Path
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
 
 from tests.support.processes import PATIENCE_S
+
+nbclient = pytest.importorskip("nbclient")
+nbformat = pytest.importorskip("nbformat")
 
 pytestmark = pytest.mark.process
 
@@ -83,7 +84,7 @@ print(counts == {first} or (first, counts))
 }
 
 
-class Client(NotebookClient):
+class Client(nbclient.NotebookClient):
     """Presses the stop button when the cell `interrupt` has made twenty versions."""
 
     def process_message(self, message, cell, cell_index):

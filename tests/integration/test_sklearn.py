@@ -5,6 +5,8 @@ import pickle
 
 import numpy as np
 import pytest
+
+pytest.importorskip("sklearn")
 from sklearn.base import clone
 from sklearn.linear_model import SGDClassifier, SGDRegressor
 from sklearn.model_selection import GridSearchCV

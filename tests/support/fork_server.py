@@ -1,7 +1,10 @@
 """Starts `edgeasync` commands by forking a process that has already imported the package.
 
-A start takes some 10 ms instead of some 300. Each process of pytest has one server. The server has no threads. It
-ends when its pytest process does, and kills the commands that still run.
+A start takes some 10 ms instead of some 300. Each process of pytest has one server. The server ends with it, and
+kills the commands that still run.
+
+A forked command differs from `python -m edgeasync`: onnx and onnxruntime are imported, all forks order sets alike
+(one hash seed), and /proc shows the server's command line. `forkable` says which commands may be forked at all.
 """
 
 import atexit
@@ -19,6 +22,7 @@ import socket
 import subprocess
 import sys
 import threading
+import traceback
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -28,23 +32,39 @@ PRELOADED = (
     "onnxruntime", "uvloop",
 )  # fmt: skip
 
+READ_AT_START = ("LANG", "LC_", "LD_", "OMP_", "OPENBLAS_", "PYTHON")
+"""How the environment variables begin that an interpreter and its libraries read only when they start."""
+
 REQUEST_BYTES_MAX = 1 << 17
+
+
+def forkable(environment):
+    """Return whether a command with this environment runs in a fork as it would in a new interpreter."""
+    _, server_environment = start_server()
+    different = dict(environment.items() ^ server_environment.items())
+    return not any(name.startswith(READ_AT_START) for name in different)
 
 
 class ForkedCommand:
     """An `edgeasync` command that runs, with the interface of `subprocess.Popen` that tests use."""
 
     def __init__(self, arguments, folder, environment):
-        (stdin, ours), (out, stdout), (err, stderr) = os.pipe(), os.pipe(), os.pipe()
-        self._reply, reply = socket.socketpair()
         request = json.dumps([list(map(str, arguments)), str(folder), environment]).encode()
+        assert len(request) <= REQUEST_BYTES_MAX
+        (stdin, ours), (out, stdout), (err, stderr) = os.pipe(), os.pipe(), os.pipe()
+        self.stdin, self.stdout, self.stderr = os.fdopen(ours, "w"), os.fdopen(out), os.fdopen(err)
+        self._reply, reply = socket.socketpair()
+        self._told, self._lock = self._reply.makefile(), threading.Lock()
         with reply:
-            socket.send_fds(start_server(), [request], [stdin, stdout, stderr, reply.fileno()])
+            socket.send_fds(start_server()[0], [request], [stdin, stdout, stderr, reply.fileno()])
         for descriptor in (stdin, stdout, stderr):
             os.close(descriptor)
-        self.stdin, self.stdout, self.stderr = os.fdopen(ours, "w"), os.fdopen(out), os.fdopen(err)
-        self._told, self._lock = self._reply.makefile(), threading.Lock()
-        self.pid, self.returncode = int(self._told.readline()), None
+        self.returncode, self.pid = None, self._read()
+
+    def _read(self):
+        line = self._told.readline()
+        assert line, "the fork server has ended"
+        return int(line)
 
     def poll(self):
         """Return the exit code, or None while the command runs."""
@@ -54,13 +74,16 @@ class ForkedCommand:
 
     def wait(self, timeout=None):
         """Wait for the end; return the exit code, or minus the number of the signal that ended the command."""
-        with self._lock:
-            if self.returncode is None:
-                if not select.select([self._reply], [], [], timeout)[0]:
-                    raise subprocess.TimeoutExpired("edgeasync", timeout)
-                self.returncode = int(self._told.readline())
-                self._told.close()
-                self._reply.close()
+        if self.returncode is None:
+            replies = select.poll()
+            replies.register(self._reply, select.POLLIN)
+            if not replies.poll(None if timeout is None else 1000 * timeout):
+                raise subprocess.TimeoutExpired("edgeasync", timeout)
+            with self._lock:
+                if self.returncode is None:
+                    self.returncode = self._read()
+                    self._told.close()
+                    self._reply.close()
         return self.returncode
 
     def send_signal(self, number):
@@ -75,12 +98,14 @@ class ForkedCommand:
 
 @functools.cache
 def start_server():
-    """Return the socket of this process's server."""
+    """Start this process's server; return the socket for requests, and the environment that it started with."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
     with theirs:
         server = subprocess.Popen(
             [sys.executable, "-m", "tests.support.fork_server", str(theirs.fileno())],
-            cwd=ROOT, env=os.environ | {"PYTHONUNBUFFERED": "1"}, pass_fds=[theirs.fileno()],
+            # onnxruntime's telemetry has a thread, and a process that forks must have no other.
+            cwd=ROOT, env=environment | {"ORT_DISABLE_TELEMETRY": "1"}, pass_fds=[theirs.fileno()],
         )  # fmt: skip
 
     def end():
@@ -88,7 +113,7 @@ def start_server():
         server.wait()
 
     atexit.register(end)
-    return ours
+    return ours, environment
 
 
 def serve(requests):
@@ -106,8 +131,8 @@ def serve(requests):
                 poll.unregister(descriptor)
                 os.close(descriptor)
                 pid, reply = running.pop(descriptor)
-                with reply, contextlib.suppress(BrokenPipeError):
-                    reply.sendall(f"{os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}\n".encode())
+                with reply:
+                    tell(reply, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
                 continue
             request, streams, _, _ = socket.recv_fds(requests, REQUEST_BYTES_MAX, 4)
             if not request:
@@ -123,15 +148,22 @@ def serve(requests):
             for passed in streams[:3]:
                 os.close(passed)
             reply = socket.socket(fileno=streams[3])
-            reply.sendall(f"{pid}\n".encode())
+            tell(reply, pid)
             ended = os.pidfd_open(pid)
             running[ended] = pid, reply
             poll.register(ended, select.POLLIN)
 
 
+def tell(requester, number):
+    """Send a pid or an exit code, unless the requester is gone."""
+    with contextlib.suppress(BrokenPipeError):
+        requester.sendall(f"{number}\n".encode())
+
+
 def run_command(request, streams):
     """Become `python -m edgeasync` in a folder, with an environment and streams of its own."""
     arguments, folder, environment = request
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     for target, descriptor in enumerate(streams):
         os.dup2(descriptor, target)
         os.close(descriptor)
@@ -144,17 +176,23 @@ def run_command(request, streams):
     os.environ.update(environment)
     sys.argv[1:] = arguments
     sys.path[0] = folder
-    sys.path[1:1] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
     runpy.run_module("edgeasync", run_name="__main__", alter_sys=True)
 
 
 def main():
     """Serve the requests that come in over the socket that is named on the command line."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends pytest, which ends the requests
     for module in PRELOADED:
         importlib.import_module(module)
+    threads = len([*Path("/proc/self/task").iterdir()])
+    assert threads == 1, f"{threads} threads: a fork would have only one, and the locks of the others"
     gc.freeze()  # the collector would write to pages that the processes share
     if found := serve(socket.socket(fileno=int(sys.argv[1]))):
-        run_command(*found)
+        try:
+            run_command(*found)
+        except Exception:  # noqa: BLE001 - as an interpreter does, which ends with 1
+            traceback.print_exc()
+            os._exit(1)
 
 
 if __name__ == "__main__":

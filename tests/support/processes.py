@@ -18,7 +18,7 @@ import psutil
 from edgeasync.runtime.status import fetch_status
 from edgeasync.training.numpy_models import SoftmaxModel
 from tests.support.command_line import run_command
-from tests.support.fork_server import ForkedCommand
+from tests.support.fork_server import ForkedCommand, forkable
 
 PATIENCE_S = 60.0
 """How long anything may take on a busy machine; no test waits that long for something that goes well."""
@@ -39,8 +39,8 @@ def without_onnx(commands):
 class Command:
     """One `edgeasync` command that runs: its events as they come, its standard error, its end.
 
-    It is forked, which is fast, unless another `program` or `python` is named, or it runs `under` another command,
-    such as `strace`.
+    It is forked, which is fast, unless a `program` or `python` is named, it runs `under` another command such as
+    `strace`, or its environment needs a new interpreter.
     """
 
     def __init__(self, arguments, folder, *, program=("-m", "edgeasync"), under=(), python=None):
@@ -49,13 +49,14 @@ class Command:
         self.lines = []
         self.stderr = ""
         self._news = threading.Condition()
-        if (program, under, python) == (("-m", "edgeasync"), (), None):
-            self._process = ForkedCommand(arguments, folder, environment(folder))
+        variables = environment(folder)
+        if (program, under, python) == (("-m", "edgeasync"), (), None) and forkable(variables):
+            self._process = ForkedCommand(arguments, folder, variables)
         else:
             self._process = subprocess.Popen(
                 [*map(str, under), str(python or sys.executable), *program, *map(str, arguments)],
                 cwd=folder,
-                env=environment(folder),
+                env=variables,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -169,8 +170,9 @@ class Commands:
         return self
 
     def __exit__(self, *_):
-        for command in self._running:
-            command.close()
+        with contextlib.ExitStack() as stack:
+            for command in self._running:
+                stack.callback(command.close)
 
     def start(self, *arguments, **options):
         """Start `edgeasync` with these arguments."""
