@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from edgeasync.core.arrays.spool import TrainerState
+from edgeasync.errors import ModelMismatchError
 from edgeasync.jax.trees import parameters_of, read_tree, tree_like
 from edgeasync.parameters import Parameter
 from edgeasync.sdk.models import Arrays
@@ -44,11 +45,21 @@ class Params:
         self.parameters: Sequence[Parameter] = parameters_of(tree)
 
     def read(self, arrays: Arrays) -> None:
-        """Copy the tree's values into these arrays."""
+        """Copy the tree's values into these arrays; raises `ModelMismatchError` if it has others than at join."""
+        self._check_same()
         read_tree(self.value, arrays)
 
+    def _check_same(self) -> None:
+        if different := set(parameters_of(self.value)) ^ set(self.parameters):
+            name = min(parameter.name for parameter in different)
+            raise ModelMismatchError(
+                f"params: {name!r} has another shape than at join, was added, or is gone; a session exchanges the "
+                "arrays that were there at join"
+            )
+
     def write(self, arrays: Arrays) -> None:
-        """Set a tree of these arrays' values."""
+        """Set a tree of these arrays' values; raises `ModelMismatchError` if it has others than at join."""
+        self._check_same()
         self.value = tree_like(self.value, arrays)
 
     def reset_optimizer(self) -> None:

@@ -1,7 +1,7 @@
 """What takes part in a session: named numpy arrays, torch modules, and what has the methods of `Participant`."""
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -56,13 +56,25 @@ class ArrayParticipant:
 
     def read(self, arrays: Arrays) -> None:
         """Copy the model's values into these arrays."""
-        for name, array in arrays.items():
+        for name, array in self._same(arrays):
             array[...] = self._arrays[name]
 
     def write(self, arrays: Arrays) -> None:
         """Copy these arrays' values into the model."""
-        for name, array in arrays.items():
+        for name, array in self._same(arrays):
             self._arrays[name][...] = array
+
+    def _same(self, arrays: Arrays) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
+        """Yield the arrays; raises `ModelMismatchError` where the loop has replaced the model's by others."""
+        if added := sorted(self._arrays.keys() - arrays.keys()):
+            raise ModelMismatchError(f"model[{added[0]!r}] was not there at join; join a hub whose model has it")
+        for name, array in arrays.items():
+            ours = self._arrays.get(name)
+            if not isinstance(ours, np.ndarray) or ours.dtype.kind != "f" or not ours.flags.writeable:
+                raise ModelMismatchError(f"model[{name!r}] is no longer an array of floats that can be written")
+            if ours.shape != array.shape:
+                raise ModelMismatchError(f"model[{name!r}] has shape {ours.shape}, and had {array.shape} at join")
+            yield name, array
 
     def reset_optimizer(self) -> None:
         """Do nothing: there is none that is known."""
@@ -104,6 +116,12 @@ def check_same(parameters: Sequence[Parameter], spec: ParameterSpec) -> None:
     """Raise `ModelMismatchError` unless a model has the hub's arrays, in any order."""
     ours = {parameter.name: parameter for parameter in parameters}
     theirs = {parameter.name: parameter for parameter in spec.parameters}
+    for these, others, whose in ((ours, theirs, "your"), (theirs, ours, "the hub's")):
+        prefix = next(iter(these), "").partition(".")[0] + "."
+        if these.keys() == {prefix + name for name in others}:
+            raise ModelMismatchError(
+                f"{whose} model is wrapped: its arrays begin with {prefix!r}; give the module inside the wrapper"
+            )
     for name in sorted(ours.keys() | theirs.keys()):
         if name not in ours:
             raise ModelMismatchError(

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from edgeasync.autodiff.build import TrainingGraph, build_training_graph
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import ConfigError, GraphError
+from edgeasync.sdk.torch_modules import unwrapped
 
 APART_MAX = 1e-3
 """How far gradients may be apart, as a share of the largest: float32 in another order of sums."""
@@ -49,7 +50,7 @@ def to_onnx(
     x = torch.as_tensor(example)
     if x.ndim < 2 or len(x) < 2:
         raise ConfigError(f"example has shape {tuple(x.shape)}; give a batch of two examples or more")
-    copied = copy.deepcopy(module).cpu().train()
+    copied = copy.deepcopy(unwrapped(module)).cpu().train()
     content = _export(copied, x, dynamo=exporter == "dynamo")
     if check:
         _check(copied, x, content)

@@ -1,7 +1,9 @@
 """torch modules in a session: what of them takes part, and how it is read and written."""
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -11,10 +13,15 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from edgeasync.core.arrays.spool import TrainerState
-from edgeasync.errors import ConfigError
+from edgeasync.errors import ConfigError, ModelMismatchError
 from edgeasync.parameters import Parameter
 
+LOG = logging.getLogger("edgeasync.join")
+
 Arrays = Mapping[str, npt.NDArray[np.float32]]
+
+STEPS_UNSEEN_MAX = 16
+"""The session warns after this number of optimizer steps if none of them stepped the module."""
 
 
 class TorchParticipant:
@@ -22,6 +29,10 @@ class TorchParticipant:
 
     Its trained parameters take part, each once, however many names it has. So do its floating buffers, as
     statistics. Frozen parameters and other buffers stay as they are.
+
+    A loop may replace a tensor by one of the same shape, and may freeze parameters: the session follows. Other
+    changes after `join` raise `ModelMismatchError` at the next step: parameters that are unfrozen, added, removed
+    or resized. An optimizer that no longer steps the module's parameters raises `ConfigError`.
     """
 
     def __init__(self, module: nn.Module, optimizer: object = None, also: Sequence[Any] = ()) -> None:
@@ -33,17 +44,49 @@ class TorchParticipant:
         self._kept = [*([] if optimizer is None else [optimizer]), *also]
         self._optimizer = optimizer
         self._used: list[torch.optim.Optimizer] = [] if optimizer is None else [optimizer]
-        self._exchanged = exchanged_of(module)
-        self._trained = {id(tensor) for tensor in self._exchanged.values() if tensor.requires_grad}
+        self._module = module
         self.parameters = parameters_of(module)
+        self._layout = Layout(module)
+        self._find_tensors()
+        self._steps_unseen = 0
 
     def read(self, arrays: Arrays) -> None:
         """Copy the module's values into these arrays."""
+        self._follow()
         read_tensors(self._exchanged, arrays)
 
     def write(self, arrays: Arrays) -> None:
         """Copy these arrays' values into the module."""
+        self._follow()
         write_tensors(self._exchanged, arrays)
+
+    def _follow(self) -> None:
+        """Use the tensors that the module has now; raises `ModelMismatchError` if they no longer fit."""
+        if self._layout.has_changed():
+            self._find_tensors()
+            self._layout = Layout(self._module)
+
+    def _find_tensors(self) -> None:
+        tensors = tensors_of(self._module)
+        joined = {parameter.name: parameter for parameter in self.parameters}
+        complaints = []
+        if gone := sorted(joined.keys() - tensors.keys()):
+            complaints.append(f"missing: {_listed(gone)}")
+        complaints += [
+            f"resized: {name!r} from {parameter.shape} to {tuple(tensors[name].shape)}"
+            for name, parameter in joined.items()
+            if name in tensors and tuple(tensors[name].shape) != parameter.shape
+        ]
+        trained = [name for name, tensor in tensors.items() if tensor.requires_grad]
+        if added := sorted(set(trained) - joined.keys()):
+            complaints.append(f"newly trained: {_listed(added)}")
+        if complaints:
+            raise ModelMismatchError(
+                f"the module has changed since it joined ({'; '.join(complaints)}), and a session exchanges only "
+                "parameters that were trained at join; leave it, and join a hub whose model has these parameters"
+            )
+        self._exchanged = {name: tensors[name] for name in joined}
+        self._trained = {id(tensors[name]) for name, parameter in joined.items() if parameter.role == "trained"}
 
     def reset_optimizer(self) -> None:
         """Forget the state of the optimizers that have stepped, but for their groups: schedules continue."""
@@ -57,6 +100,7 @@ class TorchParticipant:
 
         def stepped(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:  # noqa: ARG001
             if not self._owns(optimizer):
+                self._look_at_stranger(optimizer)
                 return
             if all(optimizer is not used for used in self._used):
                 self._used.append(optimizer)
@@ -69,9 +113,26 @@ class TorchParticipant:
         return hook.remove  # type: ignore[no-any-return]
 
     def _owns(self, optimizer: torch.optim.Optimizer) -> bool:
-        if self._optimizer is not None:
-            return True
         return any(id(tensor) in self._trained for group in optimizer.param_groups for tensor in group["params"])
+
+    def _look_at_stranger(self, optimizer: torch.optim.Optimizer) -> None:
+        """Raise `ConfigError` for an optimizer that stepped this module before and no longer does.
+
+        Other modules may have optimizers of their own. If only those step, the log warns.
+        """
+        self._follow()
+        if any(optimizer is used for used in self._used):
+            raise ConfigError(
+                f"{type(optimizer).__name__} steps none of the parameters that this session exchanges; make a new "
+                "optimizer of module.parameters() after parameters were replaced"
+            )
+        self._steps_unseen += 1
+        if self._steps_unseen == STEPS_UNSEEN_MAX and not self._used:
+            LOG.warning(
+                "nothing is exchanged: none of %d optimizer steps stepped the module that joined; "
+                "give join the module that you train, and its parameters to the optimizer",
+                STEPS_UNSEEN_MAX,
+            )
 
     def state(self) -> TrainerState:
         """Return the state of the optimizer, and of what else resumes, as an array of bytes."""
@@ -100,12 +161,68 @@ def load_states(kept: Sequence[Any], content: npt.NDArray[np.uint8]) -> None:
         raise ValueError(f"what was kept cannot be read: {error}") from error
 
 
+class Layout:
+    """Which tensors and modules a module consists of, and which parameters it trains, at one moment."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._parts = [(part, tuple(part.values())) for part in _parts_of(module)]
+        self._parameters = list(module.parameters())
+        self._trained = [tensor.requires_grad for tensor in self._parameters]
+
+    def has_changed(self) -> bool:
+        """Return whether the module is another than at that moment."""
+        if [tensor.requires_grad for tensor in self._parameters] != self._trained:
+            return True
+        return any(
+            len(part) != len(before) or not all(map(is_, part.values(), before)) for part, before in self._parts
+        )
+
+
+def _parts_of(module: nn.Module) -> Iterator[dict[str, Any]]:
+    for part in module.modules():
+        yield part._parameters  # noqa: SLF001 - nothing public is fast enough to look at after every step
+        yield part._buffers  # noqa: SLF001
+        yield part._modules  # noqa: SLF001
+
+
+def _listed(names: Sequence[str], most: int = 4) -> str:
+    shown = ", ".join(map(repr, names[:most]))
+    return f"{shown} and {len(names) - most} more" if len(names) > most else shown
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """Return the module that `torch.compile` or `DataParallel` has wrapped, or the module itself."""
+    while True:
+        inner = getattr(module, "_orig_mod", module.module if isinstance(module, nn.DataParallel) else None)
+        if not isinstance(inner, nn.Module):
+            return module
+        module = inner
+
+
+def tensors_of(module: nn.Module) -> dict[str, Tensor]:
+    """Return a module's parameters, frozen ones too, then its floating buffers, by the names of the plain module.
+
+    Raises `ConfigError` for a lazy module that has not seen a batch.
+    """
+    module = unwrapped(module)
+    tensors: dict[str, Tensor] = dict(module.named_parameters())
+    for name, tensor in tensors.items():
+        if nn.parameter.is_lazy(tensor):
+            raise ConfigError(f"{name!r} has no shape yet; call the module on one batch first")
+    tensors |= {name: tensor for name, tensor in module.named_buffers() if tensor.is_floating_point()}
+    return {name.replace("_orig_mod.", ""): tensor for name, tensor in tensors.items()}
+
+
 def exchanged_of(module: nn.Module) -> dict[str, Tensor]:
     """Return the tensors that take part: those that are trained, then floating buffers."""
-    trained = {name: tensor for name, tensor in module.named_parameters() if tensor.requires_grad}
-    if not trained:
+    found = {
+        name: tensor
+        for name, tensor in tensors_of(module).items()
+        if tensor.requires_grad or not isinstance(tensor, nn.Parameter)
+    }
+    if not any(tensor.requires_grad for tensor in found.values()):
         raise ConfigError(f"{type(module).__name__} has no parameters that can be trained")
-    return trained | {name: tensor for name, tensor in module.named_buffers() if tensor.is_floating_point()}
+    return found
 
 
 def parameters_of(module: nn.Module) -> list[Parameter]:

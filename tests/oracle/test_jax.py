@@ -10,7 +10,7 @@ optax = pytest.importorskip("optax")
 
 import edgeasync
 from edgeasync import Adam, Agent, Dataset, Hub, Run, Stop, join, train
-from edgeasync.errors import ConfigError, DataError
+from edgeasync.errors import ConfigError, DataError, ModelMismatchError
 from edgeasync.jax import held, model, models
 from edgeasync.training.plan import LocalTraining
 from tests.support.processes import PATIENCE_S
@@ -154,3 +154,21 @@ def test_the_examples_of_the_docstrings_run(module):
     found = doctest.testmod(module, extraglobs={"edgeasync": edgeasync, "np": np})
     assert found.failed == 0
     assert found.attempted > 3
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda tree: tree | {"new": jnp.zeros(2)},
+        lambda tree: {"w": tree["w"]},
+        lambda tree: tree | {"w": jnp.zeros((1, 2))},
+        lambda tree: tree | {"w": jnp.zeros(2)},
+    ],
+    ids=["added", "gone", "more axes", "resized"],
+)
+def test_a_tree_that_is_another_than_at_join_is_told(change):
+    kept = held.params({"w": jnp.zeros(3), "b": jnp.zeros(1)})
+    kept.value = change(kept.value)
+    for use in (kept.read, kept.write):
+        with pytest.raises(ModelMismatchError, match="has another shape than at join, was added, or is gone"):
+            use({"w": np.zeros(3, np.float32), "b": np.zeros(1, np.float32)})
