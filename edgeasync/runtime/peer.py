@@ -283,6 +283,11 @@ class Peer:
         return self._engine.payload_bytes_up
 
     @property
+    def connected(self) -> bool:
+        """Whether any other peer is live."""
+        return not self._engine.core.alone
+
+    @property
     def diverged(self) -> bool:
         """Whether values of the model are not finite."""
         return not np.isfinite(self.parameters).all()

@@ -36,6 +36,9 @@ Found = TypeVar("Found")
 ANSWER_S = 5.0
 """How long a session waits for the hub's first model, and at its end for the answer to the last steps."""
 
+TROUBLES = {"disconnected", "quarantined", "resting", "unreachable", "waiting", "warning"}
+"""Reports that say why a session is not connected."""
+
 
 class JoinedLoop(OwnLoop):
     """Takes part in a run from a loop of your own; `join` makes one.
@@ -62,6 +65,10 @@ class JoinedLoop(OwnLoop):
         self._welcomed: concurrent.futures.Future[Lockstep] = concurrent.futures.Future()
         self._welcome_before: Welcome | None = None
         self._timeout_s = timeout_s
+
+    @property
+    def _is_connected(self) -> bool:
+        return self._agent is not None and self._agent.joined
 
     @property
     def _lockstep(self) -> Lockstep | None:
@@ -195,7 +202,8 @@ class JoinedLoop(OwnLoop):
             if self._stopping:
                 self._agent.request_stop()
             self._note_ready()
-            return await self._agent.run()
+            async with self._warning_when_alone():
+                return await self._agent.run()
 
     def _request_stop(self) -> None:
         if self._agent is not None:
@@ -215,6 +223,8 @@ class JoinedLoop(OwnLoop):
         return lockstep
 
     def _report(self, report: Report) -> None:
+        if report.event in TROUBLES:
+            self._trouble = report.detail
         level = logging.WARNING if report.event in ("waiting", "warning", "unreachable") else logging.INFO
         LOG.log(level, "%s: %s", report.event, report.detail)
 

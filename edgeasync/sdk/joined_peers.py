@@ -56,6 +56,10 @@ class JoinedPeers(OwnLoop):
         self._peer: Peer | None = None
 
     @property
+    def _is_connected(self) -> bool:
+        return self._peer is not None and self._peer.connected
+
+    @property
     def _lockstep(self) -> Lockstep:
         return self._trainer
 
@@ -110,15 +114,23 @@ class JoinedPeers(OwnLoop):
                 examples_per_step=1,
                 examples=0,
                 meets=True,
-                on_report=_report,
+                on_report=self._report,
             )
             if self._stopping:
                 self._peer.request_stop()
             self._note_ready()
-            return await self._peer.run()
+            async with self._warning_when_alone():
+                return await self._peer.run()
         finally:
             self._trainer.interrupt()
             folder.close()
+
+    def _report(self, report: Report) -> None:
+        level = logging.WARNING if report.event in ("warning", "refused") else logging.INFO
+        detail = ": ".join(filter(None, (report.peer, report.detail)))
+        if level == logging.WARNING:
+            self._trouble = detail
+        LOG.log(level, "%s: %s", report.event, detail)
 
     def _request_stop(self) -> None:
         self._trainer.interrupt()  # others may wait for what this device does between two steps
@@ -138,8 +150,3 @@ def peers_section(
     if peers is None:
         raise ConfigError("which peers? give peers='peers.toml', a file that names them")
     return convert({**settings, "topology": topology, "peers": str(peers)}, PeersSection, where="join")
-
-
-def _report(report: Report) -> None:
-    level = logging.WARNING if report.event in ("warning", "refused") else logging.INFO
-    LOG.log(level, "%s: %s", report.event, ": ".join(filter(None, (report.peer, report.detail))))

@@ -1,7 +1,11 @@
 """A training loop that stays the user's own: what it has with a hub and without one."""
 
+import asyncio
+import contextlib
+import logging
+import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
@@ -11,11 +15,19 @@ from edgeasync.sdk.participants import Participant
 from edgeasync.sdk.service import Service
 from edgeasync.training.trainer import StepResult
 
+LOG = logging.getLogger("edgeasync.join")
+
 Item = TypeVar("Item")
 Found = TypeVar("Found")
 
 ENDING_S = 10.0
 """How long what serves a loop may take to end."""
+
+LOOK_EVERY_S = 1.0
+"""How often a session looks whether it is connected."""
+
+WARN_EVERY_S = 60.0
+"""How often a session that trains alone warns."""
 
 
 class OwnLoop(Service):
@@ -34,6 +46,7 @@ class OwnLoop(Service):
         self._loop_state = LoopState()
         self._noted: tuple[float | None, int] = (None, 0)
         self._score: float | None = None
+        self._trouble = "no connection yet"
         self.steps_since_exchange = 0
         """Steps since the newest model came."""
         self.exchanges = 0
@@ -51,6 +64,19 @@ class OwnLoop(Service):
         """Whether the run has ended: the hub has finished, or the session was left."""
         lockstep = self._lockstep
         return self._done.done() or (lockstep is not None and lockstep.over)
+
+    @property
+    def connected(self) -> bool:
+        """Whether the session is connected to its hub, or without one to at least one other device.
+
+        While it is not, the loop trains alone. The log warns when that begins, and once a minute.
+        """
+        return not self.finished and self._is_connected
+
+    @property
+    @abstractmethod
+    def _is_connected(self) -> bool:
+        """Whether there is a connection now."""
 
     @property
     @abstractmethod
@@ -135,6 +161,32 @@ class OwnLoop(Service):
             raise
         finally:
             super().__exit__(kind, error, trace)
+
+    @contextlib.asynccontextmanager
+    async def _warning_when_alone(self) -> AsyncIterator[None]:
+        """Warn while the session is not connected."""
+        task = asyncio.create_task(self._warn_when_alone())
+        try:
+            yield
+        finally:
+            task.cancel()
+
+    async def _warn_when_alone(self) -> None:
+        since_s: float | None = None
+        warn_at_s = 0.0
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            now_s = time.monotonic()
+            if self.connected or self.finished or self._aborted:
+                if since_s is not None and self.connected:
+                    LOG.warning("connected again after %.0f s alone", now_s - since_s)
+                since_s = None
+                continue
+            if since_s is None:
+                since_s, warn_at_s = now_s, now_s
+            if now_s >= warn_at_s:
+                warn_at_s += WARN_EVERY_S
+                LOG.warning("not connected for %.0f s, training alone: %s", now_s - since_s, self._trouble)
 
     @abstractmethod
     def _send_last_steps(self) -> None:

@@ -1,5 +1,6 @@
 """A loop of the user's own takes part in a run, by real sockets."""
 
+import logging
 import threading
 
 import msgspec
@@ -14,6 +15,7 @@ from edgeasync.policies.aggregation import ImmediateAggregator
 from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
+from edgeasync.sdk import own_loop
 from edgeasync.sdk.lockstep import Lockstep
 from edgeasync.sdk.participants import ArrayParticipant
 from tests.support.journals import pushes_in
@@ -230,6 +232,32 @@ def test_a_loop_goes_alone_and_exchanges_again_when_the_hub_is_back(tmp_path, ke
             session.__exit__(None, None, None)
             (device,) = hub.status()["devices"]
             assert device["updates_applied"] > 3
+
+
+def test_a_loop_that_trains_alone_says_so_until_the_hub_is_back(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(own_loop, "LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(own_loop, "WARN_EVERY_S", 0.2)
+    address, model = free_address(), {"w": np.zeros(6, np.float32)}
+
+    def serve():
+        return Hub({"w": np.zeros(6)}, run=tmp_path / "run", bind=address, policy=POLICY, settings=FLOAT32)
+
+    def warned(words):
+        return sum(words in record.message for record in caplog.records if record.levelno == logging.WARNING)
+
+    with serve():
+        session = join(address, model, name="mine", timeout_s=PATIENCE_S)
+        assert session.connected
+        take_steps(model, session, 10)
+        assert not warned("training alone")
+    with session:
+        until(lambda: warned("training alone: ") >= 2, "warnings, again and again")
+        assert not session.connected
+        with serve():
+            until(lambda: session.connected, "the connection")
+            until(lambda: warned("connected again"), "the end of it is told")
+            session.__exit__(None, None, None)
+    assert not session.connected
 
 
 def test_a_network_joins_with_its_statistics(tmp_path):

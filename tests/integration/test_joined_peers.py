@@ -9,9 +9,10 @@ import pytest
 from edgeasync import join
 from edgeasync.async_train import AsyncModelAverager, nn, optim
 from edgeasync.errors import AddressError, ConfigError
+from edgeasync.sdk import own_loop
 from edgeasync.sdk.lockstep import Lockstep
 from tests.support.peers import FILE, name_of, write_list
-from tests.support.processes import PATIENCE_S
+from tests.support.processes import PATIENCE_S, until
 
 TARGETS = (-1.0, 1.0, 3.0)
 NUMBERS = range(len(TARGETS))
@@ -47,6 +48,24 @@ def take_steps(model, session, number, count):
     for _ in range(count):
         model["w"] += 0.1 * (TARGETS[number] - model["w"])
         session.step(loss=float(np.square(model["w"] - TARGETS[number]).mean()), examples=3)
+
+
+def test_a_loop_is_connected_while_another_is_there(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(own_loop, "LOOK_EVERY_S", 0.02)
+
+    def live(number, rest):
+        model = {"w": np.zeros(6, np.float32)}
+        with join(model=model, **how(tmp_path, number)) as session:
+            rest(session)
+            while not session.connected:
+                session.step()
+        return session.connected
+
+    assert together(live, tmp_path) == [False] * len(NUMBERS)
+    write_list(tmp_path / "alone", [0, 1])
+    with join(model={"w": np.zeros(6, np.float32)}, **how(tmp_path / "alone", 0, lease_s=0.5)) as session:
+        until(lambda: "training alone" in caplog.text, "a warning")
+        assert not session.connected
 
 
 @pytest.mark.parametrize("topology", ["ring", "all_to_all"])
