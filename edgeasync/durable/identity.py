@@ -45,8 +45,8 @@ class DeviceFolder:
         """
         file = self._path / "identity.json"
         self._lock.take(
-            f"another agent runs as {device_id!r} here; give this one another name (--device-id) "
-            "or state (--state)"
+            f"another agent runs as {device_id!r} here; give this one a name and a state folder of its own "
+            "(--device-id and --state, name= and state= in Python)"
         )
         try:
             identity = _next_incarnation(file, device_id)

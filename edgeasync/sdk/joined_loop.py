@@ -15,7 +15,7 @@ import numpy.typing as npt
 from edgeasync.config import convert
 from edgeasync.core.arrays.spool import TrainerState
 from edgeasync.core.device.effects import Report
-from edgeasync.durable.identity import DeviceFolder, DeviceIdentity
+from edgeasync.durable.identity import DeviceFolder, DeviceIdentity, default_device_id
 from edgeasync.errors import ConfigError, EdgeAsyncError
 from edgeasync.protocol.messages import Welcome
 from edgeasync.runtime.agent import Agent as RuntimeAgent
@@ -256,7 +256,9 @@ def join(
     - `optimizer`: of torch; without one, every optimizer of the module's parameters is watched. For other models
       call `session.step()` after each step.
     - `name`, `state`, `enrol`, `insecure`: as for `Agent`. With `state` a script that was killed resumes: its
-      optimizer, its random numbers and, with `session.batches`, its place in the data.
+      optimizer, its random numbers and, with `session.batches`, its place in the data. Without `name` a session
+      has the host's name, and without `state` a random end to it. Several scripts of one machine need a `name` and
+      a `state` each.
     - `also`: other things of torch that resume, with `state_dict` and `load_state_dict`: a schedule, a scaler.
     - `examples`: how many examples the loop trains on.
     - `own_start`: begin with the model's own values. The first update has their difference from the hub's model.
@@ -293,6 +295,8 @@ def join(
     said = {"hub": hub or None, "device_id": name, "state": None if state is None else str(state), "enrol": enrol}
     if twice := sorted({*said, "data", "insecure"} & settings.keys()):
         raise ConfigError(f"{twice[0]} is said by an argument of its own")
+    if state is None and name is None:
+        said["device_id"] = f"{default_device_id()[:57]}-{secrets.token_hex(3)}"  # nothing to resume under a name
     given = {key: value for key, value in said.items() if value is not None}
     usual = {"alone_steps_max": 2**31} | ({} if state is None else {"spool": "full"})
     session = JoinedLoop(

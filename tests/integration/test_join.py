@@ -1,5 +1,6 @@
 """A loop of the user's own takes part in a run, by real sockets."""
 
+import contextlib
 import logging
 import threading
 
@@ -9,7 +10,7 @@ import pytest
 
 import edgeasync
 from edgeasync import Hub, Stop, join, nn
-from edgeasync.errors import ModelMismatchError
+from edgeasync.errors import ModelMismatchError, RefusedError
 from edgeasync.networks import Network
 from edgeasync.policies.aggregation import ImmediateAggregator
 from edgeasync.policies.frequency import FixedFrequency
@@ -232,6 +233,30 @@ def test_a_loop_goes_alone_and_exchanges_again_when_the_hub_is_back(tmp_path, ke
             session.__exit__(None, None, None)
             (device,) = hub.status()["devices"]
             assert device["updates_applied"] > 3
+
+
+def test_sessions_without_name_and_state_have_names_of_their_own(hub):
+    models = [{"w": np.zeros(6, np.float32)} for _ in range(3)]
+    with contextlib.ExitStack() as stack:
+        sessions = [stack.enter_context(join(hub.address, model, timeout_s=PATIENCE_S)) for model in models]
+        for model, session in zip(models, sessions, strict=True):
+            take_steps(model, session, 9)
+        devices = hub.status()["devices"]
+    assert len(devices) == 3
+    assert all(device["updates_applied"] for device in devices)
+
+
+def test_a_second_live_session_of_a_name_is_told_to_take_another(tmp_path, caplog):
+    model, other = ({"w": np.zeros(6, np.float32)} for _ in range(2))
+    liveness = {"liveness": {"heartbeat_s": 0.1, "lease_s": 0.3}}
+    hub = Hub({"w": np.zeros(6)}, run=tmp_path / "run", bind="tcp://127.0.0.1:*", settings=liveness)
+    with hub, join(hub.address, model, name="mine", state=tmp_path / "one", timeout_s=PATIENCE_S):
+        second = join(hub.address, other, name="mine", state=tmp_path / "two", timeout_s=0.1)
+        until(lambda: second.finished, "the end of the second session")
+        assert not second.connected
+        with pytest.raises(RefusedError, match=r"another device is connected as mine; .* name= in Python"):
+            second.step()
+    assert "name= in Python" in caplog.text
 
 
 def test_a_loop_that_trains_alone_says_so_until_the_hub_is_back(tmp_path, monkeypatch, caplog):

@@ -696,7 +696,8 @@ class Membership:
     def _duplicate(self, member: Member, now_s: float) -> RefusalError:
         return RefusalError(
             "duplicate_device_id",
-            f"another device is live as {member.device_id}; give one of them another name (--device-id)",
+            f"another device is connected as {member.device_id}; give each a name of its own "
+            "(--device-id, name= in Python)",
             max(0.0, member.lease_until_s - now_s),
         )
 
