@@ -30,11 +30,13 @@ from edgeasync.sdk.torch_modules import (
     load_states,
     parameters_of,
     read_tensors,
+    rounds,
     write_tensors,
 )
 from edgeasync.training.evaluation import Evaluation, Evaluator, add_up, mean_of
 from edgeasync.training.losses import LossSum
 from edgeasync.training.plan import LocalTraining
+from edgeasync.training.rounding import Rounding
 from edgeasync.training.trainer import StepResult, Trainer
 
 __all__ = ["load", "model", "to_onnx"]
@@ -177,7 +179,10 @@ class TorchModel(Adapted):
 
 
 class TorchTrainer:
-    """Trains a module by an optimizer of torch; on a CPU the parameters are views of the exchanged vector."""
+    """Trains a module by an optimizer of torch.
+
+    On a CPU the parameters are float32 views of the exchanged vector. Elsewhere they are copied at each step.
+    """
 
     def __init__(
         self,
@@ -199,14 +204,18 @@ class TorchTrainer:
         self._keeps = keep_optimizer_state
         self._exchanged = exchanged_of(module)
         self._device = next(iter(self._exchanged.values())).device
+        self._shares_memory = self._device.type == "cpu"
         self._vector: Vector | None = None
+        self._rounding: Rounding | None = None
 
     def begin(self, parameters: Vector) -> None:
         """Begin an assignment: from now on train this vector in place."""
         self.spec.check(parameters)
         arrays = self.spec.views(parameters)
-        if self._device.type != "cpu":
+        if not self._shares_memory:
             write_tensors(self._exchanged, arrays)
+            if rounds(self._exchanged):
+                self._rounding = Rounding(parameters, self._read)
         elif self._vector is not parameters:
             for name, tensor in self._exchanged.items():
                 tensor.data = torch.from_numpy(arrays[name])
@@ -228,11 +237,16 @@ class TorchTrainer:
         loss = self._loss(found, y)
         loss.backward()
         self._optimizer.step()
-        if self._device.type != "cpu":
-            read_tensors(self._exchanged, self.spec.views(self._vector))
+        if not self._shares_memory:
+            self._read(self._vector)
+            if self._rounding is not None:
+                self._rounding.undo(self._vector)
         if self._meter is not None:
             self._meter.add(found.detach().cpu().numpy(), y.cpu().numpy())
         return StepResult(float(loss.detach()), len(y))
+
+    def _read(self, vector: Vector) -> None:
+        read_tensors(self._exchanged, self.spec.views(vector))
 
     def _scores(self, x: Tensor) -> Any:
         try:

@@ -43,6 +43,7 @@ class Params:
         """That of the loop's optimizer, if it is kept here."""
         self._begun = optimizer_state
         self.parameters: Sequence[Parameter] = parameters_of(tree)
+        self.rounds = False  # all are float32
 
     def read(self, arrays: Arrays) -> None:
         """Copy the tree's values into these arrays; raises `ModelMismatchError` if it has others than at join."""

@@ -87,7 +87,7 @@ class JoinedPeers(OwnLoop):
         lockstep.await_turn()
         if self.finished:
             self._done.result(ENDING_S)
-        lockstep.take_model(self._participant.write)
+        lockstep.take_model(self._participant)
         assert self._peer is not None
         self._loop_state.steps = self._peer.steps_total
         self._detach = self._participant.attach(self.step)

@@ -5,7 +5,8 @@ from collections.abc import Callable
 
 from edgeasync.core.arrays.spool import TrainerState
 from edgeasync.parameters import ParameterSpec, Vector
-from edgeasync.sdk.participants import Arrays
+from edgeasync.sdk.participants import Participant, rounds
+from edgeasync.training.rounding import Rounding
 from edgeasync.training.trainer import StepResult, StepsEndedError
 
 
@@ -23,6 +24,7 @@ class Lockstep:
         self._state: TrainerState = {}
         self._turn = threading.Condition()
         self._vector: Vector | None = None
+        self._rounding: Rounding | None = None
         self._result: StepResult | None = None
         self._score: float | None = None
         self.over = False
@@ -88,7 +90,7 @@ class Lockstep:
 
     # -- called by the loop ----------------------------------------------------------------------------------
 
-    def hand_over(self, result: StepResult, read: Callable[[Arrays], None], score: float | None = None) -> bool:
+    def hand_over(self, result: StepResult, model: Participant, score: float | None = None) -> bool:
         """Give the worker a step, and the model after it; return whether the worker waited for one.
 
         A step that was taken before the loop had the worker's model does not count.
@@ -96,7 +98,9 @@ class Lockstep:
         with self._turn:
             if not self._asked or self._fresh or self._vector is None or self.over:
                 return False
-            read(self.spec.views(self._vector))
+            model.read(self.spec.views(self._vector))
+            if self._rounding is not None:
+                self._rounding.undo(self._vector)
             self._asked, self._result, self._handed = False, result, True
             self._score = self._score if score is None else score
             self._turn.notify_all()
@@ -117,7 +121,7 @@ class Lockstep:
             self._waiting = False
             return self._asked and not self.over
 
-    def take_model(self, write: Callable[[Arrays], None]) -> bool:
+    def take_model(self, model: Participant) -> bool:
         """Copy a model that is new into the user's; return whether there was one.
 
         After `end` call this once the worker has ended, too.
@@ -125,6 +129,9 @@ class Lockstep:
         with self._turn:
             if not self._fresh or not (self._asked or self._ended) or self._vector is None:
                 return False
-            write(self.spec.views(self._vector))
+            model.write(self.spec.views(self._vector))
+            self._rounding = None
+            if rounds(model):
+                self._rounding = Rounding(self._vector, lambda values: model.read(self.spec.views(values)))
             self._fresh = False
             return True

@@ -101,7 +101,7 @@ class OwnLoop(Service):
         noted, self._noted = self._noted, (None, 0)
         told = noted[0] if loss is None else float(loss)
         score, self._score = self._score, None
-        if lockstep.hand_over(StepResult(told, examples or noted[1]), self._participant.read, score):
+        if lockstep.hand_over(StepResult(told, examples or noted[1]), self._participant, score):
             self._loop_state.steps += 1
             self.steps_since_exchange += 1
             if not lockstep.await_turn():
@@ -194,7 +194,7 @@ class OwnLoop(Service):
 
     def _take_model(self, lockstep: Lockstep) -> bool:
         """Take a model if there is a new one; return whether there was."""
-        if not lockstep.take_model(self._participant.write):
+        if not lockstep.take_model(self._participant):
             return False
         self.steps_since_exchange = 0
         self.exchanges += 1

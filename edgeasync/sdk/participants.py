@@ -43,6 +43,11 @@ class Participant(Protocol):
         """Resume from such a state; raises `ValueError` if it is another model's."""
 
 
+def rounds(model: Participant) -> bool:
+    """Return whether a model may hold other values than those that are written to it; unknown models may."""
+    return bool(getattr(model, "rounds", True))
+
+
 class ArrayParticipant:
     """Named numpy arrays, which the user's loop changes in place; without a `spec` all of them are trained."""
 
@@ -53,6 +58,11 @@ class ArrayParticipant:
         self._arrays = arrays
         trained = [Parameter(name, array.shape) for name, array in arrays.items()]
         self.parameters = trained if spec is None else spec.parameters
+
+    @property
+    def rounds(self) -> bool:
+        """Whether an array has fewer digits than float32."""
+        return any(array.dtype.itemsize < np.dtype(np.float32).itemsize for array in self._arrays.values())
 
     def read(self, arrays: Arrays) -> None:
         """Copy the model's values into these arrays."""

@@ -86,6 +86,7 @@ class TorchParticipant:
                 "parameters that were trained at join; leave it, and join a hub whose model has these parameters"
             )
         self._exchanged = {name: tensors[name] for name in joined}
+        self.rounds = rounds(self._exchanged)
         self._trained = {id(tensors[name]) for name, parameter in joined.items() if parameter.role == "trained"}
 
     def reset_optimizer(self) -> None:
@@ -231,6 +232,11 @@ def parameters_of(module: nn.Module) -> list[Parameter]:
         Parameter(name, tuple(tensor.shape), "trained" if tensor.requires_grad else "statistic")
         for name, tensor in exchanged_of(module).items()
     ]
+
+
+def rounds(tensors: Mapping[str, Tensor]) -> bool:
+    """Return whether a tensor has fewer digits than float32."""
+    return any(tensor.dtype not in {torch.float32, torch.float64} for tensor in tensors.values())
 
 
 def read_tensors(tensors: Mapping[str, Tensor], arrays: Arrays) -> None:
