@@ -12,7 +12,7 @@ from tests.support.processes import Commands
 
 @pytest.fixture
 def commands(tmp_path):
-    with Commands(tmp_path) as commands:
+    with Commands(tmp_path, forks=True) as commands:
         yield commands
 
 

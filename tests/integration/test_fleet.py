@@ -2,19 +2,24 @@
 
 import json
 import signal
-import sys
 
 import pytest
 
 from edgeasync.protocol.wire import checksum
 from edgeasync.runtime.model_file import MODEL_FILE, load_model
 from edgeasync.runtime.status import fetch_status
-from tests.support.processes import LIVELINESS, MODEL, PATIENCE_S, free_address, until
+from tests.support.processes import LIVELINESS, MODEL, PATIENCE_S, Commands, free_address, until
 
 pytestmark = pytest.mark.process
 
 NAMES = ("pi-1", "pi-2", "pi-3")
-PYTHON = {"python": sys.executable}  # new interpreters, not forks
+
+
+@pytest.fixture
+def commands(tmp_path):
+    """Yield what starts commands as a shell does, with a new interpreter for each."""
+    with Commands(tmp_path) as commands:
+        yield commands
 
 
 def test_a_fleet_with_keys_outlives_kills_and_replays_to_the_bit(commands):
@@ -23,11 +28,11 @@ def test_a_fleet_with_keys_outlives_kills_and_replays_to_the_bit(commands):
     assert commands.run("keys", "init", "--address", address, "--keys", keys).returncode == 0
 
     def start_hub():
-        return commands.hub(settings, "--keys", keys, **PYTHON)[0]
+        return commands.hub(settings, "--keys", keys)[0]
 
     def start_agent(name, *flags):
         data, state = commands.data(f"{name}.npz"), commands.folder / name
-        return commands.start("agent", "--data", data, "--state", state, "--json", *flags, **PYTHON)
+        return commands.start("agent", "--data", data, "--state", state, "--json", *flags)
 
     def applied():
         status = fetch_status(address, PATIENCE_S, keys)

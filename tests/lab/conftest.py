@@ -7,5 +7,5 @@ from tests.support.processes import Commands
 
 @pytest.fixture
 def commands(tmp_path):
-    with Commands(tmp_path) as commands:
+    with Commands(tmp_path, forks=True) as commands:
         yield commands

@@ -36,25 +36,29 @@ def without_onnx(commands):
     return "import sys; sys.path.insert(0, 'without-onnx'); from edgeasync.cli.main import main; main()"
 
 
+EDGEASYNC = ("-m", "edgeasync")
+
+
 class Command:
     """One `edgeasync` command that runs: its events as they come, its standard error, its end.
 
-    It is forked, which is fast, unless a `program` or `python` is named, it runs `under` another command such as
-    `strace`, or its environment needs a new interpreter.
+    It may be run `under` another command, such as `strace`. With `forks` it is forked, which is fast, unless it
+    needs an interpreter of its own.
     """
 
-    def __init__(self, arguments, folder, *, program=("-m", "edgeasync"), under=(), python=None):
+    def __init__(self, arguments, folder, *, program=EDGEASYNC, under=(), python=sys.executable, forks=False):
         self.arguments = arguments
         self.events = []
         self.lines = []
         self.stderr = ""
         self._news = threading.Condition()
         variables = environment(folder)
-        if (program, under, python) == (("-m", "edgeasync"), (), None) and forkable(variables):
+        usual = (program, under, python) == (EDGEASYNC, (), sys.executable)
+        if forks and usual and forkable(variables):
             self._process = ForkedCommand(arguments, folder, variables)
         else:
             self._process = subprocess.Popen(
-                [*map(str, under), str(python or sys.executable), *program, *map(str, arguments)],
+                [*map(str, under), str(python), *program, *map(str, arguments)],
                 cwd=folder,
                 env=variables,
                 stdin=subprocess.PIPE,
@@ -162,8 +166,9 @@ class Command:
 class Commands:
     """Starts commands in a folder of their own; on leaving, every one that still runs is killed."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, *, forks=False):
         self.folder = Path(folder)
+        self._forks = forks
         self._running = []
 
     def __enter__(self):
@@ -176,7 +181,7 @@ class Commands:
 
     def start(self, *arguments, **options):
         """Start `edgeasync` with these arguments."""
-        command = Command(arguments, self.folder, **options)
+        command = Command(arguments, self.folder, forks=self._forks, **options)
         self._running.append(command)
         return command
 
