@@ -257,8 +257,8 @@ def join(
       call `session.step()` after each step.
     - `name`, `state`, `enrol`, `insecure`: as for `Agent`. With `state` a script that was killed resumes: its
       optimizer, its random numbers and, with `session.batches`, its place in the data. Without `name` a session
-      has the host's name, and without `state` a random end to it. Several scripts of one machine need a `name` and
-      a `state` each.
+      has the host's name, with a random suffix if it has no `state`. If several scripts of one machine have a
+      `state`, give each its own `name`, too.
     - `also`: other things of torch that resume, with `state_dict` and `load_state_dict`: a schedule, a scaler.
     - `examples`: how many examples the loop trains on.
     - `own_start`: begin with the model's own values. The first update has their difference from the hub's model.

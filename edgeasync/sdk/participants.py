@@ -44,7 +44,7 @@ class Participant(Protocol):
 
 
 def rounds(model: Participant) -> bool:
-    """Return whether a model may hold other values than those that are written to it; unknown models may."""
+    """Return whether a model may round the values that it is given; models of unknown types may."""
     return bool(getattr(model, "rounds", True))
 
 
@@ -61,7 +61,7 @@ class ArrayParticipant:
 
     @property
     def rounds(self) -> bool:
-        """Whether an array has fewer digits than float32."""
+        """Whether any array is less precise than float32."""
         return any(array.dtype.itemsize < np.dtype(np.float32).itemsize for array in self._arrays.values())
 
     def read(self, arrays: Arrays) -> None:
@@ -75,7 +75,7 @@ class ArrayParticipant:
             self._arrays[name][...] = array
 
     def _same(self, arrays: Arrays) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
-        """Yield the arrays; raises `ModelMismatchError` where the loop has replaced the model's by others."""
+        """Yield the arrays; raises `ModelMismatchError` if the model's arrays no longer fit them."""
         if added := sorted(self._arrays.keys() - arrays.keys()):
             raise ModelMismatchError(f"model[{added[0]!r}] was not there at join; join a hub whose model has it")
         for name, array in arrays.items():

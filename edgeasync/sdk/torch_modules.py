@@ -30,9 +30,9 @@ class TorchParticipant:
     Its trained parameters take part, each once, however many names it has. So do its floating buffers, as
     statistics. Frozen parameters and other buffers stay as they are.
 
-    A loop may replace a tensor by one of the same shape, and may freeze parameters: the session follows. Other
-    changes after `join` raise `ModelMismatchError` at the next step: parameters that are unfrozen, added, removed
-    or resized. An optimizer that no longer steps the module's parameters raises `ConfigError`.
+    The session follows a loop that replaces a tensor by one of the same shape, or freezes a parameter. If the loop
+    unfreezes, adds, removes or resizes parameters after `join`, the next step raises `ModelMismatchError`. If its
+    optimizer no longer steps the module's parameters, the next step raises `ConfigError`.
     """
 
     def __init__(self, module: nn.Module, optimizer: object = None, also: Sequence[Any] = ()) -> None:
@@ -119,7 +119,7 @@ class TorchParticipant:
     def _look_at_stranger(self, optimizer: torch.optim.Optimizer) -> None:
         """Raise `ConfigError` for an optimizer that stepped this module before and no longer does.
 
-        Other modules may have optimizers of their own. If only those step, the log warns.
+        Other modules may have their own optimizers. If only those step, log a warning.
         """
         self._follow()
         if any(optimizer is used for used in self._used):
@@ -163,7 +163,7 @@ def load_states(kept: Sequence[Any], content: npt.NDArray[np.uint8]) -> None:
 
 
 class Layout:
-    """Which tensors and modules a module consists of, and which parameters it trains, at one moment."""
+    """A snapshot of a module's submodules and tensors, and of which parameters require gradients."""
 
     def __init__(self, module: nn.Module) -> None:
         self._parts = [(part, tuple(part.values())) for part in _parts_of(module)]
@@ -171,7 +171,7 @@ class Layout:
         self._trained = [tensor.requires_grad for tensor in self._parameters]
 
     def has_changed(self) -> bool:
-        """Return whether the module is another than at that moment."""
+        """Return whether the module differs from the snapshot."""
         if [tensor.requires_grad for tensor in self._parameters] != self._trained:
             return True
         return any(
@@ -235,7 +235,7 @@ def parameters_of(module: nn.Module) -> list[Parameter]:
 
 
 def rounds(tensors: Mapping[str, Tensor]) -> bool:
-    """Return whether a tensor has fewer digits than float32."""
+    """Return whether any tensor is less precise than float32."""
     return any(tensor.dtype not in {torch.float32, torch.float64} for tensor in tensors.values())
 
 

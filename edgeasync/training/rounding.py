@@ -1,4 +1,4 @@
-"""Models whose own types have fewer digits than the float32 that is exchanged, such as bfloat16."""
+"""Keep rounding errors of low-precision models, such as bfloat16, out of their updates."""
 
 from collections.abc import Callable
 
@@ -8,10 +8,10 @@ from edgeasync.parameters import Vector
 
 
 class Rounding:
-    """What a model made of a vector that it took.
+    """The rounding that happened when a model loaded a float32 vector.
 
-    An update is what local steps change. It must not contain the difference between a value and its rounded form:
-    steps that change nothing then make an update of exactly zero.
+    An update is what local steps change. Without this class it would also contain the rounding error, and steps
+    that change nothing would move the hub.
 
     >>> import numpy as np
     >>> held = np.zeros(2, np.float16)
@@ -25,14 +25,14 @@ class Rounding:
     """
 
     def __init__(self, vector: Vector, read: Callable[[Vector], None]) -> None:
-        """Compare a vector, float32 (n,), with what `read` copies from the model that has just taken it."""
+        """Compare a vector, float32 (n,), with what `read` copies back from the model that has just loaded it."""
         held = np.empty_like(vector)
         read(held)
         self._both = None if np.array_equal(held, vector) else (vector.copy(), held)
 
     def undo(self, vector: Vector) -> None:
-        """Turn values read from the model, in place, into the vector that it took plus what has changed since."""
+        """Turn values read from the model, in place, into the loaded vector plus what has changed since."""
         if self._both is not None:
-            taken, held = self._both
+            loaded, held = self._both
             vector -= held
-            vector += taken
+            vector += loaded

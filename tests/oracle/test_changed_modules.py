@@ -167,7 +167,7 @@ def test_what_the_hub_has_no_arrays_for_ends_the_session_with_one_sentence(chang
     assert "\n" not in str(raised.value)
 
 
-def test_who_goes_on_after_such_an_error_is_told_again():
+def test_the_error_repeats_until_the_module_fits_again():
     held = TorchParticipant(module := make())
     unfreeze(module)
     for _ in range(2):

@@ -167,7 +167,7 @@ def run_command(request, streams):
     for target, descriptor in enumerate(streams):
         os.dup2(descriptor, target)
         os.close(descriptor)
-    # What Python makes of standard streams that are pipes, with PYTHONUNBUFFERED.
+    # Open the standard streams as Python opens pipes under PYTHONUNBUFFERED.
     sys.stdin = os.fdopen(0)
     sys.stdout = io.TextIOWrapper(os.fdopen(1, "wb", 0), write_through=True)
     sys.stderr = io.TextIOWrapper(os.fdopen(2, "wb", 0), write_through=True, errors="backslashreplace")

@@ -696,7 +696,7 @@ class Membership:
     def _duplicate(self, member: Member, now_s: float) -> RefusalError:
         return RefusalError(
             "duplicate_device_id",
-            f"another device is connected as {member.device_id}; give each a name of its own "
+            f"a device named {member.device_id} is connected already; give this one another name "
             "(--device-id, name= in Python)",
             max(0.0, member.lease_until_s - now_s),
         )
