@@ -8,7 +8,7 @@ import numpy as np
 
 from edgeasync.core.arrays.spool import TrainerState
 from edgeasync.errors import ModelMismatchError
-from edgeasync.jax.trees import parameters_of, read_tree, tree_like
+from edgeasync.jax.trees import parameters_of, read_tree, shapes_of, tree_like
 from edgeasync.parameters import Parameter
 from edgeasync.sdk.models import Arrays
 
@@ -51,8 +51,9 @@ class Params:
         read_tree(self.value, arrays)
 
     def _check_same(self) -> None:
-        if different := set(parameters_of(self.value)) ^ set(self.parameters):
-            name = min(parameter.name for parameter in different)
+        joined = {parameter.name: parameter.shape for parameter in self.parameters}
+        if different := joined.items() ^ shapes_of(self.value).items():
+            name = min(different)[0]
             raise ModelMismatchError(
                 f"params: {name!r} has another shape than at join, was added, or is gone; a session exchanges the "
                 "arrays that were there at join"

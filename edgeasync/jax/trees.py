@@ -29,6 +29,11 @@ def parameters_of(tree: Any) -> list[Parameter]:
     return [Parameter(name, tuple(leaf.shape)) for name, leaf in named]
 
 
+def shapes_of(tree: Any) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a tree's arrays by their paths."""
+    return {name: tuple(np.shape(leaf)) for name, leaf in _named(tree)}
+
+
 def arrays_of(tree: Any) -> Arrays:
     """Return the values by the paths of the tree."""
     return {name: np.asarray(leaf) for name, leaf in _named(tree)}

@@ -156,7 +156,7 @@ class Peer:
         self._ending = Ending("Peer")
         self._stopping = threading.Event()
         self._trained = self._leaving = False
-        self._snapshot_of_trained = self._has_met = self._deserted = False
+        self._snapshot_of_trained = self._has_met = self._deserted = self._is_connected = False
         self._meets = meets
         self._to_meet = {entry.name for entry in peers.peer if meets} - {own.name}
         self._mean_steps = steps_total
@@ -285,7 +285,7 @@ class Peer:
     @property
     def connected(self) -> bool:
         """Whether any other peer is live."""
-        return not self._engine.core.alone
+        return self._is_connected
 
     @property
     def diverged(self) -> bool:
@@ -364,12 +364,13 @@ class Peer:
         """Pass on what happened, and end once enough has."""
         now_s = time.monotonic()
         if report.event == "peer_found":
-            self._has_met = True
+            self._has_met = self._is_connected = True
             self._to_meet.discard(report.peer)
             self._deserted = False
             self._jobs.put(_nothing)  # a trainer that waits looks again
             self._loop.call_soon(self._ping_all)
         elif report.event == "alone":
+            self._is_connected = False
             self._deserted = self._has_met
             self._jobs.put(_nothing)
         elif report.event == "round_started":

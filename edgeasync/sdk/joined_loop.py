@@ -129,6 +129,7 @@ class JoinedLoop(OwnLoop):
                 "no model of the hub after %g s; the loop trains by itself until one comes", self._timeout_s
             )
         self._detach = self._participant.attach(self.step)
+        self._is_begun = True
 
     def _has_returned(self) -> bool:
         """Wait for the answer to a `resume`: who leaves before it is live at the hub until its lease ends."""

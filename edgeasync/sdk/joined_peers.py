@@ -91,6 +91,7 @@ class JoinedPeers(OwnLoop):
         assert self._peer is not None
         self._loop_state.steps = self._peer.steps_total
         self._detach = self._participant.attach(self.step)
+        self._is_begun = True
 
     def _send_last_steps(self) -> None:
         self._trainer.end()

@@ -29,6 +29,8 @@ LOOK_EVERY_S = 1.0
 WARN_EVERY_S = 60.0
 """How often a session that trains alone warns."""
 
+LOST = "the connection is lost"
+
 
 class OwnLoop(Service):
     """A loop that counts its steps for what exchanges the model, and takes the models that come.
@@ -46,7 +48,8 @@ class OwnLoop(Service):
         self._loop_state = LoopState()
         self._noted: tuple[float | None, int] = (None, 0)
         self._score: float | None = None
-        self._trouble = "no connection yet"
+        self._trouble = LOST
+        self._is_begun = False
         self.steps_since_exchange = 0
         """Steps since the newest model came."""
         self.exchanges = 0
@@ -67,7 +70,7 @@ class OwnLoop(Service):
 
     @property
     def connected(self) -> bool:
-        """Whether the session is connected to its hub, or without one to at least one other device.
+        """Whether the session is connected to its hub or, without a hub, to at least one other device.
 
         While it is not, the loop trains alone. The log warns when that begins, and once a minute.
         """
@@ -177,9 +180,11 @@ class OwnLoop(Service):
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             now_s = time.monotonic()
-            if self.connected or self.finished or self._aborted:
-                if since_s is not None and self.connected:
-                    LOG.warning("connected again after %.0f s alone", now_s - since_s)
+            if self.connected:
+                if since_s is not None:
+                    LOG.warning("connected after %.0f s alone", now_s - since_s)
+                self._trouble = LOST
+            if self.connected or self.finished or self._aborted or not self._is_begun:
                 since_s = None
                 continue
             if since_s is None:

@@ -18,6 +18,8 @@ class Participant(Protocol):
     """A model that takes part: what a session reads from it, and writes to it.
 
     All are called in the thread of the user's loop, inside `join`, `step`, `evaluate` and the end of a session.
+    A model that holds all values in float32 may have an attribute `rounds = False`: the session then need not read
+    back what it has written.
     """
 
     @property

@@ -43,16 +43,35 @@ class TorchParticipant:
                 raise ConfigError(f"also has a {type(one).__name__}; give what has state_dict and load_state_dict")
         self._kept = [*([] if optimizer is None else [optimizer]), *also]
         self._optimizer = optimizer
-        self._used: list[torch.optim.Optimizer] = [] if optimizer is None else [optimizer]
         self._module = module
         self.parameters = parameters_of(module)
         self._layout = Layout(module)
+        self._exchanged: dict[str, Tensor] = {}
+        self._trained: set[int] = set()
+        self._stale: set[str] = set()
         self._find_tensors()
+        self._used: list[torch.optim.Optimizer] = [] if optimizer is None else [optimizer]
+        # An optimizer that was given may train the module indirectly, as by float32 copies of its parameters.
+        self._is_trusted = optimizer is not None and not self._owns(optimizer)
+        self._optimizer_left: torch.optim.Optimizer | None = None
         self._steps_unseen = 0
+
+    @property
+    def rounds(self) -> bool:
+        """Whether the module rounds the values that it is given."""
+        return rounds(self._exchanged)
 
     def read(self, arrays: Arrays) -> None:
         """Copy the module's values into these arrays."""
         self._follow()
+        self._steps_unseen = 0
+        if (left := self._optimizer_left) is not None:
+            self._optimizer_left = None
+            remedy = "leave the session, and join again with" if left is self._optimizer else "make"
+            raise ConfigError(
+                f"{type(left).__name__} no longer steps any parameter that this session exchanges, because they "
+                f"were replaced; {remedy} a new optimizer of module.parameters()"
+            )
         read_tensors(self._exchanged, arrays)
 
     def write(self, arrays: Arrays) -> None:
@@ -69,25 +88,33 @@ class TorchParticipant:
     def _find_tensors(self) -> None:
         tensors = tensors_of(self._module)
         joined = {parameter.name: parameter for parameter in self.parameters}
-        complaints = []
-        if gone := sorted(joined.keys() - tensors.keys()):
-            complaints.append(f"missing: {_listed(gone)}")
-        complaints += [
-            f"resized: {name!r} from {parameter.shape} to {tuple(tensors[name].shape)}"
-            for name, parameter in joined.items()
-            if name in tensors and tuple(tensors[name].shape) != parameter.shape
-        ]
-        trained = [name for name, tensor in tensors.items() if tensor.requires_grad]
-        if added := sorted(set(trained) - joined.keys()):
-            complaints.append(f"newly trained: {_listed(added)}")
-        if complaints:
+        gone, resized = [], []
+        for name, parameter in joined.items():
+            if name in tensors and tuple(tensors[name].shape) == parameter.shape:
+                continue
+            if parameter.role == "statistic" and name in self._exchanged:
+                self._keep_buffer(name)
+                tensors[name] = self._exchanged[name]
+            elif name in tensors:
+                resized.append(f"{name!r} from {parameter.shape} to {tuple(tensors[name].shape)}")
+            else:
+                gone.append(repr(name))
+        trained = {name for name, tensor in tensors.items() if _is_trained(tensor)}
+        added = [repr(name) for name in sorted(trained - joined.keys())]
+        changes = {"missing": gone, "resized": resized, "newly trained": added}
+        if told := [f"{what}: {_listed(names)}" for what, names in changes.items() if names]:
             raise ModelMismatchError(
-                f"the module has changed since it joined ({'; '.join(complaints)}), and a session exchanges only "
+                f"the module has changed since it joined ({'; '.join(told)}), and a session exchanges only "
                 "parameters that were trained at join; leave it, and join a hub whose model has these parameters"
             )
         self._exchanged = {name: tensors[name] for name in joined}
-        self.rounds = rounds(self._exchanged)
         self._trained = {id(tensors[name]) for name, parameter in joined.items() if parameter.role == "trained"}
+
+    def _keep_buffer(self, name: str) -> None:
+        """Exchange the last value of a buffer that has another shape now, or is gone."""
+        if name not in self._stale:
+            self._stale.add(name)
+            LOG.warning("the buffer %r has changed its shape or is gone; its last value is exchanged", name)
 
     def reset_optimizer(self) -> None:
         """Forget the state of the optimizers that have stepped, but for their groups: schedules continue."""
@@ -100,12 +127,8 @@ class TorchParticipant:
         """Call `on_step` after each step of the optimizer or, without one, of any that has these parameters."""
 
         def stepped(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:  # noqa: ARG001
-            if not self._owns(optimizer):
-                self._look_at_stranger(optimizer)
-                return
-            if all(optimizer is not used for used in self._used):
-                self._used.append(optimizer)
-            on_step()
+            if self._counts(optimizer):
+                on_step()
 
         if self._optimizer is None:
             hook = register_optimizer_step_post_hook(stepped)
@@ -113,20 +136,18 @@ class TorchParticipant:
             hook = self._optimizer.register_step_post_hook(stepped)
         return hook.remove  # type: ignore[no-any-return]
 
-    def _owns(self, optimizer: torch.optim.Optimizer) -> bool:
-        return any(id(tensor) in self._trained for group in optimizer.param_groups for tensor in group["params"])
-
-    def _look_at_stranger(self, optimizer: torch.optim.Optimizer) -> None:
-        """Raise `ConfigError` for an optimizer that stepped this module before and no longer does.
-
-        Other modules may have their own optimizers. If only those step, log a warning.
-        """
-        self._follow()
+    def _counts(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Return whether a step counts. It does, too, if `read` has to tell the loop that something is wrong."""
+        if self._owns(optimizer) or self._is_trusted:
+            self._steps_unseen = 0
+            if all(optimizer is not used for used in self._used):
+                self._used.append(optimizer)
+            return True
+        if self._trains_module(optimizer):
+            return True
         if any(optimizer is used for used in self._used):
-            raise ConfigError(
-                f"{type(optimizer).__name__} steps none of the parameters that this session exchanges; make a new "
-                "optimizer of module.parameters() after parameters were replaced"
-            )
+            self._optimizer_left = optimizer
+            return True
         self._steps_unseen += 1
         if self._steps_unseen == STEPS_UNSEEN_MAX and not self._used:
             LOG.warning(
@@ -134,6 +155,15 @@ class TorchParticipant:
                 "give join the module that you train, and its parameters to the optimizer",
                 STEPS_UNSEEN_MAX,
             )
+        return False
+
+    def _owns(self, optimizer: torch.optim.Optimizer) -> bool:
+        return any(id(tensor) in self._trained for tensor in _parameters_in(optimizer))
+
+    def _trains_module(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Return whether an optimizer steps any parameter that the module has now, exchanged or not."""
+        trained = {id(tensor) for tensor in self._module.parameters() if tensor.requires_grad}
+        return any(id(tensor) in trained for tensor in _parameters_in(optimizer))
 
     def state(self) -> TrainerState:
         """Return the state of the optimizer, and of what else resumes, as an array of bytes."""
@@ -168,15 +198,18 @@ class Layout:
     def __init__(self, module: nn.Module) -> None:
         self._parts = [(part, tuple(part.values())) for part in _parts_of(module)]
         self._parameters = list(module.parameters())
-        self._trained = [tensor.requires_grad for tensor in self._parameters]
+        self._details = self._look()
 
     def has_changed(self) -> bool:
         """Return whether the module differs from the snapshot."""
-        if [tensor.requires_grad for tensor in self._parameters] != self._trained:
+        if self._look() != self._details:
             return True
         return any(
             len(part) != len(before) or not all(map(is_, part.values(), before)) for part, before in self._parts
         )
+
+    def _look(self) -> list[tuple[bool, torch.Size]]:
+        return [(tensor.requires_grad, tensor.shape) for tensor in self._parameters]
 
 
 def _parts_of(module: nn.Module) -> Iterator[dict[str, Any]]:
@@ -186,8 +219,17 @@ def _parts_of(module: nn.Module) -> Iterator[dict[str, Any]]:
         yield part._modules  # noqa: SLF001
 
 
+def _is_trained(tensor: Tensor) -> bool:
+    return isinstance(tensor, nn.Parameter) and tensor.requires_grad
+
+
+def _parameters_in(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
 def _listed(names: Sequence[str], most: int = 4) -> str:
-    shown = ", ".join(map(repr, names[:most]))
+    shown = ", ".join(names[:most])
     return f"{shown} and {len(names) - most} more" if len(names) > most else shown
 
 
@@ -207,10 +249,12 @@ def tensors_of(module: nn.Module) -> dict[str, Tensor]:
     """
     module = unwrapped(module)
     tensors: dict[str, Tensor] = dict(module.named_parameters())
+    tensors |= {name: tensor for name, tensor in module.named_buffers() if tensor.is_floating_point()}
     for name, tensor in tensors.items():
         if nn.parameter.is_lazy(tensor):
             raise ConfigError(f"{name!r} has no shape yet; call the module on one batch first")
-    tensors |= {name: tensor for name, tensor in module.named_buffers() if tensor.is_floating_point()}
+        if tensor.is_complex() and tensor.requires_grad:
+            raise ConfigError(f"{name!r} is complex; store its real and imaginary parts as two parameters")
     return {name.replace("_orig_mod.", ""): tensor for name, tensor in tensors.items()}
 
 
@@ -219,9 +263,9 @@ def exchanged_of(module: nn.Module) -> dict[str, Tensor]:
     found = {
         name: tensor
         for name, tensor in tensors_of(module).items()
-        if tensor.requires_grad or not isinstance(tensor, nn.Parameter)
+        if _is_trained(tensor) or not isinstance(tensor, nn.Parameter)
     }
-    if not any(tensor.requires_grad for tensor in found.values()):
+    if not any(_is_trained(tensor) for tensor in found.values()):
         raise ConfigError(f"{type(module).__name__} has no parameters that can be trained")
     return found
 
@@ -229,7 +273,7 @@ def exchanged_of(module: nn.Module) -> dict[str, Tensor]:
 def parameters_of(module: nn.Module) -> list[Parameter]:
     """Return the names, shapes and roles of what takes part."""
     return [
-        Parameter(name, tuple(tensor.shape), "trained" if tensor.requires_grad else "statistic")
+        Parameter(name, tuple(tensor.shape), "trained" if _is_trained(tensor) else "statistic")
         for name, tensor in exchanged_of(module).items()
     ]
 

@@ -32,7 +32,11 @@ class Rounding:
 
     def undo(self, vector: Vector) -> None:
         """Turn values read from the model, in place, into the loaded vector plus what has changed since."""
-        if self._both is not None:
-            loaded, held = self._both
+        if self._both is None:
+            return
+        loaded, held = self._both
+        unchanged = (vector == held) | (np.isnan(vector) & np.isnan(held))
+        with np.errstate(invalid="ignore"):  # an infinite value is what a model of float16 makes of 100,000
             vector -= held
             vector += loaded
+        np.copyto(vector, loaded, where=unchanged)

@@ -280,7 +280,7 @@ def test_a_loop_that_trains_alone_says_so_until_the_hub_is_back(tmp_path, monkey
         assert not session.connected
         with serve():
             until(lambda: session.connected, "the connection")
-            until(lambda: warned("connected again"), "the end of it is told")
+            until(lambda: warned("connected after"), "the end of it is told")
             session.__exit__(None, None, None)
     assert not session.connected
 

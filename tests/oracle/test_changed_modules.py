@@ -125,6 +125,10 @@ def add_adapter(module):
     module[2] = Adapted(module[2])
 
 
+def resize_data(module):
+    module[2].weight.data = torch.zeros(3, 8)
+
+
 def share(module):
     """Weight normalisation: the weight is computed of two others."""
     nn.utils.parametrizations.weight_norm(module[2])
@@ -135,9 +139,10 @@ CHANGES = [
     (add_layer, "newly trained: '3.bias', '3.weight'"),
     (add_parameter, "newly trained: '2.scale'"),
     (remove_parameter, "missing: '2.bias'"),
-    (remove_layer, "missing: '2.bias', '2.weight'"),
+    (remove_layer, "missing: '2.weight', '2.bias'"),
     (resize, "resized: '2.weight' from (2, 8) to (3, 8)"),
     (add_adapter, "newly trained: '2.down.weight', '2.up.weight'"),
+    (resize_data, "resized: '2.weight' from (2, 8) to (3, 8)"),
     (share, "missing: '2.weight'"),
 ]
 
@@ -184,7 +189,7 @@ def test_the_error_repeats_until_the_module_fits_again():
 def test_an_optimizer_of_replaced_tensors_is_told(watched, tmp_path):
     module = make()
     optimizer = torch.optim.SGD(module[2].parameters(), lr=0.1)
-    with pytest.raises(ConfigError, match="SGD steps none of the parameters"):
+    with pytest.raises(ConfigError, match="SGD no longer steps any parameter that this session exchanges"):
         train(tmp_path, optimizer, module, assign, watched=watched)
 
 
@@ -197,6 +202,69 @@ def test_an_optimizer_of_another_module_is_told_in_the_log(tmp_path, caplog):
             optimizer.step()
         assert session.steps == 0
     assert sum("steps stepped the module that joined" in record.message for record in caplog.records) == 1
+
+
+def test_an_optimizer_that_was_given_may_train_the_module_by_copies(tmp_path):
+    module = make()
+    copies = [tensor.detach().clone().requires_grad_() for tensor in module[2].parameters()]
+    optimizer = torch.optim.SGD(copies, lr=0.1)
+    hub = Hub(edgeasync.torch.model(make()), run=tmp_path, bind="tcp://127.0.0.1:*")
+    with hub, join(hub.address, module, optimizer, timeout_s=PATIENCE_S) as session:
+        for _ in range(3):
+            optimizer.step()
+        assert session.steps == 3
+
+
+def test_a_new_head_with_a_new_optimizer_loses_no_step(tmp_path):
+    module = make()
+    hub = Hub(edgeasync.torch.model(make()), run=tmp_path, bind="tcp://127.0.0.1:*")
+    with hub, join(hub.address, module, timeout_s=PATIENCE_S) as session:
+        for _ in range(2):
+            replace_head(module)
+            optimizer = torch.optim.SGD(module[2].parameters(), lr=0.1)
+            for _ in range(3):
+                optimizer.step()
+        assert session.steps == 6
+
+
+# -- other sessions, and sessions that exchange nothing -----------------------------------------------------------
+
+
+def test_the_change_of_one_module_is_no_error_of_anothers_optimizer(tmp_path):
+    changed, other = make(), make()
+    theirs = torch.optim.SGD(other[2].parameters(), lr=0.1)
+    hub = Hub(edgeasync.torch.model(make()), run=tmp_path, bind="tcp://127.0.0.1:*")
+    with (
+        hub,
+        join(hub.address, changed, timeout_s=PATIENCE_S),
+        join(hub.address, other, timeout_s=PATIENCE_S) as session,
+    ):
+        unfreeze(changed)
+        for _ in range(3):
+            theirs.step()
+        assert session.steps == 3
+        changed[0].requires_grad_(False)
+
+
+def test_a_session_that_is_aborted_allows_any_change(tmp_path):
+    module = make()
+    hub = Hub(edgeasync.torch.model(make()), run=tmp_path, bind="tcp://127.0.0.1:*")
+    with hub, join(hub.address, module, timeout_s=PATIENCE_S) as session:
+        session.abort()
+        unfreeze(module)
+        torch.optim.SGD(module.parameters(), lr=0.1).step()
+        module[0].requires_grad_(False)
+        session.resume()
+
+
+def test_the_last_value_of_a_buffer_that_changes_its_shape_is_exchanged(caplog):
+    module = make()
+    module.register_buffer("cache", torch.ones(3))
+    held = TorchParticipant(module)
+    for rows in (4, 5):
+        module.cache = torch.zeros(rows)
+        assert values_of(held)["cache"].tolist() == [1.0, 1.0, 1.0]
+    assert caplog.text.count("the buffer 'cache' has changed its shape or is gone") == 1
 
 
 # -- wrappers -------------------------------------------------------------------------------------------------
@@ -246,3 +314,10 @@ def test_another_wrapper_is_named(ours, hubs, whose, tmp_path):
 def test_a_lazy_module_is_asked_for_a_batch():
     with pytest.raises(ConfigError, match=r"'0\.weight' has no shape yet; call the module on one batch first"):
         TorchParticipant(nn.Sequential(nn.LazyLinear(3)))
+
+
+def test_a_complex_parameter_is_refused():
+    module = nn.Module()
+    module.scale = nn.Parameter(torch.ones(2, dtype=torch.complex64))
+    with pytest.raises(ConfigError, match="'scale' is complex"):
+        TorchParticipant(module)

@@ -80,6 +80,22 @@ def test_a_hub_stays_where_it_is(dtype, codec, make_optimizer, tmp_path, monkeyp
     assert moved_by(module, make_optimizer(module.parameters()), codec) == 0.0
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+def test_so_it_does_for_a_module_that_is_made_shorter_after_join(dtype):
+    module = torch.nn.Linear(16, 8)
+    held = TorchParticipant(module)
+    lockstep = Lockstep(edgeasync.torch.model(torch.nn.Linear(16, 8)).spec, dict)
+    for _ in range(2):
+        vector = np.random.default_rng(0).normal(size=lockstep.spec.length).astype(np.float32)
+        begun = vector.copy()
+        lockstep.begin(vector)
+        lockstep._asked = True  # as the agent's worker has it
+        assert lockstep.take_model(held)
+        lockstep.hand_over(None, held)
+        assert (vector == begun).all()
+        module.to(dtype)
+
+
 @dtypes
 @pytest.mark.parametrize("topology", ["ring", "all_to_all"])
 def test_peers_stay_where_they_are(dtype, topology, tmp_path):

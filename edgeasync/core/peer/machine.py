@@ -129,11 +129,6 @@ class PeerCore:
         return self._count(effects + self._settle(now_s))
 
     @property
-    def alone(self) -> bool:
-        """Whether no peer was live at the last event."""
-        return self._alone
-
-    @property
     def live(self) -> tuple[str, ...]:
         """The peers that are live, as of the last event."""
         return tuple([neighbour.name for neighbour in self.neighbours.live(self._now_s)])
