@@ -93,7 +93,7 @@ def pytest_sessionfinish(session):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node):
-    """Note how many tests a process of pytest-xdist has left out: each collects all of them."""
+    """Record how many tests a pytest-xdist worker left out. Every worker collects all tests."""
     node.config.stash[LONG] = getattr(node, "workeroutput", {}).get("long", 0)
 
 

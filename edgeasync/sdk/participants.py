@@ -46,7 +46,7 @@ class Participant(Protocol):
 
 
 def rounds(model: Participant) -> bool:
-    """Return whether a model may round the values that it is given; models of unknown types may."""
+    """Return whether a model may round values written to it. Assume so for unknown types."""
     return bool(getattr(model, "rounds", True))
 
 

@@ -111,7 +111,7 @@ class TorchParticipant:
         self._trained = {id(tensors[name]) for name, parameter in joined.items() if parameter.role == "trained"}
 
     def _keep_buffer(self, name: str) -> None:
-        """Exchange the last value of a buffer that has another shape now, or is gone."""
+        """Keep exchanging a buffer's last value after it was resized or removed."""
         if name not in self._stale:
             self._stale.add(name)
             LOG.warning("the buffer %r has changed its shape or is gone; its last value is exchanged", name)
@@ -137,7 +137,7 @@ class TorchParticipant:
         return hook.remove  # type: ignore[no-any-return]
 
     def _counts(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Return whether a step counts. It does, too, if `read` has to tell the loop that something is wrong."""
+        """Return whether to count a step, or to let `read` raise an error about it."""
         if self._owns(optimizer) or self._is_trusted:
             self._steps_unseen = 0
             if all(optimizer is not used for used in self._used):

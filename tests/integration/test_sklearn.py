@@ -73,14 +73,14 @@ def test_partial_fit_trains_further(digits):
     with pytest.raises(ValueError, match="classes must be passed"):
         classifier.partial_fit(x[:9], y[:9])
     scores = [classifier.partial_fit(x[:1400], y[:1400], range(10)).score(x[1400:], y[1400:]) for _ in range(8)]
-    # Workers exchange as they come, so the score after one pass may dip.
-    assert median(scores[1:]) > max(0.8, scores[0])
+    assert scores[-1] > max(0.8, scores[0])
     with pytest.raises(ValueError, match="not in classes"):
         classifier.partial_fit(x[:2], [3, 77])
     with pytest.raises(ValueError, match="not the same"):
         classifier.partial_fit(x[:2], y[:2], [1, 2])
     regressor = EdgeRegressor((), random_state=0)
-    found = [regressor.partial_fit(x, x[:, 20]).score(x, x[:, 20]) for _ in range(8)]
+    found = [regressor.partial_fit(x, x[:, 20]).score(x, x[:, 20]) for _ in range(5)]
+    # The order of updates depends on timing, so the score can dip after one pass.
     assert median(found[1:]) > max(0.8, found[0])
 
 

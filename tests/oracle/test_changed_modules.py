@@ -130,7 +130,7 @@ def resize_data(module):
 
 
 def share(module):
-    """Weight normalisation: the weight is computed of two others."""
+    """Apply weight normalisation, which computes the weight from two other parameters."""
     nn.utils.parametrizations.weight_norm(module[2])
 
 

@@ -1,6 +1,6 @@
 """Starts `edgeasync` commands by forking a process that has already imported the package.
 
-A start takes some 10 ms instead of some 300. Each process of pytest has one server. The server ends with it, and
+A hub listens after 0.1 s instead of 0.3 s. Each process of pytest has one server. The server ends with it, and
 kills the commands that still run.
 
 A forked command differs from `python -m edgeasync`: onnx and onnxruntime are imported, all forks order sets alike
@@ -180,7 +180,7 @@ def run_command(request, streams):
 
 
 def main():
-    """Serve the requests that come in over the socket that is named on the command line."""
+    """Serve requests from the socket whose descriptor is on the command line."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends pytest, which ends the requests
     for module in PRELOADED:
         importlib.import_module(module)

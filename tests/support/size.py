@@ -1,4 +1,4 @@
-"""How many random examples, seeds, kills and so on the tests draw: one table, a column for each size.
+"""One table of how many random examples, seeds and kills the tests draw at each size.
 
 `pytest --size quick | gate | nightly` chooses the column. A count of 0 leaves a test out at that size.
 """

@@ -1,4 +1,4 @@
-"""The rounding of a model of few digits is undone to the bit, also where a value is too large for it."""
+"""`Rounding.undo` restores the loaded vector to the bit, even where float16 overflows."""
 
 import numpy as np
 
