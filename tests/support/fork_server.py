@@ -122,17 +122,24 @@ def serve(requests):
     In a command's process it returns the request and the descriptors of its streams; in the server it returns None
     when there are no more requests.
     """
-    running = {}
+    running, ended = {}, {}
     poll = select.poll()
     poll.register(requests, select.POLLIN)
     while True:
         for descriptor, _ in poll.poll():
-            if descriptor != requests.fileno():
-                poll.unregister(descriptor)
-                os.close(descriptor)
+            if descriptor in running:
                 pid, reply = running.pop(descriptor)
-                with reply:
-                    tell(reply, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+                poll.unregister(descriptor)
+                tell(reply, exit_code(os.waitid(os.P_PIDFD, descriptor, os.WEXITED | os.WNOWAIT)))
+                os.close(descriptor)
+                ended[reply.fileno()] = pid, reply
+                poll.register(reply, select.POLLIN)
+                continue
+            if descriptor in ended:  # the requester knows the exit code, so the pid may go to another process
+                pid, reply = ended.pop(descriptor)
+                poll.unregister(descriptor)
+                reply.close()
+                os.waitpid(pid, 0)
                 continue
             request, streams, _, _ = socket.recv_fds(requests, REQUEST_BYTES_MAX, 4)
             if not request:
@@ -141,7 +148,7 @@ def serve(requests):
                 return None
             pid = os.fork()
             if not pid:
-                for kept in (*running, *[reply.fileno() for _, reply in running.values()], streams[3]):
+                for kept in (*running, *[reply.fileno() for _, reply in running.values()], *ended, streams[3]):
                     os.close(kept)
                 requests.close()
                 return json.loads(request), streams[:3]
@@ -149,9 +156,14 @@ def serve(requests):
                 os.close(passed)
             reply = socket.socket(fileno=streams[3])
             tell(reply, pid)
-            ended = os.pidfd_open(pid)
-            running[ended] = pid, reply
-            poll.register(ended, select.POLLIN)
+            process = os.pidfd_open(pid)
+            running[process] = pid, reply
+            poll.register(process, select.POLLIN)
+
+
+def exit_code(status):
+    """Return the exit code, or minus the number of the signal that ended the process."""
+    return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
 
 
 def tell(requester, number):
