@@ -19,7 +19,8 @@ class Participant(Protocol):
 
     All are called in the thread of the user's loop, inside `join`, `step`, `evaluate` and the end of a session.
     A model that holds all values in float32 may have an attribute `rounds = False`: the session then need not read
-    back what it has written.
+    back what it has written. A model whose values may not change at every step may have a method `pending`: as
+    long as it returns the name of an array, the session neither counts the step nor writes to the model.
     """
 
     @property
@@ -48,6 +49,12 @@ class Participant(Protocol):
 def rounds(model: Participant) -> bool:
     """Return whether a model may round values written to it. Assume so for unknown types."""
     return bool(getattr(model, "rounds", True))
+
+
+def pending(model: Participant) -> str | None:
+    """Return the name of an array that must keep its value, or None if the model may be written to."""
+    ask: Callable[[], str | None] | None = getattr(model, "pending", None)
+    return None if ask is None else ask()
 
 
 class ArrayParticipant:

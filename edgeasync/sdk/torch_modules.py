@@ -3,7 +3,7 @@
 import io
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from operator import is_
+from operator import eq, is_
 from typing import Any
 
 import numpy as np
@@ -48,6 +48,7 @@ class TorchParticipant:
         self._layout = Layout(module)
         self._exchanged: dict[str, Tensor] = {}
         self._trained: set[int] = set()
+        self._saved = SavedTensors({})
         self._stale: set[str] = set()
         self._find_tensors()
         self._used: list[torch.optim.Optimizer] = [] if optimizer is None else [optimizer]
@@ -78,6 +79,14 @@ class TorchParticipant:
         """Copy these arrays' values into the module."""
         self._follow()
         write_tensors(self._exchanged, arrays)
+        self._saved.note_change()
+
+    def pending(self) -> str | None:
+        """Return the name of a parameter whose value a backward pass still needs, or None.
+
+        Call this after every optimizer step.
+        """
+        return self._saved.pending()
 
     def _follow(self) -> None:
         """Use the tensors that the module has now; raises `ModelMismatchError` if they no longer fit."""
@@ -108,7 +117,11 @@ class TorchParticipant:
                 "parameters that were trained at join; leave it, and join a hub whose model has these parameters"
             )
         self._exchanged = {name: tensors[name] for name in joined}
-        self._trained = {id(tensors[name]) for name, parameter in joined.items() if parameter.role == "trained"}
+        trained_tensors = {
+            name: tensors[name] for name, parameter in joined.items() if parameter.role == "trained"
+        }
+        self._trained = {id(tensor) for tensor in trained_tensors.values()}
+        self._saved = SavedTensors(trained_tensors)
 
     def _keep_buffer(self, name: str) -> None:
         """Keep exchanging a buffer's last value after it was resized or removed."""
@@ -190,6 +203,64 @@ def load_states(kept: Sequence[Any], content: npt.NDArray[np.uint8]) -> None:
             one.load_state_dict(state)
     except Exception as error:
         raise ValueError(f"what was kept cannot be read: {error}") from error
+
+
+class SavedTensors:
+    """Tells whether autograd still needs the value of a parameter: another backward pass is to come.
+
+    Until its backward, a graph refers to the parameters that it needs. If a parameter has more references than
+    right after its last change, a graph was built since then. Graphs that are older do not matter: torch refuses
+    to run them backward.
+    """
+
+    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
+        self._names = list(parameters)
+        self._parameters = list(parameters.values())
+        # A graph, even one that has run, refers to the accumulator, and that to the parameter. Keeping the
+        # accumulator makes this one reference constant.
+        self._accumulators = [_accumulator_of(one) for one in self._parameters if one.requires_grad]
+        self._references = [_references(one) for one in self._parameters]
+        self._versions = self._look()
+        self._changes_all = True
+
+    def _look(self) -> list[int]:
+        return [one._version for one in self._parameters]  # noqa: SLF001 - torch documents it, and has no other name
+
+    def note_change(self) -> None:
+        """Note that an exchange has changed all parameters."""
+        self._versions = self._look()
+        if not self._changes_all:
+            self._references = [_references(one) for one in self._parameters]
+
+    def pending(self) -> str | None:
+        """Return the name of a parameter that is still needed, or None."""
+        before, self._versions = self._versions, self._look()
+        if self._changes_all:  # the usual loop: every step changes every parameter, and costs nothing more
+            if not any(map(eq, before, self._versions)):
+                return None
+            self._changes_all = False
+        needed = None
+        for place, one in enumerate(self._parameters):
+            references = _references(one)
+            if before[place] != self._versions[place]:
+                self._references[place] = references
+            elif references > self._references[place]:
+                needed = self._names[place]
+        return needed
+
+
+def _references(tensor: Tensor) -> int:
+    """Return how often a tensor, or one that shares its memory, is referred to from outside Python."""
+    storage = tensor.untyped_storage()
+    return tensor._use_count() + torch._C._storage_Use_Count(storage._cdata)  # type: ignore[no-any-return] # noqa: SLF001 - torch has no public count
+
+
+def _accumulator_of(parameter: Tensor) -> object:
+    """Return the node that adds to a parameter's gradient, in all graphs that it is part of."""
+    with torch.enable_grad():
+        node = parameter.view_as(parameter).grad_fn
+    assert node is not None
+    return node.next_functions[0][0]
 
 
 class Layout:
