@@ -185,6 +185,8 @@ class OwnLoop(Service):
             if error is None:
                 if self._steps_pending:
                     self._count()
+                if not self.steps and self._is_begun and not self.finished and not self._aborted:
+                    LOG.warning("the session ends, and counted no step of the loop")
                 self._send_last_steps()
         except BaseException as failure:
             error = failure

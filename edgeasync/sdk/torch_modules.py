@@ -2,15 +2,19 @@
 
 import io
 import logging
+import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from operator import eq, is_
+from itertools import chain
+from operator import attrgetter, eq, is_, methodcaller
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from edgeasync.core.arrays.spool import TrainerState
 from edgeasync.errors import ConfigError, ModelMismatchError
@@ -21,7 +25,35 @@ LOG = logging.getLogger("edgeasync.join")
 Arrays = Mapping[str, npt.NDArray[np.float32]]
 
 STEPS_UNSEEN_MAX = 16
-"""The session warns after this number of optimizer steps if none of them stepped the module."""
+"""The session warns after this number of optimizer steps if none of them counted."""
+
+_watchers: list[Callable[[Optimizer], None]] = []
+"""Called after each step of any optimizer. Each change makes a new list, since any thread may step."""
+
+_watchers_lock = threading.Lock()
+
+
+def watch_steps(watcher: Callable[[Optimizer], None]) -> Callable[[], None]:
+    """Call this after each step of any optimizer of this process; return what ends that."""
+    global _watchers  # noqa: PLW0603 - torch has one list of hooks for all optimizers, too
+    with _watchers_lock:
+        _watchers = [*_watchers, watcher]
+
+    def end() -> None:
+        global _watchers  # noqa: PLW0603
+        with _watchers_lock:
+            _watchers = [one for one in _watchers if one is not watcher]
+
+    return end
+
+
+def _tell_watchers(optimizer: Optimizer, args: Any, kwargs: Any) -> None:  # noqa: ARG001
+    for watcher in _watchers:
+        watcher(optimizer)
+
+
+# Once, and for good: torch's own list must not change while another thread goes through it.
+register_optimizer_step_post_hook(_tell_watchers)
 
 
 class TorchParticipant:
@@ -36,11 +68,12 @@ class TorchParticipant:
     """
 
     def __init__(self, module: nn.Module, optimizer: object = None, also: Sequence[Any] = ()) -> None:
-        if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        if optimizer is not None and not isinstance(optimizer, Optimizer):
             raise ConfigError(f"optimizer is {type(optimizer).__name__}; give one of torch.optim")
         for one in also:
             if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
                 raise ConfigError(f"also has a {type(one).__name__}; give what has state_dict and load_state_dict")
+        check_alone()
         self._kept = [*([] if optimizer is None else [optimizer]), *also]
         self._optimizer = optimizer
         self._module = module
@@ -51,10 +84,10 @@ class TorchParticipant:
         self._saved = SavedTensors({})
         self._stale: set[str] = set()
         self._find_tensors()
-        self._used: list[torch.optim.Optimizer] = [] if optimizer is None else [optimizer]
+        self._used: list[Optimizer] = [] if optimizer is None else [optimizer]
         # An optimizer that was given may train the module indirectly, as by float32 copies of its parameters.
         self._is_trusted = optimizer is not None and not self._owns(optimizer)
-        self._optimizer_left: torch.optim.Optimizer | None = None
+        self._optimizer_left: Optimizer | None = None
         self._steps_unseen = 0
 
     @property
@@ -64,6 +97,7 @@ class TorchParticipant:
 
     def read(self, arrays: Arrays) -> None:
         """Copy the module's values into these arrays."""
+        check_alone()
         self._follow()
         self._steps_unseen = 0
         if (left := self._optimizer_left) is not None:
@@ -139,18 +173,18 @@ class TorchParticipant:
     def attach(self, on_step: Callable[[], None]) -> Callable[[], None]:
         """Call `on_step` after each step of the optimizer or, without one, of any that has these parameters."""
 
-        def stepped(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:  # noqa: ARG001
+        def stepped(optimizer: Optimizer) -> None:
             if self._counts(optimizer):
                 on_step()
 
-        if self._optimizer is None:
-            hook = register_optimizer_step_post_hook(stepped)
-        else:
-            hook = self._optimizer.register_step_post_hook(stepped)
-        return hook.remove  # type: ignore[no-any-return]
+        return watch_steps(stepped)
 
-    def _counts(self, optimizer: torch.optim.Optimizer) -> bool:
+    def _counts(self, optimizer: Optimizer) -> bool:
         """Return whether to count a step, or to let `read` raise an error about it."""
+        if self._optimizer is not None and optimizer is not self._optimizer:
+            if self._trains_module(optimizer):
+                self._note_unseen("were of the optimizer that join was given; join again with the one that trains")
+            return False
         if self._owns(optimizer) or self._is_trusted:
             self._steps_unseen = 0
             if all(optimizer is not used for used in self._used):
@@ -161,19 +195,23 @@ class TorchParticipant:
         if any(optimizer is used for used in self._used):
             self._optimizer_left = optimizer
             return True
-        self._steps_unseen += 1
-        if self._steps_unseen == STEPS_UNSEEN_MAX and not self._used:
-            LOG.warning(
-                "nothing is exchanged: none of %d optimizer steps stepped the module that joined; "
-                "give join the module that you train, and its parameters to the optimizer",
-                STEPS_UNSEEN_MAX,
+        if not self._used:
+            self._note_unseen(
+                "stepped the module that joined; give join the module that you train, and its parameters to the "
+                "optimizer"
             )
         return False
 
-    def _owns(self, optimizer: torch.optim.Optimizer) -> bool:
+    def _note_unseen(self, what: str) -> None:
+        """Note that an optimizer has made a step that does not count; warn if there have been many in a row."""
+        self._steps_unseen += 1
+        if self._steps_unseen == STEPS_UNSEEN_MAX:
+            LOG.warning("nothing is exchanged: none of the last %d optimizer steps %s", STEPS_UNSEEN_MAX, what)
+
+    def _owns(self, optimizer: Optimizer) -> bool:
         return any(id(tensor) in self._trained for tensor in _parameters_in(optimizer))
 
-    def _trains_module(self, optimizer: torch.optim.Optimizer) -> bool:
+    def _trains_module(self, optimizer: Optimizer) -> bool:
         """Return whether an optimizer steps any parameter that the module has now, exchanged or not."""
         trained = {id(tensor) for tensor in self._module.parameters() if tensor.requires_grad}
         return any(id(tensor) in trained for tensor in _parameters_in(optimizer))
@@ -224,7 +262,7 @@ class SavedTensors:
         self._changes_all = True
 
     def _look(self) -> list[int]:
-        return [one._version for one in self._parameters]  # noqa: SLF001 - torch documents it, and has no other name
+        return list(map(_VERSION, self._parameters))
 
     def note_change(self) -> None:
         """Note that an exchange has changed all parameters."""
@@ -267,20 +305,31 @@ class Layout:
     """A snapshot of a module's submodules and tensors, and of which parameters require gradients."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._parts = [(part, tuple(part.values())) for part in _parts_of(module)]
+        self._parts = list(_parts_of(module))
+        self._sizes = list(map(len, self._parts))
+        self._filled = list(filter(None, self._parts))
+        self._values = list(self._look())
         self._parameters = list(module.parameters())
-        self._details = self._look()
+        self._details = self._look_closely()
 
     def has_changed(self) -> bool:
         """Return whether the module differs from the snapshot."""
-        if self._look() != self._details:
-            return True
-        return any(
-            len(part) != len(before) or not all(map(is_, part.values(), before)) for part, before in self._parts
+        return (
+            list(map(len, self._parts)) != self._sizes
+            or not all(map(is_, self._look(), self._values))
+            or self._look_closely() != self._details
         )
 
-    def _look(self) -> list[tuple[bool, torch.Size]]:
-        return [(tensor.requires_grad, tensor.shape) for tensor in self._parameters]
+    def _look(self) -> Iterator[Any]:
+        return chain.from_iterable(map(_VALUES, self._filled))
+
+    def _look_closely(self) -> list[object]:
+        return [*map(_REQUIRES_GRAD, self._parameters), *map(_SHAPE, self._parameters)]
+
+
+# Calls from C, since a session looks after every step.
+_VALUES = methodcaller("values")
+_REQUIRES_GRAD, _SHAPE, _VERSION = attrgetter("requires_grad"), attrgetter("shape"), attrgetter("_version")
 
 
 def _parts_of(module: nn.Module) -> Iterator[dict[str, Any]]:
@@ -294,7 +343,7 @@ def _is_trained(tensor: Tensor) -> bool:
     return isinstance(tensor, nn.Parameter) and tensor.requires_grad
 
 
-def _parameters_in(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+def _parameters_in(optimizer: Optimizer) -> Iterator[Tensor]:
     for group in optimizer.param_groups:
         yield from group["params"]
 
@@ -304,10 +353,20 @@ def _listed(names: Sequence[str], most: int = 4) -> str:
     return f"{shown} and {len(names) - most} more" if len(names) > most else shown
 
 
+def check_alone() -> None:
+    """Raise `ConfigError` if this process is one of several that train one module."""
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        raise ConfigError(
+            f"this process is one of {dist.get_world_size()} in a process group of torch, and an exchange would "
+            "change the model of this one alone; train without a process group, and let each process join"
+        )
+
+
 def unwrapped(module: nn.Module) -> nn.Module:
-    """Return the module that `torch.compile` or `DataParallel` has wrapped, or the module itself."""
+    """Return the module that `torch.compile`, `DataParallel` or its like has wrapped, or the module itself."""
+    parallel = nn.DataParallel, nn.parallel.DistributedDataParallel
     while True:
-        inner = getattr(module, "_orig_mod", module.module if isinstance(module, nn.DataParallel) else None)
+        inner = getattr(module, "_orig_mod", module.module if isinstance(module, parallel) else None)
         if not isinstance(inner, nn.Module):
             return module
         module = inner
@@ -326,6 +385,10 @@ def tensors_of(module: nn.Module) -> dict[str, Tensor]:
             raise ConfigError(f"{name!r} has no shape yet; call the module on one batch first")
         if tensor.is_complex() and tensor.requires_grad:
             raise ConfigError(f"{name!r} is complex; store its real and imaginary parts as two parameters")
+        if (sharded := sys.modules.get("torch.distributed.tensor")) and isinstance(tensor, sharded.DTensor):
+            raise ConfigError(
+                f"{name!r} is sharded; join with a module whose parameters are whole in this process"
+            )
     return {name.replace("_orig_mod.", ""): tensor for name, tensor in tensors.items()}
 
 
