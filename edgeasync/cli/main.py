@@ -235,6 +235,13 @@ def agent(
         str | None,
         typer.Option(help="Without a hub: where to write the trained model at the end, .onnx or .safetensors."),
     ] = None,
+    frozen: Annotated[
+        str | None,
+        typer.Option(
+            help="Without a hub: what to do with a peer whose frozen arrays differ: refuse, or warn and average "
+            "with it [default: refuse]."
+        ),
+    ] = None,
     log_level: LogLevel = None,
     json: Json = False,
 ) -> None:
@@ -253,7 +260,7 @@ def agent(
     )  # fmt: skip
     peers_section = given(
         topology=topology, peers=peers, bind=bind, steps_max=steps_max, epochs=epochs, rounds_max=rounds_max,
-        out=out,
+        out=out, frozen=frozen,
     )  # fmt: skip
     model = given(file=file, loss=loss, train=train, freeze=freeze, output=output, target=target)
     run_agent(config, section, Printer(json=json), peers_section, model)

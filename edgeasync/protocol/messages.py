@@ -142,8 +142,8 @@ class Hello(Message, frozen=True):
     """Device to hub: who I am and what I hold. The first message on every connection.
 
     `incarnation` counts the starts of an agent on this state; of two with the same state id the higher one wins.
-    `layout` is the fingerprint of my model's arrays in the order of their roles and names. `frozen` is the checksum
-    of those that do not travel. Both are `None` if I do not know them.
+    `layout` is the fingerprint of my model's arrays, in the order of their roles and names. `frozen` is the
+    checksum of those that do not travel. Both are `None` if I do not know them.
     """
 
     kind = 1

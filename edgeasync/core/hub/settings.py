@@ -152,8 +152,8 @@ class HubCoreSettings(Section, frozen=True):
     or, with `evaluate_every_s`, after that time. A `quiet` hub lets its devices rest while the model stands still,
     if its frequency is adaptive.
 
-    `frozen` says what happens to a device whose frozen arrays differ from `frozen_arrays`, those of the hub's model.
-    A `Hub` sets that checksum. Without it the devices are compared with the first one.
+    `frozen` says what happens to a device whose frozen arrays differ from those of the hub's model. A `Hub` sets
+    their checksum, `frozen_arrays`. Without it the hub compares all devices with the first one.
     """
 
     liveness: Liveness = Liveness()
