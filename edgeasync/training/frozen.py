@@ -11,8 +11,8 @@ import xxhash
 
 from edgeasync.protocol.messages import Framework, Frozen
 
-PIECE = 1 << 20
-"""Values that are read at a time, so that no copy of a large model is made."""
+PIECE = 1 << 15
+"""Values that are read at a time: they stay in the cache, and torch converts no more of them in a single thread."""
 
 
 class FrozenArray(NamedTuple):
