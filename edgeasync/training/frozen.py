@@ -12,7 +12,7 @@ import xxhash
 from edgeasync.protocol.messages import Framework, Frozen
 
 PIECE = 1 << 15
-"""Values that are read at a time: they stay in the cache, and torch converts no more of them in a single thread."""
+"""Values that are read at a time. They stay in the cache, and torch converts them without further threads."""
 
 
 class FrozenArray(NamedTuple):
