@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import msgspec
 import numpy as np
@@ -76,6 +76,16 @@ def inspect_graph(model: bytes, spec: ParameterSpec, batch_size: int) -> Inspect
         floating_point_operations=cost.operations,
         memory_bytes=cost.peak_bytes + sum(value.nbytes for value in (*feeds.values(), *constants.values())),
     )
+
+
+def frozen_arrays(model: bytes, trained: Collection[str]) -> Iterator[tuple[str, Array]]:
+    """Yield the names and values of a forward model's initializers that are not trained.
+
+    Single values are constants of formulas, and int64 is the type of shapes and axes: neither is a weight.
+    """
+    for entry in onnx.load_model_from_string(model).graph.initializer:
+        if entry.name not in trained and entry.data_type != onnx.TensorProto.INT64 and math.prod(entry.dims) > 1:
+            yield entry.name, numpy_helper.to_array(entry)
 
 
 def fixed_batch(proto: onnx.ModelProto) -> int | None:
