@@ -9,7 +9,7 @@ from onnx import helper, numpy_helper
 
 from edgeasync.autodiff import contract, forward
 from edgeasync.autodiff.graph import Array
-from edgeasync.errors import GraphError, ModelMismatchError
+from edgeasync.errors import GraphError, ModelMismatchError, native_reason
 
 
 def export_model(model: bytes, trained: Mapping[str, Array], metadata: Mapping[str, str] | None = None) -> bytes:
@@ -36,7 +36,7 @@ def export_model(model: bytes, trained: Mapping[str, Array], metadata: Mapping[s
     try:
         onnx.checker.check_model(proto)
     except onnx.checker.ValidationError as error:
-        raise GraphError(f"the exported model is not valid: {forward.first_line(error)}") from error
+        raise GraphError(f"the exported model is not valid: {native_reason(error)}") from error
     return bytes(proto.SerializeToString())
 
 
