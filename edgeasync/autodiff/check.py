@@ -205,7 +205,9 @@ def _without_chance(proto: onnx.ModelProto) -> onnx.ModelProto:
     for entry in proto.graph.initializer:
         if entry.name in ratios:
             entry.CopyFrom(numpy_helper.from_array(np.zeros((), np.float32), entry.name))
-    nodes = [part for node in proto.graph.node for part in (_constant(node) if node.op_type in _DRAWING else [node])]
+    nodes = [
+        part for node in proto.graph.node for part in (_constant(node) if node.op_type in _DRAWING else [node])
+    ]
     del proto.graph.node[:]
     proto.graph.node.extend(nodes)
     return proto
@@ -221,7 +223,7 @@ def _constant(node: onnx.NodeProto) -> list[onnx.NodeProto]:
         drawn = given.get("mean", 0.0) + given.get("scale", 1.0) / 2
     else:
         drawn = (given.get("low", 0.0) + 2 * given.get("high", 1.0)) / 3
-    shape, value = f"{node.output[0]}::shape", numpy_helper.from_array(np.float32([drawn]))
+    shape, value = f"{node.output[0]}::shape", numpy_helper.from_array(np.array([drawn], np.float32))
     return [
         helper.make_node("Shape", [node.input[0]], [shape]),
         helper.make_node("ConstantOfShape", [shape], [node.output[0]], value=value),

@@ -35,7 +35,9 @@ def begin(
                 f"{node.where}: its body reads {caught[0]!r}, which is trained, and there is no gradient for "
                 f"{node.op}; freeze what its body reads, or write the model without it"
             )
-        if (node.domain or node.op not in STOPPING) and any(step.active(position) for position in range(len(node.inputs))):
+        if (node.domain or node.op not in STOPPING) and any(
+            step.active(position) for position in range(len(node.inputs))
+        ):
             if node.domain or node.op not in RULES:
                 raise GraphError(
                     f"{node.where}: there is no gradient for {node.op}{_outside(node)}; "

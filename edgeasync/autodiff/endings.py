@@ -35,7 +35,9 @@ SPREAD_MIN = 0.05
 """Over less than this a sigmoid cannot be told from a straight line."""
 
 _MAKERS = frozenset({"HardSigmoid", "Sigmoid", "Softmax"})
-_MOVING = frozenset({"Cast", "Concat", "Flatten", "Gather", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
+_MOVING = frozenset(
+    {"Cast", "Concat", "Flatten", "Gather", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"}
+)
 _SCALING = frozenset({"Add", "Div", "Mul", "Sub"})
 _CLIPPING = frozenset({"Clip", "Max", "Min"})
 
@@ -74,7 +76,8 @@ def check_ending(prepared: Forward, loss: Loss) -> None:
         )
     if ending is None:
         return
-    what = f"the logarithm of {ending.maker}" if ending.logarithm else ending.maker
+    of_it = ending.logarithm and ending.maker != "LogSoftmax"
+    what = f"the logarithm of {ending.maker}" if of_it else ending.maker
     raise GraphError(
         f"output {output!r} comes from {what}, but this loss takes the scores before it; "
         f"{_advice(prepared, ending, classes=classes)}"
@@ -191,7 +194,9 @@ def _looks_like_shares(prepared: Forward, runs: list[Mapping[str, Array]], axis:
     if axis is None or values[0].ndim < 2:
         return False
     sums = np.concatenate([value.sum(1, dtype=np.float64).ravel() for value in values])
-    return bool(np.ptp(sums) <= EXACT * values[0].shape[1] * max(1.0, *[float(np.abs(value).max()) for value in values]))
+    return bool(
+        np.ptp(sums) <= EXACT * values[0].shape[1] * max(1.0, *[float(np.abs(value).max()) for value in values])
+    )
 
 
 def _by_values(
@@ -214,9 +219,9 @@ def _by_values(
     if all((value >= 0).all() and (value <= 1).all() for value in values):
         formulas += [("a softmax by arithmetic", axis, False, _softmax_along(axis)) for axis in shares]
         formulas.append(("a sigmoid by arithmetic", None, False, lambda x: np.exp(-np.logaddexp(0, -x))))
-    elif all((value <= 0).all() for value in values):
+    elif makers[name].op != "Log" and all((value <= 0).all() for value in values):
         formulas += [("LogSoftmax", axis, True, _log_softmax_along(axis)) for axis in axes]
-        formulas.append(("a sigmoid", None, True, lambda x: -np.logaddexp(0, -x)))
+        formulas.append(("a sigmoid by arithmetic", None, True, lambda x: -np.logaddexp(0, -x)))
     earlier = list(_earlier(prepared, name, makers))
     for maker, axis, logarithm, formula in formulas:
         matches = [
@@ -299,6 +304,6 @@ def _draw(prepared: Forward, generator: np.random.Generator, scale: float) -> di
         values = generator.standard_normal(size) * scale if kind == FLOAT else generator.integers(0, 2, size)
         feeds[name] = values.astype(kind)
     for name, value in prepared.parameters.items():
-        size = MOVED * max(float(np.sqrt(np.mean(np.square(value, dtype=np.float64)))), 0.1)
-        feeds[name] = (value + size * generator.standard_normal(value.shape)).astype(value.dtype)
+        reach = MOVED * max(float(np.sqrt(np.mean(np.square(value, dtype=np.float64)))), 0.1)
+        feeds[name] = (value + reach * generator.standard_normal(value.shape)).astype(value.dtype)
     return feeds

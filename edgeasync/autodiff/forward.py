@@ -12,7 +12,17 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper, inliner, numpy_helper, version_converter
 
-from edgeasync.autodiff.graph import IR_VERSION, Array, Graph, Node, free_inputs, needed, opset_imports, read_nodes, write_nodes
+from edgeasync.autodiff.graph import (
+    IR_VERSION,
+    Array,
+    Graph,
+    Node,
+    free_inputs,
+    needed,
+    opset_imports,
+    read_nodes,
+    write_nodes,
+)
 from edgeasync.autodiff.producers import producer_of
 from edgeasync.errors import GraphError, native_reason
 

@@ -30,6 +30,8 @@ class HubGraph(msgspec.Struct, frozen=True):
     spec: ParameterSpec
     initial: Vector
     forward: bytes | None
+    warnings: tuple[str, ...] = ()
+    """What the model's exporter may have changed in silence."""
 
 
 def load_graph(model: OnnxModel) -> HubGraph:
@@ -74,7 +76,7 @@ def build_graph(content: bytes, model: OnnxModel, where: str) -> HubGraph:
         check_graph(built.model, bytes_max=MODEL_BYTES_MAX)
     except GraphError as error:
         raise GraphError(f"{where}: {error}") from error
-    return HubGraph(built.model, built.spec, built.initial, forward)
+    return HubGraph(built.model, built.spec, built.initial, forward, built.warnings)
 
 
 def keep_files(run: Path, graph: bytes, forward: bytes | None, names: Collection[str] = ()) -> None:

@@ -358,7 +358,10 @@ def test_parameters_that_an_exporter_merged():
         "parameter 'w' is read by the Mul that makes 'a' and the Mul that makes 'y', and all its values are equal"
     )
     refused(model(text, ones), f"{why}: the exporter may have merged parameters; .* in `train` if .*: w$")
-    refused(model(text, {"w": np.zeros(1, np.float32), "v": numbers((4,), 3)}), "the exporter may have merged parameters")
+    refused(
+        model(text, {"w": np.zeros(1, np.float32), "v": numbers((4,), 3)}),
+        "the exporter may have merged parameters",
+    )
     graph = build_training_graph(model(text, ones), GraphSettings(loss="mse", freeze=("w",)))
     assert names(graph) == ["v"]
     assert names(build_training_graph(model(text, ones | {"w": numbers((4,), 5)}), MSE)) == ["w", "v"]
