@@ -66,7 +66,7 @@ def _replace_values(graph: onnx.GraphProto, values: Mapping[str, Array], trained
         output = node.output[0]
         if node.op_type == "Identity" and output in values and (output in trained or node.input[0] in new):
             new.setdefault(output, values[output])
-        else:
+        elif node.op_type != "Constant" or output not in trained:
             nodes.append(node)
     kept = [entry for entry in graph.initializer if entry.name not in new]
     _refill(graph.initializer, [*kept, *[numpy_helper.from_array(value, name) for name, value in new.items()]])

@@ -32,7 +32,9 @@ def follow(model, settings=None):
         except GraphError as error:
             refusals.append(str(error))
             assert "\n" not in str(error)
-            settings = settings | advice_of(str(error))
+            advice = advice_of(str(error))
+            advice |= {"freeze": (*settings.get("freeze", ()), *advice["freeze"])} if "freeze" in advice else {}
+            settings = settings | advice
         else:
             return graph, settings, refusals
     raise AssertionError(f"still refused after {TRIES} tries: {refusals}")
