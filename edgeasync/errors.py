@@ -24,7 +24,7 @@ import re
 from typing import ClassVar
 
 _NATIVE = re.compile(
-    r"\[ONNXRuntimeError\] : \d+ : \w+ : |Load model from \S* failed: ?|Status Message: "
+    r"\[ONNXRuntimeError\] : \d+ : \w+ : | ?==> Context: .*|Load model from \S* failed: ?|Status Message: "
     r"|\S*/\S+\.(?:h|hpp|c|cc|cpp|cu):\d+:? ?(?:.* was false\. ?|(?:\w+: )?Assertion .* failed: ?)?"
 )
 """What libraries in C++ write besides the reason: codes, source lines, signatures and assertions."""

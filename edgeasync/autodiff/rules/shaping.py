@@ -180,6 +180,15 @@ def _gather(step: Step) -> Gradients:
     return [op("ScatterElements", base, spread, flat, axis=axis, reduction="add")]
 
 
+@rule("GatherElements")
+def _gather_elements(step: Step) -> Gradients:
+    op, axis = step.graph.op, step.axis(0)
+    if step.shape(0)[axis] is None:
+        raise step.refused("it picks along the batch")
+    base = op("ConstantOfShape", op("Shape", step.input(0)))
+    return [op("ScatterElements", base, step.input(1), step.gradient, axis=axis, reduction="add")]
+
+
 def _need(step: Step, dim: int | None) -> int:
     if dim is None:
         raise step.refused("a dimension behind its axis follows the batch")

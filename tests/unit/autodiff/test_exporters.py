@@ -370,6 +370,19 @@ def test_trained_constants_are_exported():
     np.testing.assert_array_equal(again.initial, graph.spec.flatten(moved))
 
 
+# -- quantized weights -----------------------------------------------------------------------------------------
+
+
+def test_quantized_weights_stay_small_in_the_training_graph():
+    text = "w = DequantizeLinear<axis=1>(q, s)\na = MatMul(x, w)\nd = MatMul(x, la)\ne = MatMul(d, lb)\ny = Add(a, e)"
+    parameters = {"q": np.arange(-2000, 2096).reshape(64, 64).astype(np.int8), "s": np.full(64, 0.01, np.float32),
+                  "la": numbers((64, 2), 1), "lb": numbers((2, 64), 2)}  # fmt: skip
+    data = written(text, parameters, (64,)).SerializeToString()
+    graph = build_training_graph(data, GraphSettings(loss="mse", train=("l?",)))
+    assert len(graph.model) < len(data) + 4096
+    assert_trains(graph, rate=0.001)
+
+
 # -- what is said, but not refused ------------------------------------------------------------------------------
 
 
