@@ -65,7 +65,8 @@ def check_gradients(
     The first direction is the gradient itself. For the others the values are dealt out at random, to parts as
     small as the cost allows, and every part moves by random signs, which weighs all its values alike: a single
     wrong value shows, unless it is small among those of its part. The first comparison is returned, or one that
-    failed. Dropout is off meanwhile, and random numbers are constants. The examples are random. Raises `GraphError` if no loss is finite.
+    failed. Dropout is off meanwhile, and random numbers are constants. The examples are random. Raises
+    `GraphError` if no loss is finite.
     """
     scene = _Scene(model, spec, initial, batch_size, seed)
     trained = [parameter.name for parameter in spec.parameters if parameter.role == "trained"]
@@ -200,7 +201,7 @@ def _is_autoencoder(proto: onnx.ModelProto) -> bool:
 
 
 def _without_chance(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Give every dropout a ratio of 0, which is a constant of its own, and make what is drawn at random constant."""
+    """Give every dropout a ratio of 0, which is a constant of its own, and replace random numbers by constants."""
     ratios = {node.input[1] for node in proto.graph.node if node.op_type == "Dropout"}
     for entry in proto.graph.initializer:
         if entry.name in ratios:

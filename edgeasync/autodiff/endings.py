@@ -14,8 +14,17 @@ from onnx import helper, numpy_helper
 from edgeasync.autodiff import forward
 from edgeasync.autodiff.forward import Forward
 from edgeasync.autodiff.graph import (
-    FLOAT, IR_VERSION, Array, Node, Shape, free_inputs, needed, opset_imports, value_info, write_nodes,
-)  # fmt: skip
+    FLOAT,
+    IR_VERSION,
+    Array,
+    Node,
+    Shape,
+    free_inputs,
+    needed,
+    opset_imports,
+    value_info,
+    write_nodes,
+)
 from edgeasync.errors import GraphError
 from edgeasync.losses import BinaryCrossEntropy, CrossEntropy, Loss
 
@@ -209,10 +218,13 @@ def _by_values(
     spread = max(float(np.ptp(value)) for value in values)
     axes = [axis for axis in dict.fromkeys((1, values[0].ndim - 1)) if 0 < axis < values[0].ndim]
     shares = [
-        axis for axis in axes
+        axis
+        for axis in axes
         if values[0].shape[axis] > 1
-        and all((value >= 0).all() and np.abs(value.sum(axis, dtype=np.float64) - 1).max() < 1e-4 for value in values)
-    ]  # fmt: skip
+        and all(
+            (value >= 0).all() and np.abs(value.sum(axis, dtype=np.float64) - 1).max() < 1e-4 for value in values
+        )
+    ]
     if spread < SPREAD_MIN and not shares:
         return None
     formulas: list[tuple[str, int | None, bool, Callable[[Array], Array]]] = []
@@ -225,10 +237,11 @@ def _by_values(
     earlier = list(_earlier(prepared, name, makers))
     for maker, axis, logarithm, formula in formulas:
         matches = [
-            other for other in earlier
+            other
+            for other in earlier
             if all(other in run and run[other].shape == run[name].shape for run in runs)
             and all(_same(formula(run[other].astype(np.float64)), run[name]) for run in runs)
-        ]  # fmt: skip
+        ]
         # Scores less their maximum are as good, but a person knows the scores.
         plain = [other for other in matches if makers[other].op not in ("LogSoftmax", "Sub")]
         if matches:

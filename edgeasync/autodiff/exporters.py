@@ -46,8 +46,8 @@ def _check_identity(prepared: Forward, statistics: set[str], settings: GraphSett
         name, (first, second, *_) = next(iter(merged.items()))
         raise GraphError(
             f"parameter {name!r} is read by {first.where} and {second.where}, and all its values are equal: the "
-            f"exporter may have merged parameters; {advice}, or name in `freeze`, or in `train` if they are shared "
-            f"on purpose: {', '.join(merged)}"
+            f"exporter may have merged parameters; {advice}, or name in `freeze`, or in `train` if they are "
+            f"shared on purpose: {', '.join(merged)}"
         )
 
 
@@ -106,8 +106,8 @@ def _check_origins(prepared: Forward, folded: Mapping[str, str], settings: Graph
     if computed:
         name, reader = next(iter(computed.items()))
         raise GraphError(
-            f"{reader.where} reads {name!r}, which the exporter computed, of a parameter or of constants: {advice}, "
-            f"or name in `freeze` or in `train`: {', '.join(computed)}"
+            f"{reader.where} reads {name!r}, which the exporter computed, of a parameter or of constants: "
+            f"{advice}, or name in `freeze` or in `train`: {', '.join(computed)}"
         )
 
 
@@ -131,11 +131,13 @@ def _check_statistics(prepared: Forward, live: set[str], advice: str) -> None:
                 continue
             reader = (node.op, position, node.inputs[1])
             if reader[:2] not in _STATISTIC_READERS or readers.setdefault(name, reader) != reader:
-                norms = [node.inputs[1:3] for node in prepared.nodes if name in node.inputs[3:]]
+                norms = [
+                    each for other in prepared.nodes if name in other.inputs[3:] for each in other.inputs[1:5]
+                ]
                 raise GraphError(
                     f"{node.where} reads the running statistic {name!r}, which something else reads in another "
                     f"way: the exporter merged tensors that were equal; {advice}, or name in `freeze`: "
-                    f"{', '.join(dict.fromkeys([*sum(norms, []), *[n for n in node.inputs if n in live]]))}"
+                    f"{', '.join(dict.fromkeys(norms))}"
                 )
 
 

@@ -298,7 +298,7 @@ def initial_values(model: onnx.ModelProto) -> dict[str, Array]:
 
 
 def held_by_constants(model: onnx.ModelProto) -> dict[str, Array]:
-    """Return the float32 arrays of Constant nodes, by the tensors that they make: paddle2onnx keeps weights there."""
+    """Return the float32 arrays of Constant nodes, by the tensors they make, as paddle2onnx keeps weights."""
     return {
         node.output[0]: array_of(entry.t, f"tensor {node.output[0]!r}")
         for node in model.graph.node

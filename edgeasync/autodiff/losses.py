@@ -26,8 +26,8 @@ def target_type(loss: Loss, output: Shape) -> tuple["np.dtype[Any]", Shape]:
     if isinstance(loss, CrossEntropy):
         if len(output) < 2 or output[1] is None:
             raise GraphError(
-                f"cross_entropy needs scores of shape (batch, classes, ...), the output has {output}; transpose it, "
-                "or use another loss"
+                f"cross_entropy needs scores of shape (batch, classes, ...), the output has {output}; "
+                "transpose it, or use another loss"
             )
         if loss.class_weights is not None and len(loss.class_weights) != output[1]:
             raise GraphError(f"{len(loss.class_weights)} class weights, but the output has {output[1]} classes")

@@ -1,6 +1,7 @@
 """Which exporter wrote a model, and how to call it so that edgeasync can train what it writes.
 
-An exporter is recognized by the producer's name and by patterns that it leaves. The advice names its own arguments.
+An exporter is recognized by the producer's name and by patterns that it leaves. The advice names its own
+arguments.
 """
 
 from collections.abc import Iterator
@@ -44,16 +45,16 @@ PRODUCERS = {
     "keras": Producer(
         "tf2onnx, for Keras",
         opset="export it with tf2onnx.convert.from_keras(model, opset=18)",
-        plain="give equal parameters different values in Keras before tf2onnx.convert.from_keras, which merges them",
-        sizes="export it with input_signature=[tf.TensorSpec([None, SIZE, ...], tf.float32)], which frees the batch "
-        "alone",
+        plain="give equal parameters different values before tf2onnx.convert.from_keras, which merges them",
+        sizes="export it with input_signature=[tf.TensorSpec([None, SIZE, ...], tf.float32)], which frees the "
+        "batch alone",
     ),
     "jax2tf": Producer(
         "jax2tf and tf2onnx",
         opset="train the JAX model itself, by edgeasync.jax.model, or convert it with tf2onnx's opset=18",
         plain="train the JAX model itself, by edgeasync.jax.model",
-        sizes="convert it with jax2tf's polymorphic_shapes=['b, ...'], which frees the batch alone, or train the JAX "
-        "model itself, by edgeasync.jax.model",
+        sizes="convert it with jax2tf's polymorphic_shapes=['b, ...'], which frees the batch alone, or train the "
+        "JAX model itself, by edgeasync.jax.model",
     ),
     "tf2onnx": Producer(
         "tf2onnx",
@@ -71,21 +72,23 @@ PRODUCERS = {
         "tflite2onnx",
         opset="convert the TensorFlow Lite file with python -m tf2onnx.convert --tflite FILE --opset 18",
         plain="convert the TensorFlow model itself: TensorFlow Lite has folded and merged its parameters",
-        sizes="convert it with python -m tf2onnx.convert --tflite FILE --inputs 'x:0[-1,SIZE,...]', which frees the "
-        "batch alone",
+        sizes="convert it with python -m tf2onnx.convert --tflite FILE --inputs 'x:0[-1,SIZE,...]', which frees "
+        "the batch alone",
     ),
     "skl2onnx": Producer(
         "skl2onnx",
         opset="export it with skl2onnx.to_onnx(..., target_opset=18)",
         plain="train an SGDClassifier or MLPClassifier itself, by edgeasync.sklearn.model",
         sizes="export it with initial_types=[('X', FloatTensorType([None, FEATURES]))]",
-        foreign="train an SGDClassifier or MLPClassifier itself, by edgeasync.sklearn.model, or a network of edgeasync.nn",
+        foreign="train an SGDClassifier or MLPClassifier itself, by edgeasync.sklearn.model, or a network of "
+        "edgeasync.nn",
     ),
     "onnxruntime": Producer(
         "onnxruntime's optimizer",
         opset="use the file from before onnxruntime optimized it, exported with opset 18",
         plain="use the file from before onnxruntime optimized it",
-        sizes="use the file from before onnxruntime optimized it, exported with fixed sizes for all axes but the batch",
+        sizes="use the file from before onnxruntime optimized it, exported with fixed sizes for all axes but the "
+        "batch",
         foreign="use the file from before onnxruntime optimized or quantized it",
     ),
 }

@@ -17,11 +17,23 @@ import onnxruntime
 
 from edgeasync.core.arrays.spool import TrainerState
 from edgeasync.data.dataset import (
-    Dataset, Features, batches, check_answers, check_names, check_shape, input_of, warn_of_one_class,
-)  # fmt: skip
+    Dataset,
+    Features,
+    batches,
+    check_answers,
+    check_names,
+    check_shape,
+    input_of,
+    warn_of_one_class,
+)
 from edgeasync.errors import (
-    ConfigError, DataError, GraphError, ModelMismatchError, NoMemoryError, native_reason,
-)  # fmt: skip
+    ConfigError,
+    DataError,
+    GraphError,
+    ModelMismatchError,
+    NoMemoryError,
+    native_reason,
+)
 from edgeasync.metrics import Accuracy, Meter, MetricSetting, find_metrics
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.policies.transforms import Transform

@@ -17,7 +17,9 @@ STEPS = 20
 TRIES = 4
 
 _ADVICE = {
-    "output": re.compile(r"name '([^']+)' as the output|and '([^']+)' as the output|name the one to train: '([^']+)'"),
+    "output": re.compile(
+        r"name '([^']+)' as the output|and '([^']+)' as the output|name the one to train: '([^']+)'"
+    ),
     "loss": re.compile(r"the loss (bce_with_logits|mse)"),
     "freeze": re.compile(r"freeze what comes before it: (.+)$|or name in `freeze`[^:]*: (.+)$"),
 }
@@ -31,11 +33,11 @@ def follow(model, settings=None):
             graph = build_training_graph(model, GraphSettings(**settings))
         except GraphError as error:
             refusals.append(str(error))
-            assert "\n" not in str(error)
             advice = advice_of(str(error))
             advice |= {"freeze": (*settings.get("freeze", ()), *advice["freeze"])} if "freeze" in advice else {}
             settings = settings | advice
         else:
+            assert not any("\n" in said for said in refusals)
             return graph, settings, refusals
     raise AssertionError(f"still refused after {TRIES} tries: {refusals}")
 
@@ -71,11 +73,11 @@ def train(graph, feeds, rate=0.1):
     for _ in range(STEPS):
         results = dict(zip(names, opened.run(names, feeds | values), strict=True))
         losses.append(float(results["loss"]))
-        for name, value in values.items():
+        for name in values:
             if f"{name}.grad" in results:
-                value -= rate * results[f"{name}.grad"]
+                values[name] -= rate * results[f"{name}.grad"]
             else:
-                value[...] = results[f"{name}.new"]
+                values[name][...] = results[f"{name}.new"]
     return losses
 
 

@@ -195,7 +195,10 @@ def gradients(graph):
 
 @pytest.mark.parametrize(
     "text",
-    ["r = RandomNormalLike(h)\nn = Mul(r, s)\na = Add(h, n)\ny = Tanh(a)", "r = RandomUniformLike<low=1.0>(h)\ny = Mul(h, r)"],
+    [
+        "r = RandomNormalLike(h)\nn = Mul(r, s)\na = Add(h, n)\ny = Tanh(a)",
+        "r = RandomUniformLike<low=1.0>(h)\ny = Mul(h, r)",
+    ],
 )
 def test_random_numbers_are_constants_meanwhile(text):
     """What is drawn for a tensor's size does not depend on its values; so no gradient passes."""
@@ -210,8 +213,8 @@ def test_random_numbers_are_constants_meanwhile(text):
 
 def test_a_loss_that_nothing_moves_is_no_error():
     """No activation is above 0 anywhere near, so the gradient is 0, and so is the difference."""
-    model = forward("h = Mul(x, p)\na = Clip(h, far, further)\ny = Add(a, b)", {
-        "p": numbers((1, 3), 1), "far": np.float32(100), "further": np.float32(101), "b": np.zeros(3, np.float32)}, (3,))  # fmt: skip
-    graph = build_training_graph(model, GraphSettings(loss="mse", freeze=("b",)))
+    bounds = {"far": np.float32(100), "further": np.float32(101)}
+    model = forward("h = Mul(x, p)\ny = Clip(h, far, further)", {"p": numbers((1, 3), 1)} | bounds, (3,))
+    graph = build_training_graph(model, GraphSettings(loss="mse"))
     (check,) = check_gradients(graph.model, graph.spec, graph.initial)
     assert (check.passed, check.slope, check.difference) == (True, 0.0, 0.0)

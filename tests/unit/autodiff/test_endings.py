@@ -11,11 +11,21 @@ from tests.support.gradients import Reference, assert_slopes, forward, numbers, 
 
 HEAD = "a = MatMul(x, w)\nh = Tanh(a)\nb = MatMul(h, v)\nz = Add(b, c)\n"
 CONSTANTS = {
-    "one": np.array([1]), "first": np.array([0]), "shape": np.array([-1, 3]), "unit": np.float32(1), "low": np.float32(1e-7),
-    "high": np.float32(1 - 1e-7), "zero": np.float32(0), "hundred": np.float32([100]), "half": np.float32(0.5),
-    "smooth": np.float32(0.9), "rest": np.float32(0.1 / 3), "two": np.float32(2), "six": np.float32(6),
+    "one": np.array([1]),
+    "first": np.array([0]),
+    "shape": np.array([-1, 3]),
+    "unit": np.float32(1),
+    "low": np.float32(1e-7),
+    "high": np.float32(1 - 1e-7),
+    "zero": np.float32(0),
+    "hundred": np.float32([100]),
+    "half": np.float32(0.5),
+    "smooth": np.float32(0.9),
+    "rest": np.float32(0.1 / 3),
+    "two": np.float32(2),
+    "six": np.float32(6),
     "three": np.float32(3),
-}  # fmt: skip
+}
 
 
 def ending(text, classes=3, output="y"):
@@ -37,38 +47,60 @@ REFUSED = {
     "softmax by a reciprocal": (f"{CENTRED}r = Reciprocal(s)\ny = Mul(e, r)", "a softmax by arithmetic"),
     "softmax as the exponential of its logarithm": ("l = LogSoftmax<axis=1>(z)\ny = Exp(l)", "a softmax by arith"),
     "softmax by logsumexp": (
-        "l = ReduceLogSumExp(z, one)\nd = Sub(z, l)\ny = Exp(d)", "a softmax by arithmetic",
+        "l = ReduceLogSumExp(z, one)\nd = Sub(z, l)\ny = Exp(d)",
+        "a softmax by arithmetic",
     ),
     "softmax, reshaped": ("p = Softmax<axis=1>(z)\ny = Reshape(p, shape)", "comes from Softmax"),
-    "softmax by arithmetic, reshaped": (f"{CENTRED}p = Div(e, s)\ny = Reshape(p, shape)", "a softmax by arithmetic"),
+    "softmax by arithmetic, reshaped": (
+        f"{CENTRED}p = Div(e, s)\ny = Reshape(p, shape)",
+        "a softmax by arithmetic",
+    ),
     "softmax, clipped": ("p = Softmax<axis=1>(z)\ny = Clip(p, low, high)", "comes from Softmax"),
     "softmax, clipped by reshaped bounds": (
-        "p = Softmax<axis=1>(z)\nk = Unsqueeze(low, first)\nl = Squeeze(k)\ny = Clip(p, l, high)", "comes from Softmax",
+        "p = Softmax<axis=1>(z)\nk = Unsqueeze(low, first)\nl = Squeeze(k)\ny = Clip(p, l, high)",
+        "comes from Softmax",
     ),
-    "softmax by arithmetic, clipped": (f"{CENTRED}p = Div(e, s)\ny = Clip(p, low, high)", "a softmax by arithmetic"),
+    "softmax by arithmetic, clipped": (
+        f"{CENTRED}p = Div(e, s)\ny = Clip(p, low, high)",
+        "a softmax by arithmetic",
+    ),
     "softmax in percent": ("p = Softmax<axis=1>(z)\ny = Mul(p, hundred)", "comes from Softmax"),
-    "softmax by arithmetic in percent": (f"{CENTRED}p = Div(e, s)\ny = Mul(hundred, p)", "a softmax by arithmetic"),
+    "softmax by arithmetic in percent": (
+        f"{CENTRED}p = Div(e, s)\ny = Mul(hundred, p)",
+        "a softmax by arithmetic",
+    ),
     "softmax, smoothed": ("p = Softmax<axis=1>(z)\nq = Mul(p, smooth)\ny = Add(q, rest)", "comes from Softmax"),
     "softmax from -1 to 1": ("p = Softmax<axis=1>(z)\nq = Mul(p, two)\ny = Sub(q, unit)", "comes from Softmax"),
     "1 - softmax": ("p = Softmax<axis=1>(z)\ny = Sub(unit, p)", "comes from Softmax"),
     "logarithm of a softmax": ("p = Softmax<axis=1>(z)\ny = Log(p)", "the logarithm of Softmax"),
     "logarithm of a softmax, kept from 0": (
-        "p = Softmax<axis=1>(z)\nq = Add(p, low)\ny = Log(q)", "the logarithm of Softmax",
+        "p = Softmax<axis=1>(z)\nq = Add(p, low)\ny = Log(q)",
+        "the logarithm of Softmax",
     ),
-    "logarithm of a softmax by arithmetic": (f"{CENTRED}p = Div(e, s)\ny = Log(p)", "the logarithm of a softmax by"),
+    "logarithm of a softmax by arithmetic": (
+        f"{CENTRED}p = Div(e, s)\ny = Log(p)",
+        "the logarithm of a softmax by",
+    ),
     "sigmoid": ("y = Sigmoid(z)", "comes from Sigmoid"),
     "sigmoid by arithmetic": (f"{SIGMOID}y = Div(unit, s)", "a sigmoid by arithmetic"),
     "sigmoid by a reciprocal": (f"{SIGMOID}y = Reciprocal(s)", "a sigmoid by arithmetic"),
     "sigmoid as a share": ("e = Exp(z)\ns = Add(e, unit)\ny = Div(e, s)", "a sigmoid by arithmetic"),
     "sigmoid by a tanh": (
-        "i = Mul(z, half)\nt = Tanh(i)\nu = Add(t, unit)\ny = Mul(u, half)", "a sigmoid by arithmetic",
+        "i = Mul(z, half)\nt = Tanh(i)\nu = Add(t, unit)\ny = Mul(u, half)",
+        "a sigmoid by arithmetic",
     ),
     "sigmoid in percent": ("p = Sigmoid(z)\ny = Mul(p, hundred)", "comes from Sigmoid"),
     "logarithm of a sigmoid": ("p = Sigmoid(z)\ny = Log(p)", "the logarithm of Sigmoid"),
-    "logarithm of a sigmoid by arithmetic": ("n = Neg(z)\ns = Softplus(n)\ny = Neg(s)", "the logarithm of a sigmoid"),
+    "logarithm of a sigmoid by arithmetic": (
+        "n = Neg(z)\ns = Softplus(n)\ny = Neg(s)",
+        "the logarithm of a sigmoid",
+    ),
     "hard sigmoid": ("y = HardSigmoid(z)", "comes from HardSigmoid"),
-    "hard sigmoid by arithmetic": ("a1 = Add(z, three)\nq = Div(a1, six)\ny = Clip(q, zero, unit)", "comes from Clip"),
-}  # fmt: skip
+    "hard sigmoid by arithmetic": (
+        "a1 = Add(z, three)\nq = Div(a1, six)\ny = Clip(q, zero, unit)",
+        "comes from Clip",
+    ),
+}
 
 
 def assert_right(model, graph, settings):
@@ -103,9 +135,15 @@ def test_probabilities_are_refused_and_their_scores_train(text, why, loss):
 
 @pytest.mark.parametrize(
     "case",
-    ["softmax", "softmax by arithmetic, less the maximum", "softmax, clipped", "softmax in percent",
-     "logarithm of a softmax", "sigmoid by arithmetic"],
-)  # fmt: skip
+    [
+        "softmax",
+        "softmax by arithmetic, less the maximum",
+        "softmax, clipped",
+        "softmax in percent",
+        "logarithm of a softmax",
+        "sigmoid by arithmetic",
+    ],
+)
 def test_the_named_scores_have_the_gradients_of_the_formula(case):
     model = ending(REFUSED[case][0])
     for loss in ("cross_entropy", "bce_with_logits"):
@@ -124,7 +162,11 @@ def test_one_score_is_refused_for_classes(text):
 
 @pytest.mark.parametrize(
     "text",
-    ["y = Sigmoid(z)", f"{SIGMOID}y = Reciprocal(s)", "p = Sigmoid(z)\nq = Sub(unit, p)\ny = Concat<axis=1>(q, p)"],
+    [
+        "y = Sigmoid(z)",
+        f"{SIGMOID}y = Reciprocal(s)",
+        "p = Sigmoid(z)\nq = Sub(unit, p)\ny = Concat<axis=1>(q, p)",
+    ],
 )
 def test_a_probability_of_one_score_is_refused_with_the_loss_and_the_output_at_once(text):
     graph, settings, refusals = follow(ending(text, classes=1))
@@ -184,12 +226,18 @@ def test_classes_at_another_axis_are_not_the_loss_s():
 
 
 def test_scores_of_a_new_model_that_are_all_0():
-    model = forward("z = MatMul(x, w)\ne = Exp(z)\ns = ReduceSum(e, one)\ny = Div(e, s)",
-                    {"w": np.zeros((4, 3), np.float32), "one": np.array([1])}, (4,))  # fmt: skip
+    model = forward(
+        "z = MatMul(x, w)\ne = Exp(z)\ns = ReduceSum(e, one)\ny = Div(e, s)",
+        {"w": np.zeros((4, 3), np.float32), "one": np.array([1])},
+        (4,),
+    )
     with pytest.raises(GraphError, match="name 'z' as the output"):
         build_training_graph(model, GraphSettings())
-    zeros = forward("z = MatMul(x, w)\ny = Add(z, b)",
-                    {"w": np.zeros((4, 3), np.float32), "b": np.full(3, 1 / 3, np.float32)}, (4,))  # fmt: skip
+    zeros = forward(
+        "z = MatMul(x, w)\ny = Add(z, b)",
+        {"w": np.zeros((4, 3), np.float32), "b": np.full(3, 1 / 3, np.float32)},
+        (4,),
+    )
     assert_trains(build_training_graph(zeros, GraphSettings(train=("w", "b"))))
 
 

@@ -145,10 +145,13 @@ def test_a_slice_to_the_end_that_the_graph_computes(ends):
 
 
 @pytest.mark.parametrize(
-    ("starts", "ends"), [("e = Shape(h)\nb = Sub(e, e)", "e"), ("b = Constant<value_ints=[1, 0]>()\ne = Shape(h)", "e")]
+    ("starts", "ends"),
+    [("e = Shape(h)\nb = Sub(e, e)", "e"), ("b = Constant<value_ints=[1, 0]>()\ne = Shape(h)", "e")],
 )
 def test_a_slice_that_cuts_the_batch_is_refused_wherever_it_ends(starts, ends):
-    with pytest.raises(GraphError, match="cannot be trained through: (it cuts along the batch|its input .* constant)"):
+    with pytest.raises(
+        GraphError, match=r"cannot be trained through: (it cuts along the batch|its input .* constant)"
+    ):
         build_training_graph(
             forward(f"h = Mul(x, p)\n{starts}\ny = Slice(h, b, {ends})", {"p": numbers((1, 6))}, (6,)),
             GraphSettings(loss="mse"),
@@ -180,7 +183,9 @@ def test_the_last_step_of_a_padded_sequence():
 
 
 def test_picking_along_the_batch_one_by_one_is_refused():
-    text = "h = Mul(x, p)\ns = Shape(h)\nk = ConstantOfShape<value=int64[1] {0}>(s)\ny = GatherElements<axis=0>(h, k)"
+    text = (
+        "h = Mul(x, p)\ns = Shape(h)\nk = ConstantOfShape<value=int64[1] {0}>(s)\ny = GatherElements<axis=0>(h, k)"
+    )
     with pytest.raises(GraphError, match="it picks along the batch"):
         build_training_graph(forward(text, {"p": numbers((1, 3))}, (3,)), GraphSettings(loss="mse"))
 

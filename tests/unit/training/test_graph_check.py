@@ -181,7 +181,9 @@ HOSTILE = {
     ),
     "microsoft's operators twice": (lambda: model(opsets=[("", 21), OWN, OWN]), "3 sets"),
     "microsoft's operators alone": (lambda: model(opsets=[OWN]), "1 sets"),
-    "another version of microsoft's operators": (lambda: model(opsets=[("", 21), ("com.microsoft", 2)]), "'com.mic"),
+    "another version of microsoft's operators": (
+        lambda: model(opsets=[("", 21), ("com.microsoft", 2)]), "'com.microsoft'"
+    ),
     "a standard name in microsoft's domain": (
         lambda: model([helper.make_node("Loop", ["x"], ["y"], domain="com.microsoft")]), "does not run this"
     ),
