@@ -317,6 +317,6 @@ def _draw(prepared: Forward, generator: np.random.Generator, scale: float) -> di
         values = generator.standard_normal(size) * scale if kind == FLOAT else generator.integers(0, 2, size)
         feeds[name] = values.astype(kind)
     for name, value in prepared.parameters.items():
-        reach = MOVED * max(float(np.sqrt(np.mean(np.square(value, dtype=np.float64)))), 0.1)
-        feeds[name] = (value + reach * generator.standard_normal(value.shape)).astype(value.dtype)
+        reach = MOVED * max(float(np.linalg.norm(value)) / np.sqrt(value.size), 0.1)
+        feeds[name] = generator.standard_normal(value.shape, np.float32) * np.float32(reach) + value
     return feeds

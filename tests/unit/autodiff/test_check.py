@@ -201,7 +201,7 @@ def gradients(graph):
     ],
 )
 def test_random_numbers_are_constants_meanwhile(text):
-    """What is drawn for a tensor's size does not depend on its values; so no gradient passes."""
+    """Random numbers drawn for a tensor's shape do not depend on its values, so no gradient passes."""
     parameters = {"p": numbers((1, 3), 1)} | ({"s": numbers((3,), 2)} if "s)" in text else {})
     model = forward(f"h = Mul(x, p)\n{text}", parameters, (3,))
     graph = build_training_graph(model, GraphSettings(loss="mse"))
