@@ -53,7 +53,7 @@ def build_training_graph(model: bytes, settings: GraphSettings) -> TrainingGraph
     if not isinstance(loss, OnnxLoss):
         sample = target_type(loss, prepared.output_sample)[1]
     check_export(proto, prepared, selection.statistics, settings)
-    made = _assemble(prepared, settings, selection, tuple(warnings_of(proto, prepared)))
+    made = _assemble(prepared, settings, selection, tuple(warnings_of(proto, prepared, selection.held)))
     _check_run(made, prepared, sample)
     return made
 

@@ -144,9 +144,17 @@ def _check_statistics(prepared: Forward, live: set[str], advice: str) -> None:
 _STATISTIC_READERS = frozenset({("BatchNormalization", 3), ("BatchNormalization", 4)})
 
 
-def warnings_of(model: onnx.ModelProto, prepared: Forward) -> list[str]:
-    """Return what an exporter may have changed in silence, where the file cannot tell: a sentence for each."""
+def warnings_of(model: onnx.ModelProto, prepared: Forward, held: Sequence[str]) -> list[str]:
+    """Return what an exporter may have changed in silence, where the file cannot tell: a sentence for each.
+
+    `held` are weights in Constant nodes that are not trained.
+    """
     kind, found = kind_of_producer(model), []
+    if constant := [name for name in held if name in prepared.constants]:
+        found.append(
+            f"weights in Constant nodes are not trained: {_listed(constant)}; to train them, name each in full in "
+            "`train`, beside the patterns of the others"
+        )
     if kind in ("tf2onnx", "keras", "jax2tf"):
         if bare := _without_bias(prepared):
             found.append(

@@ -19,6 +19,8 @@ class Selection(msgspec.Struct, frozen=True):
 
     trained: list[str]
     statistics: set[str]
+    held: list[str]
+    """Weights of layers in Constant nodes that are not trained, because other weights are initializers."""
 
 
 def select(model: onnx.ModelProto, values: Mapping[str, Array], settings: GraphSettings) -> Selection:
@@ -35,14 +37,18 @@ def select(model: onnx.ModelProto, values: Mapping[str, Array], settings: GraphS
         raise GraphError(_nothing_to_train(values))
     chosen = _chosen(names, settings)
     live = {name for norm in norms if chosen.intersection(norm) for name in norm[2:]}
-    return Selection([name for name in candidates if name in chosen and name not in statistics], live)
+    trained = [name for name in candidates if name in chosen and name not in statistics]
+    layers = _read_by_layers(model)
+    held = [name for name in forward.held_by_constants(model) if name in layers and name not in candidates]
+    return Selection(trained, live, held)
 
 
 def _candidates(model: onnx.ModelProto, values: Mapping[str, Array], named: Collection[str]) -> list[str]:
     """Return what may be trained: float32 initializers with a dimension, and any that is named in full.
 
     A scalar, an exponent or what a Constant node holds is a constant of the formula unless somebody says that it
-    is not. If there are no other weights, weights are what Constant nodes hold, as paddle2onnx writes them.
+    is not. If no layer has its weight in an initializer, weights are what Constant nodes hold, as paddle2onnx
+    writes them.
     """
     untrained = _fixed(model)
     untrained.update(name for name, kind in kinds_of_inputs(model).items() if kind != "PARAMETER")
@@ -54,17 +60,19 @@ def _candidates(model: onnx.ModelProto, values: Mapping[str, Array], named: Coll
         return name in named or bool(value.ndim and name not in untrained)
 
     found = [name for name, value in values.items() if may_be(name, value)]
-    apart = [name for name in found if name in named or name not in held]
-    if any(name not in held for name in apart):
-        return apart
-    weights = _weights(model, values)
-    return [name for name in found if name in named or name in weights]
+    layers, weights = _read_by_layers(model), _weights(model, values)
+    apart = any(name in layers and name not in held for name in found)
+    return [name for name in found if name in named or name not in held or (name in weights and not apart)]
 
 
 _WEIGHTED = frozenset(
     {"BatchNormalization", "Conv", "ConvTranspose", "GRU", "Gather", "Gemm", "InstanceNormalization", "LSTM",
      "LayerNormalization", "MatMul", "RNN"}
 )  # fmt: skip
+
+
+def _read_by_layers(model: onnx.ModelProto) -> set[str]:
+    return {name for node in model.graph.node if node.op_type in _WEIGHTED for name in node.input}
 
 
 def _weights(model: onnx.ModelProto, values: Mapping[str, Array]) -> set[str]:

@@ -453,6 +453,20 @@ def test_constants_are_weights_only_in_a_file_without_others():
     assert trained(written(text, values, constants={"mask", "w", "c"}), freeze=("mask",)) == ["w", "c"]
 
 
+def test_constants_of_some_layers_are_named_in_a_warning_that_can_be_followed():
+    text = "a = MatMul(x, w)\nh = Tanh(a)\nb = MatMul(h, v)\ny = Mul(b, mask)"
+    values = {"w": numbers((4, 5), 1), "v": numbers((5, 3), 2), "mask": np.float32([1, 0, 1])}
+    mixed = written(text, values, constants={"v", "mask"})
+    assert trained(mixed) == ["w"]
+    (said,) = warnings(mixed)
+    assert said.startswith("weights in Constant nodes are not trained: v; ")
+    assert trained(mixed, train=("*", "v")) == ["w", "v"]
+    assert warnings(mixed, train=("*", "v")) == ()
+    formula = written(text, values, constants={"w", "v"})
+    assert trained(formula) == ["mask", "w", "v"]  # a number of the formula in an initializer changes nothing
+    assert warnings(formula) == ()
+
+
 def test_a_bias_of_one_number():
     text, values = (
         "a = MatMul(x, w)\nb = Add(a, c)\nh = Tanh(b)\nd = MatMul(h, v)\nz = Add(d, e)\ny = Mul(z, half)",
