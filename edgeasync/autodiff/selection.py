@@ -1,6 +1,6 @@
 """Which of a forward model's initializers are trained, by name patterns and by what an exporter tells of them."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from fnmatch import fnmatchcase
 
 import msgspec
@@ -71,8 +71,19 @@ _WEIGHTED = frozenset(
 )  # fmt: skip
 
 
+def _reads(model: onnx.ModelProto) -> Iterator[tuple[onnx.NodeProto, list[str]]]:
+    """Yield the nodes that compute, with what they read: a weight that is turned on its way is read as itself."""
+    same: dict[str, str] = {}
+    for node in model.graph.node:
+        read = [same.get(name, name) for name in node.input]
+        if node.op_type in _MOVING and read:
+            same[node.output[0]] = read[0]
+        else:
+            yield node, read
+
+
 def _read_by_layers(model: onnx.ModelProto) -> set[str]:
-    return {name for node in model.graph.node if node.op_type in _WEIGHTED for name in node.input}
+    return {name for node, read in _reads(model) if node.op_type in _WEIGHTED for name in read}
 
 
 def _weights(model: onnx.ModelProto, values: Mapping[str, Array]) -> set[str]:
@@ -80,14 +91,9 @@ def _weights(model: onnx.ModelProto, values: Mapping[str, Array]) -> set[str]:
 
     A single number there belongs to a formula, as of a hard sigmoid, unless the layer makes single numbers.
     """
-    same: dict[str, str] = {}
-    found, made, single = set[str](), set[str](), set[str]()
-    for node in model.graph.node:
-        read = [same.get(name, name) for name in node.input]
-        if node.op_type in _MOVING and read:
-            same[node.output[0]] = read[0]
-        elif node.op_type in _WEIGHTED:
-            found.update(read)
+    found, made, single = _read_by_layers(model), set[str](), set[str]()
+    for node, read in _reads(model):
+        if node.op_type in _WEIGHTED:
             made.update(node.output)
             if any(1 in values[name].shape for name in read if name in values):
                 single.update(node.output)

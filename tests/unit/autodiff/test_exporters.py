@@ -462,6 +462,12 @@ def test_constants_of_some_layers_are_named_in_a_warning_that_can_be_followed():
     assert said.startswith("weights in Constant nodes are not trained: v; ")
     assert trained(mixed, train=("*", "v")) == ["w", "v"]
     assert warnings(mixed, train=("*", "v")) == ()
+    turned = written(
+        f"t = Transpose(u)\n{text.replace('x, w', 'x, t')}",
+        {"u": numbers((5, 4), 1), "v": values["v"], "mask": values["mask"]},
+        constants={"v"},
+    )
+    assert trained(turned) == ["u", "mask"]
     formula = written(text, values, constants={"w", "v"})
     assert trained(formula) == ["mask", "w", "v"]  # a number of the formula in an initializer changes nothing
     assert warnings(formula) == ()
