@@ -487,6 +487,18 @@ def test_a_bias_of_one_number():
     assert trained(written(text, values, constants=set(values))) == ["w", "c", "v", "e"]
 
 
+def test_a_batch_norm_in_constants_moves_its_statistics():
+    text = "a = MatMul(x, w)\nb = BatchNormalization(a, s, b0, mean, var)\ny = Relu(b)"
+    values = {"w": numbers((4, 3), 1), "s": numbers((3,), 2), "b0": numbers((3,), 3), "mean": numbers((3,), 4),
+              "var": numbers((3,), 5, positive=True)}  # fmt: skip
+    proto = written(text, values, constants=set(values), graph="Model from PaddlePaddle.")
+    graph = build_training_graph(proto.SerializeToString(), GraphSettings(loss="mse"))
+    roles = [(entry.name, entry.role) for entry in graph.spec.parameters]
+    assert roles[3:] == [("mean", "statistic"), ("var", "statistic")]
+    assert_trains(graph)
+    export_model(proto.SerializeToString(), graph.spec.views(graph.initial))
+
+
 def test_trained_constants_are_exported():
     data = paddle2onnx().SerializeToString()
     graph = build_training_graph(data, GraphSettings(output="z"))
