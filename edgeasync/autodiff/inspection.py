@@ -12,7 +12,7 @@ from onnx import helper, numpy_helper
 from edgeasync.autodiff import forward
 from edgeasync.autodiff.graph import FLOAT, Array, Node, free_inputs, read_nodes, value_info
 from edgeasync.autodiff.losses import TARGET
-from edgeasync.errors import GraphError
+from edgeasync.errors import GraphError, native_reason
 from edgeasync.parameters import ParameterSpec
 
 
@@ -189,7 +189,7 @@ def run_with_every_tensor(proto: onnx.ModelProto, feeds: Mapping[str, Array]) ->
     try:
         return dict(zip(names, forward.open_session(whole.SerializeToString()).run(names, feeds), strict=True))
     except Exception as error:
-        raise GraphError(f"the graph does not run: {forward.first_line(error)}") from error
+        raise GraphError(f"the graph does not run: {native_reason(error)}") from error
 
 
 def _operations(node: Node, known: Mapping[str, Array]) -> int:

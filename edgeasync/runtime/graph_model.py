@@ -36,6 +36,8 @@ class HubGraph(msgspec.Struct, frozen=True):
     initial: Vector
     forward: bytes | None
     frozen: Frozen | None = None
+    warnings: tuple[str, ...] = ()
+    """What the model's exporter may have changed in silence."""
 
 
 def load_graph(model: OnnxModel) -> HubGraph:
@@ -86,7 +88,7 @@ def build_graph(content: bytes, model: OnnxModel, where: str) -> HubGraph:
 
         left = frozen_arrays(forward, {parameter.name for parameter in built.spec.parameters})
         frozen = frozen_checksum("onnx", (FrozenArray(name, a.shape, pieces_of(a)) for name, a in left))
-    return HubGraph(built.model, built.spec, built.initial, forward, frozen)
+    return HubGraph(built.model, built.spec, built.initial, forward, frozen, built.warnings)
 
 
 def keep_files(run: Path, graph: bytes, forward: bytes | None, names: Collection[str] = ()) -> None:
