@@ -283,7 +283,7 @@ class Membership:
         self.voters: dict[str, int] = {}
         """How many live devices each voter has that do not pause."""
         self.shared: dict[str, int] = {}
-        """The same, of voters with more than one."""
+        """The same, of voters with more than one. It is replaced, never changed: votes are counted by it."""
 
     def dump_state(self) -> list[Member]:
         """Return the members in the order in which they joined; encode them at once, since they are not copies."""
@@ -303,11 +303,9 @@ class Membership:
             self._note_key(member)
         live = sorted([member for member in members if member.live], key=_by_lease)
         self._leases = OrderedDict((member.device_id, member) for member in live)
-        self.live_count = 0
-        self.voters, self.shared = {}, {}
-        for member in members:
-            if member.live:
-                self._count(member, 1)
+        self.live_count = len(live)
+        self.voters = dict(Counter([member.voter for member in live if not member.pauses]))
+        self.shared = {voter: names for voter, names in self.voters.items() if names > 1}
 
     def by_session(self, session: bytes, key: Key = b"") -> Member:
         """Return the member of a session; raises `RefusalError` for one that is unknown, or another key's."""
@@ -451,11 +449,14 @@ class Membership:
     def _count_vote(self, member: Member, change: int) -> None:
         voter = member.voter
         names = self.voters.get(voter, 0) + change
-        for table, least in ((self.voters, 1), (self.shared, 2)):
-            if names >= least:
-                table[voter] = names
-            else:
-                table.pop(voter, None)
+        if names:
+            self.voters[voter] = names
+        else:
+            self.voters.pop(voter, None)
+        if names > 1:
+            self.shared = self.shared | {voter: names}
+        elif voter in self.shared:
+            self.shared = {other: names for other, names in self.shared.items() if other != voter}
 
     def _change_key(self, member: Member, key: Key) -> None:
         """Give a member to a key; its vote goes with it."""
@@ -596,12 +597,13 @@ class Membership:
         members: Iterable[Member],
         rare_s: float,
         overdue_s: float,
-    ) -> None:
-        """Note which of these live members nobody waits for, with their votes: those with a cycle over `rare_s`.
+    ) -> dict[str, float]:
+        """Return which members nobody waits for, with their votes: of these those with a cycle over `rare_s`.
 
         So is a device without an update, once its first assignment was sent before `overdue_s` or, without one,
-        since it joined before that.
+        since it joined before that. Of others the answer is as before, and so is the object if nothing changes.
         """
+        found = dict(rare_votes)
         for member in members:
             if member.device_id in self.pausing:
                 rare = False
@@ -610,9 +612,10 @@ class Membership:
             else:
                 rare = (member.progress_s if member.assigned is None else member.assigned_s) < overdue_s
             if rare:
-                rare_votes[member.device_id] = 1.0 / self.shared.get(member.voter, 1)
-            elif rare_votes:
-                rare_votes.pop(member.device_id, None)
+                found[member.device_id] = 1.0 / self.shared.get(member.voter, 1)
+            elif found:
+                found.pop(member.device_id, None)
+        return rare_votes if found == rare_votes else found
 
     def loss_of_majority(self, members: Iterable[Member]) -> float | None:
         """Return the lowest loss that more than half of these members' voters reach, `None` if fewer tell a loss.
