@@ -39,7 +39,8 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
     """An update that arrived, and its outcome.
 
     `staleness` is in versions. `version` is the newest version after the event. `reason` says why the hub
-    rejected or ignored the update. For a duplicate it is the earlier outcome. `metrics` are the device's.
+    rejected or ignored the update. For a duplicate it is the earlier outcome. `metrics` are the device's. Of its
+    `local_steps` the device took the first `delay_steps` before it used the answer to its update before.
     """
 
     event: str = "update"
@@ -50,6 +51,7 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
     base_lineage: str
     base: int
     local_steps: int
+    delay_steps: int
     examples: int
     outcome: str
     reason: str
@@ -352,6 +354,7 @@ class _Teller:
             base_lineage=push.base.lineage,
             base=push.base.number,
             local_steps=push.local_steps,
+            delay_steps=push.overlap_steps,
             examples=push.examples,
             outcome=outcome,
             reason=reason,
@@ -495,7 +498,7 @@ def _word(outcome: FirstOutcome) -> str:
 def _describe(member: Member) -> dict[str, Any]:
     return {
         "id": member.device_id,
-        "state": member.state,
+        "state": member.shown_state,
         "seq_last": member.seq_last,
         "updates_applied": member.updates_applied,
     }

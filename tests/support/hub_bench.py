@@ -106,8 +106,8 @@ class HubBench:
         ping = Ping(session or self.sessions[device_id], 123.0, steps, **fields)
         return self.give(Received(peer or self.peers[device_id], ping), at_s)
 
-    def leave(self, device_id="a", *, at_s=None):
-        leave, key = Leave("stopping", self.sessions[device_id]), self.keys.get(device_id, b"")
+    def leave(self, device_id="a", reason="stopping", *, at_s=None):
+        leave, key = Leave(reason, self.sessions[device_id]), self.keys.get(device_id, b"")
         return self.give(Received(self.peers[device_id], leave, key=key), at_s)
 
     def make_push(

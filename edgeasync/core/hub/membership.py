@@ -183,8 +183,13 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
 
     @property
     def pauses(self) -> bool:
-        """Whether the device says that it takes no steps for now."""
-        return not self.pace_percent
+        """Whether the device holds its lease, and says that it takes no steps for now."""
+        return self.live and not self.pace_percent
+
+    @property
+    def shown_state(self) -> DeviceState:
+        """The state as people see it: who said goodbye for a pause is not gone."""
+        return "paused" if self.state == "left" and not self.pace_percent else self.state
 
     def move(self, state: DeviceState) -> None:
         """Change the state; raises `TransitionError` if `MEMBER` does not allow it."""
@@ -396,6 +401,7 @@ class Membership:
     def revive(self, member: Member) -> None:
         """Make a member live whose lease was renewed just now, and watch for the end of that."""
         if not member.live:
+            self.set_pace(member, 100, "")
             self._count(member, 1)
         member.move("joining")
         self._leases[member.device_id] = member
@@ -496,6 +502,7 @@ class Membership:
         """End the session of a member whose key counts no more. Its place is free for the next key of its name."""
         if member.live:
             self.retire(member, "left")
+        self.set_pace(member, 100, "")
         self._by_session.pop(member.session, None)
         self._by_peer.pop(member.peer, None)
         member.session = member.peer = b""
@@ -511,8 +518,8 @@ class Membership:
             if not connected:
                 member.peer = b""
                 self.end_wait(member)
-                self.set_pace(member, 100, "")  # its next ping says what holds by then
             if member.live and not connected:
+                self.set_pace(member, 100, "")  # its next ping says what holds by then
                 member.move("joining")  # which admits a device whose session is newer than this state
         if not connected:
             self._by_peer.clear()
@@ -772,7 +779,7 @@ def _quarantine(member: Member, now_s: float, monitor: Quarantine | None) -> dic
         ends = f"{monitor.calm_updates} updates in a row that are not alarming"
         return {"state": "quarantined", "quarantine": {"cause": monitor.cause, "ends": f"after {ends}"}}
     if member.state != "quarantined":
-        return {"state": member.state, "quarantine": None}
+        return {"state": member.shown_state, "quarantine": None}
     remaining_s = max(0.0, member.quarantined_until_s - now_s)
     cause = "it sent too much that is malformed"
     return {"state": member.state, "quarantine": {"cause": cause, "ends": f"in {remaining_s:.0f} s"}}
