@@ -254,7 +254,7 @@ def test_devices_of_one_key_share_its_part_of_the_mean(kind):
     assert kind().weights(again, Fleet(2)) == pytest.approx([1 / 3] * 3), "two updates of one device are two"
 
 
-# -- counts that go on -----------------------------------------------------------------------------------------
+# -- continued counts -------------------------------------------------------------------------------------------
 
 FLEETS = [
     Fleet(3, 1.0),
@@ -270,7 +270,7 @@ FLEETS = [
         st.tuples(st.sampled_from("abc"), st.integers(0, 3), st.sampled_from(FLEETS)), min_size=1, max_size=15
     ),
 )
-def test_counts_that_go_on_lead_to_the_same_time_as_counts_from_the_start(aggregator, spoken):
+def test_continued_counts_lead_to_the_same_time_as_counts_from_the_start(aggregator, spoken):
     waiting = Waiting([])
     for at_s, (voter, number, fleet) in enumerate(spoken):
         waiting.append(contribution(f"{voter}/{number}", float(at_s), handle=at_s))
