@@ -88,7 +88,7 @@ class History(Table):
     | `version` | the newest version after the update |
     | `update` | the update's number, as its device counts |
     | `device` | the name of the device |
-    | `outcome` | `applied`, `buffered` until the next version, or why it never counts |
+    | `outcome` | `applied`, or why it never counts; `buffered` while it waits for the next version |
     | `loss` | the mean of the update's local steps, as its device told it |
     | `staleness` | by how many versions the model had moved on |
     | `local_steps`, `examples` | what the device trained |

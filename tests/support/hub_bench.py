@@ -3,7 +3,7 @@
 import itertools
 
 from edgeasync.core.hub.effects import Assign, Discard, Disconnect, Fold, Receive, Report, Send
-from edgeasync.core.hub.events import PushArrived, Received, StopRequested, Ticked
+from edgeasync.core.hub.events import PushArrived, Received, Revoked, StopRequested, Ticked
 from edgeasync.core.hub.machine import HubCore
 from edgeasync.core.hub.settings import FLOAT32, HubCoreSettings, Limits, Liveness, StopCondition
 from edgeasync.parameters import Parameter, ParameterSpec
@@ -56,7 +56,7 @@ class HubBench:
         if isinstance(event, PushArrived):
             self.held.add(event.handle)
         self.effects = self.core.handle(event, self.now_s)
-        self.events += not stopped and not isinstance(event, StopRequested)
+        self.events += not stopped and not isinstance(event, Revoked | StopRequested)
         return self._account()
 
     def tick(self, at_s=None, *, capacity=True):
