@@ -16,14 +16,13 @@ from edgeasync.losses import OnnxLoss
 from edgeasync.parameters import Vector
 from edgeasync.runtime.address import host_of
 from edgeasync.runtime.agent_settings import AgentSection, AgentSettings, CareSection, PeersSection
+from edgeasync.runtime.export import ONNX_SUFFIX
 from edgeasync.runtime.graph_model import HubGraph, load_graph
 from edgeasync.runtime.model_file import VALUES_SUFFIX, check_finite, load_kept, save_model
 from edgeasync.runtime.onnx_model import OnnxModel
 from edgeasync.runtime.peer import PEER_MODEL_FILE, OnReport, Peer
 from edgeasync.training.plan import ReceivedGraph, ShippedModel, TrainingPlan
 from edgeasync.training.trainer import AsyncTrainer, Trainer
-
-ONNX_SUFFIX = ".onnx"
 
 OF_A_HUB = (
     "hub",
