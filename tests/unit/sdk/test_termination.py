@@ -27,7 +27,8 @@ agent.stop()
 agent.wait(10)
 print(json.dumps(hub.status()["version"]), flush=True)
 {child}
-time.sleep(60)
+for _ in range(600):
+    time.sleep(0.1)  # a signal just before a sleep does not end it
 """
 CHILD = """
 pid = os.fork()
