@@ -160,7 +160,8 @@ def check_trained_out(out: Path, settings: AgentSettings, state: Path, forward: 
 
 def _files_read(settings: AgentSettings) -> list[Path]:
     """Return the files of a peer's own: the data, the list of peers, the model with its values, and its loss."""
-    model, names = settings.model, [settings.agent.data, settings.peers.peers]
+    model = settings.model
+    names: list[str | None] = [settings.agent.data, settings.peers.peers]
     if isinstance(model, OnnxModel):
         names += [model.file, str(Path(model.file).with_suffix(VALUES_SUFFIX))]
         names += [model.loss.file] if isinstance(model.loss, OnnxLoss) else []
