@@ -118,9 +118,7 @@ def export_run(run: Path, forward: Path | None, out: Path, printer: Printer, *, 
             raise ConfigError(f"{refuse_onnx('--out', out)}; or give --model, the forward model that was trained")
         content = _read(source, "give --model FILE.onnx, the forward model that was trained")
     elif forward is not None:
-        raise ConfigError(
-            f"--model {forward}: {out.name} has arrays alone; leave --model out, or write an ONNX file"
-        )
+        raise ConfigError(f"--model {forward}: {out.name} has arrays alone; leave out --model, or write .onnx")
     trained = best_model(run) if best else newest_model(run)
     if local := local_patterns(run):
         trained.remarks.append(f"{', '.join(local)}: each device has its own values; these are the hub's")

@@ -330,8 +330,9 @@ class Hub:
             kept = read_header(self.best_file)
         except StorageError:
             return
-        ancestry = self._run.core.policy_engine.state.ancestry
-        if not ancestry.knows(ModelVersion(kept.lineage, kept.version)):
+        core = self._run.core
+        ancestry, found = core.policy_engine.state.ancestry, ModelVersion(kept.lineage, kept.version)
+        if found.number > core.version or not ancestry.knows(found):
             with contextlib.suppress(OSError):
                 self.best_file.rename(self.best_file.with_name(f"{BEST_FILE}.aside"))
 

@@ -210,6 +210,11 @@ def test_the_newest_version_of_a_killed_run_is_exported_to_the_bit(killed):
     summary, values = replayed(killed, "run-hub")
     assert told["version"] == summary["version"] >= killed.live["version"]
     assert values_of(killed.folder / "killed.onnx") == values
+    for name, load in (("killed.safetensors", safetensors.numpy.load_file), ("killed.npz", np.load)):
+        told = json.loads(say(killed, "export", "run-hub", "--out", name, "--json"))
+        assert told["version"] == summary["version"]
+        found = load(killed.folder / name)
+        assert {name: found[name].tobytes() for name in found} == values
     last = summary["evaluation"]
     assert told["evaluation"]["version"] == last["version"]
     assert told["evaluation"]["accuracy"] == last["accuracy"]
