@@ -76,7 +76,7 @@ KEPT = {
 """Objects that are made now and use their paths later."""
 
 AT_THE_CALL = {"train", "train_async", "fetch_status", "load", "save", "Run", "Run.open", "Run.export"}
-"""What is done with its paths when it returns, or keeps them as `Run.path`."""
+"""These are done with their paths when they return, or keep them as `Run.path`."""
 
 
 def paths_in(value, seen):
