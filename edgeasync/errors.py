@@ -43,10 +43,10 @@ class EdgeAsyncError(Exception):
 
     >>> from edgeasync import EdgeAsyncError, Run
     >>> try:
-    ...     Run.open("nothing")
+    ...     Run.open("/nothing")
     ... except EdgeAsyncError as error:
     ...     print(error)
-    nothing: no such folder; give the folder of a hub's run
+    /nothing: no such folder; give the folder of a hub's run
     """
 
     exit_code: ClassVar[int] = 1

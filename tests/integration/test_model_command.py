@@ -227,6 +227,11 @@ def test_the_newest_version_of_a_killed_run_is_exported_to_the_bit(killed):
     summary, values = replayed(killed, "run-hub")
     assert told["version"] == summary["version"] >= killed.live["version"]
     assert values_of(killed.folder / "killed.onnx") == values
+    for name, load in (("killed.safetensors", safetensors.numpy.load_file), ("killed.npz", np.load)):
+        told = json.loads(say(killed, "export", "run-hub", "--out", name, "--json"))
+        assert told["version"] == summary["version"]
+        found = load(killed.folder / name)
+        assert {name: found[name].tobytes() for name in found} == values
     last = summary["evaluation"]
     assert told["evaluation"]["version"] == last["version"]
     assert told["evaluation"]["accuracy"] == last["accuracy"]
@@ -381,7 +386,11 @@ def test_runs_that_cannot_be_exported(commands):
     arguments = ["export", "run", "--out", "out.onnx"]
     mistake(commands, FILES, "run: no such folder", arguments=arguments)
     (commands.folder / "run").mkdir()
-    mistake(commands, CONFIG, "forward.onnx", "--model", arguments=arguments)
+    mistake(commands, CONFIG, "out.onnx: only models of ONNX", "out.npz", "--model", arguments=arguments)
+    for name in ("out.pt", "out"):
+        mistake(commands, CONFIG, name, ".onnx, .safetensors or .npz", arguments=["export", "run", "--out", name])
+    arrays_alone = ["export", "run", "--model", "forward.onnx", "--out", "out.npz"]
+    mistake(commands, CONFIG, "leave out --model", arguments=arrays_alone)
     bias = np.zeros(3, np.float32)
     run_folder(commands, {"head.bias": bias, "tail": bias}, forward_model())
     mistake(commands, MISMATCH, "'tail'", MODEL_FILE, FORWARD_FILE, arguments=arguments)
