@@ -32,6 +32,26 @@ def host_of(address: str) -> str | None:
     return _read(address, any_port=False)
 
 
+def is_ipv6(address: str) -> bool:
+    """Return whether an address is one of IPv6: in brackets, or a name that has no address of IPv4.
+
+    A name may have both while its hub listens on one of them, which was IPv4 at all times. May block for as long
+    as names take to be resolved.
+    """
+    if "[" in address:
+        return True
+    host = _read(address, any_port=True)
+    return host is not None and not _has(host, socket.AF_INET) and _has(host, socket.AF_INET6)
+
+
+def _has(host: str, family: int) -> bool:
+    """Return whether a name has an address of a family."""
+    try:
+        return bool(socket.getaddrinfo(host, None, family=family, type=socket.SOCK_STREAM))
+    except (OSError, UnicodeError):
+        return False
+
+
 def _read(address: str, *, any_port: bool) -> str | None:
     """Return the host of a TCP address, `None` for the other transports."""
     transport, _, place = address.partition("://")

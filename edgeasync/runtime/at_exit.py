@@ -4,7 +4,7 @@ A thread that returns from native code into an interpreter that is shut down abo
 to be written would not be on disk.
 """
 
-import concurrent.futures.thread  # its executors end after `_stop_all`: Python calls first what was registered last
+import concurrent.futures.thread  # before `_stop_all` is registered: Python calls that first, executors end later
 import logging
 import os
 import threading

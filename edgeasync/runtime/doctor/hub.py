@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from edgeasync.durable.allow_list import read_key
 from edgeasync.durable.device_keys import DeviceKeys
 from edgeasync.errors import AccessError, AddressError, EdgeAsyncError, HubUnreachableError, ProtocolError
-from edgeasync.runtime.address import check_connect, host_of
+from edgeasync.runtime.address import check_connect, host_of, is_ipv6
 from edgeasync.runtime.dealer import Pair
 from edgeasync.runtime.doctor.finding import Finding, fail, ok, told, warn
 from edgeasync.runtime.status import ask_status
@@ -91,13 +91,14 @@ def time_connect(address: str) -> float | None:
         return None
     name, port = host.strip("[]"), int(address.rpartition(":")[2])
     try:
-        found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
+        ways = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise HubUnreachableError(
             f"{address}: the name is unknown ({reason}); check the address and DNS"
         ) from error
-    family, kind, protocol, _, place = found[0]
+    wanted = socket.AF_INET6 if is_ipv6(address) else socket.AF_INET
+    family, kind, protocol, _, place = next((way for way in ways if way[0] == wanted), ways[0])
     with socket.socket(family, kind, protocol) as connection:
         connection.settimeout(CONNECT_S)
         begun_s = time.perf_counter()
