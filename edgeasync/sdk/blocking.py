@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from edgeasync.config import suggest
 from edgeasync.runtime.at_exit import OwnThread, is_ending
-from edgeasync.runtime.event_loop import loop_factory
+from edgeasync.runtime.event_loop import check_threads, loop_factory
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -45,6 +45,7 @@ def run_blocking(make: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
     An interrupt (Ctrl-C, a notebook's stop button) cancels the coroutine, waits for its clean end, and is raised.
     A second one waits for nothing. The end of the program cancels it, too, and then this raises `SystemExit`.
     """
+    check_threads()
     done: concurrent.futures.Future[Result] = concurrent.futures.Future()
     begun: concurrent.futures.Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any] | None]]
     begun = concurrent.futures.Future()

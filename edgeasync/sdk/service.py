@@ -11,7 +11,7 @@ from typing import Self, TypeVar
 
 from edgeasync.errors import ConfigError, EdgeAsyncError
 from edgeasync.runtime.at_exit import OwnThread, stop_at_exit
-from edgeasync.runtime.event_loop import loop_factory
+from edgeasync.runtime.event_loop import check_threads, loop_factory
 from edgeasync.sdk.blocking import INTERRUPT_S
 
 LOG = logging.getLogger("edgeasync.service")
@@ -144,6 +144,7 @@ class Service(ABC):
     # -- for those who build on this -------------------------------------------------------------------------
 
     def _begin(self) -> None:
+        check_threads()
         if self._loop is not None or self._thread is not None:
             raise EdgeAsyncError(f"this {type(self).__name__} was run before; make another one to run again")
         stop_at_exit(self._done, self._stop_with_program, self._forget)

@@ -20,6 +20,7 @@ from edgeasync.errors import StorageError
 from edgeasync.losses import LossSetting
 from edgeasync.policies.policy import Policy, is_recordable
 from edgeasync.runtime.at_exit import stop_at_exit
+from edgeasync.runtime.event_loop import check_threads
 from edgeasync.runtime.hub import Hub
 from edgeasync.runtime.model_file import load_model
 from edgeasync.sdk.blocking import blocking
@@ -115,6 +116,7 @@ async def train_async(
     >>> run.updates >= 40
     True
     """
+    check_threads()
     until = Stop(epochs=DEFAULT_EPOCHS) if until is None else until
     check_topology(topology)
     folder, remove = _folder(run)

@@ -135,8 +135,11 @@ def training_among_peers(folder, kind):
     (model, _) = MODELS[kind]()
     how = {"run": folder / "run", "until": Stop(epochs=10**6), "workers": 2, "topology": "ring"}
     threading.Thread(target=train, args=(model, DATA), kwargs=how, daemon=True).start()
-    time.sleep(0.3)
-    (folder / "seen").write_text("1")
+    until_s = time.monotonic() + PATIENCE_S
+    while not (folder / "run" / "lock").exists():
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
+    (folder / "seen").write_text("0")
 
 
 SERVICES = {
