@@ -5,6 +5,9 @@ import socket
 
 from edgeasync.errors import AddressError
 
+DEFAULT_ADDRESS = "tcp://127.0.0.1:5555"
+"""Where a hub listens and is looked for, if nothing else is said."""
+
 
 def check_bind(address: str, *, insecure: bool) -> None:
     """Raise `AddressError` unless the address can be bound without keys: loopback only, or told `insecure`."""

@@ -24,7 +24,7 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 def check_threads() -> None:
-    """Raise `ConfigError` if a library has replaced Python's threads or queues: threads of ours would wait for ever."""
+    """Raise `ConfigError` if a library has replaced Python's threads or queues: ours would wait for ever."""
     for replaced, own in (
         (threading.get_ident, "_thread"),
         (threading.Lock, "_thread"),
@@ -33,8 +33,8 @@ def check_threads() -> None:
         if replaced.__module__ != own:
             library = replaced.__module__.partition(".")[0]
             raise ConfigError(
-                f"{library} has replaced Python's threads or queues, and edgeasync needs Python's own; run it in a "
-                f"process that {library} does not patch, or let it patch neither (with gevent: "
+                f"{library} has replaced Python's threads or queues, and edgeasync needs Python's own; run it in "
+                f"a process that {library} does not patch, or let it patch neither (with gevent: "
                 "monkey.patch_all(thread=False, queue=False))"
             )
 

@@ -28,6 +28,7 @@ from edgeasync.losses import CrossEntropy, find_loss, kind_of
 from edgeasync.policies.frequency import AdaptiveFrequency
 from edgeasync.policies.policy import Policy, upgraded
 from edgeasync.protocol.codecs import ELEMENTWISE
+from edgeasync.runtime.address import DEFAULT_ADDRESS
 from edgeasync.runtime.evaluation import make_evaluator
 from edgeasync.runtime.graph_model import FORWARD_FILE, HubGraph, load_graph, with_own_loss
 from edgeasync.runtime.hub import RECORD_FILE, Hub, OnReport
@@ -56,7 +57,7 @@ class HubSection(Section, frozen=True):
     Without `quiet` the fleet rests if nothing in `stop` ends the run, and the frequency is adaptive.
     """
 
-    bind: str = "tcp://127.0.0.1:5555"
+    bind: str = DEFAULT_ADDRESS
     run: str = "runs/default"
     seed: Annotated[int, Meta(ge=0, lt=2**62)] = 0
     durability: Literal["journal", "checkpoint"] = "journal"

@@ -42,7 +42,8 @@ DENIED = 400
 class SocketMonitor:
     """Calls `on_connected` and `on_disconnected` on the loop whenever the socket is connected or cut off.
 
-    It calls `on_unresolved` once if the name has no address of the socket's kind. It does so until it is closed. `finding` says how far the connection has come.
+    It calls `on_unresolved` once if the name has no address of the socket's kind. It does so until it is closed.
+    `finding` says how far the connection has come.
     """
 
     def __init__(

@@ -1,11 +1,13 @@
-"""Programs that end although services run, for the test of their ends and to run many of them.
+"""Programs that end although services run.
 
     python -m tests.support.exits RUNS
 
-It starts each program as a user would, in turn, until there were RUNS, and prints what became of them.
+It starts the programs in turn, each as a user would, until there were RUNS, and prints what became of them. Tests
+run each once, in a fork of a process that has imported all they need (`wrong_ends`).
 """
 
 import collections
+import importlib
 import itertools
 import os
 import subprocess
@@ -19,7 +21,7 @@ import numpy as np
 
 from edgeasync import Agent, Hub, Stop, join, nn, train
 from edgeasync.runtime.model_file import read_model
-from edgeasync.runtime.peer import PEER_MODEL_FILE
+from edgeasync.runtime.peer import PEER_MODEL_FILE, Peer
 from edgeasync.training.numpy_models import SoftmaxModel
 from tests.support.peers import FILE, name_of, write_list
 
@@ -28,7 +30,8 @@ DATA = X, (X[:, 0] > 0).astype(np.int64)
 ENDS = {"normal": 0, "error": 1, "sys.exit(3)": 3}
 ERROR = "ValueError: the program's own"
 VERSIONS = 3
-PATIENCE_S = 20.0
+FORKS = 4
+PATIENCE_S = 60.0
 FOR_EVER = Stop(updates=10**9)
 
 
@@ -41,10 +44,7 @@ def onnx_model():
 
 
 def torch_model():
-    import torch
-
-    import edgeasync.torch as ours
-
+    torch, ours = importlib.import_module("torch"), importlib.import_module("edgeasync.torch")
     made = ours.model(torch.nn.Linear(4, 2), torch.nn.functional.cross_entropy)
     return made, made
 
@@ -73,6 +73,14 @@ def start_hub(folder, hub_model, seen):
     return Hub(hub_model, run=folder / "run", bind="tcp://127.0.0.1:*", callbacks=[seen], **shape).start()
 
 
+def until(condition):
+    until_s = time.monotonic() + PATIENCE_S
+    while not (found := condition()):
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
+    return found
+
+
 def hub(folder, kind):
     """A hub, with the agent that it needs."""
     (hub_model, own), seen = MODELS[kind](), Seen(folder)
@@ -99,9 +107,7 @@ def joined(folder, kind):
     hub = start_hub(folder, hub_model, seen)
     model = hub.snapshot()
     if kind == "torch":
-        import torch
-
-        model = torch.nn.Linear(4, 2)
+        model = importlib.import_module("torch").nn.Linear(4, 2)
     session = join(hub.address, model)
     while not seen.enough.is_set():
         session.step()
@@ -115,10 +121,7 @@ def peers(folder, kind):
         model, _ = MODELS[kind]()
         how = {"peers": folder / FILE, "name": name_of(number), "state": folder / name_of(number)}
         agents.append(Agent(data=DATA, model=model, topology="ring", round_every_s=0.05, **how).start())
-    until_s = time.monotonic() + PATIENCE_S
-    while min(each.updates_answered for each in agents) < VERSIONS:
-        assert time.monotonic() < until_s
-        time.sleep(0.01)
+    until(lambda: min(each.updates_answered for each in agents) >= VERSIONS)
     (folder / "seen").write_text(str(agents[0]._workers[0].version))
 
 
@@ -134,12 +137,18 @@ def training_among_peers(folder, kind):
     """`train` without a hub, in another thread."""
     (model, _) = MODELS[kind]()
     how = {"run": folder / "run", "until": Stop(epochs=10**6), "workers": 2, "topology": "ring"}
+    made, begin = [], Peer.__init__
+
+    def note(peer, *arguments, **named):
+        begin(peer, *arguments, **named)
+        made.append(peer)
+
+    Peer.__init__ = note
     threading.Thread(target=train, args=(model, DATA), kwargs=how, daemon=True).start()
-    until_s = time.monotonic() + PATIENCE_S
-    while not (folder / "run" / "lock").exists():
-        assert time.monotonic() < until_s
-        time.sleep(0.01)
-    (folder / "seen").write_text("0")
+
+    (folder / "seen").write_text(
+        str(until(lambda: [peer for peer in made if peer.times.rounds >= VERSIONS])[0].steps_total)
+    )
 
 
 SERVICES = {
@@ -165,27 +174,72 @@ def what_is_wrong(folder, end, code, stderr):
         return f"exit code {code}: {stderr[-2000:]}"
     seen = int((folder / "seen").read_text())
     files = folder / "run" / "model.safetensors", folder / name_of(0) / PEER_MODEL_FILE
-    kept = read_model(next(file for file in files if file.exists())).version
+    kept = max((read_model(file).version for file in files if file.exists()), default=-1)
     return "" if kept >= seen else f"version {seen} was made, {kept} is on disk"
 
 
-def main():
-    if len(sys.argv) > 2:
-        run(*sys.argv[1:])
-        return
+def wrong_ends(folder, *kinds):
+    """Run the programs for these kinds of models once each, in forks; return those that ended wrongly."""
+    command = [sys.executable, "-m", "tests.support.exits", "forks", str(folder), *kinds]
+    # onnxruntime's telemetry has a thread, and a process that forks must have no other.
+    quiet = os.environ | {"ORT_DISABLE_TELEMETRY": "1"}
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=quiet).stdout.splitlines()
+
+
+def run_forks(folder, kinds):
+    """Fork for each program, and print those that ended wrongly; a fork returns the program that it is to be."""
+    for module in ("onnx", "onnxruntime", *["edgeasync.torch", "torch._dynamo"] * ("torch" in kinds)):
+        importlib.import_module(module)
+    assert len([*Path("/proc/self/task").iterdir()]) == 1, "a fork has one thread, and the locks of all"
+    running, waiting = {}, [program for program in PROGRAMS if program[1] in kinds]
+    while running or waiting:
+        while waiting and len(running) < FORKS:
+            program = waiting.pop()
+            place = Path(folder) / "-".join(program)
+            place.mkdir()
+            if not (pid := os.fork()):
+                os.dup2(os.open(place / "stderr", os.O_WRONLY | os.O_CREAT), 2)
+                return place, *program
+            running[pid] = place, *program
+        pid, status = os.wait()
+        place, *program = running.pop(pid)
+        code = os.waitstatus_to_exitcode(status)
+        if wrong := what_is_wrong(place, program[-1], code, (place / "stderr").read_text()):
+            tell(*program, wrong)
+    return None
+
+
+def run_many(runs):
+    """Start programs as a user would, and print what became of them."""
     found, slowest_s = collections.Counter(), 0.0
-    for number, (service, kind, end) in zip(range(int(sys.argv[1])), itertools.cycle(PROGRAMS), strict=False):
+    for number, (service, kind, end) in zip(range(runs), itertools.cycle(PROGRAMS), strict=False):
         with tempfile.TemporaryDirectory() as folder:
             begun_s = time.monotonic()
             command = [sys.executable, "-m", "tests.support.exits", folder, service, kind, end]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+            done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
             slowest_s = max(slowest_s, time.monotonic() - begun_s)
             wrong = what_is_wrong(Path(folder), end, done.returncode, done.stderr)
         found["wrong" if wrong else "right"] += 1
         found[f"exit code {done.returncode}"] += 1
         if wrong:
-            print(number, service, kind, end, wrong, flush=True)
-    print(dict(found), f"slowest {slowest_s:.1f} s")
+            tell(number, service, kind, end, wrong)
+    tell(dict(found), f"slowest {slowest_s:.1f} s")
+
+
+def tell(*words):
+    sys.stdout.write(" ".join(map(str, words)).replace("\n", " | ") + "\n")
+    sys.stdout.flush()
+
+
+def main():
+    match sys.argv[1:]:
+        case [runs]:
+            run_many(int(runs))
+        case ["forks", folder, *kinds]:
+            if program := run_forks(folder, kinds):
+                run(*program)
+        case program:
+            run(*program)
 
 
 if __name__ == "__main__":

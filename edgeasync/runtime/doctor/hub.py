@@ -36,11 +36,10 @@ class Reached(NamedTuple):
 
 
 def examine_hub(addresses: tuple[str, ...], keys: DeviceKeys | None, *, insecure: bool, enrols: bool) -> Reached:
-    """Look for a hub at each address until one answers; `enrols` says that the device has yet to bring its key."""
-    if not addresses:
-        return Reached(
-            [warn("hub", "not given", "give --hub tcp://HOST:PORT, or the agent's settings file")], None
-        )
+    """Look for a hub at each address until one answers.
+
+    `keys` are those of a device that is enrolled; `enrols` says that it has yet to bring them.
+    """
     for address in addresses:
         found = _examine(address, keys, insecure=insecure, enrols=enrols)
         if found.status is not None:
@@ -59,7 +58,7 @@ def _examine(address: str, keys: DeviceKeys | None, *, insecure: bool, enrols: b
     cure = "nothing, if that is a satellite; else look at the link"
     reached = warn("hub", f"{address}: {shown}", cure) if slow else ok("hub", f"{address}: {shown}")
     if enrols and keys is None:
-        return Reached([reached, ok("key", "is brought to the hub at the agent's first start")], None)
+        return Reached([reached, warn("key", "not enrolled yet", "start the agent, which brings its key")], None)
     try:
         status = ask_status(address, STATUS_S, _pair(keys))
     except AccessError:
