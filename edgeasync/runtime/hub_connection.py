@@ -61,7 +61,7 @@ class HubConnection:
         self._monitor: SocketMonitor | None = None
         self._explaining: asyncio.Task[None] | None = None
         self._early: list[tuple[bytes, Buffer | None]] = []
-        """What was sent before the connection came about: a second socket sends it again."""
+        """Messages from before the connection: a second socket sends them again."""
 
     def begin(self, loop: asyncio.AbstractEventLoop, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
         """Make sockets of this context on this loop from now on."""

@@ -178,20 +178,29 @@ def what_is_wrong(folder, end, code, stderr):
     return "" if kept >= seen else f"version {seen} was made, {kept} is on disk"
 
 
-def wrong_ends(folder, *kinds):
-    """Run the programs for these kinds of models once each, in forks; return those that ended wrongly."""
-    command = [sys.executable, "-m", "tests.support.exits", "forks", str(folder), *kinds]
+def wrong_ends(folder, kind, ends):
+    """Run the programs for a kind of model in forks, each with this number of ends; return what ended wrongly.
+
+    With one end, programs and kinds take turns at the three.
+    """
+    command = [sys.executable, "-m", "tests.support.exits", "forks", str(folder), kind, str(ends)]
     # onnxruntime's telemetry has a thread, and a process that forks must have no other.
     quiet = os.environ | {"ORT_DISABLE_TELEMETRY": "1"}
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=quiet).stdout.splitlines()
 
 
-def run_forks(folder, kinds):
+def run_forks(folder, kind, ends):
     """Fork for each program, and print those that ended wrongly; a fork returns the program that it is to be."""
-    for module in ("onnx", "onnxruntime", *["edgeasync.torch", "torch._dynamo"] * ("torch" in kinds)):
+    for module in ("onnx", "onnxruntime", *["edgeasync.torch", "torch._dynamo"] * (kind == "torch")):
         importlib.import_module(module)
     assert len([*Path("/proc/self/task").iterdir()]) == 1, "a fork has one thread, and the locks of all"
-    running, waiting = {}, [program for program in PROGRAMS if program[1] in kinds]
+    turns = itertools.count([*MODELS].index(kind))
+    chosen = [
+        (service, kind, [*ENDS][(turn + more) % 3])
+        for service, turn in zip(SERVICES, turns, strict=False)
+        for more in range(ends)
+    ]
+    running, waiting = {}, chosen
     while running or waiting:
         while waiting and len(running) < FORKS:
             program = waiting.pop()
@@ -235,8 +244,8 @@ def main():
     match sys.argv[1:]:
         case [runs]:
             run_many(int(runs))
-        case ["forks", folder, *kinds]:
-            if program := run_forks(folder, kinds):
+        case ["forks", folder, kind, ends]:
+            if program := run_forks(folder, kind, int(ends)):
                 run(*program)
         case program:
             run(*program)

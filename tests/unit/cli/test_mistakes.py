@@ -1,4 +1,4 @@
-"""What is not known is answered with what was meant, and never with something unrelated."""
+"""Errors about an unknown command, flag or file suggest the right one, and never an unrelated one."""
 
 import string
 
