@@ -82,3 +82,18 @@ def test_a_killed_hub_ends_its_connections_although_its_child_lives(start):
         fetch_status(address)  # and so has the hub, by now
         fork_and_die(hub)
         assert connection.recv(64) == b""
+
+
+CHILD = """
+with Hub(model, run=folder, bind=address) as hub, join(hub.address, model) as session:
+    if not (child := os.fork()):
+        print(session.finished, hub.wait(), flush=True)
+        sys.exit(4)  # through both `with`
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), hub.status()["version"], session.connected)
+"""
+
+
+def test_in_a_forked_child_nothing_of_its_parent_runs(tmp_path):
+    command = [sys.executable, "-c", BEGIN + CHILD, str(tmp_path / "run"), free_address()]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.stdout.splitlines() == ["True it runs in the process that forked this one", "4 0 True"]
