@@ -4,12 +4,12 @@ A settings type is a frozen `msgspec.Struct` with `forbid_unknown_fields`. Here 
 share: the reading, sizes written as `"64 MiB"`, and errors a person can act upon.
 """
 
-import difflib
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
 from functools import lru_cache
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -233,8 +233,57 @@ def _tags(own: Any) -> frozenset[str]:
 
 def suggest(word: str, known: Iterable[str]) -> str:
     """Return a question for who wrote `word`, naming what is nearest to it; empty if nothing is near."""
-    near = difflib.get_close_matches(word, list(dict.fromkeys(known)))
+    near = find_near(word, known)
     return f"did you mean {' or '.join(near)}?" if near else ""
+
+
+SUGGESTIONS_MAX = 3
+LETTERS_A_MISTAKE = 4
+"""How many letters a word has for each mistake in it; a first letter is hardly ever wrong."""
+
+
+def find_near(word: str, known: Iterable[str]) -> list[str]:
+    """Return the known words that `word` is a misspelling or a part of, the nearest first."""
+    found = []
+    for other in dict.fromkeys(known):
+        mistakes = _count_mistakes(word.lower(), other.lower())
+        begins = min(len(word), len(other)) > 2 and (other.startswith(word) or word.startswith(other))
+        few = word[:1].lower() == other[:1].lower() and mistakes <= max(1, len(word) // LETTERS_A_MISTAKE)
+        if begins or few:
+            found.append((mistakes, other))
+    return [other for _, other in sorted(found, key=itemgetter(0))[:SUGGESTIONS_MAX]]
+
+
+def _count_mistakes(word: str, other: str) -> int:
+    """Return how many letters are missing, too many, wrong, or in the wrong order."""
+    before: list[int] = []
+    row = list(range(len(other) + 1))
+    for place, letter in enumerate(word, 1):
+        before, above, row = row, before, [place]
+        for column, wanted in enumerate(other, 1):
+            count = min(before[column] + 1, row[-1] + 1, before[column - 1] + (letter != wanted))
+            if place > 1 and column > 1 and word[place - 2 : place] == other[column - 2 : column][::-1]:
+                count = min(count, above[column - 2] + 1)
+            row.append(count)
+    return row[-1]
+
+
+def find_tables(key: str, settings: type) -> list[str]:
+    """Return the paths of the tables of a settings file that have a key; `""` is the file itself."""
+    found: dict[str, None] = {}
+
+    def look(kind: types.Type, path: str) -> None:
+        for part in _parts(kind):
+            if isinstance(part, types.VarTupleType):
+                look(part.item_type, path)
+            if isinstance(part, types.StructType):
+                for field in part.fields:
+                    if field.encode_name == key:
+                        found[path] = None
+                    look(field.type, f"{path}.{field.encode_name}" if path else field.encode_name)
+
+    look(types.type_info(settings), "")
+    return list(found)
 
 
 def _explain(message: str, table: object, settings: type, more: Iterable[str] = ()) -> str:

@@ -15,6 +15,7 @@ import typer
 
 from edgeasync import errors
 from edgeasync.cli import keys_commands, model_commands, service_commands
+from edgeasync.cli.mistakes import Commands
 from edgeasync.cli.options import (
     AgentConfig,
     AnswerTimeout,
@@ -42,9 +43,11 @@ from edgeasync.cli.options import (
     given,
 )
 from edgeasync.cli.output import Printer, tell, visible
+from edgeasync.runtime.address import DEFAULT_ADDRESS
 from edgeasync.version import VERSION
 
 app = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -75,7 +78,7 @@ def hub(
     freeze: Freeze = None,
     output: Output = None,
     target: Target = None,
-    bind: Annotated[str | None, typer.Option(help="Address to listen on [default: tcp://127.0.0.1:5555].")] = None,
+    bind: Annotated[str | None, typer.Option(help=f"Address to listen on [default: {DEFAULT_ADDRESS}].")] = None,
     run: Annotated[
         str | None, typer.Option(help="Folder of this run; the hub makes a missing one [default: runs/default].")
     ] = None,
@@ -275,7 +278,7 @@ def _bytes_or_text(size: str | None) -> int | str | None:
 
 @app.command()
 def status(
-    hub: HubAddress = "tcp://127.0.0.1:5555",
+    hub: HubAddress = DEFAULT_ADDRESS,
     timeout_s: AnswerTimeout = 3.0,
     keys: OperatorKeys = None,
     json: Json = False,
@@ -288,7 +291,7 @@ def status(
 
 @app.command()
 def wake(
-    hub: HubAddress = "tcp://127.0.0.1:5555",
+    hub: HubAddress = DEFAULT_ADDRESS,
     timeout_s: AnswerTimeout = 3.0,
     keys: OperatorKeys = None,
     json: Json = False,

@@ -41,7 +41,7 @@ from edgeasync.protocol import wire
 from edgeasync.protocol.graph import ShippedGraph
 from edgeasync.protocol.messages import Frozen, ModelVersion
 from edgeasync.runtime import routing_ids
-from edgeasync.runtime.address import check_bind
+from edgeasync.runtime.address import check_bind, is_ipv6
 from edgeasync.runtime.channel import COPY_BELOW_BYTES, Channel
 from edgeasync.runtime.connection_bounds import ConnectionBounds
 from edgeasync.runtime.connections import Connections, connections_that_fit
@@ -447,7 +447,7 @@ class Hub:
             context.set(zmq.MAX_SOCKETS, SOCKETS_MAX)
         routing_ids.seed()
         socket = context.socket(zmq.ROUTER)
-        socket.set(zmq.IPV6, "[" in self.address)
+        socket.set(zmq.IPV6, is_ipv6(self.address))
         socket.set(zmq.ROUTER_MANDATORY, 1)
         frame_bytes_max = max(wire.HEADER_BYTES_MAX, int(self._settings.limits.piece_bytes))
         if not self.address.startswith("inproc:"):

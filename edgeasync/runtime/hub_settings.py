@@ -30,6 +30,7 @@ from edgeasync.policies.frequency import AdaptiveFrequency
 from edgeasync.policies.policy import Policy, upgraded
 from edgeasync.protocol.codecs import ELEMENTWISE
 from edgeasync.protocol.messages import OtherFrozen
+from edgeasync.runtime.address import DEFAULT_ADDRESS
 from edgeasync.runtime.evaluation import make_evaluator
 from edgeasync.runtime.graph_model import FORWARD_FILE, HubGraph, load_graph, with_own_loss
 from edgeasync.runtime.hub import RECORD_FILE, Hub, OnReport
@@ -60,7 +61,7 @@ class HubSection(Section, frozen=True):
     Without `quiet` the fleet rests if nothing in `stop` ends the run, and the frequency is adaptive.
     """
 
-    bind: str = "tcp://127.0.0.1:5555"
+    bind: str = DEFAULT_ADDRESS
     run: FilePath = FilePath("runs/default")
     seed: Annotated[int, Meta(ge=0, lt=2**62)] = 0
     durability: Literal["journal", "checkpoint"] = "journal"

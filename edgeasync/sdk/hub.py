@@ -15,6 +15,7 @@ from edgeasync.data.dataset import Dataset
 from edgeasync.errors import ConfigError, EdgeAsyncError
 from edgeasync.losses import LossSetting
 from edgeasync.policies.policy import Policy
+from edgeasync.runtime.address import DEFAULT_ADDRESS
 from edgeasync.runtime.hub import Hub as RuntimeHub
 from edgeasync.sdk.callbacks import Callback, Callbacks
 from edgeasync.sdk.events import Best, End, Event, Join, Leave
@@ -56,7 +57,7 @@ class Hub(Service):
         model: object,
         *,
         run: str | Path,
-        bind: str = "tcp://127.0.0.1:5555",
+        bind: str = DEFAULT_ADDRESS,
         until: Stop | None = None,
         policy: Policy | None = None,
         evaluate: object = None,

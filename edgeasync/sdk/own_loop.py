@@ -194,6 +194,15 @@ class OwnLoop(Service):
         finally:
             super().__exit__(kind, error, trace)
 
+    def _stop_with_program(self) -> None:
+        """Ask it to end; the loop, which may have failed, does not send its last steps."""
+        if self.steps_since_exchange and not self.finished:
+            LOG.warning(
+                "the program ends before its session: the last %d steps were not sent; use `with join(...)`",
+                self.steps_since_exchange,
+            )
+        super()._stop_with_program()
+
     @contextlib.asynccontextmanager
     async def _warning_when_alone(self) -> AsyncIterator[None]:
         """Warn while the session is not connected."""

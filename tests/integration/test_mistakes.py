@@ -239,8 +239,7 @@ def test_a_demo_in_a_run_that_exists(commands):
 # -- an agent's data and identity ------------------------------------------------------------------------------
 
 
-def test_an_agent_without_a_hub_or_data(commands):
-    mistake(commands, CONFIG, "--hub", arguments=["agent", "--data", "data.npz"])
+def test_an_agent_without_data(commands):
     mistake(commands, CONFIG, "--data", arguments=["agent", "--hub", free_address()])
 
 

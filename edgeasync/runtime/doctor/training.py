@@ -41,8 +41,11 @@ def providers_that_start(provider: Provider, threads: int) -> list[str]:
 
 
 def find_graph(state: Path) -> Path | None:
-    """Return the training graph that the device was sent last, if there is one."""
-    files = sorted(state.glob("graphs/*.onnx"), key=lambda file: file.stat().st_mtime_ns)
+    """Return the training graph that the device was sent last, if there is one that this user can see."""
+    try:
+        files = sorted(state.glob("graphs/*.onnx"), key=lambda file: file.stat().st_mtime_ns)
+    except PermissionError:
+        return None
     return files[-1] if files else None
 
 

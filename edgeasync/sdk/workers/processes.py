@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any, Self
 
 import msgspec
 
+from edgeasync.runtime.at_exit import OwnThread
 from edgeasync.runtime.hub import Hub
 from edgeasync.sdk.shares import Share
 from edgeasync.sdk.workers.base import (
@@ -114,7 +114,7 @@ class Process:
             raise
         finally:
             os.close(theirs)
-        self._waiter = threading.Thread(target=self._wait, args=(loop,), name="edgeasync-worker", daemon=True)
+        self._waiter = OwnThread("edgeasync-worker", self._wait, loop)
         self._waiter.start()
         return self
 
