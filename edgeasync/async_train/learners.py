@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeasync import Parameter, ParameterSpec
+from edgeasync.async_train.cuda import usable
 from edgeasync.async_train.given import as_loss, as_optimizer, has_parameters, is_torch
 from edgeasync.async_train.loss_functions import CrossEntropyLoss, LossFunction
 from edgeasync.async_train.model import Model
@@ -22,6 +23,10 @@ class Learner(Protocol):
 
     model: Any
     """The model that has the values."""
+
+    @property
+    def device(self) -> str:
+        """Where the model computes."""
 
     def add(self, inputs: Any, targets: Any, loss_fn: object) -> float:
         """Add a batch's gradient, weighed by its size; return the batch's mean loss."""
@@ -40,13 +45,14 @@ def counted_step(learner: Learner, optimizer: object, session: Any, loss: float 
         session.step(loss=loss, examples=examples)
 
 
-def learner_of(model: object) -> Learner:
-    """Return how a model learns; raises `ConfigError` for what is none."""
+def learner_of(model: Any, device: object, where: str) -> Learner:
+    """Return how a model learns on a device, by default where it is; raises `ConfigError` for what is no model."""
+    chosen = usable(device, model, where)
     if is_torch(model):
-        return TorchLearner(model)
+        return TorchLearner(model.to(chosen))
     if not isinstance(model, Model) and has_parameters(model):
         return OwnLearner(model)
-    return NetworkLearner(model if isinstance(model, Model) else Model(model))
+    return NetworkLearner((model if isinstance(model, Model) else Model(model)).to(chosen))
 
 
 class Chosen:
@@ -98,6 +104,11 @@ class NetworkLearner(ArrayLearner):
         super().__init__()
         self.model = model
 
+    @property
+    def device(self) -> str:
+        """Where the model computes."""
+        return self.model.device
+
     def add(self, inputs: Any, targets: Any, loss_fn: object) -> float:
         """Add a batch's gradient; return its mean loss."""
         values = np.asarray(inputs)
@@ -116,6 +127,8 @@ class OwnLearner(ArrayLearner):
 
     Its arrays are read before each gradient and written after each step, since others may write to them meanwhile.
     """
+
+    device = "cpu"
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -154,10 +167,14 @@ class TorchLearner:
         self._chosen = Chosen()
         self._weight = 0.0
 
+    @property
+    def device(self) -> str:
+        """Where the model computes."""
+        return str(next(self.model.parameters()).device)
+
     def add(self, inputs: Any, targets: Any, loss_fn: Any) -> float:
         """Add a batch's gradient; return its mean loss."""
-        torch = sys.modules["torch"]
-        device = next(self.model.parameters()).device
+        torch, device = sys.modules["torch"], self.device
         if not self._weight:
             self.model.zero_grad()
         x, y = (torch.as_tensor(np.ascontiguousarray(each) if isinstance(each, np.ndarray) else each).to(device)

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 import edgeasync
+from edgeasync.async_train.cuda import usable
 from edgeasync.async_train.data import DataLoader, Subset
 from edgeasync.async_train.given import (
     as_data,
@@ -70,7 +71,9 @@ def async_sgd(
         **settings,
     }
     if is_torch(model):
-        adapted: object = edgeasync.torch.model(model, loss_fn, as_maker(chosen))
+        adapted: object = edgeasync.torch.model(
+            model, loss_fn, as_maker(chosen), device=usable(None, model, "async_sgd")
+        )
     elif hasattr(model, "gradient"):
         adapted, arguments["optimizer"] = model, as_stages(chosen)
     else:

@@ -35,7 +35,8 @@ RULES: dict[str, Any] = {"async_sgd": ImmediateAggregator(), "model_average": Mo
 class ParameterServer(Running):
     """Holds a model, and applies the updates of workers as they come; docs/train/async_train.md has the arguments.
 
-    `hub` is the hub that it is. When it stops, the model that was given has the trained values. It listens beyond
+    `hub` is the hub that it is. After `wait_for_workers` and after `stop` the model that was given has the
+    trained values. It listens beyond
     this machine with `keys`, or if it is `insecure`.
 
     >>> from edgeasync.async_train import ParameterServer, nn
@@ -83,7 +84,10 @@ class ParameterServer(Running):
         return self
 
     def wait_for_workers(self, num_workers: int = 1, timeout_s: float | None = None) -> None:
-        """Wait until this number of workers has come, and then until all have gone; raises `TimeoutError`."""
+        """Wait until this number of workers has come, and then until all have gone; raises `TimeoutError`.
+
+        Then the model that was given has the trained values.
+        """
         self.hub.status()  # raises what keeps the server from waiting
         until_s = None if timeout_s is None else time.monotonic() + timeout_s
         self._comers.wait_for(num_workers, timeout_s)
@@ -91,6 +95,7 @@ class ParameterServer(Running):
             self.hub.wait_until_left(None if until_s is None else max(0.0, until_s - time.monotonic()))
         except TimeoutError:
             raise TimeoutError(f"workers are still here after {timeout_s:g} s") from None
+        put_back(self._model, self.hub.snapshot())
 
     async def wait_for_workers_async(self, num_workers: int = 1, timeout_s: float | None = None) -> None:
         """Do what `wait_for_workers` does."""

@@ -8,6 +8,7 @@ import edgeasync
 from edgeasync import SGD, Policy, Run, Stop
 from edgeasync.async_train import given
 from edgeasync.async_train.communication import Communication
+from edgeasync.async_train.cuda import usable
 from edgeasync.async_train.data import as_dataset
 from edgeasync.async_train.hub_model import as_hub_model
 from edgeasync.async_train.ignored import ignore
@@ -116,7 +117,8 @@ class AsyncTrainer:
         """Return arguments of `edgeasync.train`."""
         loader = more.pop("dataloader", None)
         examples = as_dataset(given.as_data(dataset, loader))
-        model, how = as_hub_model(self.model, examples, optimizer, loss_fn)
+        device = usable(None, self.model, "AsyncTrainer")  # where the model is
+        model, how = as_hub_model(self.model, examples, optimizer, loss_fn, device)
         how.pop("input_shape", None)  # the examples say it
         size = more.pop("batch_size", None) or given.batch_size_of(dataset if loader is None else loader)
         how |= {"batch_size": size, "workers": self._workers, "seed": self._seed, "until": Stop(epochs=epochs)}
