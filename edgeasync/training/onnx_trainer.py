@@ -131,6 +131,10 @@ class OnnxTrainer:
         """Forget the optimizer's state."""
         self._trainer.reset()
 
+    def scale_learning_rate(self, factor: float) -> None:
+        """Multiply every later step by this factor."""
+        self._trainer.scale_learning_rate(factor)
+
     def begin(self, parameters: Vector) -> None:
         """Begin an assignment: from now on train this vector in place.
 
