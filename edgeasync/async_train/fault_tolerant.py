@@ -12,6 +12,7 @@ from edgeasync.async_train.data import as_dataset
 from edgeasync.async_train.hub_model import as_hub_model, has_own_code
 from edgeasync.async_train.loops import Loop
 from edgeasync.async_train.optim import Optimizer
+from edgeasync.async_train.watching import watched
 from edgeasync.policies.aggregation import SynchronousAggregator
 from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.monitor import Monitor
@@ -93,7 +94,7 @@ class FaultTolerantTrainer:
         examples = None if loops else as_dataset(given.as_data(dataset, dataloader))
         own, how = as_hub_model(self.model, examples, optimizer, loss_fn, self.device)
         how |= {"run": self._folder, "bind": "tcp://127.0.0.1:*", "evaluate": evaluate, "seed": self._seed}
-        with Hub(own, **how, **self._rules) as hub:
+        with Hub(own, **watched(self.model, how | self._rules)) as hub:
             kept: dict[str, Any] = KEPT | {"state": self._folder / "workers"}
             if examples is None:
                 _train_in_a_loop(

@@ -13,6 +13,7 @@ from edgeasync.async_train.given import as_loss, as_optimizer, has_parameters, i
 from edgeasync.async_train.loss_functions import CrossEntropyLoss, LossFunction
 from edgeasync.async_train.model import Model
 from edgeasync.async_train.optim import Optimizer
+from edgeasync.async_train.watching import WATCHED
 from edgeasync.errors import ConfigError
 
 Vector = npt.NDArray[np.float32]
@@ -83,8 +84,8 @@ class ArrayLearner:
         self._sum = scaled if self._sum is None else np.add(self._sum, scaled, out=self._sum)
         self._weight += weight
 
-    def move(self, optimizer: object, spec: ParameterSpec, vector: Vector) -> None:
-        """Move a vector by the mean of what was collected, and forget that."""
+    def move(self, model: object, optimizer: object, spec: ParameterSpec, vector: Vector) -> None:
+        """Move a model's vector by the mean of what was collected, and forget that."""
         optimizer = self._chosen(optimizer)
         if not isinstance(optimizer, Optimizer):
             raise ConfigError(
@@ -94,6 +95,7 @@ class ArrayLearner:
         if self._sum is not None and self._weight > 0.0:
             self._sum /= np.float32(self._weight)
             optimizer.update(spec, vector, self._sum)
+            WATCHED.stepped(model, optimizer)
         self._sum, self._weight = None, 0.0
 
 
@@ -119,7 +121,7 @@ class NetworkLearner(ArrayLearner):
     def step(self, optimizer: object) -> None:
         """Take one step of the optimizer."""
         network = self.model.network
-        self.move(optimizer, network.spec, network.vector)
+        self.move(self.model, optimizer, network.spec, network.vector)
 
 
 class OwnLearner(ArrayLearner):
@@ -150,7 +152,7 @@ class OwnLearner(ArrayLearner):
     def step(self, optimizer: object) -> None:
         """Take one step of the optimizer."""
         self._read()
-        self.move(optimizer, self._spec, self._vector)
+        self.move(self.model, optimizer, self._spec, self._vector)
         for name, array in self._arrays.items():
             self.model.parameters[name][...] = array
 

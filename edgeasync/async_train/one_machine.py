@@ -19,6 +19,7 @@ from edgeasync.async_train.given import (
 )
 from edgeasync.async_train.model import Model
 from edgeasync.async_train.optim import SGD, Optimizer
+from edgeasync.async_train.watching import watched
 from edgeasync.policies.frequency import FixedFrequency
 
 LOCAL_STEPS = 8
@@ -57,7 +58,7 @@ def async_sgd(
     >>> trained is model
     True
     """
-    dataset = as_data(data)
+    dataset, given = as_data(data), model
     parts = _parts(data, num_workers, seed)
     chosen = SGD(lr=lr) if optimizer is None else optimizer
     arguments: dict[str, Any] = {
@@ -80,6 +81,8 @@ def async_sgd(
         adapted = model = model if isinstance(model, Model) else Model(model, seed=seed)
         model.fit_to(dataset.x.shape[1:])
         arguments |= {"optimizer": as_stages(chosen), "loss": as_loss(loss_fn)}
+    if arguments["policy"] is not None:  # else there is no hub that could watch
+        arguments = watched(given, arguments)
     put_back(model, edgeasync.train(adapted, parts or dataset, **arguments).arrays)
     return model
 

@@ -15,6 +15,7 @@ from edgeasync.async_train.given import as_loss, is_torch, put_back
 from edgeasync.async_train.ignored import say_once
 from edgeasync.async_train.model import Model
 from edgeasync.async_train.running import Running, temporary_run
+from edgeasync.async_train.watching import WATCHED, watched
 from edgeasync.callbacks import EndEvent, JoinEvent
 from edgeasync.errors import ConfigError
 from edgeasync.policies.aggregation import ImmediateAggregator, ModelAverageAggregator
@@ -63,20 +64,23 @@ class ParameterServer(Running):
         **exchange: Unpack[Exchanging],
     ) -> None:
         self._model, self._started, self._comers = model, False, Comers()
-        self.hub = Hub(
-            travelling_model(model, loss_fn, input_shape),
-            run=checkpoint_dir or temporary_run(),
-            bind=f"tcp://{HERE if keys is None and not insecure else ANYWHERE}:{port or '*'}",
-            policy=server_policy(update_rule, staleness_policy, staleness_lr_factor, max_staleness, **exchange),
-            loss="cross_entropy" if is_torch(model) and input_shape is None else as_loss(loss_fn),
-            keys=keys,
-            insecure=insecure,
-            callbacks=[self._comers],
-            settings={"checkpoint": {"every": f"{checkpoint_frequency} updates"}},
-        )
+        self._how: dict[str, Any] = {
+            "model": travelling_model(model, loss_fn, input_shape),
+            "run": checkpoint_dir or temporary_run(),
+            "bind": f"tcp://{HERE if keys is None and not insecure else ANYWHERE}:{port or '*'}",
+            "policy": server_policy(update_rule, staleness_policy, staleness_lr_factor, max_staleness, **exchange),
+            "loss": "cross_entropy" if is_torch(model) and input_shape is None else as_loss(loss_fn),
+            "keys": keys,
+            "insecure": insecure,
+            "callbacks": [self._comers],
+            "settings": {"checkpoint": {"every": f"{checkpoint_frequency} updates"}},
+        }
+        self.hub = Hub(**self._how)
 
     def start(self) -> Self:
         """Begin to listen; return at once."""
+        if not self._started and WATCHED.of(self._model):
+            self.hub = Hub(**watched(self._model, self._how))
         self.hub.start()
         self._started = True
         if "127.0.0.1" in self.hub.address:
