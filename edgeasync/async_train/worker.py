@@ -55,11 +55,9 @@ class AsyncWorker:
         model: Any = None,
         **agent: Any,
     ) -> None:
-        self._address, self._model, self._device = (
-            as_address(server_address),
-            model,
-            usable(device, model, "AsyncWorker"),
-        )
+        self._address, self._model = as_address(server_address), model
+        self.device = usable(device, model, "AsyncWorker")
+        """Where it computes."""
         self._batch_size = local_batch_size
         if delay is not None and not 0 <= delay <= update_frequency:
             raise ConfigError(
@@ -70,7 +68,7 @@ class AsyncWorker:
         own = {name: value for name, value in said.items() if value is not None}
         self._settings = {
             "local_steps_max": update_frequency,
-            "provider": provider_of(self._device),
+            "provider": provider_of(self.device),
             **own,
             **agent,
         }
@@ -94,7 +92,7 @@ class AsyncWorker:
         return found.loss if found.accuracy is None else found.accuracy
 
     def _begin(self, dataset: object = None, **training: Unpack[Training]) -> Agent:
-        how = how_to_train(self._model, self._device, dataset, **training)
+        how = how_to_train(self._model, self.device, dataset, **training)
         own = {} if self._batch_size is None else {"batch_size": self._batch_size}
         self.agent = Agent(self._address, **how | own | self._settings)
         return self.agent
