@@ -1,6 +1,5 @@
 """The optimizers that step a model in this program, so that their learning rates can be reduced."""
 
-import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -19,14 +18,15 @@ class SteppedBy:
         self._model = model
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         if is_torch(model()):
+            from torch.optim.optimizer import register_optimizer_step_post_hook as watch_steps
+
             known = weakref.ref(self)
 
             def after_step(optimizer: Any, *_: object) -> None:
                 if (this := known()) is not None:
                     this.note_torch(optimizer)
 
-            hook = sys.modules["torch"].optim.optimizer.register_optimizer_step_post_hook(after_step)
-            weakref.finalize(self, hook.remove)
+            weakref.finalize(self, watch_steps(after_step).remove)
 
     def note(self, optimizer: object) -> None:
         """Note an optimizer that steps the model."""
