@@ -86,7 +86,7 @@ def test_a_rank_beyond_the_world_size_is_refused(monkeypatch):
 
 
 def tell(log_frequency, *updates):
-    """Let a worker's progress see updates of so many steps."""
+    """Show a worker's progress updates with these numbers of steps."""
     progress = Progress(log_frequency)
     for number, steps in enumerate(updates, 1):
         told = {"loss": 0.5, "examples": 32, "metrics": {"accuracy": 0.75}, "bytes_up": 1, "bytes_down": 1}
