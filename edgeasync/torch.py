@@ -4,9 +4,10 @@
 is imported unless it is asked for.
 """
 
+import contextlib
 import copy
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -220,6 +221,7 @@ class TorchTrainer:
         self._shares_memory = self._device.type == "cpu"
         self._vector: Vector | None = None
         self._rounding: Rounding | None = None
+        self._factor = 1.0
 
     def begin(self, parameters: Vector) -> None:
         """Begin an assignment: from now on train this vector in place."""
@@ -240,6 +242,10 @@ class TorchTrainer:
         """Forget the optimizer's state."""
         self._optimizer.state.clear()
 
+    def scale_learning_rate(self, factor: float) -> None:
+        """Multiply the learning rate of every group by this factor; the groups themselves keep theirs."""
+        self._factor = factor
+
     def step(self) -> StepResult:
         """Take one step of the optimizer, on one batch."""
         assert self._vector is not None
@@ -249,7 +255,8 @@ class TorchTrainer:
         found = self._scores(x)
         loss = self._loss(found, y)
         loss.backward()
-        self._optimizer.step()
+        with self._scaled():
+            self._optimizer.step()
         if not self._shares_memory:
             self._read(self._vector)
             if self._rounding is not None:
@@ -257,6 +264,21 @@ class TorchTrainer:
         if self._meter is not None:
             self._meter.add(found.detach().cpu().numpy(), y.cpu().numpy())
         return StepResult(float(loss.detach()), len(y))
+
+    @contextlib.contextmanager
+    def _scaled(self) -> Iterator[None]:
+        """Reduce the groups' learning rates for one step."""
+        if self._factor == 1.0:
+            yield
+            return
+        rates = [group["lr"] for group in self._optimizer.param_groups]
+        for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate * self._factor
+        try:
+            yield
+        finally:
+            for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
 
     def _read(self, vector: Vector) -> None:
         read_tensors(self._exchanged, self.spec.views(vector))

@@ -67,9 +67,10 @@ class JaxModel(Adapted):
         self._loss = jax.jit(loss_fn)
         self._predict = None if predict is None else jax.jit(predict)
 
-        def step(params: Any, state: Any, x: Any, y: Any) -> Any:
+        def step(params: Any, state: Any, x: Any, y: Any, factor: float) -> Any:
             loss, gradients = jax.value_and_grad(loss_fn)(params, x, y)
             changes, state = optimizer.update(gradients, state, params)
+            changes = jax.tree.map(lambda change: (change * factor).astype(change.dtype), changes)
             return optax.apply_updates(params, changes), state, loss
 
         self.compiled_step = jax.jit(step)
@@ -113,6 +114,7 @@ class JaxTrainer:
         self._keeps = local.keep_optimizer_state
         self._state: Any = None
         self._vector: Vector | None = None
+        self._factor = 1.0
 
     def begin(self, parameters: Vector) -> None:
         """Begin an assignment: from now on train this vector in place."""
@@ -126,10 +128,14 @@ class JaxTrainer:
         """Forget the optimizer's state."""
         self._state = None
 
+    def scale_learning_rate(self, factor: float) -> None:
+        """Multiply every later change by this factor."""
+        self._factor = factor
+
     def step(self) -> StepResult:
         """Take one compiled step, on one batch."""
         assert self._vector is not None
         x, y = next(self._stream)
-        self._params, self._state, loss = self._step(self._params, self._state, x, y)
+        self._params, self._state, loss = self._step(self._params, self._state, x, y, self._factor)
         read_tree(self._params, self.spec.views(self._vector))
         return StepResult(float(loss), len(y))

@@ -277,7 +277,8 @@ class Assignment(Message, frozen=True, gc=False):
     """Hub to device: train `local_steps` steps from this version. The payload is the coded model, or `deltas`.
 
     With `transfer` above 0 the payload follows in pieces once the device grants credit. `push_codec`, if given, is
-    the codec of the device's payloads from now on. Since protocol version 4 the coded model may be coarse.
+    the codec of the device's payloads from now on. Since protocol version 4 the coded model may be coarse. The
+    device multiplies its own learning rate by `learning_rate_factor` until the next assignment.
     """
 
     kind = 6
@@ -290,6 +291,7 @@ class Assignment(Message, frozen=True, gc=False):
     ack: Ack | None = None
     deltas: Deltas | None = None
     push_codec: CodecName | None = None
+    learning_rate_factor: Annotated[float, Meta(gt=0, le=1)] = 1.0
 
 
 class Piece(Message, frozen=True, gc=False):

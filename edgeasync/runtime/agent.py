@@ -495,6 +495,10 @@ class Agent:
         """Let the trainer start over; runs in the training thread."""
         self._training.reset()
 
+    def scale_learning_rate(self, factor: float) -> None:
+        """Let the trainer multiply its own learning rate by a factor; runs in the training thread."""
+        self._training.scale_learning_rate(factor)
+
     def set_pace(self, pace: Pace) -> None:
         """Stand still between two steps, or train again; what slows a step reads the pace itself."""
         del pace

@@ -28,7 +28,13 @@ from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import Direction, LinkProfile
 from edgeasync.simulation.work import Work
 from edgeasync.training.local_parameters import LocalParameters
-from edgeasync.training.trainer import ResettableTrainer, ResumableTrainer, Trainer, take_local_steps
+from edgeasync.training.trainer import (
+    ResettableTrainer,
+    ResumableTrainer,
+    ScalableTrainer,
+    Trainer,
+    take_local_steps,
+)
 
 Result = TypeVar("Result")
 
@@ -179,6 +185,11 @@ class SimulatedDevice:
         """Let the trainer forget momentum and averages, if it can."""
         if isinstance(self._trainer, ResettableTrainer):
             self._trainer.reset()
+
+    def scale_learning_rate(self, factor: float) -> None:
+        """Let the trainer multiply its learning rate by a factor, if it can."""
+        if isinstance(self._trainer, ScalableTrainer):
+            self._trainer.scale_learning_rate(factor)
 
     def set_pace(self, pace: Pace) -> None:
         """Draw the steps out; in a pause a running one stands still."""

@@ -60,6 +60,12 @@ _PROVIDERS = {
 }
 _DTYPES: dict[str, np.dtype[Any]] = {"tensor(float)": np.dtype(np.float32), "tensor(int64)": np.dtype(np.int64)}
 
+SMALLEST_GRAPH = bytes.fromhex(
+    "080812003a370a100a017812017922084964656e746974791201675a0f0a0178120a0a08080112040a020801"
+    "620f0a0179120a0a08080112040a02080142040a001011"
+)
+"""`y = Identity(x)`, by which a provider shows that it starts."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -143,6 +149,10 @@ class OnnxTrainer:
         """Forget the optimizer's state."""
         self._trainer.reset()
 
+    def scale_learning_rate(self, factor: float) -> None:
+        """Multiply every later step by this factor."""
+        self._trainer.scale_learning_rate(factor)
+
     def begin(self, parameters: Vector) -> None:
         """Begin an assignment: from now on train this vector in place.
 
@@ -218,6 +228,13 @@ class OnnxTrainer:
     def interrupt(self) -> None:
         """End the running step, because a graph may loop without end."""
         self._gradient.interrupt()
+
+    @staticmethod
+    def starts_on(provider: Literal["cpu", "cuda", "tensorrt"]) -> bool:
+        """Return whether onnxruntime computes with this execution provider here."""
+        if _PROVIDERS[provider] not in onnxruntime.get_available_providers():
+            return False  # without the warning that an agent whose settings name it logs
+        return _PROVIDERS[provider] in providers_that_start(provider, 1)
 
 
 class GraphGradient:
@@ -469,6 +486,14 @@ def open_session(graph: bytes, threads: int, provider: Provider) -> onnxruntime.
         _log.warning("provider %s does not start here, install its driver and libraries: using the CPU", chosen[0])
     _log.info("provider: %s", ", ".join(taken))
     return session
+
+
+def providers_that_start(provider: Provider, threads: int) -> list[str]:
+    """Return the execution providers of a session, none if onnxruntime cannot make one."""
+    try:
+        return list(open_session(SMALLEST_GRAPH, threads, provider).get_providers())
+    except GraphError:
+        return []
 
 
 def _providers(provider: Provider, available: list[str]) -> list[str]:

@@ -496,6 +496,7 @@ class HubCore:
                 push_codec=push_codec,
                 held=None if base is None else member.held,
                 coarse=member.coarse,
+                learning_rate_factor=self.policy_engine.divergence.local_learning_rate_factor,
             ),
         ]
 
