@@ -254,7 +254,7 @@ def test_a_peer_alone_trains_on_and_is_in_the_next_round_of_another():
 
 
 def test_a_round_is_due_after_steps_if_times_do_not_say_so():
-    settings = msgspec.structs.replace(SETTINGS, round_every_s=None)
+    settings = msgspec.structs.replace(SETTINGS, round_steps=10)
     world = World(0, 3, settings=settings)
     world.start()
     world.pass_time(5.0)
