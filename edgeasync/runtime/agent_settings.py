@@ -154,7 +154,11 @@ class PeersSection(Section, frozen=True):
         """Return what the core of a peer is told; there is no hub."""
         assert self.topology != "star"
         return PeerSettings(
-            topology=self.topology, lease_s=self.lease_s, round_every_s=self.round_every_s, codec=self.codec
+            topology=self.topology,
+            lease_s=self.lease_s,
+            round_every_s=self.round_every_s,
+            round_steps=self.round_steps,
+            codec=self.codec,
         )
 
     def __post_init__(self) -> None:
