@@ -442,6 +442,7 @@ class Peer:
 
     def _train(self) -> None:
         """Take local steps and do jobs between them; after the last step do jobs alone."""
+        self._copy_model()
         self._do_jobs_while(lambda: bool(self._to_meet))
         self._hand_over(lambda: self._engine.handle(TrainingBegun()))
         self._trainer.begin(self.parameters)

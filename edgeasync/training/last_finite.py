@@ -8,8 +8,8 @@ from edgeasync.parameters import Vector
 class LastFinite:
     """A copy of the model as a local step has left it, with all of its values finite.
 
-    Call `note_step` after each step and `note_mean` after each mean, `keep` and `restore` between two steps, all of
-    them from the training thread.
+    Call `note_step` after each step and `note_mean` after each mean, `keep` and `restore` between two steps. All
+    calls are the training thread's.
     """
 
     def __init__(self) -> None:
