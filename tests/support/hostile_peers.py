@@ -10,6 +10,7 @@ import numpy as np
 from edgeasync.core.arrays.peer_round import NotFiniteError, PeerRound
 from edgeasync.core.peer import effects as e
 from edgeasync.core.peer import events as v
+from edgeasync.core.peer.backoff import FREE
 from edgeasync.core.peer.norms import TIMES_MAX
 from edgeasync.protocol import wire
 from edgeasync.protocol.peer_messages import Abandon
@@ -193,7 +194,10 @@ class Patient:
 class Hostile(Trainee):
     """The hostile member: a true core that lies about one thing."""
 
-    proposed_s = 0.0
+    def __init__(self, world, name, values):
+        super().__init__(world, name, values)
+        self.proposed_s = 0.0
+        self.withheld = set()
 
     def start(self, *, restored=False):
         was_running = self.running
@@ -232,11 +236,15 @@ class Hostile(Trainee):
             spoilt = self._spoilt(bytes(self.arrays.incoming[effect.received_step]), None)
             self.arrays.outgoing[effect.step] = spoilt
             return
+        if isinstance(effect, e.SendPiece) and effect.round in self.withheld:
+            return  # the others send all they have meanwhile
         super()._carry_out(effect)
         if not isinstance(effect, e.Report) or effect.event != "round_started":
             return
         if self.world.hostility == "propose and abandon":
             round_id = self.core.round.id
+            if round_id.proposer == self.name and self.noise.random() < 0.8:
+                self.withheld.add(round_id)
             self.world.clock.after(self.noise.uniform(0.0, 0.3), lambda: self._abandon(round_id))
 
     def _abandon(self, round_id):
@@ -389,8 +397,10 @@ def _live_through(world, plan, result):
         result.least_steps_share = min(result.least_steps_share, share)
         assert share >= STEPS_SHARE * (1 - DIVERGES), f"{device.steps} of {device.steps_alone} steps"
         rounds = device.rounds_done - before[device.name]
+        assert rounds, "no round becomes whole"
         sent_rounds = (sum(device.sent_bytes.values()) - sent[device.name]) / _round_bytes(world)
         result.most_rounds_sent = max(result.most_rounds_sent, sent_rounds / (rounds + 1))
+        assert sent_rounds <= (FREE + 1) * (rounds + 1), f"{sent_rounds:.0f} rounds' bytes for {rounds} rounds"
 
 
 def _round_bytes(world):

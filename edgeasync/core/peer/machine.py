@@ -674,6 +674,7 @@ class PeerCore:
             and neighbour.heard_s > neighbour.doubted_s
             and not self._lags(neighbour.ping)
             and not self._blame.leaves_out(neighbour.name, now_s)
+            and now_s >= self._backoff.until_s(neighbour.name)
         ]
 
     def _lags(self, ping: PeerPing) -> bool:
