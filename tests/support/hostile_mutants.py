@@ -53,9 +53,6 @@ CHANGES = {
     "a proposer whose rounds fail is never declined": (
         Change(Backoff, "note_failed", "if failed > FREE:", "if False:"),
     ),
-    "a proposer that has to wait is a member": (
-        Change(PeerCore, "_candidates", "and now_s >= self._backoff.until_s(neighbour.name)", ""),
-    ),
 }  # fmt: skip
 
 HOSTILE_MUTANTS = Mutants(CHANGES, Path(__file__).with_name("hostile_planted_seeds.json"), seeds_max=100)
