@@ -28,7 +28,7 @@ HOSTILITIES = (
 PROPOSING = {"fast rounds", "propose and abandon"}
 
 CALM_S = 20.0
-"""Virtual time without faults; the hostile member goes on."""
+"""Virtual time without faults. The hostile member stays hostile."""
 
 STEPS_SHARE = 0.8
 """The least share of the steps that a device takes alone."""

@@ -24,7 +24,7 @@ class OutgoingStep(NamedTuple):
 class IncomingStep(NamedTuple):
     """A payload to be received. It is decoded once that of step `after` is; a member's `own` is not received.
 
-    It is the sum of so many `models`, or their mean.
+    It is the sum of `models` models, or a mean, which counts as one.
     """
 
     step: int
