@@ -30,7 +30,7 @@ Names = Annotated[tuple[DeviceId, ...], Meta(max_length=PEERS_MAX)]
 Fingerprint = Annotated[str, Meta(pattern=r"^[0-9a-f]{0,64}\Z")]
 Topology = Literal["ring", "all_to_all"]
 AbandonReason = Literal[
-    "corrupt", "failed", "left", "left_out", "lost", "preempted", "stalled", "unknown_member"
+    "corrupt", "early", "failed", "left", "left_out", "lost", "preempted", "stalled", "unknown_member"
 ]  # fmt: skip
 
 
@@ -56,8 +56,9 @@ class PeerPing(Message, frozen=True, gc=False):
     `fingerprint` is of what all peers must have in common: the model's layout, and how they exchange. `number` is
     that of the highest round I know. I am `ready` for a round unless my trainer has yet to begin, or owes work to
     an earlier one. `heard` are the peers I have heard within a lease. `current` is the round I am in, `completed`
-    the last one whose mean I have. `frozen` is the checksum of my model's arrays that do not
-    travel, `None` if I know of none.
+    the last one whose mean I have. A round is due every `round_every_s` or, if they are given, `round_steps`:
+    all peers must agree on it. `frozen` is the checksum of my model's arrays that do not travel, `None` if I know
+    of none.
     """
 
     kind = 40
@@ -71,6 +72,8 @@ class PeerPing(Message, frozen=True, gc=False):
     completed: RoundId | None = None
     leaving: bool = False
     frozen: Frozen | None = None
+    round_every_s: float = 1.0
+    round_steps: Count | None = None
 
 
 class Propose(Message, frozen=True, gc=False):

@@ -158,6 +158,7 @@ class PeersSection(Section, frozen=True):
             topology=self.topology,
             lease_s=self.lease_s,
             round_every_s=self.round_every_s,
+            round_steps=self.round_steps,
             codec=self.codec,
             frozen=self.frozen,
         )

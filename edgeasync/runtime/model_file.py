@@ -18,6 +18,8 @@ MODEL_FILE = "model.safetensors"
 BEST_FILE = "best.safetensors"
 VALUES_SUFFIX = ".safetensors"
 
+DIVERGED = "training has diverged: values of the model are not finite"
+
 
 class SavedModel(msgspec.Struct, frozen=True):
     """A model's named arrays, its lineage and version, what it was worth if that was written down, and when."""
@@ -52,10 +54,10 @@ def save_model(
     replace_file(path, *tensor_parts(spec.views(vector), metadata), private=private)
 
 
-def check_finite(path: Path, vector: Vector) -> None:
-    """Raise `StorageError` unless all values of a model that is to be written are finite."""
-    if not np.isfinite(vector).all():
-        raise StorageError(f"{path}: not written, for training has diverged: values of the model are not finite")
+def check_finite(path: Path, vector: Vector, *, diverged: bool = False) -> None:
+    """Raise `StorageError` if values of a model that is to be written are not finite, or training `diverged`."""
+    if diverged or not np.isfinite(vector).all():
+        raise StorageError(f"{path}: not written, for {DIVERGED}")
 
 
 def read_model(path: Path) -> SavedModel:

@@ -130,7 +130,6 @@ def make_peer(
         settings=section.core_settings(),
         file=file,
         bind=section.bind,
-        round_steps=section.round_steps,
         meets=meets,
         frozen=model.frozen,
         steps_max=steps_max,
@@ -145,9 +144,9 @@ def make_peer(
 def write_trained(out: Path, peer: Peer, forward: bytes | None) -> None:
     """Write a trained model: as ONNX for inference if `out` ends so, else its arrays as safetensors.
 
-    Raises `StorageError`, also for a model that is not finite.
+    Raises `StorageError`, also if training has diverged.
     """
-    check_finite(out, peer.parameters)
+    check_finite(out, peer.parameters, diverged=peer.diverged)
     if out.suffix != ONNX_SUFFIX:
         save_model(out, peer.spec, peer.parameters, lineage=peer.name, version=peer.steps_total, private=False)
         return

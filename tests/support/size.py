@@ -23,6 +23,7 @@ REPETITIONS = {
     "points at which gradients are checked": Repetitions(1, 1, 5),
     "seeds of faults": Repetitions(30, 100, 3000),
     "seeds of peers": Repetitions(10, 20, 2000),
+    "seeds of hostile peers": Repetitions(6, 24, 2000),
     "seeds of the demo": Repetitions(1, 1, 10),
     "seeds that are run twice": Repetitions(5, 10, 200),
     "keys that are revoked": Repetitions(5, 10, 20),

@@ -5,16 +5,19 @@ from collections.abc import Iterator
 
 import msgspec
 
-from edgeasync.core.peer.settings import PeerSettings
+from edgeasync.core.peer.events import Norms
+from edgeasync.core.peer.settings import PeerSettings, interval_of
 from edgeasync.protocol.peer_messages import Abandon, Offer, PeerPing, RoundMember
 
 OTHER_FROZEN = "its frozen arrays, which do not travel, differ from this device's"
+OTHER_INTERVAL = "another interval between rounds"
 
 
 class Neighbour:
     """What one peer knows of another: its latest ping, and when it last said anything.
 
     `early_offers` are those of one round, by their steps, that came before its proposal, which has another link.
+    `norms` are those of what it sent in the last round that became whole.
     """
 
     def __init__(self, name: str) -> None:
@@ -22,6 +25,7 @@ class Neighbour:
         self.heard_s = self.doubted_s = -math.inf
         self.ping: PeerPing | None = None
         self.early_offers: dict[int, Offer] = {}
+        self.norms: Norms | None = None
         self.told_live = False
         """Whether people were told last that this peer is live."""
 
@@ -41,8 +45,8 @@ class Neighbours:
 
     def __init__(self, name: str, peers: tuple[str, ...], settings: PeerSettings) -> None:
         self._name = name
-        self._settings = settings
         self._lease_s = settings.lease_s
+        self._settings = settings
         self._listed: dict[str, Neighbour] = {}
         self.replace(peers)
 
@@ -71,6 +75,8 @@ class Neighbours:
             return (
                 f"{OTHER_FROZEN}: load the same base model on all devices, or set frozen = 'warn' on all of them"
             )
+        if interval_of(ping.round_every_s, ping.round_steps) != self._settings.interval:
+            return OTHER_INTERVAL
         neighbour = self._listed[name]
         if neighbour.ping is None:
             return ""
