@@ -42,7 +42,10 @@ def arrays_of(tree: Any) -> Arrays:
 
 
 def frozen_of(tree: Any) -> Frozen | None:
-    """Return the checksum of a tree's arrays, `None` if it has none."""
+    """Return the checksum of a tree's arrays, `None` if it has none; raises `ConfigError` for keys."""
+    for name, leaf in _named(tree):
+        if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended):
+            raise ConfigError(f"frozen has {name!r}, a key of random numbers; leave it out")
     return frozen_checksum(
         "jax", [FrozenArray(name, np.shape(leaf), pieces_of(leaf)) for name, leaf in _named(tree)]
     )

@@ -64,6 +64,11 @@ def pending(model: Participant) -> str | None:
     return None if ask is None else ask()
 
 
+def has_unsent(model: Participant) -> bool:
+    """Return whether a model has steps that the session has yet to read; not of models that do not know."""
+    return bool(getattr(model, "has_unsent", False))
+
+
 class ArrayParticipant:
     """Named numpy arrays, which the user's loop changes in place; without a `spec` all of them are trained."""
 

@@ -49,5 +49,7 @@ def _digest(pieces: Iterable[npt.NDArray[Any]]) -> tuple[str, bytes]:
         dtype = piece.dtype.name if kind in "biu" else "complex64" if kind == "c" else "float32"
         with np.errstate(over="ignore"):
             values = np.ascontiguousarray(piece, np.dtype(dtype).newbyteorder("<"))
+        if dtype == "float32":
+            values = values + np.float32(0.0)  # so that -0.0 counts as 0.0
         digest.update(values.view(np.uint8).data)
     return dtype, digest.digest()

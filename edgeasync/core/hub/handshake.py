@@ -53,7 +53,8 @@ class Handshake:
         if self.frozen_arrays.refuses and (difference := self.frozen_arrays.difference(hello)):
             raise RefusalError(
                 "model_mismatch",
-                f"{difference}: load the same base model on all devices, or let this device train with "
+                f"{difference}: load the same base model on all devices, keep networks that follow others "
+                "(targets, averages) out of the module that joins, or let this device train with "
                 "frozen = 'warn' in the hub's [hub] settings, Hub(frozen='warn') in Python",
             )
         return max(common)
