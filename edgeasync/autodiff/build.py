@@ -14,17 +14,21 @@ from edgeasync.autodiff.graph import FLOAT, Array, Shape
 from edgeasync.autodiff.losses import TARGET, add_loss, target_type
 from edgeasync.autodiff.selection import Selection, select
 from edgeasync.autodiff.settings import GraphSettings
-from edgeasync.errors import GraphError
+from edgeasync.errors import GraphError, argument
 from edgeasync.losses import CrossEntropy, Loss, OnnxLoss, find_loss
 from edgeasync.parameters import Parameter, ParameterSpec, Vector
 
 
 class TrainingGraph(msgspec.Struct, frozen=True):
-    """A serialized training graph, the layout of what it trains, and the values that training begins with."""
+    """A serialized training graph, the layout of what it trains, and the values that training begins with.
+
+    `remarks` are sentences for a person, on what the file decided.
+    """
 
     model: bytes
     spec: ParameterSpec
     initial: Vector
+    remarks: tuple[str, ...] = ()
 
 
 def build_training_graph(model: bytes, settings: GraphSettings) -> TrainingGraph:
@@ -50,7 +54,13 @@ def build_training_graph(model: bytes, settings: GraphSettings) -> TrainingGraph
     check_export(proto, prepared, selection.statistics, settings)
     made = _assemble(prepared, settings, selection)
     _check_run(made, prepared, sample)
-    return made
+    return msgspec.structs.replace(made, remarks=_remarks(selection))
+
+
+def _remarks(selection: Selection) -> tuple[str, ...]:
+    if not selection.frozen:
+        return ()
+    return (f"frozen in torch, and so here unless train names them: {', '.join(selection.frozen)}",)
 
 
 def read_training_graph(model: bytes, initial: Mapping[str, Array]) -> TrainingGraph:
@@ -80,9 +90,11 @@ def _assemble(prepared: Forward, settings: GraphSettings, selection: Selection) 
     lost = [name for name in trained if name not in found]
     trained = [name for name in trained if name in found]
     if not trained:
-        raise GraphError(
-            f"no trained parameter reaches output {prepared.prediction!r}: {', '.join(lost) or 'none chosen'}"
-        )
+        frozen = [name for name in selection.frozen if name in prepared.constants]
+        told = ", ".join(lost) or "none chosen"
+        if frozen:
+            told += f"; torch had {', '.join(frozen)} frozen: give {argument('train', *frozen)}"
+        raise GraphError(f"no trained parameter reaches output {prepared.prediction!r}: {told}")
     graph.constants |= {name: prepared.parameters[name] for name in lost}
     statistics = [name for name in prepared.parameters if name in graph.statistics]
     results = {"loss": parts.loss, contract.WEIGHT: parts.weight}

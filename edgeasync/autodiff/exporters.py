@@ -14,7 +14,7 @@ from edgeasync.autodiff import forward
 from edgeasync.autodiff.forward import Forward
 from edgeasync.autodiff.graph import FLOAT, Array
 from edgeasync.autodiff.settings import GraphSettings
-from edgeasync.errors import GraphError
+from edgeasync.errors import GraphError, argument
 from edgeasync.losses import BinaryCrossEntropy, CrossEntropy, find_loss
 
 
@@ -52,7 +52,7 @@ def _check_output(prepared: Forward, settings: GraphSettings) -> None:
         if last.op in ("Sigmoid", "Softmax"):
             raise GraphError(
                 f"output {prepared.output!r} comes from {last.op}, but this loss takes the scores before it; "
-                f"name {last.inputs[0]!r} as the output"
+                f"give {argument('output', last.inputs[0])}"
             )
         if last.op in _MOVING or (last.op == "Sub" and last.inputs[0] in prepared.constants):
             sources += [makers[name] for name in last.inputs if name in makers]
@@ -61,7 +61,8 @@ def _check_output(prepared: Forward, settings: GraphSettings) -> None:
 def _check_identity(prepared: Forward, excused: set[str]) -> None:
     """Refuse a parameter that an exporter made of several equal ones, unless it is named in full."""
     for name in prepared.parameters.keys() - excused:
-        readers = [node for node in prepared.nodes if name in node.inputs]
+        # A reader that stops the gradient reads a parameter by that name on purpose.
+        readers = [node for node in prepared.nodes if name in node.inputs and node.op != "Identity"]
         if (
             len(readers) > 1
             and forward.is_uniform(value := prepared.parameters[name])
@@ -70,7 +71,8 @@ def _check_identity(prepared: Forward, excused: set[str]) -> None:
             raise GraphError(
                 f"parameter {name!r} is read by {readers[0].where} and {readers[1].where}, and all its values are "
                 "equal: the exporter merged parameters; export without optimization "
-                "(torch.onnx.export(..., optimize=False)), or name it in `train` if it is shared on purpose"
+                f"(torch.onnx.export(..., optimize=False)), or give {argument('train', name, '*')} if it is "
+                "shared on purpose"
             )
 
 
@@ -91,7 +93,7 @@ def _check_folds(prepared: Forward) -> None:
                 f"{node.where} holds a batch norm that the exporter folded into it, and without it the model "
                 "trains differently: export in training mode (dynamo=False, "
                 "training=torch.onnx.TrainingMode.TRAINING) or without optimization (dynamo=True, "
-                f"optimize=False), or freeze {node.inputs[1]!r}"
+                f"optimize=False), or give {argument('freeze', node.inputs[1])}"
             )
 
 
@@ -124,7 +126,7 @@ def _check_origins(prepared: Forward, folded: Mapping[str, str], settings: Graph
             raise GraphError(
                 f"{readers[0].where} reads {name!r}, which the exporter computed, of a parameter or of constants: "
                 "export without that (dynamo=True, optimize=False; or dynamo=False, do_constant_folding=False), "
-                "or name it in `freeze` or in `train`"
+                f"or give {argument('freeze', name)} or {argument('train', name, '*')}"
             )
 
 

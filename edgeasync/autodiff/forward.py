@@ -13,7 +13,7 @@ import onnxruntime
 from onnx import TensorProto, helper, inliner, numpy_helper, version_converter
 
 from edgeasync.autodiff.graph import IR_VERSION, Array, Graph, Node, free_inputs, needed, read_nodes, write_nodes
-from edgeasync.errors import GraphError
+from edgeasync.errors import GraphError, argument
 
 OPSET_MIN, OPSET_MAX = 18, 23
 """Opsets whose operators we differentiate as they are; older models are converted to the first."""
@@ -162,7 +162,10 @@ def choose_output(model: onnx.ModelProto, output: str | None) -> str:
     names = [str(value.name) for value in model.graph.output]
     if output is None:
         if len(names) != 1:
-            raise GraphError(f"the model has {len(names)} outputs ({', '.join(names)}); name the one to train")
+            raise GraphError(
+                f"the model has {len(names)} outputs ({', '.join(names)}); name the one to train: "
+                f"{argument('output', names[0])}, for example"
+            )
         return names[0]
     if output not in {made for node in model.graph.node for made in node.output}:
         raise GraphError(f"the model has no tensor {output!r}; its outputs are {', '.join(names)}")
@@ -264,9 +267,23 @@ def initial_values(model: onnx.ModelProto) -> dict[str, Array]:
     """
     values = {tensor.name: array_of(tensor, f"tensor {tensor.name!r}") for tensor in model.graph.initializer}
     for node in model.graph.node:
-        if node.op_type == "Identity" and node.input[0] in values and is_uniform(values[node.input[0]]):
+        if node.op_type != "Identity" or stops_gradient(node):
+            continue
+        if node.input[0] in values and is_uniform(values[node.input[0]]):
             values[node.output[0]] = values[node.input[0]].copy()
     return values
+
+
+def stops_gradient(node: onnx.NodeProto) -> bool:
+    """Return whether torch's newer exporter made this Identity of a `detach`.
+
+    Of `torch.no_grad` it leaves nothing, nor does the older exporter of either.
+    """
+    made_of = next((entry.value for entry in node.metadata_props if entry.key == _MADE_OF), "")
+    return node.op_type == "Identity" and made_of.endswith("'aten.detach.default']")
+
+
+_MADE_OF = "pkg.torch.onnx.class_hierarchy"
 
 
 def array_of(tensor: onnx.TensorProto, where: str) -> Array:
@@ -283,8 +300,12 @@ def is_uniform(value: Array) -> bool:
 
 
 def _resolve(nodes: list[Node], forward: Forward, model: onnx.ModelProto) -> list[Node]:
-    """Turn Constant nodes into constants, sequences into their parts, and read through Identity."""
+    """Turn Constant nodes into constants, sequences into their parts, and read through Identity.
+
+    An Identity that is left is one at which gradients stop.
+    """
     same: dict[str, str] = {}
+    stops = {node.output[0] for node in model.graph.node if stops_gradient(node)}
     kept = []
     sequences: dict[str, list[str]] = {}
     for node in nodes:
@@ -301,7 +322,7 @@ def _resolve(nodes: list[Node], forward: Forward, model: onnx.ModelProto) -> lis
             sequences[node.outputs[0]] = parts
         elif node.op == "SequenceAt" and (part := _part_at(node, sequences, forward)) is not None:
             same[node.outputs[0]] = part
-        elif node.op != "Identity":
+        elif node.op != "Identity" or node.outputs[0] in stops:
             kept.append(node)
         elif node.outputs[0] not in forward.parameters and node.outputs[0] not in forward.constants:
             same[node.outputs[0]] = node.inputs[0]

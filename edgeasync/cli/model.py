@@ -40,11 +40,13 @@ def build_model(forward: Path, flags: dict[str, Any], out: Path, printer: Printe
         "parameters": built.spec.trained_length,
         "statistics": built.spec.length - built.spec.trained_length,
         "bytes": len(built.graph),
+        "remarks": built.remarks,
     }
     printer.result(
         result,
         f"{out}: trains {result['parameters']} parameters, {result['bytes']} bytes",
         f"{values}: the values it begins with",
+        *[f"note: {remark}" for remark in built.remarks],
     )
 
 
@@ -59,7 +61,7 @@ def inspect_model(path: Path, flags: dict[str, Any], batch_size: int, printer: P
         for parameter in built.spec.parameters
     ]
     if printer.json:
-        printer.object(msgspec.to_builtins(found) | {"arrays": arrays})
+        printer.object(msgspec.to_builtins(found) | {"arrays": arrays, "remarks": built.remarks})
         return
     rows = [("parameter", "shape", "values", "role")]
     for parameter in built.spec.parameters:
@@ -79,6 +81,8 @@ def inspect_model(path: Path, flags: dict[str, Any], batch_size: int, printer: P
         f"a step of {found.batch_size} examples: {found.floating_point_operations / 1e6:,.1f} million operations, "
         f"{found.memory_bytes / 2**20:,.1f} MiB of tensors"
     )
+    for remark in built.remarks:
+        printer.line(f"note: {remark}")
 
 
 def check_model(path: Path, flags: dict[str, Any], batch_size: int, printer: Printer) -> None:

@@ -201,6 +201,7 @@ class HubSettings(RunSettings, frozen=True, kw_only=True):
             training=TrainingPlan(model=model, local=self.local).table(),
             graph=graph,
             forward=forward,
+            remarks=() if loaded is None else loaded.remarks,
             durability=self.hub.durability,
             history_rows_max=self.hub.history_rows_max,
             keys=None if self.hub.keys is None else expanded(self.hub.keys),

@@ -11,6 +11,7 @@ import pytest
 
 import edgeasync
 from edgeasync import SGD, Agent, Dataset, Hub, Run, Stop, nn
+from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import ConfigError, GraphError
 from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.policy import Policy
@@ -54,7 +55,7 @@ def onnx_model(exporter="legacy"):
 
 
 def prepared_of(model):
-    return prepare(model, None, LOCAL, loss="cross_entropy", run=Path(), seed=0)
+    return prepare(model, None, LOCAL, graph=GraphSettings(), run=Path(), seed=0)
 
 
 @pytest.mark.parametrize("exporter", EXPORTERS)
