@@ -20,15 +20,13 @@ from edgeasync.parameters import Parameter, ParameterSpec, Vector
 
 
 class TrainingGraph(msgspec.Struct, frozen=True):
-    """A serialized training graph, the layout of what it trains, and the values that training begins with.
-
-    `remarks` are sentences for a person, on what the file decided.
-    """
+    """A serialized training graph, the layout of what it trains, and the values that training begins with."""
 
     model: bytes
     spec: ParameterSpec
     initial: Vector
-    remarks: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    """What the file decided, or its exporter may have changed, in silence: a sentence for each."""
 
 
 def build_training_graph(model: bytes, settings: GraphSettings) -> TrainingGraph:
@@ -54,10 +52,10 @@ def build_training_graph(model: bytes, settings: GraphSettings) -> TrainingGraph
     check_export(proto, prepared, selection.statistics, settings)
     made = _assemble(prepared, settings, selection)
     _check_run(made, prepared, sample)
-    return msgspec.structs.replace(made, remarks=_remarks(selection))
+    return msgspec.structs.replace(made, warnings=_warnings(selection))
 
 
-def _remarks(selection: Selection) -> tuple[str, ...]:
+def _warnings(selection: Selection) -> tuple[str, ...]:
     if not selection.frozen:
         return ()
     return (f"frozen in torch, and so here unless train names them: {', '.join(selection.frozen)}",)

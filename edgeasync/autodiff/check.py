@@ -107,7 +107,7 @@ class _Scene:
     """A training graph without dropout, and the points at which it is looked at."""
 
     def __init__(self, model: bytes, spec: ParameterSpec, initial: Vector, batch_size: int, seed: int) -> None:
-        self._proto = _without_dropout(onnx.load_model_from_string(model))
+        self._proto = onnx.load_model_from_string(without_dropout(model))
         self._spec, self._initial, self._batch_size, self._seed = spec, initial, batch_size, seed
         self._gradients = [entry.name for entry in self._proto.graph.output if entry.name.endswith(".grad")]
         self._stops = _stops(self._proto)
@@ -208,13 +208,14 @@ def _is_autoencoder(proto: onnx.ModelProto) -> bool:
     return any((entry.key, entry.value) == ("edgeasync.target", "input") for entry in proto.metadata_props)
 
 
-def _without_dropout(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Give every dropout a ratio of 0; it is a constant of its own."""
+def without_dropout(model: bytes) -> bytes:
+    """Give every dropout of a training graph a ratio of 0; it is a constant of its own."""
+    proto = onnx.load_model_from_string(model)
     ratios = {node.input[1] for node in proto.graph.node if node.op_type == "Dropout"}
     for entry in proto.graph.initializer:
         if entry.name in ratios:
             entry.CopyFrom(numpy_helper.from_array(np.zeros((), np.float32), entry.name))
-    return proto
+    return bytes(proto.SerializeToString())
 
 
 def _stops(proto: onnx.ModelProto) -> list[str]:

@@ -24,7 +24,7 @@ def check_export(model: onnx.ModelProto, prepared: Forward, statistics: set[str]
     if model.producer_name == "pytorch":
         _check_folds(prepared)
         _check_origins(prepared, _said(model, _FOLDED_FROM), settings)
-    _check_identity(prepared, statistics.union(settings.train))
+    _check_identity(prepared, statistics.union(settings.train or ()))
     _check_statistics(prepared, statistics)
 
 
@@ -118,7 +118,7 @@ def _check_origins(prepared: Forward, folded: Mapping[str, str], settings: Graph
     trained besides: an embedding whose table is the last layer's weight too would become two.
     """
     for name, value in prepared.parameters.items():
-        if name in settings.train or not (name in folded or _NAMED_BY_EXPORTER.fullmatch(name)):
+        if name in (settings.train or ()) or not (name in folded or _NAMED_BY_EXPORTER.fullmatch(name)):
             continue
         readers = [node for node in prepared.nodes if name in node.inputs]
         joined = any(node.op == "MatMul" for node in readers) and folded.get(name, "").count("'") > 2

@@ -33,12 +33,12 @@ def select(model: onnx.ModelProto, values: Mapping[str, Array], settings: GraphS
     unless `train` is given.
     """
     statistics, norms = _statistics(model, values)
-    candidates = _candidates(model, values, settings.train)
+    candidates = _candidates(model, values, settings.train or ())
     names = list(dict.fromkeys([*candidates, *sorted(statistics)]))
     if not names:
         raise GraphError(_nothing_to_train(values))
     chosen = _chosen(names, settings)
-    frozen = [] if settings.train != GraphSettings().train else [name for name in _frozen(model) if name in chosen]
+    frozen = [name for name in _frozen(model) if name in chosen and settings.train is None]
     chosen -= set(frozen)
     live = {name for norm in norms if chosen.intersection(norm) for name in norm[2:]}
     return Selection([name for name in candidates if name in chosen and name not in statistics], live, frozen)
@@ -97,12 +97,12 @@ def _nothing_to_train(values: Mapping[str, Array]) -> str:
 
 
 def _chosen(names: list[str], settings: GraphSettings) -> set[str]:
-    for pattern in (*settings.train, *settings.freeze):
+    for pattern in (*(settings.train or ()), *settings.freeze):
         if not any(fnmatchcase(name, pattern) for name in names):
             raise GraphError(f"no parameter matches {pattern!r}; there are {', '.join(names)}")
     return {
         name
         for name in names
-        if any(fnmatchcase(name, pattern) for pattern in settings.train)
+        if (settings.train is None or settings.names(name))
         and not any(fnmatchcase(name, pattern) for pattern in settings.freeze)
     }

@@ -24,16 +24,14 @@ MODEL_BYTES_MAX = 1 << 31
 
 
 class HubGraph(msgspec.Struct, frozen=True):
-    """What a hub trains: the graph it ships, its layout and first values, and the forward model it was made of.
-
-    `remarks` are sentences for a person.
-    """
+    """What a hub trains: the graph it ships, its layout and first values, and the forward model it was made of."""
 
     graph: bytes
     spec: ParameterSpec
     initial: Vector
     forward: bytes | None
-    remarks: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    """What the model's file decided, or its exporter may have changed, in silence."""
 
 
 def load_graph(model: OnnxModel) -> HubGraph:
@@ -78,7 +76,7 @@ def build_graph(content: bytes, model: OnnxModel, where: str) -> HubGraph:
         check_graph(built.model, bytes_max=MODEL_BYTES_MAX)
     except GraphError as error:
         raise GraphError(f"{where}: {error}") from error
-    return HubGraph(built.model, built.spec, built.initial, forward, built.remarks)
+    return HubGraph(built.model, built.spec, built.initial, forward, built.warnings)
 
 
 def keep_files(run: Path, graph: bytes, forward: bytes | None, names: Collection[str] = ()) -> None:

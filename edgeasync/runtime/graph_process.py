@@ -36,7 +36,7 @@ class _Built(msgspec.Struct, tag="built"):
     spec: ParameterSpec
     initial: bytes
     forward: bytes | None
-    remarks: tuple[str, ...]
+    warnings: tuple[str, ...]
 
 
 class _Refused(msgspec.Struct, tag="refused"):
@@ -72,7 +72,7 @@ def load_graph_apart(model: OnnxModel) -> HubGraph:
         over = f"; {_out_of_memory(model)}" if answer.out_of_memory else ""
         raise getattr(errors, answer.error)(answer.sentence + over)
     initial = np.frombuffer(bytearray(answer.initial), np.float32)
-    return HubGraph(answer.graph, answer.spec, initial, answer.forward, answer.remarks)
+    return HubGraph(answer.graph, answer.spec, initial, answer.forward, answer.warnings)
 
 
 def _died(model: OnnxModel, code: int, said: bytes) -> EdgeAsyncError:
@@ -153,7 +153,7 @@ def _answer(model: OnnxModel) -> _Built | _Refused:
         return _Refused("GraphError", f"{model.file}: there is not the memory to build its training graph", True)
     except EdgeAsyncError as error:
         return _Refused(type(error).__name__, str(error), bool(_NO_MEMORY.search(str(error))))
-    return _Built(found.graph, found.spec, found.initial.tobytes(), found.forward, found.remarks)
+    return _Built(found.graph, found.spec, found.initial.tobytes(), found.forward, found.warnings)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import os
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -125,7 +125,6 @@ class Hub:
         training: dict[str, Any] | None = None,
         graph: bytes | None = None,
         forward: bytes | None = None,
-        remarks: Sequence[str] = (),
         evaluator: Evaluator | None = None,
         durability: Durability = "journal",
         history_rows_max: int = ROWS_MAX,
@@ -165,7 +164,6 @@ class Hub:
         self._training = training or {}
         self._graph = graph
         self._forward = forward
-        self._remarks = remarks
         self._settings = settings
         self._policy = policy
         self._durability = durability
@@ -419,7 +417,7 @@ class Hub:
     def _resume(self) -> None:
         """Tell what was recovered, and resume it as a branch of its own."""
         run = self._run
-        for remark in (*self._remarks, *self._folder.remarks, *run.remarks):
+        for remark in (*self._folder.remarks, *run.remarks):
             self.report(Report("warning", detail=remark))
         if run.checkpoint:
             detail = f"version {run.core.version}, from {run.checkpoint} and {run.entries} entries of the journal"

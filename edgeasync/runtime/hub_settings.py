@@ -1,5 +1,6 @@
 """A hub's settings file as frozen structs. `docs/settings.md` lists every key."""
 
+import logging
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -37,6 +38,8 @@ from edgeasync.training.evaluation import Evaluator
 from edgeasync.training.local_parameters import choose_local
 from edgeasync.training.numpy_models import Model
 from edgeasync.training.plan import CodeModel, LocalTraining, ShippedModel, TrainingPlan
+
+_log = logging.getLogger(__name__)
 
 RECORD_FORMAT = 5
 """Of `hub.json`, where it stands under `format`. Format 1 has no such key, and other names in its policy.
@@ -178,6 +181,8 @@ class HubSettings(RunSettings, frozen=True, kw_only=True):
         loaded: HubGraph | None = None
         if isinstance(self.model, OnnxModel):
             loaded = built = load(self.model)
+            for warning in built.warnings:
+                _log.warning("%s: %s", self.model.file, warning)
             self.local.check_model(built.spec, None if built.forward is None else kind_of(self.model.loss))
             spec, initial = built.spec, lambda: built.initial
             model, graph, forward = ShippedModel(local=self.model.local), built.graph, built.forward
@@ -201,7 +206,6 @@ class HubSettings(RunSettings, frozen=True, kw_only=True):
             training=TrainingPlan(model=model, local=self.local).table(),
             graph=graph,
             forward=forward,
-            remarks=() if loaded is None else loaded.remarks,
             durability=self.hub.durability,
             history_rows_max=self.hub.history_rows_max,
             keys=None if self.hub.keys is None else expanded(self.hub.keys),

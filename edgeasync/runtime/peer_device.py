@@ -1,5 +1,6 @@
 """A peer as its settings describe it: its model and data, its state folder, and who the others are."""
 
+import logging
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,8 @@ from edgeasync.runtime.onnx_model import OnnxModel
 from edgeasync.runtime.peer import PEER_MODEL_FILE, OnReport, Peer
 from edgeasync.training.plan import ReceivedGraph, ShippedModel, TrainingPlan
 from edgeasync.training.trainer import AsyncTrainer, Trainer
+
+_log = logging.getLogger(__name__)
 
 ONNX_SUFFIX = ".onnx"
 
@@ -76,6 +79,8 @@ def make_model(
         plan = TrainingPlan(model=model, local=settings.local)
         return PeerModel(plan.make_trainer(dataset, section.seed), model.initial(0))
     graph = load(model)
+    for warning in graph.warnings:
+        _log.warning("%s: %s", model.file, warning)
     plan = TrainingPlan(model=ShippedModel(), local=settings.local)
     received = ReceivedGraph(graph.graph, graph.spec, section.cores_used, section.provider)
     return PeerModel(plan.make_trainer(dataset, section.seed, received), graph.initial.copy(), graph.forward)

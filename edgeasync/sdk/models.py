@@ -1,5 +1,6 @@
 """What a user gives as a model, made into what a hub and its devices train."""
 
+import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -27,6 +28,8 @@ from edgeasync.training.losses import LossSum
 from edgeasync.training.numpy_models import MlpModel, SoftmaxModel
 from edgeasync.training.plan import LocalTraining, ReceivedGraph, ShippedModel, TrainingPlan
 from edgeasync.training.trainer import Trainer
+
+_log = logging.getLogger(__name__)
 
 Arrays = Mapping[str, npt.NDArray[np.float32]]
 
@@ -193,6 +196,8 @@ def _numpy(model: SoftmaxModel | MlpModel, local: LocalTraining, loss: LossSetti
 def _onnx(described: OnnxModel, forward: bytes | None, local: LocalTraining) -> Prepared:
     described = with_own_loss(described)
     graph = load_graph(described) if forward is None else build_graph(forward, described, "the model")
+    for warning in graph.warnings:
+        _log.warning("%s", warning)
     plan = TrainingPlan(model=ShippedModel(), local=local)
 
     def restore(arrays: Arrays) -> Any:

@@ -141,7 +141,6 @@ def make_hub(
         training=TrainingPlan(model=model, local=sections.local).table(),
         graph=None if graph is None else graph.graph,
         forward=None if graph is None else graph.forward,
-        remarks=() if graph is None else graph.remarks,
         evaluator=plan.evaluator,
         durability=settings.durability,
         history_rows_max=settings.history_rows_max,
