@@ -17,6 +17,9 @@ from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import GraphError, argument
 from edgeasync.losses import BinaryCrossEntropy, CrossEntropy, find_loss
 
+CHECKED = "edgeasync.checked"
+"""The metadata key of a forward model whose parameters are surely its author's: `to_onnx` compared their names."""
+
 
 def check_export(model: onnx.ModelProto, prepared: Forward, statistics: set[str], settings: GraphSettings) -> None:
     """Raise `GraphError` if what is to be trained is not what its author wrote; says how to export it instead."""
@@ -24,7 +27,8 @@ def check_export(model: onnx.ModelProto, prepared: Forward, statistics: set[str]
     if model.producer_name == "pytorch":
         _check_folds(prepared)
         _check_origins(prepared, _said(model, _FOLDED_FROM), settings)
-    _check_identity(prepared, statistics.union(settings.train or ()))
+    if not any(entry.key == CHECKED for entry in model.metadata_props):
+        _check_identity(prepared, statistics.union(settings.train or ()))
     _check_statistics(prepared, statistics)
 
 

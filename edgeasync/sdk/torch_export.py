@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from edgeasync.autodiff.exporters import CHECKED
 from edgeasync.autodiff.forward import first_line
 from edgeasync.autodiff.selection import FROZEN
 from edgeasync.errors import ConfigError, GraphError
@@ -55,6 +56,7 @@ def to_onnx(
     proto, grads = _export(module, call, outputs, dynamo=exporter == "dynamo")
     _restore(proto, module)
     if check:
+        proto.metadata_props.add(key=CHECKED, value="names and gradients")
         check_export(module, call, outputs, proto.SerializeToString(), grads)
     return proto
 

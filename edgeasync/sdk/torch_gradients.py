@@ -16,8 +16,8 @@ from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import GraphError
 from edgeasync.sdk.torch_calls import Call, Grads, flat, quiet
 
-Gradients = dict[str, dict[str, npt.NDArray[np.float32]]]
-"""By output and parameter."""
+Gradients = dict[str, npt.NDArray[np.float32]]
+"""By parameter."""
 
 APART_MAX = 1e-3
 """How far a parameter's gradient may be off torch's, as a share of its largest value: sums in another order."""
@@ -46,24 +46,19 @@ POINTS, POINTS_MAX = 2, 6
 def check_export(module: nn.Module, call: Call, outputs: list[str], content: bytes, grads: Grads) -> None:
     """Raise `GraphError` unless training graphs have the module's names, and its gradients for each output."""
     graphs, refused = _build(content, outputs)
-    sessions = {output: open_session(without_dropout(graph.model)) for output, graph in graphs.items()}
-    compared = False
-    for point in _points(module, call, outputs):
-        if point.random and grads.stopped:
-            raise GraphError(
-                f"{type(module).__name__} draws random numbers and stops gradients, so nothing tells whether the "
-                f"exported model stops them, too; {ITSELF}"
-            )
-        for output, session in sessions.items():
-            results = _run(session, point, output)
+    for output, graph in graphs.items():
+        session = open_session(without_dropout(graph.model))
+        # What a graph does not train is a constant in it.
+        moved = {parameter.name for parameter in graph.spec.parameters}
+        for point in _points(_Scene(module, call, outputs.index(output), moved)):
+            results = _run(session, point)
+            if point.random and grads.stopped:
+                raise GraphError(
+                    f"{type(module).__name__} draws random numbers and stops gradients, so nothing tells whether "
+                    f"the exported model stops them, too; {ITSELF}"
+                )
             if not point.random:
-                _compare(point, output, results, grads)
-        compared = True
-    if not compared:
-        raise GraphError(
-            f"{type(module).__name__} has no finite gradients, neither at random examples nor near those of "
-            "example; give an example that it can be trained on"
-        )
+                _compare(point, results, grads)
     _check_names(module, graphs, refused)
 
 
@@ -97,49 +92,66 @@ def _check_names(module: nn.Module, graphs: dict[str, TrainingGraph], refused: l
         )
 
 
+class _Scene(NamedTuple):
+    """A module, how it is called, the place of the output to train, and the parameters that may be moved."""
+
+    module: nn.Module
+    call: Call
+    place: int
+    moved: set[str]
+
+
 class _Point(NamedTuple):
-    """Arrays by name, targets by output, torch's gradients there, and how far these move by themselves.
+    """Arrays by name, torch's gradients there, and how far these move by themselves.
 
     `random` is whether torch gives other gradients each time.
     """
 
     feeds: dict[str, npt.NDArray[Any]]
-    targets: dict[str, Tensor]
     gradients: Gradients
     spreads: Gradients
     random: bool
 
+    def allowed(self, name: str) -> float:
+        """Return how far a gradient may be off, but for how far it moves by itself."""
+        largest = max(float(np.abs(gradient).max(initial=0.0)) for gradient in self.gradients.values())
+        own = float(np.abs(self.gradients[name]).max(initial=0.0))
+        return max(APART_MAX * own, NOISE * largest, 1e-12)
+
     @property
     def unrest(self) -> float:
         """How far any gradient moves by itself, as a share of how far it may be off."""
-        return max(
-            float((self.spreads[output][name] / _allowed(name, own)).max())
-            for output, own in self.gradients.items()
-            for name in own
-        )
+        return max(float(spread.max(initial=0.0)) / self.allowed(name) for name, spread in self.spreads.items())
 
 
-def _allowed(name: str, gradients: dict[str, npt.NDArray[np.float32]]) -> float:
-    largest = max(float(np.abs(gradient).max()) for gradient in gradients.values())
-    return max(APART_MAX * float(np.abs(gradients[name]).max()), NOISE * largest, 1e-12)
-
-
-def _points(module: nn.Module, call: Call, outputs: list[str]) -> Iterator[_Point]:
-    """Yield points at which gradients are finite: calm ones, or else the calmest."""
-    restless = []
+def _points(scene: _Scene) -> Iterator[_Point]:
+    """Yield points at which gradients are finite, calm ones or else the calmest; raises `GraphError` without any."""
+    restless: list[_Point] = []
     calm = 0
+    trouble = "they are not finite"
     for number in range(POINTS_MAX):
-        point = next((found for kind in _KINDS if (found := _point(module, call, outputs, number, kind))), None)
-        if point is None:
-            continue
-        if point.random or point.unrest < 1 / SPREADS:
-            yield point
-            calm += 1
+        for kind in _KINDS:
+            try:
+                point = _point(scene, number, kind)
+            except Exception as error:  # noqa: BLE001 - a module may refuse examples by any error
+                trouble = first_line(error)
+                continue
+            if not all(np.isfinite(value).all() for value in (*point.gradients.values(), *point.spreads.values())):
+                continue
+            if point.random or point.unrest < 1 / SPREADS:
+                yield point
+                calm += 1
+            else:
+                restless.append(point)
             if point.random or calm == POINTS:
                 return
-        else:
-            restless.append(point)
-    if not calm and restless:
+            break
+    if not calm and not restless:
+        raise GraphError(
+            f"{type(scene.module).__name__} has no gradients, neither at random examples nor near those of "
+            f"example ({trouble}); give an example that it can be trained on"
+        )
+    if not calm:
         yield min(restless, key=lambda point: point.unrest)
 
 
@@ -147,36 +159,27 @@ _KINDS = ("random", "near", "positive")
 """Examples are random; or near those of the user; or random and positive, as a logarithm wants them."""
 
 
-def _point(module: nn.Module, call: Call, outputs: list[str], number: int, kind: str) -> _Point | None:
-    """Return a point, or nothing where torch cannot compute finite gradients."""
+def _point(scene: _Scene, number: int, kind: str) -> _Point:
+    """Return a point; raises what the module raises."""
     generator = np.random.Generator(np.random.PCG64([number, _KINDS.index(kind)]))
-    batch = call._replace(tensors=tuple([_drawn(tensor, kind, generator) for tensor in call.tensors]))
+    batch = tuple([_drawn(tensor, kind, generator) for tensor in scene.call.tensors])
 
-    def use(moved: nn.Module) -> _Point:
-        _move(moved, MOVED, generator)
-        feeds = dict(zip(batch.names, [tensor.numpy() for tensor in batch.tensors], strict=True))
-        feeds |= {name: tensor.detach().numpy().copy() for name, tensor in moved.state_dict().items()}
-        targets = {
-            output: torch.from_numpy(generator.standard_normal(tuple(value.shape)).astype(np.float32))
-            for output, value in zip(outputs, _returned(moved, batch), strict=True)
-            if value.is_floating_point()
-        }
-        gradients, again = [_gradients(moved, batch, outputs, targets) for _ in range(2)]
-        random = any(not np.array_equal(a, b) for a, b in _pairs(gradients, again))
-        _move(moved, NUDGE, generator)
-        nudged = _gradients(moved, batch, outputs, targets)
-        spreads = {
-            output: {name: np.abs(nudged[output][name] - gradient) for name, gradient in own.items()}
-            for output, own in gradients.items()
-        }
-        return _Point(feeds, targets, gradients, spreads, random)
+    def use(module: nn.Module) -> _Point:
+        _move(module, scene.moved, MOVED, generator)
+        feeds = dict(zip(scene.call.names, [tensor.numpy() for tensor in batch], strict=True))
+        feeds |= {name: tensor.detach().numpy().copy() for name, tensor in module.state_dict().items()}
+        shape = tuple(_returned(scene, module, batch).shape)
+        feeds["target"] = generator.standard_normal(shape).astype(np.float32)
+        target = torch.from_numpy(feeds["target"])
+        gradients, again = [_gradients(scene, module, batch, target) for _ in range(2)]
+        random = any(not np.array_equal(gradient, again[name]) for name, gradient in gradients.items())
+        _move(module, scene.moved, NUDGE, generator)
+        nudged = _gradients(scene, module, batch, target)
+        spreads = {name: np.abs(nudged[name] - gradient) for name, gradient in gradients.items()}
+        return _Point(feeds, gradients, spreads, random)
 
-    try:
-        point = quiet(module, use)
-    except Exception:  # noqa: BLE001 - a module may refuse examples by any error
-        return None
-    finite = all(np.isfinite(a).all() and np.isfinite(b).all() for a, b in _pairs(point.gradients, point.spreads))
-    return point if finite else None
+    found: _Point = quiet(scene.module, use)
+    return found
 
 
 def _drawn(example: Tensor, kind: str, generator: np.random.Generator) -> Tensor:
@@ -195,68 +198,54 @@ def _drawn(example: Tensor, kind: str, generator: np.random.Generator) -> Tensor
     return torch.from_numpy(drawn).to(example.dtype)
 
 
-def _move(module: nn.Module, share: float, generator: np.random.Generator) -> None:
+def _move(module: nn.Module, names: set[str], share: float, generator: np.random.Generator) -> None:
     """Move what is trained by a share of its size."""
     with torch.no_grad():
-        for tensor in module.parameters():
-            if tensor.requires_grad:
+        for name, tensor in module.named_parameters():
+            if name in names:
                 size = share * max(float(tensor.square().mean().sqrt()), 0.1)
                 tensor.add_(torch.from_numpy(generator.standard_normal(tuple(tensor.shape))), alpha=size)
 
 
-def _returned(module: nn.Module, batch: Call) -> list[Tensor]:
-    return list(flat(batch.of(module, batch.tensors)).values())
+def _returned(scene: _Scene, module: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+    return list(flat(scene.call.of(module, batch)).values())[scene.place]
 
 
-def _gradients(module: nn.Module, batch: Call, outputs: list[str], targets: dict[str, Tensor]) -> Gradients:
-    """Return torch's gradients of a mean squared error of each output."""
+def _gradients(scene: _Scene, module: nn.Module, batch: tuple[Tensor, ...], target: Tensor) -> Gradients:
+    """Return torch's gradients of a mean squared error."""
     trained = {name: tensor for name, tensor in module.named_parameters() if tensor.requires_grad}
-    found: Gradients = {}
-    for output, value in zip(outputs, _returned(module, batch), strict=True):
-        if output not in targets:
-            continue
-        loss = nn.functional.mse_loss(value, targets[output])
-        own: Sequence[Tensor | None] = [None] * len(trained)
-        if loss.requires_grad:
-            own = torch.autograd.grad(loss, list(trained.values()), retain_graph=True, allow_unused=True)
-        found[output] = {
-            name: np.zeros(tuple(tensor.shape), np.float32) if gradient is None else gradient.numpy()
-            for (name, tensor), gradient in zip(trained.items(), own, strict=True)
-        }
-    return found
+    loss = nn.functional.mse_loss(_returned(scene, module, batch), target)
+    own: Sequence[Tensor | None] = [None] * len(trained)
+    if loss.requires_grad:
+        own = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+    return {
+        name: np.zeros(tuple(tensor.shape), np.float32) if gradient is None else gradient.numpy()
+        for (name, tensor), gradient in zip(trained.items(), own, strict=True)
+    }
 
 
-def _pairs(one: Gradients, other: Gradients) -> Iterator[tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]]:
-    for output, own in one.items():
-        for name, gradient in own.items():
-            yield gradient, other[output][name]
-
-
-def _run(session: Any, point: _Point, output: str) -> dict[str, npt.NDArray[np.float32]]:
-    """Return the gradients of a training graph by parameter."""
-    feeds = point.feeds | {"target": point.targets[output].numpy()}
-    read = {
-        entry.name: feeds[entry.name].astype(np.int64 if entry.type == "tensor(int64)" else np.float32)
+def _run(session: Any, point: _Point) -> Gradients:
+    """Return the gradients of a training graph."""
+    feeds = {
+        entry.name: point.feeds[entry.name].astype(np.int64 if entry.type == "tensor(int64)" else np.float32)
         for entry in session.get_inputs()
     }
     names = [entry.name for entry in session.get_outputs() if entry.name.endswith(GRADIENT)]
     try:
-        return dict(zip(map(parameter_of, names), session.run(names, read), strict=True))
+        return dict(zip(map(parameter_of, names), session.run(names, feeds), strict=True))
     except Exception as error:
-        rows = len(point.targets[output])
+        rows = len(point.feeds["target"])
         raise GraphError(
             f"the exported model does not run on {rows} examples ({first_line(error)}); {ITSELF}"
         ) from error
 
 
-def _compare(point: _Point, output: str, results: dict[str, npt.NDArray[np.float32]], grads: Grads) -> None:
-    own = point.gradients[output]
-    for name, gradient in own.items():
+def _compare(point: _Point, results: Gradients, grads: Grads) -> None:
+    for name, gradient in point.gradients.items():
         # A parameter that the output does not depend on is none of its training graph's.
-        apart = np.abs(results.get(name, np.float32(0.0)) - gradient)
-        allowed = _allowed(name, own) + SPREADS * float(point.spreads[output][name].max(initial=0.0))
-        if not apart.max(initial=0.0) <= allowed:
+        apart = float(np.abs(results.get(name, np.float32(0.0)) - gradient).max(initial=0.0))
+        if not apart <= point.allowed(name) + SPREADS * float(point.spreads[name].max(initial=0.0)):
             raise GraphError(
-                f"the gradient of {name!r} in the exported model is {apart.max():.2g} off torch's, where its "
-                f"largest is {np.abs(gradient).max():.2g}; {grads.advice}{ITSELF}"
+                f"the gradient of {name!r} in the exported model is {apart:.2g} off torch's, where its largest is "
+                f"{np.abs(gradient).max():.2g}; {grads.advice}{ITSELF}"
             )

@@ -325,9 +325,38 @@ def test_outputs_that_are_unclear_or_missing():
     def second(proto):
         proto.graph.output.append(helper.make_tensor_value_info("h", TensorProto.FLOAT, ["batch", 5]))
 
-    refused(edited(model(), second), r"the model has 2 outputs \(y, h\); name the one to train")
+    refused(edited(model(), second), r"the model has 2 outputs \(y, h\); name the one to train: output='y'")
     refused(model(), "the model has no tensor 'z'; its outputs are y", output="z")
     build_training_graph(edited(model(), second), GraphSettings(output="h", loss="mse"))
+
+
+def frozen(*names):
+    return edited(model(), lambda proto: proto.metadata_props.add(key="edgeasync.frozen", value=json.dumps(names)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, ["w2", "b2"]),
+        ({"freeze": ("b2",)}, ["w2"]),
+        ({"train": ("*",)}, ["w1", "b1", "w2", "b2"]),
+        ({"train": ("*1",)}, ["w1", "b1"]),
+        ({"train": ("*",), "freeze": ("w?",)}, ["b1", "b2"]),
+    ],
+)
+def test_what_the_file_says_is_frozen_stays_so_unless_train_is_given(settings, expected):
+    graph = build_training_graph(frozen("w1", "b1", "gone"), GraphSettings(loss="mse", **settings))
+    assert names(graph) == expected
+    told = () if "train" in settings else ("frozen in torch, and so here unless train names them: w1, b1",)
+    assert graph.warnings == told
+
+
+def test_a_file_in_which_all_is_frozen():
+    refused(
+        frozen("w1", "b1", "w2", "b2"), r"torch had w1, b1, w2, b2 frozen: give train=\['w1', 'b1', 'w2', 'b2'\]"
+    )
+    broken = edited(model(), lambda proto: proto.metadata_props.add(key="edgeasync.frozen", value="w1"))
+    refused(broken, "the model's metadata 'edgeasync.frozen' is not a list of names")
 
 
 def test_outputs_that_nothing_trains():
