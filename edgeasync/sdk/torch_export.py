@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from edgeasync.autodiff.exporters import CHECKED
-from edgeasync.autodiff.forward import first_line
+from edgeasync.autodiff.forward import first_line, stops_gradient
 from edgeasync.autodiff.selection import FROZEN
 from edgeasync.errors import ConfigError, GraphError
 from edgeasync.sdk.torch_calls import Call, Grads, call_of, flat, quiet
@@ -140,16 +140,30 @@ def _flattened(forward: Any, call: Call, grads: Grads) -> Any:
 def _restore(proto: Any, module: nn.Module) -> None:
     """Give the file what exporters lose: the module's names and first values, and what is frozen in it.
 
-    The newer one calls a tied weight by its last name, and the older one moves running statistics as it traces.
+    The newer one calls a tied weight by its last name, and copies the running statistics of a norm that is used
+    twice. The older one moves them as it traces.
     """
     from onnx import numpy_helper  # noqa: PLC0415
 
+    held = {entry.name for entry in proto.graph.initializer}
+    kept = {entry.name for entry in proto.graph.output}
+    copies = [
+        node
+        for node in proto.graph.node
+        if node.op_type == "Identity"
+        and node.input[0] in held
+        and node.output[0] not in kept
+        and not stops_gradient(node)
+    ]
+    for node in copies:
+        proto.graph.node.remove(node)
     first = {id(tensor): name for name, tensor in module.named_parameters()}
     names = {
         name: first[id(tensor)]
         for name, tensor in module.named_parameters(remove_duplicate=False)
         if first[id(tensor)] != name
     }
+    names |= {node.output[0]: names.get(node.input[0], node.input[0]) for node in copies}
     for entries in (proto.graph.initializer, proto.graph.value_info):
         for entry in entries:
             entry.name = names.get(entry.name, entry.name)
@@ -159,8 +173,8 @@ def _restore(proto: Any, module: nn.Module) -> None:
     for entry in proto.graph.initializer:
         if entry.name in buffers:
             entry.CopyFrom(numpy_helper.from_array(buffers[entry.name].numpy(), entry.name))
-    held = {entry.name for entry in proto.graph.initializer}
     fixed = [name for name, tensor in module.named_parameters() if not tensor.requires_grad]
     fixed += [name for name in buffers if not name.endswith(("running_mean", "running_var"))]
+    held = {entry.name for entry in proto.graph.initializer}
     if frozen := [name for name in fixed if name in held]:
         proto.metadata_props.add(key=FROZEN, value=json.dumps(frozen))

@@ -80,7 +80,9 @@ def _build(content: bytes, outputs: list[str]) -> tuple[dict[str, TrainingGraph]
 
 def _check_names(module: nn.Module, graphs: dict[str, TrainingGraph], refused: list[GraphError]) -> None:
     trained = {name for name, tensor in module.named_parameters() if tensor.requires_grad}
-    found = {each.name for graph in graphs.values() for each in graph.spec.parameters if each.role == "trained"}
+    buffers = {name for name, _ in module.named_buffers()}
+    spec = {each for graph in graphs.values() for each in graph.spec.parameters}
+    found = {each.name for each in spec if each.role == "trained" or each.name not in buffers}
     if trained - found and refused:
         raise refused[0]
     if found != trained:
@@ -125,7 +127,7 @@ class _Point(NamedTuple):
 
 
 def _points(scene: _Scene) -> Iterator[_Point]:
-    """Yield points at which gradients are finite, calm ones or else the calmest; raises `GraphError` without any."""
+    """Yield points with finite gradients, calm ones or else the calmest; raises `GraphError` if there are none."""
     restless: list[_Point] = []
     calm = 0
     trouble = "they are not finite"
