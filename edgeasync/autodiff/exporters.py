@@ -34,7 +34,7 @@ def check_export(model: onnx.ModelProto, prepared: Forward, statistics: set[str]
 
 def kinds_of_inputs(model: onnx.ModelProto) -> dict[str, str]:
     """Return what torch's newer exporter says an initializer was: PARAMETER, BUFFER, CONSTANT_TENSOR."""
-    return _said(model, _KIND)
+    return _said(model, KIND)
 
 
 _MOVING = frozenset({"Cast", "Concat", "Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
@@ -101,7 +101,7 @@ def _check_folds(prepared: Forward) -> None:
             )
 
 
-_KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
+KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 _FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"
 
 

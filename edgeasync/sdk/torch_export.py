@@ -3,13 +3,14 @@
 import copy
 import io
 import json
+import re
 import warnings
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from edgeasync.autodiff.exporters import CHECKED
+from edgeasync.autodiff.exporters import CHECKED, KIND, kinds_of_inputs
 from edgeasync.autodiff.forward import first_line, stops_gradient
 from edgeasync.autodiff.selection import FROZEN
 from edgeasync.errors import ConfigError, GraphError
@@ -111,10 +112,20 @@ def _export(module: nn.Module, call: Call, outputs: list[str], *, dynamo: bool) 
         except Exception as error:
             other = "legacy" if dynamo else "dynamo"
             raise GraphError(
-                f"torch cannot export {type(module).__name__} ({first_line(error)}); try exporter={other!r}, or "
+                f"torch cannot export {type(module).__name__} ({_reason(error)}); try exporter={other!r}, or "
                 f"{ITSELF}"
             ) from error
     return onnx.load_model_from_string(target.getvalue()), grads
+
+
+def _reason(error: Exception) -> str:
+    """Return what an exporter's error says, without what it says of its own steps and colours."""
+    while isinstance(error.__cause__, Exception):
+        error = error.__cause__
+    return _COLOUR.sub("", first_line(error))
+
+
+_COLOUR = re.compile(r"\x1b\[\d*m")
 
 
 def _flattened(forward: Any, call: Call, grads: Grads) -> Any:
@@ -138,12 +149,12 @@ def _flattened(forward: Any, call: Call, grads: Grads) -> Any:
 
 
 def _restore(proto: Any, module: nn.Module) -> None:
-    """Give the file what exporters lose: the module's names and first values, and what is frozen in it.
+    """Give the file what exporters lose: the module's names and first values, and what is not trained in it.
 
     The newer one calls a tied weight by its last name, and copies the running statistics of a norm that is used
     twice. The older one moves them as it traces.
     """
-    from onnx import numpy_helper  # noqa: PLC0415
+    from onnx import helper, numpy_helper  # noqa: PLC0415
 
     held = {entry.name for entry in proto.graph.initializer}
     kept = {entry.name for entry in proto.graph.output}
@@ -170,11 +181,15 @@ def _restore(proto: Any, module: nn.Module) -> None:
     for node in proto.graph.node:
         node.input[:] = [names.get(name, name) for name in node.input]
     buffers = {name: tensor for name, tensor in module.named_buffers() if tensor.dtype == torch.float32}
+    noted = kinds_of_inputs(proto)
     for entry in proto.graph.initializer:
         if entry.name in buffers:
             entry.CopyFrom(numpy_helper.from_array(buffers[entry.name].numpy(), entry.name))
-    fixed = [name for name, tensor in module.named_parameters() if not tensor.requires_grad]
-    fixed += [name for name in buffers if not name.endswith(("running_mean", "running_var"))]
+            if entry.name not in noted:
+                info = helper.make_tensor_value_info(entry.name, entry.data_type, entry.dims)
+                info.metadata_props.add(key=KIND, value="BUFFER")
+                proto.graph.value_info.append(info)
     held = {entry.name for entry in proto.graph.initializer}
+    fixed = [name for name, tensor in module.named_parameters() if not tensor.requires_grad]
     if frozen := [name for name in fixed if name in held]:
         proto.metadata_props.add(key=FROZEN, value=json.dumps(frozen))

@@ -66,7 +66,7 @@ WAYS = {"train": by_train, "Hub": by_hub, "ring": by_peers}
         ({"freeze": ["body", "bias"]}, {"head"}),
         ({"train": ["b*", "head"], "freeze": "bias"}, {"body", "head"}),
     ],
-    ids=str,
+    ids=["unsaid", "one", "a pattern", "not these", "both"],
 )
 def test_what_is_chosen_is_trained(way, chosen, trained, tmp_path):
     assert way(written(tmp_path), tmp_path, output="z", **chosen) == trained
