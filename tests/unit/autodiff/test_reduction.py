@@ -68,3 +68,20 @@ def test_softmax_of_an_old_opset_is_over_all_axes_from_its_own(axis):
 
     check(f"a = Softmax<axis={axis}>(h)\ny = Mul(a, w)", (3, 4), {"w": numbers((3, 4), 5)}, opset=11,
           reference=formula)  # fmt: skip
+
+
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+@pytest.mark.parametrize("ignored", ["", ", ignore_index=-100", ", ignore_index=0"])
+@pytest.mark.parametrize("weights", ["", ", weights"])
+@pytest.mark.parametrize("places", [(), (2,)], ids=["one label", "labels at places"])
+def test_a_cross_entropy_inside_a_model(reduction, ignored, weights, places):
+    """Of which a function is trained, as of a focal loss."""
+    kept = {"weights": np.float32([0.5, 2, 1])} if weights else {}
+    check(
+        "labels = ArgMin<axis=1, keepdims=0>(x)\n"
+        f'l = SoftmaxCrossEntropyLoss<reduction="{reduction}"{ignored}>(h, labels{weights})\n'
+        "e = Exp(l)\nu = Mul(e, l)\ns = ReduceSum<keepdims=0>(u)\ny = Add(h, s)",
+        (3, *places),
+        kept,
+        freeze=tuple(kept),
+    )
