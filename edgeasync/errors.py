@@ -24,7 +24,7 @@ import re
 from typing import ClassVar
 
 _QUOTED = r"""(?:'[^']*'|"[^"]*")"""
-_ARGUMENT = re.compile(rf"\b(output|train|freeze)=({_QUOTED}|\[{_QUOTED}(?:, {_QUOTED})*\])")
+_ARGUMENT = re.compile(rf"\b(output|loss|train|freeze)=({_QUOTED}|\[{_QUOTED}(?:, {_QUOTED})*\])")
 
 
 def argument(name: str, *values: str) -> str:
@@ -34,7 +34,7 @@ def argument(name: str, *values: str) -> str:
     ("output='scores'", "train=['head.*']")
     """
     quoted = ", ".join(map(repr, values))
-    return f"{name}={quoted}" if name == "output" else f"{name}=[{quoted}]"
+    return f"{name}={quoted}" if name in ("output", "loss") else f"{name}=[{quoted}]"
 
 
 def with_flags(sentence: str) -> str:
@@ -48,6 +48,21 @@ def with_flags(sentence: str) -> str:
         return " ".join([f"--{found[1]} {value}" for value in re.findall(_QUOTED, found[2])])
 
     return _ARGUMENT.sub(flags, sentence)
+
+
+_NATIVE = re.compile(
+    r"\[ONNXRuntimeError\] : \d+ : \w+ : | ?==> Context: .*|Load model from \S* failed: ?|Status Message: "
+    r"|\S*/\S+\.(?:h|hpp|c|cc|cpp|cu):\d+:? ?(?:.* was false\. ?|(?:\w+: )?Assertion .* failed: ?)?"
+)
+"""What libraries in C++ write besides the reason: codes, source lines, signatures and assertions."""
+
+_REASON_MAX = 300
+
+
+def native_reason(error: BaseException) -> str:
+    """Return the reason in an error of onnx or onnxruntime as one line, without codes, paths and assertions."""
+    said = _NATIVE.sub("", " ".join(str(error).split())).strip(" :.")
+    return said[:_REASON_MAX] or type(error).__name__
 
 
 class EdgeAsyncError(Exception):

@@ -5,16 +5,18 @@ from collections.abc import Mapping
 
 import msgspec
 import numpy as np
+import onnx
 
 from edgeasync.autodiff import contract, differentiate, forward, own_loss
 from edgeasync.autodiff.contract import is_training_graph
-from edgeasync.autodiff.exporters import check_export
+from edgeasync.autodiff.endings import check_ending
+from edgeasync.autodiff.exporters import check_export, warnings_of
 from edgeasync.autodiff.forward import Forward
 from edgeasync.autodiff.graph import FLOAT, Array, Shape
 from edgeasync.autodiff.losses import TARGET, add_loss, target_type
 from edgeasync.autodiff.selection import Selection, select
 from edgeasync.autodiff.settings import GraphSettings
-from edgeasync.errors import GraphError, argument
+from edgeasync.errors import GraphError, argument, native_reason
 from edgeasync.losses import CrossEntropy, Loss, OnnxLoss, find_loss
 from edgeasync.parameters import Parameter, ParameterSpec, Vector
 
@@ -48,17 +50,27 @@ def build_training_graph(model: bytes, settings: GraphSettings) -> TrainingGraph
         sample = tuple([forward.PROBES[0] if dim is None else dim for dim in prepared.shapes[TARGET]])
     else:
         prepared = forward.prepare(proto, output, selection.trained, selection.statistics)
+    check_ending(prepared, loss)
+    if not isinstance(loss, OnnxLoss):
         sample = target_type(loss, prepared.output_sample)[1]
     check_export(proto, prepared, selection.statistics, settings)
-    made = _assemble(prepared, settings, selection)
+    made = _assemble(prepared, settings, selection, _warnings(proto, prepared, selection, settings))
     _check_run(made, prepared, sample)
-    return msgspec.structs.replace(made, warnings=_warnings(selection))
+    return made
 
 
-def _warnings(selection: Selection) -> tuple[str, ...]:
-    if not selection.frozen:
-        return ()
-    return (f"frozen in torch, and so here unless train names them: {', '.join(selection.frozen)}",)
+def _warnings(
+    model: onnx.ModelProto, prepared: Forward, selection: Selection, settings: GraphSettings
+) -> tuple[str, ...]:
+    found = []
+    if selection.frozen:
+        found.append(f"frozen in torch, and so here unless train names them: {', '.join(selection.frozen)}")
+    if held := [name for name in selection.held if name in prepared.constants]:
+        found.append(
+            f"weights in Constant nodes are not trained: {', '.join(held)}; to train them, give "
+            f"{argument('train', *(settings.train or ('*',)), *held)}"
+        )
+    return (*found, *warnings_of(model, prepared))
 
 
 def read_training_graph(model: bytes, initial: Mapping[str, Array]) -> TrainingGraph:
@@ -72,7 +84,9 @@ def read_training_graph(model: bytes, initial: Mapping[str, Array]) -> TrainingG
     return TrainingGraph(model, spec, spec.flatten(initial))
 
 
-def _assemble(prepared: Forward, settings: GraphSettings, selection: Selection) -> TrainingGraph:
+def _assemble(
+    prepared: Forward, settings: GraphSettings, selection: Selection, warnings: tuple[str, ...]
+) -> TrainingGraph:
     trained = [name for name in selection.trained if name in prepared.parameters]
     graph, steps = differentiate.begin(prepared, trained, selection.statistics)
     loss = find_loss(settings.loss)
@@ -106,7 +120,7 @@ def _assemble(prepared: Forward, settings: GraphSettings, selection: Selection) 
     )  # fmt: skip
     model = contract.serialize(prepared, graph, spec, results, _metadata(prepared, loss, settings))
     initial = spec.flatten({parameter.name: prepared.parameters[parameter.name] for parameter in spec.parameters})
-    return TrainingGraph(model, spec, initial)
+    return TrainingGraph(model, spec, initial, warnings)
 
 
 def _metadata(prepared: Forward, loss: Loss, settings: GraphSettings) -> dict[str, str]:
@@ -139,7 +153,7 @@ def _check_run(made: TrainingGraph, prepared: Forward, target: Shape) -> None:
         names = [entry.name for entry in session.get_outputs()]
         results = session.run(names, feeds)
     except Exception as error:
-        raise GraphError(f"the training graph does not run: {forward.first_line(error)}") from error
+        raise GraphError(f"the training graph does not run: {native_reason(error)}") from error
     for name, value in zip(names, results, strict=True):
         if name == prepared.prediction:
             continue

@@ -18,6 +18,7 @@ from edgeasync.errors import ConfigError, DataError
 from edgeasync.losses import LossSetting, check_loss, find_loss, kind_of
 from edgeasync.metrics import check_metrics
 from edgeasync.parameters import ParameterSpec, Vector
+from edgeasync.protocol.messages import Frozen
 from edgeasync.runtime.evaluation import make_evaluator
 from edgeasync.runtime.graph_model import FORWARD_FILE, HubGraph, build_graph, load_graph, with_own_loss
 from edgeasync.runtime.onnx_model import OnnxModel
@@ -46,6 +47,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     `described` is the model as a settings file would have it, `None` for one that only Python code describes.
     `loss` is the kind of its loss, `None` if that is not known.
     `accumulates` is whether its trainers heed `accumulation_steps`.
+    `frozen` is the checksum of its arrays that do not travel.
     `restore` returns the model in the kind that the user gave, with trained arrays.
     """
 
@@ -56,6 +58,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     restore: Callable[[Arrays], Any]
     described: SoftmaxModel | MlpModel | OnnxModel | None = None
     graph: HubGraph | None = None
+    frozen: Frozen | None = None
     loss: str | None = None
     accumulates: bool = True
 
@@ -219,6 +222,7 @@ def _onnx(described: OnnxModel, forward: bytes | None, local: LocalTraining) -> 
         restore=restore,
         described=described,
         graph=graph,
+        frozen=graph.frozen,
         loss=None if graph.forward is None else kind_of(described.loss),
     )
 

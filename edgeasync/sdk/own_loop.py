@@ -9,9 +9,10 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
+from edgeasync.errors import ConfigError
 from edgeasync.sdk.lockstep import Lockstep
 from edgeasync.sdk.loop_state import LoopState
-from edgeasync.sdk.participants import Participant
+from edgeasync.sdk.participants import Participant, pending
 from edgeasync.sdk.service import Service
 from edgeasync.training.trainer import StepResult
 
@@ -28,6 +29,9 @@ LOOK_EVERY_S = 1.0
 
 WARN_EVERY_S = 60.0
 """How often a session that trains alone warns."""
+
+STEPS_PENDING_MAX = 64
+"""How many steps in a row may be followed by another backward pass over the model."""
 
 LOST = "the connection is lost"
 
@@ -50,6 +54,7 @@ class OwnLoop(Service):
         self._score: float | None = None
         self._trouble = LOST
         self._is_begun = False
+        self._steps_pending = 0
         self.steps_since_exchange = 0
         """Steps since the newest model came."""
         self.exchanges = 0
@@ -94,7 +99,27 @@ class OwnLoop(Service):
         `loss` is the step's mean loss, and `examples` the number of examples in it. Once an exchange is due, this
         takes part in it; if nobody is in reach, the loop trains on. Raises what the session has ended with, if it
         failed.
+
+        While another backward pass still needs the model's values, as between the steps of a GAN's two optimizers,
+        a step does not count by itself: the next one that counts has its change, too.
         """
+        if self._must_wait():
+            return
+        self._count(loss, examples)
+
+    def _must_wait(self) -> bool:
+        """Return whether a backward pass needs values that an exchange changes; raises `ConfigError` if always."""
+        name = pending(self._participant)
+        self._steps_pending = 0 if name is None else self._steps_pending + 1
+        if self._steps_pending >= STEPS_PENDING_MAX:
+            raise ConfigError(
+                f"an exchange would change {name!r} before a backward pass that needs it, after each of the last "
+                f"{STEPS_PENDING_MAX} steps; join without optimizer, so that the session sees every optimizer's "
+                "steps, and delete or detach outputs that no backward uses"
+            )
+        return name is not None
+
+    def _count(self, loss: float | None = None, examples: int = 0) -> None:
         lockstep = self._lockstep
         if self._done.done():
             self._done.result()
@@ -158,6 +183,10 @@ class OwnLoop(Service):
         self._detach()
         try:
             if error is None:
+                if self._steps_pending:
+                    self._count()
+                if not self.steps and self._is_begun and not self.finished and not self._aborted:
+                    LOG.warning("the session ends, and counted no step of the loop")
                 self._send_last_steps()
         except BaseException as failure:
             error = failure

@@ -158,3 +158,8 @@ class Grads(TorchFunctionMode):  # type: ignore[misc]
             self.stopped.add("no_grad")
             return tree_map_only(Tensor, lambda one: one.detach() if one.is_floating_point() else one, found)
         return found
+
+
+def first_line(error: Exception) -> str:
+    """Return what an error of torch says, without the rest."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

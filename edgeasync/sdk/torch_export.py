@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from edgeasync.autodiff.exporters import CHECKED, KIND, kinds_of_inputs
-from edgeasync.autodiff.forward import first_line, stops_gradient
+from edgeasync.autodiff.forward import stops_gradient
 from edgeasync.autodiff.selection import FROZEN
 from edgeasync.errors import ConfigError, GraphError
-from edgeasync.sdk.torch_calls import Call, Grads, call_of, flat, quiet
+from edgeasync.sdk.torch_calls import Call, Grads, call_of, first_line, flat, quiet
 from edgeasync.sdk.torch_gradients import ITSELF, check_export
 from edgeasync.sdk.torch_modules import unwrapped
 

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from edgeasync.autodiff.build import TrainingGraph, build_training_graph
-from edgeasync.autodiff.check import without_dropout
+from edgeasync.autodiff.check import without_chance
 from edgeasync.autodiff.contract import GRADIENT, parameter_of
-from edgeasync.autodiff.forward import first_line, open_session
+from edgeasync.autodiff.forward import open_session
 from edgeasync.autodiff.settings import GraphSettings
-from edgeasync.errors import GraphError
-from edgeasync.sdk.torch_calls import Call, Grads, flat, quiet
+from edgeasync.errors import GraphError, native_reason
+from edgeasync.sdk.torch_calls import Call, Grads, first_line, flat, quiet
 
 Gradients = dict[str, npt.NDArray[np.float32]]
 """By parameter."""
@@ -47,7 +47,7 @@ def check_export(module: nn.Module, call: Call, outputs: list[str], content: byt
     """Raise `GraphError` unless training graphs have the module's names, and its gradients for each output."""
     graphs, refused = _build(content, outputs)
     for output, graph in graphs.items():
-        session = open_session(without_dropout(graph.model))
+        session = open_session(without_chance(graph.model))
         # What a graph does not train is a constant in it.
         moved = {parameter.name for parameter in graph.spec.parameters}
         for point in _points(_Scene(module, call, outputs.index(output), moved)):
@@ -238,7 +238,7 @@ def _run(session: Any, point: _Point) -> Gradients:
     except Exception as error:
         rows = len(point.feeds["target"])
         raise GraphError(
-            f"the exported model does not run on {rows} examples ({first_line(error)}); {ITSELF}"
+            f"the exported model does not run on {rows} examples ({native_reason(error)}); {ITSELF}"
         ) from error
 
 

@@ -2,26 +2,60 @@
 
 import io
 import logging
+import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from operator import is_
+from itertools import chain
+from operator import attrgetter, eq, is_, methodcaller
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from edgeasync.core.arrays.spool import TrainerState
 from edgeasync.errors import ConfigError, ModelMismatchError
 from edgeasync.parameters import Parameter
+from edgeasync.protocol.messages import Frozen
+from edgeasync.training.frozen import PIECE, FrozenArray, frozen_checksum
 
 LOG = logging.getLogger("edgeasync.join")
 
 Arrays = Mapping[str, npt.NDArray[np.float32]]
 
 STEPS_UNSEEN_MAX = 16
-"""The session warns after this number of optimizer steps if none of them stepped the module."""
+"""The session warns after this number of optimizer steps if none of them counted."""
+
+_watchers: list[Callable[[Optimizer], None]] = []
+"""Called after each step of any optimizer. Each change makes a new list, since any thread may step."""
+
+_watchers_lock = threading.Lock()
+
+
+def watch_steps(watcher: Callable[[Optimizer], None]) -> Callable[[], None]:
+    """Call this after each step of any optimizer of this process; return what ends that."""
+    global _watchers  # noqa: PLW0603 - torch has one list of hooks for all optimizers, too
+    with _watchers_lock:
+        _watchers = [*_watchers, watcher]
+
+    def end() -> None:
+        global _watchers  # noqa: PLW0603
+        with _watchers_lock:
+            _watchers = [one for one in _watchers if one is not watcher]
+
+    return end
+
+
+def _tell_watchers(optimizer: Optimizer, args: Any, kwargs: Any) -> None:  # noqa: ARG001
+    for watcher in _watchers:
+        watcher(optimizer)
+
+
+# Once, and for good: torch's own list must not change while another thread goes through it.
+register_optimizer_step_post_hook(_tell_watchers)
 
 
 class TorchParticipant:
@@ -36,24 +70,27 @@ class TorchParticipant:
     """
 
     def __init__(self, module: nn.Module, optimizer: object = None, also: Sequence[Any] = ()) -> None:
-        if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        if optimizer is not None and not isinstance(optimizer, Optimizer):
             raise ConfigError(f"optimizer is {type(optimizer).__name__}; give one of torch.optim")
         for one in also:
             if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
                 raise ConfigError(f"also has a {type(one).__name__}; give what has state_dict and load_state_dict")
+        check_alone()
         self._kept = [*([] if optimizer is None else [optimizer]), *also]
         self._optimizer = optimizer
         self._module = module
         self.parameters = parameters_of(module)
+        self.frozen = frozen_of(module)
         self._layout = Layout(module)
         self._exchanged: dict[str, Tensor] = {}
         self._trained: set[int] = set()
+        self._saved = SavedTensors({})
         self._stale: set[str] = set()
         self._find_tensors()
-        self._used: list[torch.optim.Optimizer] = [] if optimizer is None else [optimizer]
+        self._used: list[Optimizer] = [] if optimizer is None else [optimizer]
         # An optimizer that was given may train the module indirectly, as by float32 copies of its parameters.
         self._is_trusted = optimizer is not None and not self._owns(optimizer)
-        self._optimizer_left: torch.optim.Optimizer | None = None
+        self._optimizer_left: Optimizer | None = None
         self._steps_unseen = 0
 
     @property
@@ -63,6 +100,7 @@ class TorchParticipant:
 
     def read(self, arrays: Arrays) -> None:
         """Copy the module's values into these arrays."""
+        check_alone()
         self._follow()
         self._steps_unseen = 0
         if (left := self._optimizer_left) is not None:
@@ -78,6 +116,14 @@ class TorchParticipant:
         """Copy these arrays' values into the module."""
         self._follow()
         write_tensors(self._exchanged, arrays)
+        self._saved.note_change()
+
+    def pending(self) -> str | None:
+        """Return the name of a parameter whose value a backward pass still needs, or None.
+
+        Call this after every optimizer step.
+        """
+        return self._saved.pending()
 
     def _follow(self) -> None:
         """Use the tensors that the module has now; raises `ModelMismatchError` if they no longer fit."""
@@ -108,7 +154,11 @@ class TorchParticipant:
                 "parameters that were trained at join; leave it, and join a hub whose model has these parameters"
             )
         self._exchanged = {name: tensors[name] for name in joined}
-        self._trained = {id(tensors[name]) for name, parameter in joined.items() if parameter.role == "trained"}
+        trained_tensors = {
+            name: tensors[name] for name, parameter in joined.items() if parameter.role == "trained"
+        }
+        self._trained = {id(tensor) for tensor in trained_tensors.values()}
+        self._saved = SavedTensors(trained_tensors)
 
     def _keep_buffer(self, name: str) -> None:
         """Keep exchanging a buffer's last value after it was resized or removed."""
@@ -126,18 +176,18 @@ class TorchParticipant:
     def attach(self, on_step: Callable[[], None]) -> Callable[[], None]:
         """Call `on_step` after each step of the optimizer or, without one, of any that has these parameters."""
 
-        def stepped(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:  # noqa: ARG001
+        def stepped(optimizer: Optimizer) -> None:
             if self._counts(optimizer):
                 on_step()
 
-        if self._optimizer is None:
-            hook = register_optimizer_step_post_hook(stepped)
-        else:
-            hook = self._optimizer.register_step_post_hook(stepped)
-        return hook.remove  # type: ignore[no-any-return]
+        return watch_steps(stepped)
 
-    def _counts(self, optimizer: torch.optim.Optimizer) -> bool:
+    def _counts(self, optimizer: Optimizer) -> bool:
         """Return whether to count a step, or to let `read` raise an error about it."""
+        if self._optimizer is not None and optimizer is not self._optimizer:
+            if self._trains_module(optimizer):
+                self._note_unseen("were of the optimizer that join was given; join again with the one that trains")
+            return False
         if self._owns(optimizer) or self._is_trusted:
             self._steps_unseen = 0
             if all(optimizer is not used for used in self._used):
@@ -148,19 +198,23 @@ class TorchParticipant:
         if any(optimizer is used for used in self._used):
             self._optimizer_left = optimizer
             return True
-        self._steps_unseen += 1
-        if self._steps_unseen == STEPS_UNSEEN_MAX and not self._used:
-            LOG.warning(
-                "nothing is exchanged: none of %d optimizer steps stepped the module that joined; "
-                "give join the module that you train, and its parameters to the optimizer",
-                STEPS_UNSEEN_MAX,
+        if not self._used:
+            self._note_unseen(
+                "stepped the module that joined; give join the module that you train, and its parameters to the "
+                "optimizer"
             )
         return False
 
-    def _owns(self, optimizer: torch.optim.Optimizer) -> bool:
+    def _note_unseen(self, what: str) -> None:
+        """Note that an optimizer has made a step that does not count; warn if there have been many in a row."""
+        self._steps_unseen += 1
+        if self._steps_unseen == STEPS_UNSEEN_MAX:
+            LOG.warning("nothing is exchanged: none of the last %d optimizer steps %s", STEPS_UNSEEN_MAX, what)
+
+    def _owns(self, optimizer: Optimizer) -> bool:
         return any(id(tensor) in self._trained for tensor in _parameters_in(optimizer))
 
-    def _trains_module(self, optimizer: torch.optim.Optimizer) -> bool:
+    def _trains_module(self, optimizer: Optimizer) -> bool:
         """Return whether an optimizer steps any parameter that the module has now, exchanged or not."""
         trained = {id(tensor) for tensor in self._module.parameters() if tensor.requires_grad}
         return any(id(tensor) in trained for tensor in _parameters_in(optimizer))
@@ -192,24 +246,93 @@ def load_states(kept: Sequence[Any], content: npt.NDArray[np.uint8]) -> None:
         raise ValueError(f"what was kept cannot be read: {error}") from error
 
 
+class SavedTensors:
+    """Tells whether autograd still needs the value of a parameter: another backward pass is to come.
+
+    Until its backward, a graph refers to the parameters that it needs. If a parameter has more references than
+    right after its last change, a graph was built since then. Graphs that are older do not matter: torch refuses
+    to run them backward.
+    """
+
+    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
+        self._names = list(parameters)
+        self._parameters = list(parameters.values())
+        # A graph, even one that has run, refers to the accumulator, and that to the parameter. Keeping the
+        # accumulator makes this one reference constant.
+        self._accumulators = [_accumulator_of(one) for one in self._parameters if one.requires_grad]
+        self._references = [_references(one) for one in self._parameters]
+        self._versions = self._look()
+        self._changes_all = True
+
+    def _look(self) -> list[int]:
+        return list(map(_VERSION, self._parameters))
+
+    def note_change(self) -> None:
+        """Note that an exchange has changed all parameters."""
+        self._versions = self._look()
+        if not self._changes_all:
+            self._references = [_references(one) for one in self._parameters]
+
+    def pending(self) -> str | None:
+        """Return the name of a parameter that is still needed, or None."""
+        before, self._versions = self._versions, self._look()
+        if self._changes_all:  # the usual loop: every step changes every parameter, and costs nothing more
+            if not any(map(eq, before, self._versions)):
+                return None
+            self._changes_all = False
+        needed = None
+        for place, one in enumerate(self._parameters):
+            references = _references(one)
+            if before[place] != self._versions[place]:
+                self._references[place] = references
+            elif references > self._references[place]:
+                needed = self._names[place]
+        return needed
+
+
+def _references(tensor: Tensor) -> int:
+    """Return how often a tensor, or one that shares its memory, is referred to from outside Python."""
+    storage = tensor.untyped_storage()
+    return tensor._use_count() + torch._C._storage_Use_Count(storage._cdata)  # type: ignore[no-any-return] # noqa: SLF001 - torch has no public count
+
+
+def _accumulator_of(parameter: Tensor) -> object:
+    """Return the node that adds to a parameter's gradient, in all graphs that it is part of."""
+    with torch.enable_grad():
+        node = parameter.view_as(parameter).grad_fn
+    assert node is not None
+    return node.next_functions[0][0]
+
+
 class Layout:
     """A snapshot of a module's submodules and tensors, and of which parameters require gradients."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._parts = [(part, tuple(part.values())) for part in _parts_of(module)]
+        self._parts = list(_parts_of(module))
+        self._sizes = list(map(len, self._parts))
+        self._filled = list(filter(None, self._parts))
+        self._values = list(self._look())
         self._parameters = list(module.parameters())
-        self._details = self._look()
+        self._details = self._look_closely()
 
     def has_changed(self) -> bool:
         """Return whether the module differs from the snapshot."""
-        if self._look() != self._details:
-            return True
-        return any(
-            len(part) != len(before) or not all(map(is_, part.values(), before)) for part, before in self._parts
+        return (
+            list(map(len, self._parts)) != self._sizes
+            or not all(map(is_, self._look(), self._values))
+            or self._look_closely() != self._details
         )
 
-    def _look(self) -> list[tuple[bool, torch.Size]]:
-        return [(tensor.requires_grad, tensor.shape) for tensor in self._parameters]
+    def _look(self) -> Iterator[Any]:
+        return chain.from_iterable(map(_VALUES, self._filled))
+
+    def _look_closely(self) -> list[object]:
+        return [*map(_REQUIRES_GRAD, self._parameters), *map(_SHAPE, self._parameters)]
+
+
+# Calls from C, since a session looks after every step.
+_VALUES = methodcaller("values")
+_REQUIRES_GRAD, _SHAPE, _VERSION = attrgetter("requires_grad"), attrgetter("shape"), attrgetter("_version")
 
 
 def _parts_of(module: nn.Module) -> Iterator[dict[str, Any]]:
@@ -223,7 +346,7 @@ def _is_trained(tensor: Tensor) -> bool:
     return isinstance(tensor, nn.Parameter) and tensor.requires_grad
 
 
-def _parameters_in(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+def _parameters_in(optimizer: Optimizer) -> Iterator[Tensor]:
     for group in optimizer.param_groups:
         yield from group["params"]
 
@@ -233,10 +356,20 @@ def _listed(names: Sequence[str], most: int = 4) -> str:
     return f"{shown} and {len(names) - most} more" if len(names) > most else shown
 
 
+def check_alone() -> None:
+    """Raise `ConfigError` if this process is one of several that train one module."""
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        raise ConfigError(
+            f"this process is one of {dist.get_world_size()} in a process group of torch, and an exchange would "
+            "change the model of this one alone; train without a process group, and let each process join"
+        )
+
+
 def unwrapped(module: nn.Module) -> nn.Module:
-    """Return the module that `torch.compile` or `DataParallel` has wrapped, or the module itself."""
+    """Return the module that `torch.compile`, `DataParallel` or its like has wrapped, or the module itself."""
+    parallel = nn.DataParallel, nn.parallel.DistributedDataParallel
     while True:
-        inner = getattr(module, "_orig_mod", module.module if isinstance(module, nn.DataParallel) else None)
+        inner = getattr(module, "_orig_mod", module.module if isinstance(module, parallel) else None)
         if not isinstance(inner, nn.Module):
             return module
         module = inner
@@ -255,6 +388,10 @@ def tensors_of(module: nn.Module) -> dict[str, Tensor]:
             raise ConfigError(f"{name!r} has no shape yet; call the module on one batch first")
         if tensor.is_complex() and tensor.requires_grad:
             raise ConfigError(f"{name!r} is complex; store its real and imaginary parts as two parameters")
+        if (sharded := sys.modules.get("torch.distributed.tensor")) and isinstance(tensor, sharded.DTensor):
+            raise ConfigError(
+                f"{name!r} is sharded; join with a module whose parameters are whole in this process"
+            )
     return {name.replace("_orig_mod.", ""): tensor for name, tensor in tensors.items()}
 
 
@@ -276,6 +413,47 @@ def parameters_of(module: nn.Module) -> list[Parameter]:
         Parameter(name, tuple(tensor.shape), "trained" if _is_trained(tensor) else "statistic")
         for name, tensor in exchanged_of(module).items()
     ]
+
+
+def frozen_of(module: nn.Module) -> Frozen | None:
+    """Return the checksum of a module's tensors that stay here, `None` if there are none or one cannot be read."""
+    try:
+        return frozen_checksum(
+            "torch",
+            [FrozenArray(name, tensor.shape, _pieces_of(tensor)) for name, tensor in _staying_in(module).items()],
+        )
+    except (NotImplementedError, RuntimeError, TypeError) as error:
+        LOG.warning("the frozen parameters cannot be compared with those of other devices: %s", error)
+        return None
+
+
+def _staying_in(module: nn.Module) -> dict[str, Tensor]:
+    """Return frozen parameters, and persistent buffers that are not of floats: tables, masks, quantized weights.
+
+    A buffer of a single value counts something, as a batch norm's batches.
+    """
+    found = {
+        name: tensor
+        for name, tensor in tensors_of(module).items()
+        if isinstance(tensor, nn.Parameter) and not tensor.requires_grad
+    }
+    for prefix, part in unwrapped(module).named_modules():
+        for name, tensor in part._buffers.items():  # noqa: SLF001 - only there it says what is persistent
+            if tensor is None or tensor.is_floating_point() or tensor.numel() < 2:
+                continue
+            if name not in part._non_persistent_buffers_set:  # noqa: SLF001
+                found[f"{prefix}.{name}".removeprefix(".").replace("_orig_mod.", "")] = tensor
+    return found
+
+
+def _pieces_of(tensor: Tensor) -> Iterator[npt.NDArray[Any]]:
+    """Yield a tensor's values in pieces, of floats as float32."""
+    if hasattr(tensor, "full_tensor"):
+        raise TypeError("a part of a parameter is in another process")
+    flat = tensor.detach().reshape(-1)
+    for start in range(0, len(flat), PIECE):
+        piece = flat[start : start + PIECE].cpu()
+        yield (piece.float() if piece.is_floating_point() else piece).numpy()
 
 
 def rounds(tensors: Mapping[str, Tensor]) -> bool:

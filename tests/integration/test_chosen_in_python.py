@@ -1,6 +1,5 @@
 """`output=`, `train=` and `freeze=` choose of an ONNX model, in Python as by the command's flags."""
 
-import ast
 import re
 import shlex
 
@@ -13,6 +12,7 @@ from edgeasync import Agent, Hub, Stop, nn, train
 from edgeasync.errors import ConfigError, GraphError
 from edgeasync.training.numpy_models import SoftmaxModel
 from tests.support.command_line import GRAPH
+from tests.support.followed import arguments
 from tests.support.gradients import forward, numbers
 
 X = np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)
@@ -79,11 +79,6 @@ def test_layers_are_chosen_by_the_same_arguments(way, tmp_path):
 
 def test_a_hub_of_layers_is_chosen_by_the_same_arguments(tmp_path):
     assert by_hub(LAYERS, tmp_path, freeze="0.*", input_shape=(3,)) == {"2.weight", "2.bias"}
-
-
-def arguments(sentence):
-    """Return the arguments that a message says to give."""
-    return {name: ast.literal_eval(value) for name, value in re.findall(r"\b(\w+)=('[^']*'|\[[^\]]*\])", sentence)}
 
 
 def refused(use):

@@ -204,6 +204,20 @@ def test_an_optimizer_of_another_module_is_told_in_the_log(tmp_path, caplog):
     assert sum("steps stepped the module that joined" in record.message for record in caplog.records) == 1
 
 
+def test_another_optimizer_than_the_one_that_was_given_is_told_in_the_log(tmp_path, caplog):
+    module = make()
+    given = torch.optim.SGD(module[2].parameters(), lr=0.1)
+    hub = Hub(edgeasync.torch.model(make()), run=tmp_path, bind="tcp://127.0.0.1:*")
+    with hub, caplog.at_level(logging.WARNING), join(hub.address, module, given, timeout_s=PATIENCE_S) as session:
+        replace_head(module)
+        optimizer = torch.optim.SGD(module[2].parameters(), lr=0.1)
+        for _ in range(2 * STEPS_UNSEEN_MAX):
+            optimizer.step()
+        assert session.steps == 0
+    assert sum("join again with the one that trains" in record.message for record in caplog.records) == 1
+    assert "the session ends, and counted no step of the loop" in caplog.text
+
+
 def test_an_optimizer_that_was_given_may_train_the_module_by_copies(tmp_path):
     module = make()
     copies = [tensor.detach().clone().requires_grad_() for tensor in module[2].parameters()]

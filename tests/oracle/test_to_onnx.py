@@ -103,6 +103,17 @@ def test_an_example_on_a_kink_is_checked_elsewhere(kind, exporter):
     edgeasync.torch.to_onnx(module, x, exporter=exporter)
 
 
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize("exporter", EXPORTERS)
+def test_running_statistics_are_the_module_s_and_no_warning_says_otherwise(exporter, check):
+    module, x = pages()["norm of two"]
+    module[1].running_mean.fill_(0.5)
+    proto = edgeasync.torch.to_onnx(module, x, exporter=exporter, check=check)
+    graph = build_training_graph(proto.SerializeToString(), GraphSettings())
+    np.testing.assert_array_equal(graph.spec.views(graph.initial)["1.running_mean"], 0.5)
+    assert graph.warnings == ()
+
+
 class Hidden(nn.Module):
     """A last layer of zeros, as many begin, hides a stopped gradient before it."""
 

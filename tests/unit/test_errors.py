@@ -9,6 +9,7 @@ from edgeasync.errors import argument, with_flags
     ("name", "values", "python", "command"),
     [
         ("output", ["scores"], "output='scores'", "--output 'scores'"),
+        ("loss", ["mse"], "loss='mse'", "--loss 'mse'"),
         ("train", ["head.*"], "train=['head.*']", "--train 'head.*'"),
         ("freeze", ["a", "b[0].w"], "freeze=['a', 'b[0].w']", "--freeze 'a' --freeze 'b[0].w'"),
         ("train", ["it's"], 'train=["it\'s"]', '--train "it\'s"'),

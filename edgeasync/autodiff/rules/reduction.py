@@ -44,6 +44,15 @@ def _reduce_mean(step: Step) -> Gradients:
     return [_spread(step, _kept(step, share, axes))]
 
 
+@rule("ReduceL2")
+def _reduce_l2(step: Step) -> Gradients:
+    """Each value's share of the length; 0 where that is 0, as in torch."""
+    graph, op, axes = step.graph, step.graph.op, _axes(step)
+    length = _kept(step, step.output(), axes)
+    safe = op("Where", op("Equal", length, graph.scalar(0.0)), graph.scalar(1.0), length)
+    return [op("Mul", op("Div", step.input(0), safe), _kept(step, step.gradient, axes))]
+
+
 def count_of(step: Step, shape: Shape, axes: list[int]) -> str:
     """Return the number of values along `axes` of the first input, as a float32 scalar."""
     graph, count, follows = step.graph, 1, []

@@ -125,7 +125,7 @@ STOPPING = frozenset(
     {
         "And", "ArgMax", "ArgMin", "Ceil", "ConstantOfShape", "Equal", "EyeLike", "Floor", "Greater",
         "GreaterOrEqual", "Identity", "IsInf", "IsNaN", "Less", "LessOrEqual", "NonZero", "Not", "OneHot", "Or",
-        "Range", "Round", "Shape", "Sign", "Size", "Xor",
+        "RandomNormalLike", "RandomUniformLike", "Range", "Round", "Shape", "Sign", "Size", "Xor",
     }
 )  # fmt: skip
 """Operators whose results have no gradient, or zero almost everywhere: what is before them is not trained

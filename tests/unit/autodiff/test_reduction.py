@@ -7,7 +7,7 @@ from edgeasync.autodiff.build import build_training_graph
 from edgeasync.autodiff.settings import GraphSettings
 from tests.support.gradients import check, forward, numbers, run
 
-REDUCTIONS = ["ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin"]
+REDUCTIONS = ["ReduceSum", "ReduceMean", "ReduceL2", "ReduceMax", "ReduceMin"]
 
 
 @pytest.mark.parametrize("op", REDUCTIONS)
@@ -32,7 +32,15 @@ def test_or_none_where_the_model_says_so(op):
     check(f"y = {op}<noop_with_empty_axes=1>(h, axes)", (2, 3), parameters)
 
 
-@pytest.mark.parametrize("op", ["ReduceMean", "ReduceMax", "ReduceMin", "ReduceSum"])
+def test_a_length_of_0_has_the_gradient_0():
+    model = forward("h = Mul(x, w)\nn = ReduceL2(h, axes)\ny = Add(n, b)",
+                    {"w": numbers((3,), 1), "b": numbers((1,), 2), "axes": np.array([1])}, (3,))  # fmt: skip
+    graph = build_training_graph(model, GraphSettings(loss="mse"))
+    found = run(graph, {"x": np.zeros((2, 3), np.float32), "target": np.ones((2, 1), np.float32)})
+    np.testing.assert_array_equal(found["w.grad"], 0)
+
+
+@pytest.mark.parametrize("op", REDUCTIONS)
 @pytest.mark.parametrize("opset", [11, 12, 13, 17])
 def test_axes_as_an_attribute_of_an_older_opset(op, opset):
     """ReduceSum took them as an input from opset 13 on, the others from 18."""
