@@ -188,6 +188,7 @@ def choose_output(model: onnx.ModelProto, output: str | None) -> str:
         if len(chosen) != 1:
             dictionaries = [node.input[0] for node in model.graph.node if node.op_type == "ZipMap"]
             name = (*dictionaries, *chosen, *names)[0]
+            _check_domains(model, name)  # else who follows the advice is refused again
             raise GraphError(
                 f"the model has {len(names)} outputs ({', '.join(names)}); name the one to train: "
                 f"{argument('output', name)}, "
@@ -196,13 +197,17 @@ def choose_output(model: onnx.ModelProto, output: str | None) -> str:
         output = chosen[0]
     elif output not in {made for node in model.graph.node for made in node.output}:
         raise GraphError(f"the model has no tensor {output!r}; its outputs are {', '.join(names)}")
+    _check_domains(model, output)
+    return output
+
+
+def _check_domains(model: onnx.ModelProto, output: str) -> None:
     for node in needed(read_nodes(model.graph.node), [output]):
         if node.domain not in ("", ONNXRUNTIME):
             raise GraphError(
                 f"{node.where} is of the domain {node.domain!r}, which devices do not run; "
                 f"{producer_of(model).foreign}"
             )
-    return output
 
 
 def _may_be_float(value: onnx.ValueInfoProto) -> bool:

@@ -418,6 +418,18 @@ def test_scikit_learn_s_own_operators(standard, output):
     assert_trains(build_training_graph(nn.to_onnx(nn.Linear(4, 3), (4,)).SerializeToString(), GraphSettings()))
 
 
+def test_an_operator_behind_dictionaries_is_refused_at_once():
+    """Else the output that a refusal names would be refused in its turn."""
+    proto = insert(
+        classifier(standard=True),
+        node("ZipMap", "p", "dictionaries", domain="ai.onnx.ml", classlabels_int64s=[0, 1, 2]),
+    )
+    key = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
+    proto.graph.output[1].CopyFrom(helper.make_value_info("dictionaries", helper.make_sequence_type_proto(key)))
+    with pytest.raises(GraphError, match=r"\(LinearClassifier\) is of the domain 'ai.onnx.ml'"):
+        build_training_graph(proto.SerializeToString(), GraphSettings())
+
+
 def test_patterns_name_what_an_exporter_computed_or_merged():
     for make in (dynamo, onnxruntime):
         data = make().SerializeToString()
