@@ -57,6 +57,9 @@ async def train_async(
     keep_optimizer_state: bool | None = None,
     metrics: object = (),
     loss: LossSetting = "cross_entropy",
+    output: str | None = None,
+    train: str | Sequence[str] = (),
+    freeze: str | Sequence[str] = (),
     seed: int = 0,
     settings: Mapping[str, Any] | None = None,
     engine: Engine = "tasks",
@@ -88,6 +91,8 @@ async def train_async(
     - `keep_optimizer_state`: whether a worker's momentum and averages outlive its exchanges.
     - `metrics`: of `edgeasync.metrics`, objects or names; they come with `on_update`.
     - `loss`: for ONNX and layers, an object of `edgeasync.losses` or a name.
+    - `output`, `train`, `freeze`: for ONNX and layers, as the flags of `edgeasync hub`: the tensor that the loss
+      reads, and patterns of the parameters to train, `train=["head.*"]`, and not to train.
     - `seed`: of the first values, of the split, and of the order of examples.
     - `settings`: other sections of a hub's settings file, as tables: `{"codec": {"push": "int8"}}`.
     - `engine`: where workers run. `"tasks"`: in threads of this process. `"processes"`: each in a process of its
@@ -124,7 +129,7 @@ async def train_async(
     how: dict[str, Any] = {
         "settings": settings,
         "evaluate": evaluate,
-        "loss": loss,
+        "graph": {"loss": loss, "output": output, "train": train, "freeze": freeze},
         "seed": seed,
         "optimizer": optimizer,
         "batch_size": batch_size,
