@@ -65,7 +65,7 @@ def test_a_run_outlives_kills_and_the_absence_of_its_package(commands, environme
         (["hub", "--resume", run], "policy.staleness: plugin own_policy:Halving: no module 'own_policy'"),
         (
             ["hub", settings],
-            "policy.staleness.kind: invalid value 'halving'; did you mean hinge? If it is a plugin's, install its",
+            "ringmaster; if it is a plugin's, install its package",
         ),
         (["hub", plain, "--run", run], "plugin own_policy:Halving: no module 'own_policy'"),
         (["replay", run], "plugin own_policy:Halving: no module 'own_policy'"),
