@@ -11,7 +11,7 @@ import numpy as np
 
 from edgeasync import SGD, Hub, Policy, Run
 from edgeasync.async_train.communication import PLAIN, Exchanging, exchanging
-from edgeasync.async_train.given import as_loss, is_torch, put_back
+from edgeasync.async_train.given import as_loss, is_torch, put_back, settled
 from edgeasync.async_train.ignored import say_once
 from edgeasync.async_train.model import Model
 from edgeasync.async_train.running import Running, temporary_run
@@ -37,8 +37,7 @@ class ParameterServer(Running):
     """Holds a model, and applies the updates of workers as they come; docs/train/async_train.md has the arguments.
 
     `hub` is the hub that it is. After `wait_for_workers` and after `stop` the model that was given has the
-    trained values. It listens beyond
-    this machine with `keys`, or if it is `insecure`.
+    trained values. It listens beyond this machine with `keys`, or if it is `insecure`.
 
     >>> from edgeasync.async_train import ParameterServer, nn
     >>> with ParameterServer(nn.Sequential(nn.Linear(4, 2)), port=0) as server:
@@ -64,7 +63,7 @@ class ParameterServer(Running):
         **exchange: Unpack[Exchanging],
     ) -> None:
         self._model, self._started, self._comers = model, False, Comers()
-        self._how: dict[str, Any] = {
+        how: dict[str, Any] = {
             "model": travelling_model(model, loss_fn, input_shape),
             "run": checkpoint_dir or temporary_run(),
             "bind": f"tcp://{HERE if keys is None and not insecure else ANYWHERE}:{port or '*'}",
@@ -75,6 +74,7 @@ class ParameterServer(Running):
             "callbacks": [self._comers],
             "settings": {"checkpoint": {"every": f"{checkpoint_frequency} updates"}},
         }
+        self._how = settled(how)
         self.hub = Hub(**self._how)
 
     def start(self) -> Self:
