@@ -302,6 +302,15 @@ def test_a_proposal_sooner_than_half_the_interval_is_declined_and_does_not_count
     assert core.round.id == early.round
 
 
+def test_a_peer_whose_trainer_wants_a_round_waits_until_half_the_interval_has_passed():
+    world, _ = calm(3, round_every_s=4.0)
+    first = world.devices["peer-0"]
+    assert world.run(lambda: first.core.round is None, 2.0)
+    first.handle(RoundDue())
+    assert meet_in_a_round(world, set(world.names), 2.5)
+    assert not any("early" in report.detail for _, report in first.reports)
+
+
 def test_a_round_that_a_member_has_given_up_is_repeated_at_once_but_only_one_time():
     world, core, again = between_rounds(round_every_s=4.0)
     receive(world, core, "peer-0", Abandon(core.completed, "lost", ready=True))

@@ -107,6 +107,8 @@ class PeerCore:
         """Whether the last round began early, because a member had given up the one before."""
         self._retried: RoundId | None = None
         """A round that another member has given up, but not this one: it may be repeated early."""
+        self._half_s = -math.inf
+        """When half of the interval has passed for all members of the last round."""
         self._half_due = True
         self._waiting: Propose | None = None
         """A proposal that waits until the trainer has taken half of `round_steps`."""
@@ -184,7 +186,7 @@ class PeerCore:
             case RoundDue():
                 self._wanted = True
                 if self.round is None:
-                    self._due_s = min(self._due_s, now_s)
+                    self._due_s = min(self._due_s, max(now_s, self._half_s))
                 effects = self._take_up_waiting(now_s)
             case RoundHalfDue():
                 effects = self._take_up_waiting(now_s)
@@ -580,7 +582,8 @@ class PeerCore:
         self.round = None
         interval_s = self.settings.interval_s
         if interval_s is not None:  # and not early for a member that has completed the round only now
-            self._due_s = max(self._applied_s + interval_s, now_s + interval_s / 2)
+            self._half_s = now_s + interval_s / 2
+            self._due_s = max(self._applied_s + interval_s, self._half_s)
         else:
             self._due_s = now_s if self._wanted else math.inf
         self._linger_until_s = now_s + LINGER_LEASES_MAX * self.settings.lease_s
