@@ -39,6 +39,7 @@ from edgeasync.cli.options import (
     State,
     Target,
     Train,
+    TrustCode,
     given,
 )
 from edgeasync.cli.output import Printer, tell, visible
@@ -104,6 +105,7 @@ def hub(
         bool, typer.Option("--knocking", help="Record unknown keys for 'edgeasync keys pending'.")
     ] = False,
     insecure: Annotated[bool, typer.Option("--insecure", help="Listen beyond this machine without keys.")] = False,
+    trust_code: TrustCode = False,
     check: Annotated[
         bool, typer.Option("--check", help="Only print the most memory that this hub may need, part by part.")
     ] = False,
@@ -121,7 +123,7 @@ def hub(
     section = given(bind=bind, run=run, durability=durability, keys=keys, insecure=insecure, knocking=knocking)
     model = given(file=file, loss=loss, train=train, freeze=freeze, output=output, target=target)
     act = check_hub if check else run_hub
-    act(config, Flags(section, model, recovery, resume), Printer(json=json))
+    act(config, Flags(section, model, recovery, resume, trust_code), Printer(json=json))
 
 
 @app.command()
@@ -323,12 +325,13 @@ def export(
     best: Annotated[
         bool, typer.Option("--best", help="Write the best version by evaluation [default: the newest version].")
     ] = False,
+    trust_code: TrustCode = False,
     json: Json = False,
 ) -> None:
     """Write the model of a run as a plain ONNX file for inference. The run's hub may be running."""
     from edgeasync.cli.model import export_run
 
-    export_run(run, model, out, Printer(json=json), best=best)
+    export_run(run, model, out, Printer(json=json), best=best, trust_code=trust_code)
 
 
 @app.command()
@@ -347,12 +350,13 @@ def replay(
         Path | None,
         typer.Option(metavar="FILE.safetensors", help="Write the model after the last entry shown."),
     ] = None,
+    trust_code: TrustCode = False,
     json: Json = False,
 ) -> None:
     """Show what became of every update of a run. Only reads the run's folder; the run's hub may be running."""
     from edgeasync.cli.replay import replay_run
 
-    replay_run(run, until, checkpoint, export, Printer(json=json))
+    replay_run(run, until, checkpoint, export, Printer(json=json), trust_code=trust_code)
 
 
 @app.command()

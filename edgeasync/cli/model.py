@@ -105,7 +105,9 @@ def check_model(path: Path, flags: dict[str, Any], batch_size: int, printer: Pri
         )
 
 
-def export_run(run: Path, forward: Path | None, out: Path, printer: Printer, *, best: bool) -> None:
+def export_run(
+    run: Path, forward: Path | None, out: Path, printer: Printer, *, best: bool, trust_code: bool
+) -> None:
     """Write the trained model of a run, its newest version or the `best`, as an inference file."""
     try:
         from edgeasync.autodiff.export import export_model  # noqa: PLC0415 - needs onnx
@@ -120,7 +122,7 @@ def export_run(run: Path, forward: Path | None, out: Path, printer: Printer, *, 
         f"code, the trained arrays are in {run / MODEL_FILE}",
     )
     check_out("--out", out, source, run=run)
-    trained = best_model(run) if best else newest_model(run)
+    trained = (best_model if best else newest_model)(run, trust_code=trust_code)
     if local := local_patterns(run):
         trained.remarks.append(f"{', '.join(local)}: each device has its own values; these are the hub's")
     try:

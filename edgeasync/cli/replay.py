@@ -11,14 +11,20 @@ from edgeasync.runtime.model_file import VALUES_SUFFIX, save_model
 
 
 def replay_run(
-    run: Path, until: int | None, checkpoint: str | None, export: Path | None, printer: Printer
+    run: Path,
+    until: int | None,
+    checkpoint: str | None,
+    export: Path | None,
+    printer: Printer,
+    *,
+    trust_code: bool,
 ) -> None:
     """Tell the story of a run, and the state it has come to; write the model there if it is to be exported."""
     if export is not None:
         if export.suffix != VALUES_SUFFIX:
             raise ConfigError(f"--export {export}: write a name that ends in {VALUES_SUFFIX}")
         check_out("--export", export, run=run)
-    replay = RunReplay(run, until=until, checkpoint=checkpoint)
+    replay = RunReplay(run, until=until, checkpoint=checkpoint, trust_code=trust_code)
     try:
         _print_beginning(replay.beginning, printer)
 

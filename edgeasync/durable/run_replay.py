@@ -24,9 +24,17 @@ from edgeasync.core.recovery.log import Entry, event_of, read_entry
 from edgeasync.durable.checkpoint import CheckpointStore, Chosen, Manifest
 from edgeasync.durable.disk import FolderDisk, FolderSnapshot, ReadableDisk
 from edgeasync.durable.journal import read_journal, segment_names
-from edgeasync.durable.recovery import Recovered, Rules, open_checkpoint, read_rules
+from edgeasync.durable.recovery import (
+    NO_CODE,
+    Recovered,
+    Rules,
+    look_at_checkpoint,
+    open_checkpoint,
+    read_rules,
+)
 from edgeasync.errors import ConfigError, ModelMismatchError, StorageError
 from edgeasync.parameters import ParameterSpec
+from edgeasync.plugins import Trust, refuse_modules_in
 from edgeasync.policies.guards import plugins_of
 from edgeasync.protocol.messages import Duplicate, FirstOutcome, Push, Refuse, Rejected
 from edgeasync.protocol.wire import checksum
@@ -138,16 +146,25 @@ class JournalEnd(msgspec.Struct, frozen=True):
 class RunReplay:
     """The story of a run. Close it when it is told."""
 
-    def __init__(self, run: Path, *, until: int | None = None, checkpoint: str | None = None) -> None:
+    def __init__(
+        self,
+        run: Path,
+        *,
+        until: int | None = None,
+        checkpoint: str | None = None,
+        trust_code: bool = False,
+    ) -> None:
         """Look for where to begin: at `checkpoint`, or as early as can be; it is to end after entry `until`.
 
-        The `checkpoint` may be "latest": what a hub that is started again resumes from.
+        The `checkpoint` may be "latest": what a hub that is started again resumes from. Without `trust_code` no
+        plugin is imported, so a run under plugins is told up to its last checkpoint only.
 
         Raises `StorageError` for a folder that is no run or has nothing to begin from, `ConfigError` if entry
         `until` is not to be had.
         """
         self._run = run
         self._until = until
+        self._trust = Trust(installed=True, code=True) if trust_code else NO_CODE
         self._store, self._journal, manifests = _open_run(run)
         self._checkpoints = {manifest.journal: (name, manifest) for name, manifest in reversed(manifests)}
         self.created_s = 0.0
@@ -196,7 +213,7 @@ class RunReplay:
         than in the run; what came before has been told then.
         """
         state, until = self._state, self._until
-        if until is not None and until <= state.last:
+        if state.plugins or (until is not None and until <= state.last):
             return 0
         teller = _Teller(state.core)
 
@@ -212,13 +229,16 @@ class RunReplay:
     def _compare(self, number: int) -> None:
         """Where a run with plugins has a checkpoint, compare what they have decided; raises `PluginError`."""
         state, (name, manifest) = self._state, self._checkpoints.get(number, ("", None))
-        if manifest is None or not plugins_of(state.rules.policy) or read_rules(manifest, name) != state.rules:
+        if manifest is None or not plugins_of(state.rules.policy):
+            return
+        if read_rules(manifest, name, self._trust) != state.rules:
             return
         try:
             tensors = self._store.load(name, manifest.fingerprint)[1]
         except (StorageError, ModelMismatchError):
             return
-        saved = open_checkpoint(Chosen(name, manifest, tensors, []), Rules.make_core, lambda: bytes(16))
+        chosen = Chosen(name, manifest, tensors, [])
+        saved = open_checkpoint(chosen, Rules.make_core, lambda: bytes(16), self._trust)
         check_state(state.core, state.model, saved.core, saved.model, number)
 
     def summary(self) -> dict[str, Any]:
@@ -279,7 +299,10 @@ class RunReplay:
                     troubles.append(str(error))
                     continue
                 self.remarks += troubles + _earlier_parts([*leads[: leads.index(lead)], lead])
-                return self._open(Chosen(name, manifest, tensors, []))
+                found = self._open(Chosen(name, manifest, tensors, []))
+                if found.plugins and self._until is None:
+                    return self._begin_at(manifests, "latest")
+                return found
         if troubles:
             raise StorageError(f"no checkpoint can be used: {' | '.join(troubles)}")
         first = leads[-1].starts[0][1].journal
@@ -292,7 +315,14 @@ class RunReplay:
 
     def _open(self, chosen: Chosen) -> Recovered:
         self.created_s = chosen.manifest.created_s
-        return open_checkpoint(chosen, Rules.make_core, lambda: bytes(16))
+        if self._trust.code:
+            return open_checkpoint(chosen, Rules.make_core, lambda: bytes(16), self._trust)
+        found = look_at_checkpoint(chosen)
+        if found.plugins:
+            self.remarks = [_stops_at(chosen, found.plugins)]
+            if self._until is not None and self._until > found.last:
+                raise ConfigError(f"--until {self._until}: {self.remarks[0]}")
+        return found
 
 
 class _Teller:
@@ -393,11 +423,21 @@ class _Teller:
         )
 
 
+def _stops_at(chosen: Chosen, plugins: Sequence[str]) -> str:
+    """Return why a replay goes no further than its checkpoint."""
+    return (
+        f"stops at {chosen.name}, version {chosen.manifest.version}: what came later was decided by "
+        f"{', '.join(plugins)}, and no code that a run's folder names is imported; if you trust the folder, allow "
+        "it with trust_code=True (--trust-code)"
+    )
+
+
 def look_at(run: Path) -> RunFolder:
     """Return what a run's folder holds, while a hub may be at work there; raises `StorageError`.
 
     A hub drops what its checkpoints cover. So the journal is opened between two looks at them that are the same.
     """
+    refuse_modules_in(run)
     disk = FolderDisk(run)
     store = CheckpointStore(disk, keep=1)
     checkpoints = store.manifests()

@@ -36,6 +36,7 @@ from edgeasync.durable.recovery import Rules
 from edgeasync.durable.run import Durability, Run
 from edgeasync.errors import AddressError, ConfigError, EdgeAsyncError, PluginError, StorageError
 from edgeasync.parameters import ParameterSpec, Vector
+from edgeasync.plugins import refuse_modules_in
 from edgeasync.policies.policy import PolicySet
 from edgeasync.protocol import wire
 from edgeasync.protocol.graph import ShippedGraph
@@ -102,6 +103,7 @@ class Hub:
       folder's allow-list are admitted. With `knocking` the hub records other keys, so that a person can accept
       them.
     - `insecure` lets a hub without keys listen beyond this machine.
+    - With `trust_code` the hub imports plugins that only the run's folder names.
     - `recordable` is `False` for a run that nobody resumes: its policy then need not have a name.
     - `on_best` is called on the loop with the best version so far and its evaluation, when that is to be written.
     - `history_rows_max` bounds the rows of the history in the run folder; with 0 there is none.
@@ -131,6 +133,7 @@ class Hub:
         keys: Path | None = None,
         knocking: bool = False,
         insecure: bool = False,
+        trust_code: bool = False,
         recordable: bool = True,
         record: bytes | None = None,
         on_report: OnReport | None = None,
@@ -138,6 +141,7 @@ class Hub:
         observe: Observe | None = None,
         context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
     ) -> None:
+        refuse_modules_in(run)
         check_bind(bind, insecure=insecure or keys is not None)
         if keys is not None and bind.startswith("inproc:"):
             raise AddressError(
@@ -195,6 +199,7 @@ class Hub:
             FolderDisk(run, self._folder.check),
             Rules(spec, policy, settings, graph is not None, recordable),
             history_rows_max=history_rows_max,
+            trust_code=trust_code,
         )
         self._log: GroupCommit | None = None
         self._unwritten = ""

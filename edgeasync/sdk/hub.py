@@ -70,6 +70,7 @@ class Hub(Service):
         keys: str | Path | None = None,
         knocking: bool = False,
         insecure: bool = False,
+        trust_code: bool = False,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
@@ -79,6 +80,7 @@ class Hub(Service):
         """The run's folder."""
         self._model = model
         self._bind = bind
+        self._trust_code = trust_code
         self._shape = input_shape
         self._callbacks = callbacks
         said = {"run": str(self.path), "bind": bind, "seed": seed, "knocking": knocking, "insecure": insecure}
@@ -196,7 +198,7 @@ class Hub(Service):
             self._told, reason = told, "interrupted"
             told.on_stop = self.finish
             self._observer = observer = Observer(self._planned["until"], 0, self._tell, listening=self._note_ready)
-            self._hub = make_hub(plan, self._bind, observer)
+            self._hub = make_hub(plan, self._bind, observer, trust_code=self._trust_code)
             observer.watch(self._hub, asyncio.get_running_loop())
             if self._finishing:
                 observer.finish(self._finishing)

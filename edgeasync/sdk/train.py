@@ -53,6 +53,7 @@ async def train_async(
     loss: LossSetting = "cross_entropy",
     seed: int = 0,
     settings: Mapping[str, Any] | None = None,
+    trust_code: bool = False,
     engine: Engine = "tasks",
     ray_address: str | None = None,
     topology: Literal["star", "ring", "all_to_all"] = "star",
@@ -83,6 +84,8 @@ async def train_async(
     - `loss`: for ONNX and layers, an object of `edgeasync.losses` or a name.
     - `seed`: of the first values, of the split, and of the order of examples.
     - `settings`: other sections of a hub's settings file, as tables: `{"codec": {"push": "int8"}}`.
+    - `trust_code`: whether a folder that is continued may name plugins that `policy` does not have. They are
+      imported, and run with your rights. Without it only installed ones are.
     - `engine`: where workers run. `"tasks"`: in threads of this process. `"processes"`: each in a process of its
       own (extra `processes`). `"ray"`: as actors on a Ray cluster (extra `ray`). In the last two a worker that
       dies comes back.
@@ -162,7 +165,7 @@ async def train_async(
             listening = asyncio.Event()
             observer = Observer(until, examples, told.tell, listening.set, ends_diverged=True)
             told.on_stop = observer.finish_soon
-            return await _serve(plan, crew, observer, listening)
+            return await _serve(plan, crew, observer, listening, trust_code=trust_code)
 
     try:
         found = await (with_hub() if topology == "star" else with_peers())
@@ -178,12 +181,14 @@ async def train_async(
 train = blocking(train_async, "train")
 
 
-async def _serve(plan: Plan, workers: Workers, observer: Observer, listening: asyncio.Event) -> Run:
+async def _serve(
+    plan: Plan, workers: Workers, observer: Observer, listening: asyncio.Event, *, trust_code: bool
+) -> Run:
     """Run the hub on this loop and its workers wherever they are; return the run."""
     reason = "interrupted"
     try:
         async with workers:
-            hub = make_hub(plan, workers.bind, observer, workers.context, workers.keys)
+            hub = make_hub(plan, workers.bind, observer, workers.context, workers.keys, trust_code=trust_code)
             observer.watch(hub, asyncio.get_running_loop())
 
             async def serve() -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from edgeasync.core.arrays.hub_model import Model, ModelState, Snapshot, WaitingUpdates
 from edgeasync.core.arrays.published_model import Publisher, PublisherState
-from edgeasync.core.arrays.state_codec import Array, decode_state, encode_state
+from edgeasync.core.arrays.state_codec import Array, decode_state, encode_state, take_values
 from edgeasync.core.hub.budgets import BudgetState
 from edgeasync.core.hub.digests import digest
 from edgeasync.core.hub.events import Evaluated
@@ -25,7 +25,7 @@ from edgeasync.core.hub.membership import Member
 from edgeasync.core.hub.policy_engine import PolicyEngineState
 from edgeasync.core.hub.publish_schedule import PublishState
 from edgeasync.errors import StorageError
-from edgeasync.parameters import ParameterSpec
+from edgeasync.parameters import ParameterSpec, Vector
 
 SCALARS = "scalars"
 
@@ -226,15 +226,34 @@ def restore(tensors: Mapping[str, Array], core: HubCore, model: Model, publisher
 
     After an error core, model and publisher may be half restored: do not use them.
     """
-    prefix, names = _prefix(model.spec), {parameter.name for parameter in model.spec.parameters}
+    scalars, parameters, arrays = _take_apart(tensors, model.spec)
+    load_state(core, scalars.core)
+    model.load_state(scalars.model, parameters, arrays)
+    publisher.load_state(scalars.publisher, arrays)
+
+
+def restore_core(tensors: Mapping[str, Array], core: HubCore) -> Vector:
+    """Resume a core under whatever policy, to be looked at; return the model's current version.
+
+    Raises `StorageError` if it cannot.
+    """
+    scalars, parameters, _ = _take_apart(tensors, core.spec)
+    load_state(core, scalars.core)
+    return core.spec.flatten(
+        {one.name: take_values(parameters, one.name, one.shape) for one in core.spec.parameters}
+    )
+
+
+def _take_apart(
+    tensors: Mapping[str, Array], spec: ParameterSpec
+) -> tuple[_Scalars, Mapping[str, Array], Mapping[str, Array]]:
+    """Return the scalars, the model's parameters and the other arrays of a state; raises `StorageError`."""
+    prefix, names = _prefix(spec), {parameter.name for parameter in spec.parameters}
     parameters = {name: array for name, array in tensors.items() if name in names}
     arrays = {name.removeprefix(prefix): array for name, array in tensors.items() if name not in names}
     if SCALARS not in arrays:
         raise StorageError(f"the hub's state is not whole: {SCALARS} is missing")
-    scalars = decode_state(arrays[SCALARS].tobytes(), _Scalars)
-    load_state(core, scalars.core)
-    model.load_state(scalars.model, parameters, arrays)
-    publisher.load_state(scalars.publisher, arrays)
+    return decode_state(arrays[SCALARS].tobytes(), _Scalars), parameters, arrays
 
 
 def succeed(core: HubCore, old: HubCore) -> None:

@@ -212,14 +212,14 @@ def run_under(policy, folder, updates):
 @pytest.mark.parametrize("path", SLY)
 def test_one_that_decides_differently_in_a_replay_is_found_out_by_name(path, tmp_path, monkeypatch):
     run_under(Policy(**SLY[path]), tmp_path / "run", 60)
-    again = RunReplay(tmp_path / "run")
+    again = RunReplay(tmp_path / "run", trust_code=True)
     try:
         again.tell(lambda _: True)
     finally:
         again.close()
     monkeypatch.setattr(sly, "SLY", "differ")
     name = next(iter(plugins_of(Policy(**SLY[path])).values())).__class__.__name__
-    replay = RunReplay(tmp_path / "run")
+    replay = RunReplay(tmp_path / "run", trust_code=True)
     with pytest.raises(PluginError, match=rf"{re.escape(f'policy.{path} {sly.__name__}:{name}')} decides"):
         replay.tell(lambda _: True)
     replay.close()
@@ -245,11 +245,11 @@ def test_one_that_goes_wrong_in_mid_run_ends_it_with_the_last_good_version(path,
             callbacks=[turn],
         )
     monkeypatch.setattr(sly, "SLY", "")
-    replay = RunReplay(tmp_path / "run")
+    replay = RunReplay(tmp_path / "run", trust_code=True)
     replay.tell(lambda _: True)
     told = replay.summary()
     replay.close()
-    kept = Run.open(tmp_path / "run")
+    kept = Run.open(tmp_path / "run", trust_code=True)
     assert kept.version in (told["version"], told["version"] - 1), "but what it did not bear"
     assert all(np.isfinite(array).all() for array in kept.arrays.values())
     assert run_under(policy, tmp_path / "run", told["updates_applied"] + 20).updates > told["updates_applied"]

@@ -68,7 +68,7 @@ def test_what_cannot_be_gone_on_with(tmp_path):
         read_record(run_folder(tmp_path / "new", settings, checkpoint=False))
     run = run_folder(tmp_path / "old", settings)
     (run / RECORD_FILE).write_bytes(b"{")
-    with pytest.raises(StorageError, match="cannot be read"):
+    with pytest.raises(StorageError, match="damaged"):
         read_record(run)
     (run / RECORD_FILE).write_bytes(b'{"hub": {"colour": "red"}}')
     with pytest.raises(ConfigError, match="colour"):
