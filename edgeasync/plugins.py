@@ -4,14 +4,16 @@ A name is `package.module:Name`, or one that an installed package has registered
 """
 
 import importlib
+import importlib.util
 import os
 import re
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Protocol
 
 import msgspec
@@ -106,13 +108,8 @@ def find_code(name: str, where: str) -> Callable[..., Any]:
     Raises `PluginError` for a module in a run's folder. An exception of the module itself passes through.
     """
     module_name, _, path = name.partition(":")
-    if (refused := next(filter(_is_refused, _places(module_name)), None)) is not None:
-        raise PluginError(
-            f"{where}: its module {refused} is in the folder of a run, and no code is imported from there; "
-            "install its package, or move the module elsewhere"
-        )
     try:
-        found: Any = importlib.import_module(module_name)
+        found: Any = _import_outside_runs(module_name, where)
     except ModuleNotFoundError as error:
         missing = error.name or module_name
         if not f"{module_name}.".startswith(f"{missing}."):
@@ -153,26 +150,23 @@ def _is_refused(place: str) -> bool:
     return False
 
 
-def _places(module_name: str) -> Iterator[str]:
-    """Yield the files and folders that an import of a module would run or search, without importing anything."""
-    parts = module_name.split(".")
-    path: list[str] | None = None
-    for count in range(1, len(parts) + 1):
-        name = ".".join(parts[:count])
+def _import_outside_runs(module_name: str, where: str) -> ModuleType:
+    """Import a module and the packages that it is in; raises `PluginError` before one in a run's folder would run."""
+    names = module_name.split(".")
+    for count in range(1, len(names) + 1):
+        name = ".".join(names[:count])
         known = sys.modules.get(name)
-        spec = getattr(known, "__spec__", None)
-        for finder in [] if spec is not None else sys.meta_path:
-            find_spec = getattr(finder, "find_spec", None)
-            if find_spec is not None and (spec := find_spec(name, path)) is not None:
-                break
-        if spec is None:
-            return
-        if spec.has_location and spec.origin is not None:
-            yield spec.origin
-        if spec.submodule_search_locations is None:
-            return
-        path = list(spec.submodule_search_locations)
-        yield from path
+        spec = importlib.util.find_spec(name) if known is None else known.__spec__
+        places = [] if spec is None else list(spec.submodule_search_locations or ())
+        if spec is not None and spec.has_location and spec.origin is not None:
+            places.append(spec.origin)
+        if (refused := next(filter(_is_refused, places), None)) is not None:
+            raise PluginError(
+                f"{where}: its module {refused} is in the folder of a run, and no code is imported from there; "
+                "install its package, or move the module elsewhere"
+            )
+        found = importlib.import_module(name)
+    return found
 
 
 @lru_cache(maxsize=8)

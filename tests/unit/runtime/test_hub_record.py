@@ -10,7 +10,7 @@ import pytest
 
 from edgeasync.config import Section, convert, read_toml
 from edgeasync.core.hub.settings import HubCoreSettings
-from edgeasync.errors import ConfigError, StorageError
+from edgeasync.errors import ConfigError, PluginError, StorageError
 from edgeasync.plugins import Plugin
 from edgeasync.policies.frequency import Interval
 from edgeasync.policies.monitor import Monitor
@@ -19,6 +19,7 @@ from edgeasync.policies.policy import DelayCompensation, Plateau, Policy, WarmUp
 from edgeasync.runtime.graph_model import FORWARD_FILE
 from edgeasync.runtime.hub import RECORD_FILE, Hub
 from edgeasync.runtime.hub_settings import RECORD_FORMAT, HubSettings, read_record
+from edgeasync.runtime.machine import half_of_memory_bytes
 from edgeasync.sdk.stop import Stop
 from edgeasync.sdk.train import train
 from edgeasync.training.numpy_models import SoftmaxModel
@@ -60,6 +61,23 @@ def test_the_model_comes_with_the_folder(tmp_path):
     assert read_record(run).model.file == str(Path("m.onnx").absolute())
     (run / FORWARD_FILE).write_bytes(b"")
     assert read_record(run).model.file == str(run / FORWARD_FILE)
+
+
+def test_a_folder_names_no_code_and_raises_no_limit(tmp_path):
+    custom = convert({"model": {"kind": "custom", "factory": "pytest:main"}}, HubSettings, where="test")
+    run = run_folder(tmp_path / "custom", custom)
+    with pytest.raises(PluginError, match=r"hub.json: \[model\] factory pytest:main: is code that only the run's"):
+        read_record(run)
+    assert read_record(run, trust_code=True).model.factory == "pytest:main"
+
+    model = ONNX["model"] | {"build_s_max": 5000.0, "build_memory_bytes_max": "4000 GiB"}
+    run = run_folder(tmp_path / "large", convert(ONNX | {"model": model}, HubSettings, where="test"))
+    found, trusted = read_record(run).model, read_record(run, trust_code=True).model
+    assert (found.build_s_max, trusted.build_s_max) == (300.0, 5000.0)
+    assert found.build_memory_bytes_max == half_of_memory_bytes() < trusted.build_memory_bytes_max
+    model = ONNX["model"] | {"build_s_max": 5.0, "build_memory_bytes_max": "1 MiB"}
+    run = run_folder(tmp_path / "small", convert(ONNX | {"model": model}, HubSettings, where="test"))
+    assert read_record(run).model == read_record(run, trust_code=True).model, "lower limits stay"
 
 
 def test_what_cannot_be_gone_on_with(tmp_path):
