@@ -151,7 +151,7 @@ def _is_refused(place: str) -> bool:
 
 
 def _import_outside_runs(module_name: str, where: str) -> ModuleType:
-    """Import a module and the packages that it is in; raises `PluginError` before one in a run's folder would run."""
+    """Import a module and its packages; raises `PluginError` before one in a run's folder would run."""
     names = module_name.split(".")
     for count in range(1, len(names) + 1):
         name = ".".join(names[:count])

@@ -17,6 +17,7 @@ import xxhash
 from msgspec import Meta
 
 from edgeasync.durable.disk import Disk
+from edgeasync.durable.json_file import check_json
 from edgeasync.durable.tensors import read_tensors, tensor_parts
 from edgeasync.errors import ModelMismatchError, StorageError
 from edgeasync.protocol.wire import Buffer, checksum
@@ -262,16 +263,14 @@ class CheckpointStore:
     def _manifest(self, name: str) -> Manifest:
         """Read and check a manifest; raises `StorageError`."""
         content = self._read(name + _MANIFEST)
-        try:
-            version = msgspec.json.decode(content, type=ready(_Format)).format
-            if version > FORMAT:
-                raise StorageError(
-                    f"{name}: is of checkpoint format {version}, and this edgeasync reads format 1 to {FORMAT}; "
-                    "start the version of edgeasync that wrote it, or a newer one"
-                )
-            manifest = msgspec.json.decode(content, type=ready(Manifest))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise StorageError(f"{name}{_MANIFEST}: damaged ({error}); {_REMEDY}") from error
+        where = f"{name}{_MANIFEST}"
+        version = check_json(content, _Format, where=where, remedy=_REMEDY).format
+        if version > FORMAT:
+            raise StorageError(
+                f"{name}: is of checkpoint format {version}, and this edgeasync reads format 1 to {FORMAT}; "
+                "start the version of edgeasync that wrote it, or a newer one"
+            )
+        manifest = check_json(content, Manifest, where=where, remedy=_REMEDY)
         unsealed = msgspec.structs.replace(manifest, seal="")
         # A damaged name of a field that has a default would pass for one that is not there.
         sound = manifest.seal == _seal(unsealed) and msgspec.json.encode(manifest) == content

@@ -5,11 +5,9 @@ import stat
 from pathlib import Path
 from typing import TypeVar
 
-import msgspec
-
 from edgeasync.errors import StorageError
 from edgeasync.protocol.wire import Buffer
-from edgeasync.structs import ready
+from edgeasync.structs import parse_json
 
 Kind = TypeVar("Kind")
 
@@ -29,12 +27,12 @@ def read_json(path: Path, kind: type[Kind], *, remedy: str) -> Kind:
         raise
     except OSError as error:
         raise StorageError(f"{path}: cannot be read: {error.strerror}; fix its rights") from error
-    return parse_json(content, kind, where=str(path), remedy=remedy)
+    return check_json(content, kind, where=str(path), remedy=remedy)
 
 
-def parse_json(content: Buffer, kind: type[Kind], *, where: str, remedy: str) -> Kind:
-    """Parse JSON into a type; raises `StorageError`, which begins with `where` and ends with the `remedy`."""
+def check_json(content: Buffer, kind: type[Kind], *, where: str, remedy: str) -> Kind:
+    """Parse the JSON of a file into a type; raises `StorageError` that says where, and the `remedy`."""
     try:
-        return msgspec.json.decode(content, type=ready(kind))
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        return parse_json(content, kind)
+    except ValueError as error:
         raise StorageError(f"{where}: damaged ({error}); {remedy}") from error

@@ -17,12 +17,12 @@ from edgeasync.core.hub.evaluation_tracker import is_better
 from edgeasync.core.hub.events import Evaluated
 from edgeasync.core.hub.lineage import Ancestry
 from edgeasync.durable.files import is_locked
+from edgeasync.durable.json_file import read_json
 from edgeasync.durable.run_replay import Line, RunReplay, look_at
 from edgeasync.errors import ConfigError, StorageError
 from edgeasync.protocol.messages import ModelVersion
 from edgeasync.runtime.hub import RECORD_FILE
 from edgeasync.runtime.model_file import BEST_FILE, MODEL_FILE, read_model
-from edgeasync.structs import ready
 
 
 class TrainedModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -191,6 +191,6 @@ def local_patterns(run: Path) -> list[str]:
 
 def _record(run: Path) -> _Record:
     try:
-        return msgspec.json.decode((run / RECORD_FILE).read_bytes(), type=ready(_Record))
-    except (OSError, msgspec.DecodeError):
+        return read_json(run / RECORD_FILE, _Record, remedy="")
+    except (FileNotFoundError, StorageError):
         return _Record(_Record.Hub())

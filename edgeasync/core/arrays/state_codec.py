@@ -25,6 +25,17 @@ Array = npt.NDArray[np.float32] | npt.NDArray[np.uint8]
 
 State = TypeVar("State", bound=msgspec.Struct)
 
+_WRONG = (
+    msgspec.DecodeError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    LookupError,
+    ArithmeticError,
+    RecursionError,
+)
+"""What reading a state raises whose checksum fits: somebody may have made it on purpose."""
+
 _FORMAT_BYTES, _CHECKSUM_BYTES = 2, 8
 _FRONT_BYTES = _FORMAT_BYTES + _CHECKSUM_BYTES
 
@@ -54,7 +65,7 @@ def decode_state(sealed: bytes, kind: type[State], upgrade: Upgrade | None = Non
         if upgrade is None or made_by == FORMAT:
             return msgspec.msgpack.decode(body, type=ready(kind))
         return msgspec.convert(upgrade(msgspec.msgpack.decode(body), made_by), ready(kind), builtin_types=(bytes,))
-    except (msgspec.DecodeError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
+    except _WRONG as error:
         raise StorageError(f"not the state of a hub: {error}") from error
 
 

@@ -126,7 +126,7 @@ def read_entry(content: wire.Buffer, made_by: int) -> Entry:
     """Read an entry of a journal of that format; raises `StorageError` if it cannot be read."""
     try:
         entry = _decode(content)
-    except (msgspec.DecodeError, ValueError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise StorageError(
             f"an entry of the journal cannot be read ({error}): another version wrote it"
         ) from error
