@@ -177,7 +177,9 @@ def agent(
     enrol: Annotated[
         str | None,
         typer.Option(
-            metavar="TOKEN", help="Token from 'edgeasync keys enrol', to bring this device's own key to the hub."
+            metavar="TOKEN",
+            help="Token from 'edgeasync keys enrol', to bring this device's own key to the hub; - reads it from "
+            "standard input, so that no other user of the machine sees it.",
         ),
     ] = None,
     hub_key: Annotated[

@@ -41,7 +41,7 @@ from edgeasync.sdk.workers.base import (
     seed_of,
     worker_name,
 )
-from edgeasync.sdk.workers.files import make_folder, remove_folder, write_files
+from edgeasync.sdk.workers.files import make_folder, write_files
 from edgeasync.sdk.workers.peer_job import INITIAL_FILE, PeerJob, diverged_file, model_file, note_end
 from edgeasync.sdk.workers.processes import run_process
 from edgeasync.training.evaluation import Evaluator
@@ -179,7 +179,8 @@ class PeerWorkers:
 
     async def __aenter__(self) -> Self:
         """Make keys, and write what the workers need into a folder that only this user can open."""
-        self.folder = await make_folder(self._write)
+        self._temporary = await make_folder(self._write)
+        self.folder = self._temporary.path
         self._pairs = [KeyPair.make() for _ in self._shares]
         self._peers = Peers(
             peer=tuple(
@@ -197,7 +198,7 @@ class PeerWorkers:
 
     async def __aexit__(self, *_: object) -> None:
         """Remove the folder."""
-        await remove_folder(self.folder)
+        await in_thread(self._temporary.remove)
 
     def _write(self, folder: Path) -> None:
         np.save(folder / INITIAL_FILE, self._initial)

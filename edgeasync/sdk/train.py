@@ -2,11 +2,8 @@
 
 import asyncio
 import contextlib
-import shutil
-import tempfile
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,6 +26,7 @@ from edgeasync.sdk.shares import check_epochs, split
 from edgeasync.sdk.stop import Stop
 from edgeasync.sdk.workers.base import Workers, examples_of, run_together
 from edgeasync.sdk.workers.engines import Engine, make_workers
+from edgeasync.temporary import TemporaryFolder
 
 DEFAULT_EPOCHS = 10.0
 """How long `train` trains if nothing is said."""
@@ -234,5 +232,5 @@ def _folder(run: str | Path | None) -> tuple[Path, Callable[[], None] | None]:
     """Return the run's folder and, if it is a temporary one, what removes it."""
     if run is not None:
         return as_path(run, "run"), None
-    kept = tempfile.mkdtemp(prefix="edgeasync-run-")
-    return Path(kept) / "run", partial(shutil.rmtree, kept, ignore_errors=True)
+    kept = TemporaryFolder("run-")
+    return kept.path / "run", kept.remove
