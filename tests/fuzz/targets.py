@@ -42,6 +42,7 @@ from edgeasync.protocol.messages import Hello, StatusRequest
 from edgeasync.runtime.status import fetch_status
 from edgeasync.sdk.history import History
 from edgeasync.training.graph_check import check_graph
+from tests.fuzz.files import FILES
 from tests.support.coded import flat
 from tests.support.graphs import forward_model
 from tests.support.keyed import Proxy, ask, client, start_hub
@@ -454,4 +455,5 @@ TARGETS = {
     "npz": Npz,
     "handshake": Handshake,
     "plain-handshake": PlainHandshake,
+    **FILES,
 }
