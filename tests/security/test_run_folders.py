@@ -152,21 +152,24 @@ class Evil:
         return eval, ("open('executed', 'w')",)
 
 
-FOLDERS = [
-    plugin,
-    plugin_by_its_path,
-    plugin_of_a_package_in_the_folder,
-    many_plugins,
-    factory_of_an_installed_module,
-    factory_in_the_folder,
-    address_of_all_networks,
-    address_that_is_a_file,
-    keys_of_a_stranger,
-    files_elsewhere,
-    a_text_in_place_of_a_model,
-    data_elsewhere,
-    links,
-]
+NOT_TRUSTED = "is code that only the run's folder names"
+
+FOLDERS = {
+    plugin: (2, NOT_TRUSTED),
+    plugin_by_its_path: (2, NOT_TRUSTED),
+    plugin_of_a_package_in_the_folder: (2, "is in the folder of a run, and no code is imported from there"),
+    many_plugins: (2, NOT_TRUSTED),
+    factory_of_an_installed_module: (2, NOT_TRUSTED),
+    factory_in_the_folder: (2, NOT_TRUSTED),
+    address_of_all_networks: (8, "if you want that, add --bind tcp://0.0.0.0:* --insecure\n"),
+    address_that_is_a_file: (8, "if you want that, add --bind ipc:///"),
+    keys_of_a_stranger: (8, "if you want that, add --bind tcp://0.0.0.0:* --keys /"),
+    files_elsewhere: (3, "evaluation.data"),
+    a_text_in_place_of_a_model: (10, "not a readable ONNX model"),
+    data_elsewhere: (0, "stopped"),
+    links: (9, "hub.json: damaged"),
+}
+"""What a stranger does, and how `hub --resume` ends then: its exit code, and words that it says."""
 
 
 def steps(run, place):
@@ -225,9 +228,11 @@ def test_a_folder_of_a_stranger_runs_no_code_and_opens_nothing(spoil, trained, t
     spoil(run, outside)
     before = content(outside)
 
-    results, noted = audited(steps(run, place), place, run, tmp_path)
+    results, noted = audited(steps(run, place), place, run, tmp_path, fresh=run)
     for step, (_, printed) in zip(steps(run, place), results, strict=True):
         assert "Traceback" not in printed, f"{step}: {printed}"
+    (code, printed), (wanted, words) = results[-2], FOLDERS[spoil]
+    assert (code, words in printed) == (wanted, True), printed
     installation = (sys.prefix, sys.base_prefix, str(ROOT / "edgeasync"), str(ROOT / "tests" / "support"), "<")
     executed = {value for what, value in noted if what == "exec"}
     assert not [name for name in executed if not name.startswith((*installation, str(AUDIT)))]

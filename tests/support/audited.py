@@ -10,6 +10,7 @@ import importlib
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -31,10 +32,18 @@ MODULES = (
 AUDIT = Path(__file__).with_name("audit")
 
 
-def audited(steps, folder, *searched):
-    """Run steps in a folder; modules are searched in the folders `searched`, too. Return results and the log."""
+def audited(steps, folder, *searched, fresh=None):
+    """Run steps in a folder; modules are searched in the folders `searched`, too. Return results and the log.
+
+    Each step finds the folder `fresh` as it is now.
+    """
     paths = {name: folder / name for name in ("steps.json", "results.json", "audit.log")}
-    paths["steps.json"].write_text(json.dumps([[str(part) for part in step] for step in steps]))
+    kept = None
+    if fresh is not None:
+        kept = folder / "fresh"
+        shutil.copytree(fresh, kept, symlinks=True)
+    told = {"steps": [[str(part) for part in step] for step in steps], "kept": str(kept), "fresh": str(fresh)}
+    paths["steps.json"].write_text(json.dumps(told))
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(map(str, (AUDIT, ROOT, *searched))),
         "PYTHONDONTWRITEBYTECODE": "1",
@@ -62,7 +71,12 @@ def main():
         return bound(socket, address)
 
     bound, zmq.Socket.bind = zmq.Socket.bind, bind
-    results = [forked(step) for step in json.loads(Path(sys.argv[1]).read_text())]
+    told, results = json.loads(Path(sys.argv[1]).read_text()), []
+    for step in told["steps"]:
+        if told["fresh"] != "None":  # by programs that are not audited
+            subprocess.run(["rm", "-rf", told["fresh"]], check=True)
+            subprocess.run(["cp", "-a", told["kept"], told["fresh"]], check=True)
+        results.append(forked(step))
     Path(sys.argv[2]).write_text(json.dumps(results))
 
 
