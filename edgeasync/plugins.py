@@ -137,7 +137,7 @@ _INSTALLATION = [os.path.realpath(sysconfig.get_path(kind)) for kind in ("stdlib
 def refuse_modules_in(run: Path) -> None:
     """Import no module from the folder of a run, from now on in this process.
 
-    Whoever made the folder would run code here. Call this before you read anything from the folder.
+    A stranger may have made the folder. Call this before you read anything from it.
     """
     _REFUSED.update((os.path.realpath(run), os.path.abspath(run)))  # noqa: PTH100 - links stay as they are
 

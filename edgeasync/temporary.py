@@ -17,7 +17,7 @@ _held: set[int] = set()
 
 
 class TemporaryFolder:
-    """A new folder that only this user can open. What is not removed, a later program removes."""
+    """A new folder that only this user can open. If it is not removed, a later program removes it."""
 
     def __init__(self, purpose: str = "") -> None:
         remove_leftovers()

@@ -31,7 +31,7 @@ from edgeasync.protocol.graph import ShippedGraph
 from edgeasync.protocol.messages import ModelVersion
 
 NO_CODE = Trust()
-"""Whoever only reads a folder imports nothing that it names."""
+"""A command that only reads a folder imports nothing that it names."""
 
 
 class Rules(msgspec.Struct, frozen=True):

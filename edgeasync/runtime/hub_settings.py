@@ -288,8 +288,7 @@ def read_record(run: Path, *, trust_code: bool = False) -> HubSettings:
         )
     if "policy" in table:
         table["policy"] = upgraded(table["policy"], written)
-    if written <= LAST_WITHOUT_QUIET:
-        _upgrade(table)
+    _upgrade(table, written)
     trust = Trust(installed=True, code=trust_code)
     settings = convert(table, HubSettings, where=str(path), find=trust.find_policy)
     model, forward = settings.model, run / FORWARD_FILE
@@ -302,8 +301,13 @@ def read_record(run: Path, *, trust_code: bool = False) -> HubSettings:
     return replace(settings, model=model, hub=replace(settings.hub, run=str(run)))
 
 
-def _upgrade(table: dict[str, Any]) -> None:
-    """Convert a record without `quiet`: its run resumes under the rules that it was begun under."""
+def _upgrade(table: dict[str, Any], written: int) -> None:
+    """Convert a record of an older format: its run resumes under the rules that it was begun under."""
+    model = table.get("model")
+    if isinstance(model, dict) and "build_bytes_max" in model:  # its old name, also in some of this format
+        model["build_memory_bytes_max"] = model.pop("build_bytes_max")
+    if written > LAST_WITHOUT_QUIET:
+        return
     evaluation, hub = table.get("evaluation"), table.setdefault("hub", {})
     if isinstance(evaluation, dict) and "every_updates" in evaluation:
         evaluation["every"] = f"{evaluation.pop('every_updates')} updates"

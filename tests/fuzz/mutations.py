@@ -68,7 +68,7 @@ def _nest(random, content, inputs):
 
 
 def _spoil_text(random, content, inputs):
-    """Insert what is not UTF-8, what ends a name of a file, or what is no number of any machine."""
+    """Insert what is not UTF-8, what ends the name of a file, or a number that does not fit into 64 bits."""
     place = _place(random, content)
     content[place:place] = random.choice(
         (b"\xff", b"\xc3", b"\xed\xa0\x80", b"\0", b"1e999", b"-", b"NaN", b"9" * 400)

@@ -31,7 +31,7 @@ LOW_ORDER = (
     FIELD + 1,
 )
 WEAK = [(one + high).to_bytes(32, "little") for one in LOW_ORDER for high in (0, 1 << 255)]
-"""All encodings of points of low order: whoever knows none of the secrets computes the shared one."""
+"""All encodings of points of low order: the shared secret is known without either of the two."""
 
 
 def issue(keys, address, name="pi-1", now_s=None):

@@ -105,7 +105,7 @@ def _is_dense(name: str) -> bool:
 
 
 def plugin_parts(name: str) -> list[str]:
-    """Return the parts of a codec's name that only a plugin could be. None is imported."""
+    """Return the parts of a codec's name that only a plugin could be, without importing one."""
     own = (*_DENSE, "zstd", "auto", "off")
     return [part for part in name.split("+") if part not in own and _PLUGIN.fullmatch(part)]
 
