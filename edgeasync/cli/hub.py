@@ -196,14 +196,14 @@ def _resumed(run: Path, config: Path | None, flags: Flags) -> HubSettings:
 
 
 def _check_opened(section: HubSection, flags: Flags) -> None:
-    """Raise `AddressError` if settings that only the run's folder has open the hub beyond this machine."""
-    if is_within_machine(section.bind):
-        return
-    asked = {"bind": f"--bind {section.bind}", "keys": f"--keys {section.keys}", "insecure": "--insecure"}
+    """Raise `AddressError` if only the run's folder says who may reach the hub, or which keys it uses."""
+    asked = {"keys": f"--keys {section.keys}"}
+    if not is_within_machine(section.bind):
+        asked = {"bind": f"--bind {section.bind}"} | asked | {"insecure": "--insecure"}
     missing = [flag for name, flag in asked.items() if getattr(section, name) and name not in flags.section]
     if missing:
         raise AddressError(
-            f"{flags.resume}: its settings let others than this machine's users reach the hub; "
+            f"{flags.resume}: its settings open the hub beyond this machine, or use keys; "
             f"if you want that, add {' '.join(missing)}"
         )
 

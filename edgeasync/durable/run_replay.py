@@ -319,9 +319,10 @@ class RunReplay:
             return open_checkpoint(chosen, Rules.make_core, lambda: bytes(16), self._trust)
         found = look_at_checkpoint(chosen)
         if found.plugins:
-            self.remarks = [_stops_at(chosen, found.plugins)]
+            why = _stops_at(chosen, found.plugins)
             if self._until is not None and self._until > found.last:
-                raise ConfigError(f"--until {self._until}: {self.remarks[0]}")
+                raise ConfigError(f"--until {self._until}: {why}")
+            self.remarks = [*chosen.skipped, why]
         return found
 
 

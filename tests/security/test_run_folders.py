@@ -15,6 +15,7 @@ import pytest
 from edgeasync import Policy, Stop, nn, train
 from edgeasync.config import to_table
 from edgeasync.durable.checkpoint import Manifest, _seal
+from edgeasync.durable.keys import HubKeys
 from tests.support.audited import AUDIT, ROOT, audited
 
 CODE = """
@@ -120,6 +121,12 @@ def keys_of_a_stranger(run, outside):
     rewrite(run, hub={"bind": "tcp://0.0.0.0:*", "keys": str(outside / "keys"), "knocking": True})
 
 
+def keys_of_the_user(run, outside):
+    keys = HubKeys.init(outside / "keys")
+    keys.issue_token("pi-1", ("tcp://127.0.0.1:1",), 0.0)
+    rewrite(run, hub={"bind": "tcp://127.0.0.1:*", "keys": str(outside / "keys"), "knocking": True})
+
+
 def files_elsewhere(run, outside):
     with (outside / "data.npz").open("wb") as file:
         np.savez(file, x=np.array([Evil()]), y=np.zeros(1))
@@ -164,6 +171,7 @@ FOLDERS = {
     address_of_all_networks: (8, "if you want that, add --bind tcp://0.0.0.0:* --insecure\n"),
     address_that_is_a_file: (8, "if you want that, add --bind ipc:///"),
     keys_of_a_stranger: (8, "if you want that, add --bind tcp://0.0.0.0:* --keys /"),
+    keys_of_the_user: (8, "if you want that, add --keys /"),
     files_elsewhere: (3, "evaluation.data"),
     a_text_in_place_of_a_model: (10, "not a readable ONNX model"),
     data_elsewhere: (0, "stopped"),
