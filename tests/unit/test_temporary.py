@@ -55,18 +55,22 @@ def test_what_a_killed_program_left_is_removed_by_the_next_one(temporary):
 
 def test_a_forked_child_does_not_keep_what_its_parent_left(temporary):
     folder = TemporaryFolder()
-    reading, writing = os.pipe()
+    begun, begins = os.pipe()
+    ending, ends = os.pipe()
     child = os.fork()
     if not child:
-        os.close(writing)
-        os.read(reading, 1)  # until the parent has looked
+        os.close(ends)
+        os.write(begins, b".")
+        os.read(ending, 1)  # until the parent has looked
         os._exit(0)
-    os.close(reading)
+    os.close(ending)
+    os.read(begun, 1)
     left, folder.path = folder.path, temporary / "none"
     folder.remove()  # the lock alone, as if the parent were gone
     remove_leftovers()
     assert not left.exists()
-    os.close(writing)
+    for descriptor in (ends, begun, begins):
+        os.close(descriptor)
     os.waitpid(child, 0)
 
 
