@@ -1,4 +1,4 @@
-"""How much a build of an unknown model may use where the settings say nothing; limits are tried in tests/security."""
+"""What a build of an unknown model may use by default. The limits themselves are tried in tests/security."""
 
 from edgeasync.config import ByteCount
 from edgeasync.runtime import graph_process
