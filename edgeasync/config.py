@@ -4,14 +4,14 @@ A settings type is a frozen `msgspec.Struct` with `forbid_unknown_fields`. Here 
 share: the reading, sizes written as `"64 MiB"`, and errors a person can act upon.
 """
 
-import difflib
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
 from functools import lru_cache, partial
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import msgspec
 from msgspec import inspect as types
@@ -20,6 +20,7 @@ from edgeasync.errors import ConfigError, PluginError
 from edgeasync.structs import ready
 
 Settings = TypeVar("Settings")
+Given = TypeVar("Given")
 
 SIZE_DIGITS_MAX = 19
 """A number of bytes with more digits is none: Python reads no number of thousands of digits."""
@@ -60,10 +61,42 @@ class ByteCount(int):
         raise ValueError(f"{value!r} is not a size; write bytes or one of {', '.join(_UNITS)} as in '64 MiB'")
 
 
+class FilePath(str):
+    """A path in a settings file: absolute from the moment that it is read, so that no `chdir` moves it."""
+
+    __slots__ = ()
+
+    @classmethod
+    def parse(cls, value: object) -> "FilePath":
+        """Read a path; raises `ValueError`."""
+        if not isinstance(value, str | Path):
+            raise ValueError(f"expected `str`, got `{type(value).__name__}`")  # noqa: TRY004 - as msgspec says it
+        try:
+            return cls(expanded(value))
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+
+
+def whole_path(given: Given) -> Given:
+    """Return a path as an absolute one, also those in a list, and anything else as it is.
+
+    For what a caller hands over before it is used: the program may change its working directory meanwhile.
+    """
+    found: Any = given
+    if isinstance(given, str | Path):
+        found = expanded(given)
+    elif isinstance(given, list):
+        found = [whole_path(one) for one in given]
+    return cast("Given", found)
+
+
 def expanded(path: str | Path) -> Path:
-    """Return a path with the home that a leading `~` stands for; raises `ConfigError` if there is no such home."""
+    """Return an absolute path, with the home that a leading `~` stands for.
+
+    Call it where a path is handed over, and keep the result. Raises `ConfigError` if there is no such home.
+    """
     try:
-        return Path(path).expanduser()
+        return Path(path).expanduser().absolute()
     except RuntimeError:
         raise ConfigError(f"{path}: there is no such home; write the whole path") from None
 
@@ -127,7 +160,11 @@ def convert(
 
 def to_table(settings: object) -> Any:
     """Turn settings back into plain tables and values, as they would stand in TOML."""
-    return msgspec.to_builtins(settings, enc_hook=int)
+    return msgspec.to_builtins(settings, enc_hook=_encode)
+
+
+def _encode(value: object) -> int | str:
+    return str(value) if isinstance(value, FilePath) else int(cast("ByteCount", value))
 
 
 class Kinds(NamedTuple):
@@ -166,6 +203,8 @@ def kinds_of(described: types.Type) -> types.Type:
 def _decode(wanted: type, value: object, find: Callable[[str], type | None] | None = None) -> object:
     if wanted is ByteCount:
         return ByteCount.parse(value)
+    if wanted is FilePath:
+        return FilePath.parse(value)
     if wanted in _KINDS:
         kinds = _KINDS[wanted]
         return _read_kind(kinds if find is None else kinds._replace(find=find), value)
@@ -201,8 +240,57 @@ def _tags(own: Any) -> frozenset[str]:
 
 def suggest(word: str, known: Iterable[str]) -> str:
     """Return a question for who wrote `word`, naming what is nearest to it; empty if nothing is near."""
-    near = difflib.get_close_matches(word, list(dict.fromkeys(known)))
+    near = find_near(word, known)
     return f"did you mean {' or '.join(near)}?" if near else ""
+
+
+SUGGESTIONS_MAX = 3
+LETTERS_A_MISTAKE = 4
+"""How many letters a word has for each mistake in it; a first letter is hardly ever wrong."""
+
+
+def find_near(word: str, known: Iterable[str]) -> list[str]:
+    """Return the known words that `word` is a misspelling or a part of, the nearest first."""
+    found = []
+    for other in dict.fromkeys(known):
+        mistakes = _count_mistakes(word.lower(), other.lower())
+        begins = min(len(word), len(other)) > 2 and (other.startswith(word) or word.startswith(other))
+        few = word[:1].lower() == other[:1].lower() and mistakes <= max(1, len(word) // LETTERS_A_MISTAKE)
+        if begins or few:
+            found.append((mistakes, other))
+    return [other for _, other in sorted(found, key=itemgetter(0))[:SUGGESTIONS_MAX]]
+
+
+def _count_mistakes(word: str, other: str) -> int:
+    """Return how many letters are missing, too many, wrong, or in the wrong order."""
+    before: list[int] = []
+    row = list(range(len(other) + 1))
+    for place, letter in enumerate(word, 1):
+        before, above, row = row, before, [place]
+        for column, wanted in enumerate(other, 1):
+            count = min(before[column] + 1, row[-1] + 1, before[column - 1] + (letter != wanted))
+            if place > 1 and column > 1 and word[place - 2 : place] == other[column - 2 : column][::-1]:
+                count = min(count, above[column - 2] + 1)
+            row.append(count)
+    return row[-1]
+
+
+def find_tables(key: str, settings: type) -> list[str]:
+    """Return the paths of the tables of a settings file that have a key; `""` is the file itself."""
+    found: dict[str, None] = {}
+
+    def look(kind: types.Type, path: str) -> None:
+        for part in _parts(kind):
+            if isinstance(part, types.VarTupleType):
+                look(part.item_type, path)
+            if isinstance(part, types.StructType):
+                for field in part.fields:
+                    if field.encode_name == key:
+                        found[path] = None
+                    look(field.type, f"{path}.{field.encode_name}" if path else field.encode_name)
+
+    look(types.type_info(settings), "")
+    return list(found)
 
 
 def _explain(message: str, table: object, settings: type, more: Iterable[str] = ()) -> str:

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeasync import nn
+from edgeasync.config import FilePath
 from edgeasync.data.dataset import Dataset, fits
 from edgeasync.errors import ConfigError, DataError, ModelMismatchError
 from edgeasync.losses import CrossEntropy, LossSetting, MeanSquaredError, OnnxLoss, check_loss, find_loss
@@ -26,7 +27,7 @@ from edgeasync.parameters import Vector
 from edgeasync.runtime.evaluation import evaluation_graph, numpy_loss
 from edgeasync.runtime.graph_model import HubGraph, build_graph, load_graph
 from edgeasync.runtime.onnx_model import OnnxModel
-from edgeasync.training.onnx_trainer import GraphGradient, open_session
+from edgeasync.training.onnx_trainer import GraphGradient, Provider, open_session
 
 __all__ = ["BatchGradient", "Network", "mean_loss"]
 
@@ -57,6 +58,7 @@ class Network:
     - `input_shape`: that of one example, for layers.
     - `seed`: of the first values, for layers.
     - `threads`: how many cores to compute with.
+    - `provider`: onnxruntime's execution provider, as for an agent.
 
     A network goes wherever an `onnx.ModelProto` does, with the values that it has then: `train`, `Hub`.
 
@@ -70,10 +72,18 @@ class Network:
     """
 
     def __init__(
-        self, model: object, input_shape: Sequence[int] | None = None, *, seed: int = 0, threads: int = 1
+        self,
+        model: object,
+        input_shape: Sequence[int] | None = None,
+        *,
+        seed: int = 0,
+        threads: int = 1,
+        provider: Provider = "auto",
     ) -> None:
-        self._threads = threads
+        self._computing: dict[str, Any] = {"threads": threads, "provider": provider}
         self._forward, built = _build(model, input_shape, seed)
+        self.frozen = built.frozen
+        """The checksum of its values that are not trained; `None` without any."""
         self.spec = built.spec
         """Names, shapes and roles of its arrays."""
         self.vector: Vector = np.array(built.initial)
@@ -81,7 +91,7 @@ class Network:
         self.arrays = self.spec.views(self.vector)
         """The same values by name: a write to one of these arrays changes the network."""
         self._gradients: dict[object, tuple[GraphGradient, Vector]] = {}
-        self._session = open_session(evaluation_graph(self._forward, self.spec, None), threads, "cpu")
+        self._session = open_session(evaluation_graph(self._forward, self.spec, None), **self._computing)
         self._fed = {entry.name: entry for entry in self._session.get_inputs()}
 
     def __call__(self, x: Examples) -> npt.NDArray[np.float32]:
@@ -107,8 +117,8 @@ class Network:
         loss = find_loss(check_loss(loss, "gradient"))
         batch = Dataset.of(x, y, where="the batch")
         if loss not in self._gradients:
-            graph = build_graph(self._forward, OnnxModel(file="", loss=loss), "the model").graph
-            made = GraphGradient(graph, self.spec, threads=self._threads)
+            graph = build_graph(self._forward, OnnxModel(file=FilePath(), loss=loss), "the model").graph
+            made = GraphGradient(graph, self.spec, **self._computing)
             self._gradients[loss] = made, np.empty(self.spec.length, np.float32)
         gradient, out = self._gradients[loss]
         gradient.check_data(batch)
@@ -164,9 +174,9 @@ def mean_loss(loss: LossSetting, scores: npt.ArrayLike, targets: npt.ArrayLike) 
 
 def _build(model: object, input_shape: Sequence[int] | None, seed: int) -> tuple[bytes, HubGraph]:
     """Return the forward model, and what of it is trained."""
-    settings = OnnxModel(file="", loss=MeanSquaredError())  # which fits every output
+    settings = OnnxModel(file=FilePath(), loss=MeanSquaredError())  # which fits every output
     if isinstance(model, str | Path):
-        graph = load_graph(OnnxModel(file=str(model), loss=MeanSquaredError()))
+        graph = load_graph(OnnxModel(file=FilePath.parse(model), loss=MeanSquaredError()))
         if graph.forward is None:
             raise ConfigError(f"{model}: is a training graph; give the forward model that it was built from")
         return graph.forward, graph

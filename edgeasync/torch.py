@@ -4,9 +4,10 @@
 is imported unless it is asked for.
 """
 
+import contextlib
 import copy
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from edgeasync.data.dataset import Batches, Dataset, batches
 from edgeasync.errors import ConfigError, DataError, ModelMismatchError
 from edgeasync.metrics import Meter
 from edgeasync.parameters import ParameterSpec, Vector
+from edgeasync.protocol.messages import Frozen
 from edgeasync.sdk.adapted import Adapted
 from edgeasync.sdk.models import Prepared
 from edgeasync.sdk.run import Run
@@ -27,6 +29,7 @@ from edgeasync.sdk.torch_modules import (
     Arrays,
     dump_states,
     exchanged_of,
+    frozen_of,
     load_states,
     parameters_of,
     read_tensors,
@@ -126,6 +129,7 @@ class TorchModel(Adapted):
         self._make_optimizer = _maker_of(optimizer, module)
         self._device = device
         self.spec = ParameterSpec(tuple(parameters_of(self._module)))
+        self.frozen = frozen_of(self._module)
 
     def prepare(self, local: LocalTraining) -> Prepared:
         """Return this model as one that can be trained."""
@@ -138,6 +142,7 @@ class TorchModel(Adapted):
             make_trainer=lambda data, seed, _: self._trainer(data, local, seed),
             make_evaluator=self._evaluator,
             restore=lambda arrays: load(copy.deepcopy(self._module), arrays),
+            frozen=self.frozen,
         )
 
     def _trainer(self, data: Dataset, local: LocalTraining, seed: int) -> Trainer:
@@ -151,7 +156,14 @@ class TorchModel(Adapted):
         )
         keeps = local.keep_optimizer_state
         return TorchTrainer(
-            self.spec, module, self._loss, optimizer, stream, keep_optimizer_state=keeps, meter=meter
+            self.spec,
+            module,
+            self._loss,
+            optimizer,
+            stream,
+            keep_optimizer_state=keeps,
+            meter=meter,
+            frozen=self.frozen,
         )
 
     def _targets_of(self, data: Dataset) -> Dataset:
@@ -194,8 +206,10 @@ class TorchTrainer:
         *,
         keep_optimizer_state: bool = False,
         meter: Meter | None = None,
+        frozen: Frozen | None = None,
     ) -> None:
         self.spec = spec
+        self.frozen = frozen
         self._meter = meter
         self._module = module.train()
         self._loss = loss
@@ -207,6 +221,7 @@ class TorchTrainer:
         self._shares_memory = self._device.type == "cpu"
         self._vector: Vector | None = None
         self._rounding: Rounding | None = None
+        self._factor = 1.0
 
     def begin(self, parameters: Vector) -> None:
         """Begin an assignment: from now on train this vector in place."""
@@ -227,6 +242,10 @@ class TorchTrainer:
         """Forget the optimizer's state."""
         self._optimizer.state.clear()
 
+    def scale_learning_rate(self, factor: float) -> None:
+        """Multiply the learning rate of every group by this factor; the groups themselves keep theirs."""
+        self._factor = factor
+
     def step(self) -> StepResult:
         """Take one step of the optimizer, on one batch."""
         assert self._vector is not None
@@ -236,7 +255,8 @@ class TorchTrainer:
         found = self._scores(x)
         loss = self._loss(found, y)
         loss.backward()
-        self._optimizer.step()
+        with self._scaled():
+            self._optimizer.step()
         if not self._shares_memory:
             self._read(self._vector)
             if self._rounding is not None:
@@ -244,6 +264,21 @@ class TorchTrainer:
         if self._meter is not None:
             self._meter.add(found.detach().cpu().numpy(), y.cpu().numpy())
         return StepResult(float(loss.detach()), len(y))
+
+    @contextlib.contextmanager
+    def _scaled(self) -> Iterator[None]:
+        """Reduce the groups' learning rates for one step."""
+        if self._factor == 1.0:
+            yield
+            return
+        rates = [group["lr"] for group in self._optimizer.param_groups]
+        for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate * self._factor
+        try:
+            yield
+        finally:
+            for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
 
     def _read(self, vector: Vector) -> None:
         read_tensors(self._exchanged, self.spec.views(vector))

@@ -38,6 +38,7 @@ class AsyncGradientAccumulator:
         base_batch_size: int | None = None,
         target_batch_size: int | None = None,
         adaptive_accumulation: bool = False,
+        device: object = None,
         session: Any = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -45,8 +46,9 @@ class AsyncGradientAccumulator:
         """Batches for the step that is being prepared."""
         self.steps = 0  # that were taken
         self._pace = Pace(self.accumulation_steps, adaptive=adaptive_accumulation)
-        self._learner = learner_of(model)
+        self._learner = learner_of(model, device, "AsyncGradientAccumulator")
         self.model = self._learner.model  # the one that was given or, for layers and files, a `Model` of them
+        self.device = self._learner.device  # where it computes
         self._session, self._clock = session, clock
         self._batches = self._examples = 0
 

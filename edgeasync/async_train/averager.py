@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import Any, Self, Unpack
 
 from edgeasync.async_train.communication import Averaging
+from edgeasync.async_train.distributed import init_distributed
 from edgeasync.async_train.ignored import ignore
 from edgeasync.async_train.loops import Loop, evaluate
 from edgeasync.async_train.peers import communication_of
@@ -14,7 +15,8 @@ from edgeasync.async_train.running import Running
 class AsyncModelAverager(Running):
     """Trains this process's model, and averages it with those of the others; rank 0 holds the hub.
 
-    Rank 0 is at `master`, by default where MASTER_ADDR and MASTER_PORT say. With `topology="ring"` or
+    `rank` and `world_size` are by default what `init_distributed` returns. Rank 0 is at `master`, by default where
+    MASTER_ADDR and MASTER_PORT say. With `topology="ring"` or
     `"all_to_all"` there is no hub, and a file of `peers`. Use this by `with`, or `stop` it.
 
     >>> import numpy as np
@@ -30,16 +32,19 @@ class AsyncModelAverager(Running):
     def __init__(
         self,
         model: Any,
-        world_size: int = 1,
-        rank: int = 0,
+        world_size: int | None = None,
+        rank: int | None = None,
         *,
-        device: str = "cpu",
+        device: object = None,
         communication_backend: str | None = None,
         **averaging: Unpack[Averaging],
     ) -> None:
         ignore("AsyncModelAverager", "edgeasync speaks over ZeroMQ", communication_backend=communication_backend)
-        self.device, self._loop = device, Loop(model, device)
-        self.communication = communication_of(model, self._loop, rank, world_size, **averaging)
+        self._loop = Loop(model, device, "AsyncModelAverager")
+        self.device = self._loop.device
+        """Where it computes."""
+        place = init_distributed(rank=rank, world_size=world_size)
+        self.communication = communication_of(model, self._loop, *place, **averaging)
 
     def train_step(self, inputs: Any, targets: Any, optimizer: Any = None, loss_fn: Any = None) -> float:
         """Take a step on a batch, and return its loss; when it is time, the model is averaged before that."""

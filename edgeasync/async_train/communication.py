@@ -8,9 +8,10 @@ from typing import Any, Self, TypedDict, Unpack
 
 from edgeasync import SGD, Hub, Policy, Run, join
 from edgeasync.async_train.distributed import find_master
-from edgeasync.async_train.given import as_address, put_back
+from edgeasync.async_train.given import as_address, put_back, settled
 from edgeasync.async_train.loops import Loop
 from edgeasync.async_train.running import temporary_run
+from edgeasync.async_train.watching import WATCHED, watched
 from edgeasync.errors import ConfigError, EdgeAsyncError
 from edgeasync.policies.frequency import AdaptiveFrequency, FixedFrequency, TimeFrequency
 from edgeasync.policies.monitor import Monitor, NotFiniteWatch
@@ -86,7 +87,8 @@ class Communication:
         world_size: int = 1,
     ) -> None:
         self._model, self._loop, self._master, self._world_size = model, loop, master, world_size
-        self._session_arguments, self._hub_arguments = session, hub
+        self._session_arguments = settled(session)
+        self._hub_arguments = None if hub is None else settled(hub)
         self.hub: Hub | None = None
         self.session: Any = None
 
@@ -95,15 +97,18 @@ class Communication:
         if self.session is not None:
             return self
         address = as_address(self._master or find_master())
-        how = {"keep_optimizer_state": True, "timeout_s": JOIN_S} | self._session_arguments
+        usual = {"keep_optimizer_state": True, "timeout_s": JOIN_S}
         with contextlib.ExitStack() as begun:  # it ends again unless all of it begins
             if self._hub_arguments is not None:
-                self.hub = begun.enter_context(make_hub(self._loop.hub_model, address, **self._hub_arguments))
+                how = watched(self._model, self._hub_arguments)
+                self.hub = begun.enter_context(make_hub(self._loop.hub_model, address, **how))
                 address = self.hub.address
-            session = begun.enter_context(join(address, self._loop.participant, **how))
+            session = begun.enter_context(join(address, self._loop.participant, **usual | self._session_arguments))
             if self.hub is not None and not self.hub.status()["version"]:  # one that has returned waits for nobody
                 self._await_others(self.hub)
             begun.pop_all()
+        if self.hub is None:
+            WATCHED.begin(self._model)  # that of rank 0 watches
         self.session = session
         return self
 

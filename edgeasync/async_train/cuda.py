@@ -1,33 +1,93 @@
-"""What programs ask of a GPU: there is none here. edgeasync's own models compute with onnxruntime, on the CPU.
+"""What programs ask about a GPU, and the device that a model of theirs computes on.
 
 >>> from edgeasync.async_train import cuda
->>> cuda.is_available(), cuda.device_count()
-(False, 0)
+>>> cuda.is_available() == (cuda.device_count() > 0)
+True
 """
 
+import sys
+from functools import cache
+from typing import Any, Literal
+
+from edgeasync import OnnxTrainer
+from edgeasync.async_train.given import has_parameters, is_torch
 from edgeasync.async_train.ignored import ignore
+from edgeasync.errors import ConfigError
 
 __all__ = ["device_count", "empty_cache", "is_available", "set_device", "synchronize"]
 
 
 def is_available() -> bool:
-    """Return False."""
-    return False
+    """Return whether torch or onnxruntime can use a GPU here. torch counts once the program has imported it."""
+    return device_count() > 0
 
 
 def device_count() -> int:
-    """Return 0."""
-    return 0
+    """Return the number of GPUs that torch sees; 1 if onnxruntime alone can use one, else 0."""
+    return _torch_count() or int(_onnxruntime_starts())
 
 
 def set_device(device: object) -> None:
-    """Do nothing; say so once."""
-    ignore("cuda.set_device", "models of edgeasync compute on the CPU", device=device)
+    """Select torch's GPU. Models of edgeasync always use the first one, which the log says once."""
+    if _torch_count():
+        sys.modules["torch"].cuda.set_device(device)
+    else:
+        ignore("cuda.set_device", "only torch selects among several GPUs", device=device)
 
 
 def synchronize() -> None:
-    """Do nothing: a call returns when it is done."""
+    """Wait for torch's GPU; models of edgeasync have finished when a call returns."""
+    if _torch_count():
+        sys.modules["torch"].cuda.synchronize()
 
 
 def empty_cache() -> None:
-    """Do nothing: there is none."""
+    """Free the GPU memory that torch caches."""
+    if _torch_count():
+        sys.modules["torch"].cuda.empty_cache()
+
+
+def usable(device: object, model: Any, where: str) -> str:
+    """Return the device to compute a model on: `device`, or `"cpu"` if the model cannot use that GPU.
+
+    The log says so once. `None` is where the model is, the CPU unless it was moved. Raises `ConfigError` for
+    a device that only torch knows, if the model is not torch's.
+    """
+    if device is None:
+        found = next(model.parameters()).device if is_torch(model) else getattr(model, "device", "cpu")
+        return str(found)
+    wanted = str(device)
+    kind = wanted.partition(":")[0]
+    if is_torch(model):
+        if kind == "cuda" and not _torch_count():
+            return _fall_back(where, "torch cannot use a GPU here; computing on the CPU", wanted)
+        return wanted
+    if kind not in ("cpu", "cuda"):
+        raise ConfigError(f"device is {wanted!r}; give 'cpu' or 'cuda'. Only a torch module knows other devices")
+    if kind == "cuda" and has_parameters(model):
+        return _fall_back(where, "a model of your own computes where its code does", wanted)
+    if kind == "cuda" and not _onnxruntime_starts():
+        why = "onnxruntime cannot use a GPU here; computing on the CPU (pip install 'edgeasync[gpu]' adds it)"
+        return _fall_back(where, why, wanted)
+    return wanted
+
+
+def provider_of(device: str) -> Literal["cpu", "cuda"]:
+    """Return the execution provider that an agent on this device computes with."""
+    return "cuda" if device.startswith("cuda") else "cpu"
+
+
+def _fall_back(where: str, why: str, device: str) -> str:
+    ignore(where, why, device=device)
+    return "cpu"
+
+
+def _torch_count() -> int:
+    torch = sys.modules.get("torch")
+    return int(torch.cuda.device_count()) if torch is not None and torch.cuda.is_available() else 0
+
+
+@cache
+def _onnxruntime_starts() -> bool:
+    """Return whether onnxruntime starts on a GPU: a build for one may lack its driver or libraries."""
+    return OnnxTrainer.starts_on("cuda")

@@ -7,10 +7,12 @@ from typing import Any
 
 from edgeasync import SGD, Agent, Hub, Policy, Run, join
 from edgeasync.async_train import given
+from edgeasync.async_train.cuda import provider_of, usable
 from edgeasync.async_train.data import as_dataset
 from edgeasync.async_train.hub_model import as_hub_model, has_own_code
 from edgeasync.async_train.loops import Loop
 from edgeasync.async_train.optim import Optimizer
+from edgeasync.async_train.watching import watched
 from edgeasync.policies.aggregation import SynchronousAggregator
 from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.monitor import Monitor
@@ -20,6 +22,9 @@ PATIENCE_S = 86_400.0
 """How long a loop waits for the hub of its own process, which answers as soon as it can."""
 
 FLOAT32 = {"push": "identity", "model": "identity", "delta": "off"}
+
+KEPT: dict[str, Any] = {"name": "worker", "spool": "full", "keep_optimizer_state": True}
+"""How each worker resumes exactly where it was."""
 
 NAMES_KEPT = 10_000
 """How many checkpoints stay where one of them is asked for by its name: so that it stays."""
@@ -36,6 +41,7 @@ class FaultTolerantTrainer:
     - `checkpoint_frequency`: updates between two checkpoints. A restart replays what came since the last one.
     - `recovery_strategy`: the model that a restart begins with. `"latest"`: the one where it stood. `"best"`: that
       of the checkpoint with the best evaluation. Or a checkpoint's name. The place in the data is where it stood.
+    - `device`: where it computes, `"cpu"` or `"cuda"`; by default where the model is.
     - `workers`: how many train at the same time, each on its share of the data.
     - `update_frequency`: batches between two updates.
     - `seed`: of the first values and of the order of examples, where edgeasync draws them.
@@ -57,12 +63,14 @@ class FaultTolerantTrainer:
         checkpoint_frequency: int = 1000,
         recovery_strategy: str = "latest",
         *,
+        device: object = None,
         workers: int = 1,
         update_frequency: int = 16,
         seed: int = 0,
     ) -> None:
         self.model, self._workers, self._seed = model, workers, seed
-        self._folder = Path(checkpoint_dir).expanduser()
+        self.device = usable(device, model, "FaultTolerantTrainer")  # where it computes
+        self._folder = Path(checkpoint_dir).expanduser().absolute()
         self._rules = _rules(self._folder, checkpoint_frequency, recovery_strategy, update_frequency)
 
     def train(
@@ -84,20 +92,20 @@ class FaultTolerantTrainer:
         loader = dataset if dataloader is None else dataloader
         loops = given.is_torch(self.model) and self._workers == 1 and _is_torch_loader(loader)
         examples = None if loops else as_dataset(given.as_data(dataset, dataloader))
-        own, how = as_hub_model(self.model, examples, optimizer, loss_fn)
+        own, how = as_hub_model(self.model, examples, optimizer, loss_fn, self.device)
         how |= {"run": self._folder, "bind": "tcp://127.0.0.1:*", "evaluate": evaluate, "seed": self._seed}
-        with Hub(own, **how, **self._rules) as hub:
-            kept: dict[str, Any] = {
-                "name": "worker",
-                "state": self._folder / "workers",
-                "spool": "full",
-                "keep_optimizer_state": True,
-            }
+        with Hub(own, **watched(self.model, how | self._rules)) as hub:
+            kept: dict[str, Any] = KEPT | {"state": self._folder / "workers"}
             if examples is None:
-                _train_in_a_loop(hub, self.model, loader, epochs, training=(optimizer, loss_fn), kept=kept)
+                _train_in_a_loop(
+                    hub, Loop(self.model, self.device), loader, epochs, training=(optimizer, loss_fn), kept=kept
+                )
             else:
                 kept |= {"workers": self._workers, "seed": self._seed, "passes": epochs}
-                kept |= {"batch_size": batch_size or given.batch_size_of(loader)}
+                kept |= {
+                    "provider": provider_of(self.device),
+                    "batch_size": batch_size or given.batch_size_of(loader),
+                }
                 kept |= {"model": own} if has_own_code(self.model) else {}
                 stages = None if given.is_torch(self.model) else given.as_stages(optimizer)
                 with Agent(hub.address, examples, optimizer=stages, **kept) as agent:
@@ -114,13 +122,13 @@ class FaultTolerantTrainer:
 
 
 def _train_in_a_loop(
-    hub: Hub, module: Any, loader: Any, epochs: int, *, training: tuple[Any, Any], kept: dict[str, Any]
+    hub: Hub, loop: Loop, loader: Any, epochs: int, *, training: tuple[Any, Any], kept: dict[str, Any]
 ) -> None:
     """Train a torch module here: so a loader of torch stays what it is, with its own order and workers."""
     import torch
 
     optimizer, loss_fn = training
-    loop, used = Loop(module), given.as_optimizer(optimizer or SGD(learning_rate=0.05))
+    module, used = loop.participant, given.as_optimizer(optimizer or SGD(learning_rate=0.05))
     used = used.for_torch(module.parameters()) if isinstance(used, Optimizer) else used
     loss = loss_fn or torch.nn.functional.cross_entropy
     with join(hub.address, module, used, alone_steps_max=0, timeout_s=PATIENCE_S, **kept) as session:

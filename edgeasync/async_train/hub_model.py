@@ -11,12 +11,14 @@ def has_own_code(model: object) -> bool:
     return is_torch(model) or has_parameters(model)
 
 
-def as_hub_model(model: Any, examples: Dataset | None, optimizer: Any, loss_fn: Any) -> tuple[Any, dict[str, Any]]:
-    """Return the model, and arguments of `Hub` that go with it."""
+def as_hub_model(
+    model: Any, examples: Dataset | None, optimizer: Any, loss_fn: Any, device: str
+) -> tuple[Any, dict[str, Any]]:
+    """Return the model, which workers train on a device, and arguments of `Hub` that go with it."""
     if is_torch(model):
         import edgeasync.torch as ours  # noqa: PLC0415 - who has a module has paid for torch
 
-        return ours.model(model, loss_fn, as_maker(optimizer)), {}
+        return ours.model(model, loss_fn, as_maker(optimizer), device=device), {}
     shape = None if examples is None else getattr(examples.features, "shape", None)  # several inputs have none
     if shape is not None and hasattr(model, "fit_to"):
         model.fit_to(shape[1:])

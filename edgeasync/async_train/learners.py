@@ -8,10 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeasync import Parameter, ParameterSpec
+from edgeasync.async_train.cuda import usable
 from edgeasync.async_train.given import as_loss, as_optimizer, has_parameters, is_torch
 from edgeasync.async_train.loss_functions import CrossEntropyLoss, LossFunction
 from edgeasync.async_train.model import Model
 from edgeasync.async_train.optim import Optimizer
+from edgeasync.async_train.watching import WATCHED
 from edgeasync.errors import ConfigError
 
 Vector = npt.NDArray[np.float32]
@@ -22,6 +24,10 @@ class Learner(Protocol):
 
     model: Any
     """The model that has the values."""
+
+    @property
+    def device(self) -> str:
+        """Where the model computes."""
 
     def add(self, inputs: Any, targets: Any, loss_fn: object) -> float:
         """Add a batch's gradient, weighed by its size; return the batch's mean loss."""
@@ -40,13 +46,14 @@ def counted_step(learner: Learner, optimizer: object, session: Any, loss: float 
         session.step(loss=loss, examples=examples)
 
 
-def learner_of(model: object) -> Learner:
-    """Return how a model learns; raises `ConfigError` for what is none."""
+def learner_of(model: Any, device: object, where: str) -> Learner:
+    """Return how a model learns on a device, by default where it is; raises `ConfigError` for what is no model."""
+    chosen = usable(device, model, where)
     if is_torch(model):
-        return TorchLearner(model)
+        return TorchLearner(model.to(chosen))
     if not isinstance(model, Model) and has_parameters(model):
         return OwnLearner(model)
-    return NetworkLearner(model if isinstance(model, Model) else Model(model))
+    return NetworkLearner((model if isinstance(model, Model) else Model(model)).to(chosen))
 
 
 class Chosen:
@@ -77,8 +84,8 @@ class ArrayLearner:
         self._sum = scaled if self._sum is None else np.add(self._sum, scaled, out=self._sum)
         self._weight += weight
 
-    def move(self, optimizer: object, spec: ParameterSpec, vector: Vector) -> None:
-        """Move a vector by the mean of what was collected, and forget that."""
+    def move(self, model: object, optimizer: object, spec: ParameterSpec, vector: Vector) -> None:
+        """Move a model's vector by the mean of what was collected, and forget that."""
         optimizer = self._chosen(optimizer)
         if not isinstance(optimizer, Optimizer):
             raise ConfigError(
@@ -88,6 +95,7 @@ class ArrayLearner:
         if self._sum is not None and self._weight > 0.0:
             self._sum /= np.float32(self._weight)
             optimizer.update(spec, vector, self._sum)
+            WATCHED.stepped(model, optimizer)
         self._sum, self._weight = None, 0.0
 
 
@@ -97,6 +105,11 @@ class NetworkLearner(ArrayLearner):
     def __init__(self, model: Model) -> None:
         super().__init__()
         self.model = model
+
+    @property
+    def device(self) -> str:
+        """Where the model computes."""
+        return self.model.device
 
     def add(self, inputs: Any, targets: Any, loss_fn: object) -> float:
         """Add a batch's gradient; return its mean loss."""
@@ -108,7 +121,7 @@ class NetworkLearner(ArrayLearner):
     def step(self, optimizer: object) -> None:
         """Take one step of the optimizer."""
         network = self.model.network
-        self.move(optimizer, network.spec, network.vector)
+        self.move(self.model, optimizer, network.spec, network.vector)
 
 
 class OwnLearner(ArrayLearner):
@@ -116,6 +129,8 @@ class OwnLearner(ArrayLearner):
 
     Its arrays are read before each gradient and written after each step, since others may write to them meanwhile.
     """
+
+    device = "cpu"
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -137,7 +152,7 @@ class OwnLearner(ArrayLearner):
     def step(self, optimizer: object) -> None:
         """Take one step of the optimizer."""
         self._read()
-        self.move(optimizer, self._spec, self._vector)
+        self.move(self.model, optimizer, self._spec, self._vector)
         for name, array in self._arrays.items():
             self.model.parameters[name][...] = array
 
@@ -154,10 +169,14 @@ class TorchLearner:
         self._chosen = Chosen()
         self._weight = 0.0
 
+    @property
+    def device(self) -> str:
+        """Where the model computes."""
+        return str(next(self.model.parameters()).device)
+
     def add(self, inputs: Any, targets: Any, loss_fn: Any) -> float:
         """Add a batch's gradient; return its mean loss."""
-        torch = sys.modules["torch"]
-        device = next(self.model.parameters()).device
+        torch, device = sys.modules["torch"], self.device
         if not self._weight:
             self.model.zero_grad()
         x, y = (torch.as_tensor(np.ascontiguousarray(each) if isinstance(each, np.ndarray) else each).to(device)

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeasync.async_train.data.loader import DataLoader
-from edgeasync.async_train.given import has_parameters, is_torch
+from edgeasync.async_train.given import is_torch
 from edgeasync.async_train.learners import counted_step, learner_of
 from edgeasync.async_train.model import Model
 from edgeasync.errors import ConfigError
@@ -23,22 +23,23 @@ class Loop:
     had first, and `participant` as `join` takes it.
     """
 
-    def __init__(self, model: Any, device: object = "cpu") -> None:
-        self._model = model
+    def __init__(self, model: Any, device: object = None, where: str = "device") -> None:
+        self._learner = learner_of(model, device, where)
+        self._model = self._learner.model
+        self.participant = self.hub_model = self._model
         if is_torch(model):
             import edgeasync.torch as ours  # noqa: PLC0415 - who has a module has paid for torch
 
-            self._model = model.to(device)
-        elif not isinstance(model, Model) and not has_parameters(model):
-            self._model = Model(model)
-        self._learner = learner_of(self._model)
-        self.participant = self.hub_model = self._model
-        if is_torch(model):
             self.hub_model = ours.model(model)
         elif isinstance(self._model, Model):
             self.participant = self._model.network
         else:
             self.participant = model.parameters
+
+    @property
+    def device(self) -> str:
+        """Where the model computes."""
+        return self._learner.device
 
     def step(
         self, inputs: Any, targets: Any, optimizer: Any = None, loss_fn: Any = None, session: Any = None

@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from edgeasync import losses, nn
 from edgeasync.async_train.arrays import Array, as_array
-from edgeasync.async_train.ignored import ignore
+from edgeasync.async_train.cuda import provider_of, usable
 from edgeasync.async_train.shapes import input_shape_of
 from edgeasync.errors import ModelMismatchError
 from edgeasync.networks import Network
@@ -25,6 +25,7 @@ class HeldNetwork:
         """What the model is made of."""
         self._shape = None if input_shape is None else tuple(input_shape)
         self._seed = seed
+        self._provider: Literal["cpu", "cuda"] = "cpu"
         self._network: Network | None = None
         self._values: Arrays | None = None
 
@@ -39,11 +40,16 @@ class HeldNetwork:
         if self._network is None:
             if self._shape is None and isinstance(self.layers, nn.Layer):
                 self._shape = input_shape_of(self.layers)
-            self._network = Network(self.layers, self._shape, seed=self._seed)
+            self._network = self._make_network(self._shape)
             if self._values is not None:
                 _copy(self._values, self._network.arrays)
                 self._values = None
         return self._network
+
+    @property
+    def device(self) -> str:
+        """Where the model computes: `"cpu"` or `"cuda"`; `to` changes it."""
+        return self._provider
 
     def fit_to(self, example: Sequence[int]) -> Network:
         """Return the network for examples of this shape; values stay.
@@ -57,11 +63,14 @@ class HeldNetwork:
             # Flat examples stand for pictures, but pictures in another order of axes do not.
             same_rank = len(self._shape) == len(example)
             if math.prod(self._shape) != math.prod(example) or (same_rank and self._shape != example):
-                network = Network(self.layers, example, seed=self._seed)
+                network = self._make_network(example)
                 if self._network is not None:
                     network.share(self._network)
                 self._network, self._shape = network, example
         return self.network
+
+    def _make_network(self, shape: tuple[int, ...] | None) -> Network:
+        return Network(self.layers, shape, seed=self._seed, provider=self._provider)
 
     def state_dict(self) -> dict[str, npt.NDArray[np.float32]]:
         """Return a copy of all values by name."""
@@ -127,9 +136,13 @@ class Model(HeldNetwork):
         return self.train(mode=False)
 
     def to(self, device: object) -> Self:
-        """Return this model; a device other than the CPU is ignored, which the log says once."""
-        if not str(device).startswith("cpu"):
-            ignore("model.to", "models of edgeasync compute on the CPU", device=device)
+        """Compute on this device from now on: `"cpu"`, or `"cuda"` where onnxruntime can use a GPU."""
+        provider = provider_of(usable(device, self, "model.to"))
+        if provider != self._provider:
+            self._provider, made = provider, self._network
+            if made is not None:
+                self._network = self._make_network(self._shape)
+                self._network.share(made)
         return self
 
 

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from edgeasync.async_train.ignored import ignore
+from edgeasync.async_train.stepped_by import SteppedBy
 from edgeasync.async_train.warm_up import AsyncTrainer
+from edgeasync.async_train.watching import WATCHED
 from edgeasync.callbacks import AlertEvent, Event
 from edgeasync.errors import ConfigError
 from edgeasync.policies.monitor import Monitor, ThresholdWatch
@@ -23,7 +25,7 @@ REDUCTION = 0.5
 METRICS = ("loss", "loss_variance", "gradient_norm")
 REMEDIES = {
     "increase_sync_frequency": "increase_frequency",
-    "reduce_lr": "reduce_lr",
+    "reduce_lr": "reduce_local_lr",
     "rollback": "rollback",
     "alert": "alert",
 }
@@ -32,13 +34,13 @@ REMEDIES = {
 class AsyncTrainingMonitor:
     """Watches training by thresholds, and tells `alerts`.
 
-    - `model`: the model, of which `step` then looks at the gradients; or an `AsyncTrainer`, whose hub watches too,
-      over all workers, and carries the remedy out.
+    - `model`: the model, or an `AsyncTrainer` of one. If a class of the toolbox trains it through a hub here, that
+      hub watches all workers, and carries the remedy out. Make the monitor before training begins. In a loop of
+      your own call `step`.
     - `divergence_metrics`: of "loss", "loss_variance" and "gradient_norm", those to watch.
     - `alert_threshold`: the highest value that is calm, or a dict with one for each metric.
     - `remediation_strategy`: "increase_sync_frequency", "reduce_lr", "rollback" or "alert", which does no more.
-      Of a model alone `reduce_lr` needs its `optimizer`, and the first has no meaning.
-    - `optimizer`: torch's.
+      In a loop of your own the first has no meaning, and `reduce_lr` is about the optimizers that step the model.
 
     >>> from edgeasync.async_train import AsyncTrainingMonitor
     >>> monitor = AsyncTrainingMonitor(None, divergence_metrics=["loss"], alert_threshold=2.0)
@@ -54,11 +56,9 @@ class AsyncTrainingMonitor:
         divergence_metrics: Sequence[str] = ("loss_variance", "gradient_norm"),
         alert_threshold: float | Mapping[str, float] = 0.5,
         remediation_strategy: str = "increase_sync_frequency",
-        *,
-        optimizer: Any = None,
     ) -> None:
         self._thresholds = _thresholds(divergence_metrics, alert_threshold, remediation_strategy)
-        self._strategy, self._optimizer = remediation_strategy, optimizer
+        self._strategy = remediation_strategy
         self.policy = _policy(self._thresholds, remediation_strategy)
         self.alerts: list[AlertEvent] = []
         """All that was alarming so far: `alert.detail`, and `alert.device` if it was about one."""
@@ -66,11 +66,22 @@ class AsyncTrainingMonitor:
         self._losses: deque[float] = deque(maxlen=WINDOW)
         self._alarmed: set[str] = set()
         self._steps = 0
-        self._model, self._watched = model, isinstance(model, AsyncTrainer)
         if isinstance(model, AsyncTrainer):
-            self._model = model.model
-            model.watch(self)
+            model.check_may_watch()
+            model = model.model
+        self._model = WATCHED.add(model, self)
+        self._watched = False
+        self._stepped_by = SteppedBy(self._model) if remediation_strategy == "reduce_lr" else None
         self._calm: Any = None
+
+    def begin(self) -> None:
+        """Note that a hub carries the remedy out from now on."""
+        self._watched = True
+
+    def stepped(self, optimizer: object) -> None:
+        """Note an optimizer of `optim` that has stepped the model."""
+        if self._stepped_by is not None:
+            self._stepped_by.note(optimizer)
 
     def on_alert(self, callback: Callable[[AlertEvent], object]) -> None:
         """Call this with every alert from now on."""
@@ -80,17 +91,26 @@ class AsyncTrainingMonitor:
         """Look at a step's loss, and at the model's gradients; return whether all is calm."""
         self._steps += 1
         self._losses.append(float(loss))
-        figures = _figures(self._losses, self._model)
+        model = self._model()
+        figures = _figures(self._losses, model)
         high = {name for name, most in self._thresholds.items() if not figures[name] <= most}
         news, self._alarmed = sorted(high - self._alarmed), high
         for name in news:
             detail = f"the {name} is {figures[name]:.3g}, and the threshold {self._thresholds[name]:g}"
             self.see(AlertEvent(time_s=float(self._steps), device="", detail=detail))
         if news and not self._watched:
-            _remedy(self._strategy, self._model, self._calm, self._optimizer)
+            self._remedy(model)
         elif not high and self._strategy == "rollback":
-            self._calm = _copy(self._model)
+            self._calm = _copy(model)
         return not high
+
+    def _remedy(self, model: Any) -> None:
+        """Do something about an alert where no hub does."""
+        if self._strategy == "rollback" and self._calm is not None:
+            model.load_state_dict(self._calm)
+        elif self._strategy != "alert" and not (self._stepped_by and self._stepped_by.reduce(REDUCTION)):
+            why = "nothing here can follow it: it needs a hub in this program or, to reduce a rate, an optimizer"
+            ignore("AsyncTrainingMonitor", why, remediation_strategy=self._strategy)
 
     def see(self, event: Event) -> None:
         """Note an alert of the hub; other events are passed over."""
@@ -98,18 +118,6 @@ class AsyncTrainingMonitor:
             self.alerts.append(event)
             for callback in self._told:
                 callback(event)
-
-
-def _remedy(strategy: str, model: Any, calm: Any, optimizer: Any) -> None:
-    """Do something about an alert where no hub does; `calm` are the model's last calm values."""
-    if strategy == "rollback" and calm is not None:
-        model.load_state_dict(calm)
-    elif strategy == "reduce_lr" and optimizer is not None:
-        for group in optimizer.param_groups:
-            group["lr"] *= REDUCTION
-    elif strategy != "alert":
-        why = "here nothing can follow it: give the trainer, or the model and its optimizer"
-        ignore("AsyncTrainingMonitor", why, remediation_strategy=strategy)
 
 
 def _thresholds(metrics: Sequence[str], threshold: float | Mapping[str, float], remedy: str) -> dict[str, float]:

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 import edgeasync
+from edgeasync.async_train.cuda import usable
 from edgeasync.async_train.data import DataLoader, Subset
 from edgeasync.async_train.given import (
     as_data,
@@ -18,6 +19,7 @@ from edgeasync.async_train.given import (
 )
 from edgeasync.async_train.model import Model
 from edgeasync.async_train.optim import SGD, Optimizer
+from edgeasync.async_train.watching import watched
 from edgeasync.policies.frequency import FixedFrequency
 
 LOCAL_STEPS = 8
@@ -56,7 +58,7 @@ def async_sgd(
     >>> trained is model
     True
     """
-    dataset = as_data(data)
+    dataset, given = as_data(data), model
     parts = _parts(data, num_workers, seed)
     chosen = SGD(lr=lr) if optimizer is None else optimizer
     arguments: dict[str, Any] = {
@@ -70,13 +72,17 @@ def async_sgd(
         **settings,
     }
     if is_torch(model):
-        adapted: object = edgeasync.torch.model(model, loss_fn, as_maker(chosen))
+        adapted: object = edgeasync.torch.model(
+            model, loss_fn, as_maker(chosen), device=usable(None, model, "async_sgd")
+        )
     elif hasattr(model, "gradient"):
         adapted, arguments["optimizer"] = model, as_stages(chosen)
     else:
         adapted = model = model if isinstance(model, Model) else Model(model, seed=seed)
         model.fit_to(dataset.x.shape[1:])
         arguments |= {"optimizer": as_stages(chosen), "loss": as_loss(loss_fn)}
+    if arguments["policy"] is not None:  # else there is no hub that could watch
+        arguments = watched(given, arguments)
     put_back(model, edgeasync.train(adapted, parts or dataset, **arguments).arrays)
     return model
 

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 import edgeasync
+from edgeasync.async_train.watching import WATCHED
 from edgeasync.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class Optimizer:
         self.for_torch_options = {**for_torch, "weight_decay": weight_decay}
         self._torch: tuple[list[Any], Any] | None = None
         self._steps: VectorSteps | None = None
+        self._factor = 1.0
 
     def optimizer(self) -> Any:
         """Return the optimizer of edgeasync: its `SGD` or `Adam`; with weight decay a list of both stages."""
@@ -47,6 +49,7 @@ class Optimizer:
         model = self._known_model
         if model.gradient_sum is not None:
             self.update(model.network.spec, model.network.vector, model.gradient_sum)
+            WATCHED.stepped(model, self)
 
     def zero_grad(self) -> None:
         """Forget the gradients."""
@@ -65,13 +68,25 @@ class Optimizer:
         if self._steps is None or self._steps.spec != spec:
             stages = self.optimizer()
             self._steps = VectorSteps(spec, stages if isinstance(stages, list) else [stages])
+            self._steps.scale_learning_rate(self._factor)
         self._steps.take(vector, gradient)
+
+    def scale_learning_rate(self, factor: float) -> None:
+        """Multiply the learning rate by a factor from the next step on."""
+        self._factor *= factor
+        if self._steps is not None:
+            self._steps.scale_learning_rate(self._factor)
+        if self._torch is not None:
+            for group in self._torch[1].param_groups:
+                group["lr"] *= factor
 
     def for_torch(self, tensors: Iterable[Any]) -> Any:
         """Return torch's optimizer of the same name for these tensors, the same one at each call."""
         tensors = list(tensors)
         if self._torch is None or [id(one) for one in self._torch[0]] != [id(one) for one in tensors]:
             self._torch = tensors, self.maker_for_torch()(tensors)
+            for group in self._torch[1].param_groups:
+                group["lr"] *= self._factor
         return self._torch[1]
 
     def maker_for_torch(self) -> Callable[[Iterable[Any]], Any]:
@@ -88,6 +103,10 @@ class VectorSteps:
         self._gradient = np.zeros(0, np.float32)
         batches = repeat((np.zeros((1, 1), np.float32), np.zeros(1, np.int64)))  # which nobody looks at
         self._trainer = edgeasync.GradientTrainer(spec, self._give, stages, batches, keep_optimizer_state=True)
+
+    def scale_learning_rate(self, factor: float) -> None:
+        """Multiply the learning rate that was set by a factor."""
+        self._trainer.scale_learning_rate(factor)
 
     def take(self, vector: Vector, gradient: Vector) -> None:
         """Take a step."""

@@ -15,6 +15,7 @@ from edgeasync.async_train.given import as_loss, is_torch, put_back
 from edgeasync.async_train.ignored import say_once
 from edgeasync.async_train.model import Model
 from edgeasync.async_train.running import Running, temporary_run
+from edgeasync.async_train.watching import WATCHED, watched
 from edgeasync.callbacks import EndEvent, JoinEvent
 from edgeasync.errors import ConfigError
 from edgeasync.policies.aggregation import ImmediateAggregator, ModelAverageAggregator
@@ -35,7 +36,8 @@ RULES: dict[str, Any] = {"async_sgd": ImmediateAggregator(), "model_average": Mo
 class ParameterServer(Running):
     """Holds a model, and applies the updates of workers as they come; docs/train/async_train.md has the arguments.
 
-    `hub` is the hub that it is. When it stops, the model that was given has the trained values. It listens beyond
+    `hub` is the hub that it is. After `wait_for_workers` and after `stop` the model that was given has the
+    trained values. It listens beyond
     this machine with `keys`, or if it is `insecure`.
 
     >>> from edgeasync.async_train import ParameterServer, nn
@@ -62,20 +64,23 @@ class ParameterServer(Running):
         **exchange: Unpack[Exchanging],
     ) -> None:
         self._model, self._started, self._comers = model, False, Comers()
-        self.hub = Hub(
-            travelling_model(model, loss_fn, input_shape),
-            run=checkpoint_dir or temporary_run(),
-            bind=f"tcp://{HERE if keys is None and not insecure else ANYWHERE}:{port or '*'}",
-            policy=server_policy(update_rule, staleness_policy, staleness_lr_factor, max_staleness, **exchange),
-            loss="cross_entropy" if is_torch(model) and input_shape is None else as_loss(loss_fn),
-            keys=keys,
-            insecure=insecure,
-            callbacks=[self._comers],
-            settings={"checkpoint": {"every": f"{checkpoint_frequency} updates"}},
-        )
+        self._how: dict[str, Any] = {
+            "model": travelling_model(model, loss_fn, input_shape),
+            "run": checkpoint_dir or temporary_run(),
+            "bind": f"tcp://{HERE if keys is None and not insecure else ANYWHERE}:{port or '*'}",
+            "policy": server_policy(update_rule, staleness_policy, staleness_lr_factor, max_staleness, **exchange),
+            "loss": "cross_entropy" if is_torch(model) and input_shape is None else as_loss(loss_fn),
+            "keys": keys,
+            "insecure": insecure,
+            "callbacks": [self._comers],
+            "settings": {"checkpoint": {"every": f"{checkpoint_frequency} updates"}},
+        }
+        self.hub = Hub(**self._how)
 
     def start(self) -> Self:
         """Begin to listen; return at once."""
+        if not self._started and WATCHED.of(self._model):
+            self.hub = Hub(**watched(self._model, self._how))
         self.hub.start()
         self._started = True
         if "127.0.0.1" in self.hub.address:
@@ -83,7 +88,10 @@ class ParameterServer(Running):
         return self
 
     def wait_for_workers(self, num_workers: int = 1, timeout_s: float | None = None) -> None:
-        """Wait until this number of workers has come, and then until all have gone; raises `TimeoutError`."""
+        """Wait until this number of workers has come, and then until all have gone; raises `TimeoutError`.
+
+        Then the model that was given has the trained values.
+        """
         self.hub.status()  # raises what keeps the server from waiting
         until_s = None if timeout_s is None else time.monotonic() + timeout_s
         self._comers.wait_for(num_workers, timeout_s)
@@ -91,6 +99,7 @@ class ParameterServer(Running):
             self.hub.wait_until_left(None if until_s is None else max(0.0, until_s - time.monotonic()))
         except TimeoutError:
             raise TimeoutError(f"workers are still here after {timeout_s:g} s") from None
+        put_back(self._model, self.hub.snapshot())
 
     async def wait_for_workers_async(self, num_workers: int = 1, timeout_s: float | None = None) -> None:
         """Do what `wait_for_workers` does."""

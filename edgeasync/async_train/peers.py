@@ -5,7 +5,10 @@ from typing import Any, Self
 
 from edgeasync import join
 from edgeasync.async_train.communication import Averaging, Communication, through_hub
+from edgeasync.async_train.given import settled
+from edgeasync.async_train.ignored import ignore
 from edgeasync.async_train.loops import Loop
+from edgeasync.async_train.watching import WATCHED
 from edgeasync.errors import ConfigError
 
 
@@ -14,6 +17,7 @@ class PeerCommunication:
 
     def __init__(
         self,
+        model: Any,
         loop: Loop,
         rank: int,
         *,
@@ -23,14 +27,17 @@ class PeerCommunication:
         agent: dict[str, Any] | None = None,
         **averaging: Any,
     ) -> None:
-        self._loop = loop
+        self._model, self._loop = model, loop
         usual = {"name": f"rank-{rank}", "state": checkpoint_dir, "keep_optimizer_state": True}
-        self._arguments = {"topology": topology, "peers": peers} | make_rounds(**averaging) | usual | (agent or {})
+        arguments = {"topology": topology, "peers": peers} | make_rounds(**averaging) | usual | (agent or {})
+        self._arguments = settled(arguments)
         self.session: Any = None
 
     def start(self) -> Self:
         """Join the others, unless that has happened."""
         if self.session is None:
+            why = "without a hub nobody carries it out; look at the monitor's alerts"
+            ignore("AsyncTrainingMonitor", why, remediation_strategy=WATCHED.of(self._model) or None)
             self.session = join(model=self._loop.participant, **self._arguments)
         return self
 
@@ -49,7 +56,7 @@ def communication_of(
         if averaging.pop("peers", None) is not None:
             raise ConfigError("peers goes with topology='ring' or 'all_to_all'")
         return through_hub(model, loop, rank, world_size, **averaging)
-    return PeerCommunication(loop, rank, topology=topology, **averaging)
+    return PeerCommunication(model, loop, rank, topology=topology, **averaging)
 
 
 def make_rounds(

@@ -2,31 +2,21 @@
 
 import asyncio
 import math
-from typing import Any, Protocol
+from typing import Any
 
 import edgeasync
 from edgeasync import SGD, Policy, Run, Stop
 from edgeasync.async_train import given
 from edgeasync.async_train.communication import Communication
+from edgeasync.async_train.cuda import usable
 from edgeasync.async_train.data import as_dataset
 from edgeasync.async_train.hub_model import as_hub_model
 from edgeasync.async_train.ignored import ignore
 from edgeasync.async_train.loops import Loop
-from edgeasync.callbacks import Event
+from edgeasync.async_train.watching import watched
 from edgeasync.errors import ConfigError
 from edgeasync.policies.frequency import FixedFrequency
-from edgeasync.policies.monitor import Monitor
 from edgeasync.policies.policy import WarmUp
-
-
-class Watcher(Protocol):
-    """What an `AsyncTrainingMonitor` is to the trainer that it watches."""
-
-    policy: Monitor
-    """What the hub watches for."""
-
-    def see(self, event: Event) -> None:
-        """Be told what happens at the hub."""
 
 
 class AsyncTrainer:
@@ -66,7 +56,6 @@ class AsyncTrainer:
         self.model, self._workers, self._seed = model, workers, seed
         self._warm_up = warm_up_epochs, warm_up_sync_frequency
         self._regular, self._delay, self._steps_per_epoch = regular_sync_frequency, delay, steps_per_epoch
-        self._watchers: list[Watcher] = []
         self._stepping: tuple[Loop, Communication] | None = None
 
     def train(self, dataset: Any = None, epochs: float = 1, optimizer: Any = None, loss_fn: Any = None,
@@ -92,8 +81,8 @@ class AsyncTrainer:
             unknown = None if self._steps_per_epoch else self._warm_up[0] or None
             ignore("AsyncTrainer.train_step", "give steps_per_epoch as well", warm_up_epochs=unknown)
             epoch = self._steps_per_epoch or 0
-            policy = make_policy(self._warm_up, self._regular, self._watchers, epoch, self._delay)
-            self._stepping = make_stepping(self.model, policy, self._watchers)
+            policy = make_policy(self._warm_up, self._regular, epoch, self._delay)
+            self._stepping = make_stepping(self.model, policy)
         loop, communication = self._stepping
         return loop.step(inputs, targets, optimizer, loss_fn, communication.start().session)
 
@@ -106,47 +95,40 @@ class AsyncTrainer:
         stepping, self._stepping = self._stepping, None
         return None if stepping is None else stepping[1].stop()
 
-    def watch(self, watcher: Watcher) -> None:
-        """Let a monitor watch; raises `ConfigError` once `train_step` has begun."""
+    def check_may_watch(self) -> None:
+        """Raise `ConfigError` once `train_step` has begun: a monitor that is made then would see nothing."""
         if self._stepping is not None:
             raise ConfigError("a monitor watches from the beginning: make it before the first train_step")
-        self._watchers.append(watcher)
 
     def _plan(self, dataset: Any, epochs: float, optimizer: Any, loss_fn: Any, **more: Any) -> dict[str, Any]:
         """Return arguments of `edgeasync.train`."""
         loader = more.pop("dataloader", None)
         examples = as_dataset(given.as_data(dataset, loader))
-        model, how = as_hub_model(self.model, examples, optimizer, loss_fn)
+        device = usable(None, self.model, "AsyncTrainer")  # where the model is
+        model, how = as_hub_model(self.model, examples, optimizer, loss_fn, device)
         how.pop("input_shape", None)  # the examples say it
         size = more.pop("batch_size", None) or given.batch_size_of(dataset if loader is None else loader)
         how |= {"batch_size": size, "workers": self._workers, "seed": self._seed, "until": Stop(epochs=epochs)}
         steps_per_epoch = math.ceil(len(examples) / size)
-        how["policy"] = make_policy(self._warm_up, self._regular, self._watchers, steps_per_epoch, self._delay)
-        how["callbacks"] = [*(watcher.see for watcher in self._watchers), *more.pop("callbacks", ())]
+        how["policy"] = make_policy(self._warm_up, self._regular, steps_per_epoch, self._delay)
         how["optimizer"] = None if given.is_torch(self.model) else given.as_stages(optimizer)
-        return {"model": model, "data": examples} | how | more
+        return watched(self.model, {"model": model, "data": examples} | how | more)
 
 
-def make_policy(
-    warm_up: tuple[float, int], regular: int, watchers: list[Watcher], steps_per_epoch: int, delay: int
-) -> Policy:
+def make_policy(warm_up: tuple[float, int], regular: int, steps_per_epoch: int, delay: int) -> Policy:
     """Return a policy whose warm-up has the updates of these epochs."""
     epochs, frequency = warm_up
     updates = math.ceil(epochs * steps_per_epoch / frequency)
     first = WarmUp(updates=updates, frequency=FixedFrequency(local_steps=frequency)) if updates else None
-    watches = tuple([watch for watcher in watchers for watch in watcher.policy.watch])
-    monitor = Monitor(watch=watches, clip=0.0) if watchers else Monitor()
     return Policy(
         optimizer=(SGD(),),
         frequency=FixedFrequency(local_steps=regular),
         delay_steps=delay,
         warm_up=first,
-        monitor=monitor,
     )
 
 
-def make_stepping(model: Any, policy: Policy, watchers: list[Watcher]) -> tuple[Loop, Communication]:
+def make_stepping(model: Any, policy: Policy) -> tuple[Loop, Communication]:
     """Return a loop of a model, and what trains it through a hub of this process."""
     loop = Loop(model)
-    hub = {"policy": policy, "callbacks": [watcher.see for watcher in watchers]}
-    return loop, Communication(model, loop, "127.0.0.1:*", session={}, hub=hub)
+    return loop, Communication(model, loop, "127.0.0.1:*", session={}, hub={"policy": policy})

@@ -1,11 +1,22 @@
 """`AsyncWorker`: trains on its own data for a parameter server."""
 
 import logging
+import sys
 from collections.abc import Sequence
 from typing import Any, TypedDict, Unpack
 
 from edgeasync import Agent
-from edgeasync.async_train.given import as_address, as_data, as_loss, as_maker, as_stages, batch_size_of, is_torch
+from edgeasync.async_train.cuda import provider_of, usable
+from edgeasync.async_train.given import (
+    as_address,
+    as_data,
+    as_loss,
+    as_maker,
+    as_stages,
+    batch_size_of,
+    is_torch,
+    settled,
+)
 from edgeasync.callbacks import ExchangeEvent
 from edgeasync.errors import ConfigError, EdgeAsyncError
 
@@ -46,24 +57,27 @@ class AsyncWorker:
         server_address: str,
         local_batch_size: int | None = None,
         update_frequency: int = 1,
-        device: str = "cpu",
+        device: object = None,
         *,
         delay: int | None = None,
         bandwidth_limit_bytes_per_s: int | None = None,
         model: Any = None,
         **agent: Any,
     ) -> None:
-        self._address, self._model, self._device = as_address(server_address), model, device
+        self._address, self._model = as_address(server_address), model
+        self.device = usable(device, model, "AsyncWorker")
+        """Where it computes."""
         self._batch_size = local_batch_size
         if delay is not None and not 0 <= delay <= update_frequency:
             raise ConfigError(
                 f"delay is {delay}, update_frequency {update_frequency}: give 0 to {update_frequency}. A worker "
                 "has one unanswered update at a time, so that each counts exactly once"
             )
-        provider = "cuda" if device.startswith("cuda") else "cpu"
         said = {"delay_steps": delay, "bandwidth_bytes_per_s_max": bandwidth_limit_bytes_per_s}
         own = {name: value for name, value in said.items() if value is not None}
-        self._settings = {"local_steps_max": update_frequency, "provider": provider, **own, **agent}
+        self._settings = settled(
+            {"local_steps_max": update_frequency, "provider": provider_of(self.device), **own, **agent}
+        )
         self.agent: Agent | None = None
 
     def train(self, dataset: object = None, **training: Unpack[Training]) -> None:
@@ -84,7 +98,7 @@ class AsyncWorker:
         return found.loss if found.accuracy is None else found.accuracy
 
     def _begin(self, dataset: object = None, **training: Unpack[Training]) -> Agent:
-        how = how_to_train(self._model, self._device, dataset, **training)
+        how = how_to_train(self._model, self.device, dataset, **training)
         own = {} if self._batch_size is None else {"batch_size": self._batch_size}
         self.agent = Agent(self._address, **how | own | self._settings)
         return self.agent
@@ -120,7 +134,7 @@ def how_to_train(
 
 
 class Progress:
-    """Tells in the log how a worker does, every `log_frequency` batches."""
+    """Logs how a worker does every `log_frequency` batches, or prints it unless the program logs such lines."""
 
     def __init__(self, log_frequency: int) -> None:
         self._log_frequency, self._batches = log_frequency, 0
@@ -131,4 +145,8 @@ class Progress:
         if self._batches // self._log_frequency > before // self._log_frequency:
             told = {"loss": event.loss, **event.metrics}
             values = ", ".join(f"{name} {value:.4g}" for name, value in told.items() if value is not None)
-            LOG.info("batch %d, version %d: %s", self._batches, event.version, values)
+            line = f"batch {self._batches}, version {event.version}: {values}"
+            if LOG.isEnabledFor(logging.INFO) and LOG.hasHandlers():
+                LOG.info("%s", line)
+            else:  # who asked for these lines need not configure logging to see them
+                sys.stderr.write(f"{line}\n")

@@ -17,6 +17,7 @@ from edgeasync.durable.identity import DeviceFolder
 from edgeasync.errors import ConfigError, DataError
 from edgeasync.plugins import find_code
 from edgeasync.protocol.messages import Welcome
+from edgeasync.runtime.address import DEFAULT_ADDRESS
 from edgeasync.runtime.agent import Agent
 from edgeasync.runtime.agent_settings import AgentSection, CareSection, PeersSection
 from edgeasync.runtime.device import find_device, make_agent, planned_trainer
@@ -93,7 +94,9 @@ class _Command:
         self._notifier = find_notifier()
         self._state = state_folder(section)
         self._device = find_device(replace(section, state=str(self._state)))
-        self._data = _needed(section, knows_hub=self._device.keys is not None)
+        if section.hub is None and self._device.keys is None:
+            self._section = replace(self._section, hub=DEFAULT_ADDRESS)
+        self._data = _needed(section)
         self._dataset = None if self._data is None else load(self._data)
         self._folder = DeviceFolder(self._state)
         self._told = 0
@@ -194,12 +197,10 @@ def _work_done(agent: Agent) -> str:
     return work if agent.day_left_bytes is None else f"{work}, {agent.day_left_bytes} bytes left of the day"
 
 
-def _needed(section: AgentSection, *, knows_hub: bool) -> Path | None:
+def _needed(section: AgentSection) -> Path | None:
     """Return the file of this device's data, if its own trainer does not do without; raises `ConfigError`."""
     if section.trainer is not None:
         find_code(section.trainer, f"trainer {section.trainer}")  # a mistake is told before a hub is looked for
-    if section.hub is None and not knows_hub:
-        raise ConfigError("which hub? give --hub tcp://HOST:PORT, or [agent] hub in a settings file")
     if section.data is None and section.trainer is not None:
         return None
     if section.data is None:

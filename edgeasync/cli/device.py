@@ -5,6 +5,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from edgeasync.cli.mistakes import check_settings_file
 from edgeasync.config import convert, expanded, read_toml, to_table
 from edgeasync.durable.identity import default_device_id
 from edgeasync.runtime.agent_settings import AgentSection, AgentSettings
@@ -12,6 +13,7 @@ from edgeasync.runtime.agent_settings import AgentSection, AgentSettings
 
 def read_settings(config: Path | None, flags: dict[str, Any]) -> AgentSettings:
     """Return the settings of a file, keys of `[agent]`, or both; a flag wins over the file."""
+    check_settings_file(config, {".npz": "--data", ".csv": "--data", ".onnx": "--model"})
     settings = AgentSettings() if config is None else read_toml(config, AgentSettings)
     return replace(settings, agent=convert(to_table(settings.agent) | flags, AgentSection, where="flags"))
 

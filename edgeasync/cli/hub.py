@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from edgeasync.cli.mistakes import check_settings_file
 from edgeasync.cli.model import check_choices
 from edgeasync.cli.output import Printer, print_table
 from edgeasync.cli.serving import serve
@@ -47,6 +48,7 @@ class Flags(msgspec.Struct, frozen=True):
 
 def _all_settings(config: Path | None, flags: Flags) -> HubSettings:
     """Return the settings of a file, flags, or both, or those of a run; a flag wins over all of them."""
+    check_settings_file(config, {".onnx": "--model"})
     settings = _settings(config, flags) if flags.resume is None else _resumed(flags.resume, config, flags)
     section = convert(to_table(settings.hub) | flags.section, HubSection, where="flags")
     if flags.resume is not None:

@@ -5,11 +5,14 @@ from typing import Annotated
 
 import typer
 
+from edgeasync.cli.mistakes import Commands
 from edgeasync.cli.options import Json
 from edgeasync.cli.output import Printer
 
 app = typer.Typer(
-    no_args_is_help=True, help="Manage who may talk to a hub: make its keys, enrol devices, revoke keys."
+    cls=Commands,
+    no_args_is_help=True,
+    help="Manage who may talk to a hub: make its keys, enrol devices, revoke keys.",
 )
 
 Keys = Annotated[

@@ -15,6 +15,7 @@ import typer
 
 from edgeasync import errors
 from edgeasync.cli import keys_commands, model_commands, service_commands
+from edgeasync.cli.mistakes import Commands
 from edgeasync.cli.options import (
     AgentConfig,
     AnswerTimeout,
@@ -43,9 +44,11 @@ from edgeasync.cli.options import (
     given,
 )
 from edgeasync.cli.output import Printer, tell, visible
+from edgeasync.runtime.address import DEFAULT_ADDRESS
 from edgeasync.version import VERSION
 
 app = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -76,7 +79,7 @@ def hub(
     freeze: Freeze = None,
     output: Output = None,
     target: Target = None,
-    bind: Annotated[str | None, typer.Option(help="Address to listen on [default: tcp://127.0.0.1:5555].")] = None,
+    bind: Annotated[str | None, typer.Option(help=f"Address to listen on [default: {DEFAULT_ADDRESS}].")] = None,
     run: Annotated[
         str | None, typer.Option(help="Folder of this run; the hub makes a missing one [default: runs/default].")
     ] = None,
@@ -106,6 +109,13 @@ def hub(
     ] = False,
     insecure: Annotated[bool, typer.Option("--insecure", help="Listen beyond this machine without keys.")] = False,
     trust_code: TrustCode = False,
+    frozen: Annotated[
+        str | None,
+        typer.Option(
+            help="What to do with a device whose frozen arrays differ: refuse, or warn and let it train "
+            "[default: refuse]."
+        ),
+    ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Only print the most memory that this hub may need, part by part.")
     ] = False,
@@ -120,7 +130,9 @@ def hub(
     from edgeasync.cli.serving import log_to_stderr
 
     log_to_stderr(log_level)
-    section = given(bind=bind, run=run, durability=durability, keys=keys, insecure=insecure, knocking=knocking)
+    section = given(
+        bind=bind, run=run, durability=durability, keys=keys, insecure=insecure, knocking=knocking, frozen=frozen
+    )
     model = given(file=file, loss=loss, train=train, freeze=freeze, output=output, target=target)
     act = check_hub if check else run_hub
     act(config, Flags(section, model, recovery, resume, trust_code), Printer(json=json))
@@ -230,6 +242,13 @@ def agent(
         str | None,
         typer.Option(help="Without a hub: where to write the trained model at the end, .onnx or .safetensors."),
     ] = None,
+    frozen: Annotated[
+        str | None,
+        typer.Option(
+            help="Without a hub: what to do with a peer whose frozen arrays differ: refuse, or warn and average "
+            "with it [default: refuse]."
+        ),
+    ] = None,
     log_level: LogLevel = None,
     json: Json = False,
 ) -> None:
@@ -248,7 +267,7 @@ def agent(
     )  # fmt: skip
     peers_section = given(
         topology=topology, peers=peers, bind=bind, steps_max=steps_max, epochs=epochs, rounds_max=rounds_max,
-        out=out,
+        out=out, frozen=frozen,
     )  # fmt: skip
     model = given(file=file, loss=loss, train=train, freeze=freeze, output=output, target=target)
     run_agent(config, section, Printer(json=json), peers_section, model)
@@ -263,7 +282,7 @@ def _bytes_or_text(size: str | None) -> int | str | None:
 
 @app.command()
 def status(
-    hub: HubAddress = "tcp://127.0.0.1:5555",
+    hub: HubAddress = DEFAULT_ADDRESS,
     timeout_s: AnswerTimeout = 3.0,
     keys: OperatorKeys = None,
     json: Json = False,
@@ -276,7 +295,7 @@ def status(
 
 @app.command()
 def wake(
-    hub: HubAddress = "tcp://127.0.0.1:5555",
+    hub: HubAddress = DEFAULT_ADDRESS,
     timeout_s: AnswerTimeout = 3.0,
     keys: OperatorKeys = None,
     json: Json = False,
@@ -320,7 +339,7 @@ def policies(
 @app.command()
 def export(
     run: Annotated[Path, typer.Argument(help="Folder of a run.")],
-    out: Annotated[Path, typer.Option(help="Where to write the ONNX file.")],
+    out: Annotated[Path, typer.Option(help="The file: .onnx, or .safetensors or .npz for arrays.")],
     model: Annotated[
         Path | None, typer.Option(help="The forward model [default: the one in the run's folder].")
     ] = None,
@@ -330,7 +349,7 @@ def export(
     trust_code: TrustCode = False,
     json: Json = False,
 ) -> None:
-    """Write the model of a run as a plain ONNX file for inference. The run's hub may be running."""
+    """Write the model of a run: an ONNX file for inference, or its arrays. The run's hub may be running."""
     from edgeasync.cli.model import export_run
 
     export_run(run, model, out, Printer(json=json), best=best, trust_code=trust_code)

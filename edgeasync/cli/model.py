@@ -1,4 +1,4 @@
-"""`edgeasync model` and `edgeasync export`: ONNX files in, ONNX files out; nothing runs a hub here."""
+"""`edgeasync model` and `edgeasync export`: models in, models out; nothing runs a hub here."""
 
 from pathlib import Path
 from typing import Any, get_args
@@ -12,9 +12,10 @@ from edgeasync.durable.files import check_out, replace_file
 from edgeasync.errors import ConfigError, GraphError, ModelMismatchError, StorageError
 from edgeasync.losses import LossName
 from edgeasync.plugins import is_name
+from edgeasync.runtime.export import ONNX_SUFFIX, check_suffix, refuse_onnx, write_arrays
 from edgeasync.runtime.graph_model import FORWARD_FILE, HubGraph
 from edgeasync.runtime.graph_process import load_graph_apart
-from edgeasync.runtime.model_file import MODEL_FILE, VALUES_SUFFIX
+from edgeasync.runtime.model_file import VALUES_SUFFIX
 from edgeasync.runtime.onnx_model import OnnxModel
 from edgeasync.runtime.trained import TrainedModel, best_model, local_patterns, newest_model
 from edgeasync.runtime.wall_clock import written
@@ -40,11 +41,13 @@ def build_model(forward: Path, flags: dict[str, Any], out: Path, printer: Printe
         "parameters": built.spec.trained_length,
         "statistics": built.spec.length - built.spec.trained_length,
         "bytes": len(built.graph),
+        "warnings": list(built.warnings),
     }
     printer.result(
         result,
         f"{out}: trains {result['parameters']} parameters, {result['bytes']} bytes",
         f"{values}: the values it begins with",
+        *[f"warning: {warning}" for warning in built.warnings],
     )
 
 
@@ -59,7 +62,7 @@ def inspect_model(path: Path, flags: dict[str, Any], batch_size: int, printer: P
         for parameter in built.spec.parameters
     ]
     if printer.json:
-        printer.object(msgspec.to_builtins(found) | {"arrays": arrays})
+        printer.object(msgspec.to_builtins(found) | {"arrays": arrays, "warnings": list(built.warnings)})
         return
     rows = [("parameter", "shape", "values", "role")]
     for parameter in built.spec.parameters:
@@ -79,6 +82,7 @@ def inspect_model(path: Path, flags: dict[str, Any], batch_size: int, printer: P
         f"a step of {found.batch_size} examples: {found.floating_point_operations / 1e6:,.1f} million operations, "
         f"{found.memory_bytes / 2**20:,.1f} MiB of tensors"
     )
+    _print_warnings(built, printer)
 
 
 def check_model(path: Path, flags: dict[str, Any], batch_size: int, printer: Printer) -> None:
@@ -89,7 +93,8 @@ def check_model(path: Path, flags: dict[str, Any], batch_size: int, printer: Pri
     checks = check_gradients(built.graph, built.spec, built.initial, batch_size=batch_size)
     failed = [check for check in checks if not check.passed]
     if printer.json:
-        printer.object({"passed": not failed, "gradients": [msgspec.to_builtins(check) for check in checks]})
+        gradients = [msgspec.to_builtins(check) for check in checks]
+        printer.object({"passed": not failed, "gradients": gradients, "warnings": list(built.warnings)})
     else:
         rows = [("gradient of", "slope", "difference", "apart", "")]
         for check in checks:
@@ -97,6 +102,7 @@ def check_model(path: Path, flags: dict[str, Any], batch_size: int, printer: Pri
             numbers = (f"{check.slope:.3e}", f"{check.difference:.3e}", f"{check.error:.2%}")
             rows.append((check.name, *numbers, verdict))
         print_table(printer, rows)
+        _print_warnings(built, printer)
     if failed:
         others = f" and {len(failed) - 1} more" if failed[1:] else ""
         raise GraphError(
@@ -108,34 +114,43 @@ def check_model(path: Path, flags: dict[str, Any], batch_size: int, printer: Pri
 def export_run(
     run: Path, forward: Path | None, out: Path, printer: Printer, *, best: bool, trust_code: bool
 ) -> None:
-    """Write the trained model of a run, its newest version or the `best`, as an inference file."""
-    try:
-        from edgeasync.autodiff.export import export_model  # noqa: PLC0415 - needs onnx
-    except ModuleNotFoundError as error:
-        raise ConfigError("export needs the package onnx: pip install 'edgeasync[hub]'") from error
+    """Write the trained model of a run, its newest version or the `best`: for inference, or its named arrays."""
+    check_suffix("--out", out)
     if not run.is_dir():
         raise StorageError(f"{run}: no such folder; give the folder of a hub's run")
-    source = forward or run / FORWARD_FILE
-    content = _read(
-        source,
-        "give --model FILE.onnx, the forward model that was trained; without one, as for a model of numpy or of "
-        f"code, the trained arrays are in {run / MODEL_FILE}",
-    )
+    source, content = forward or run / FORWARD_FILE, None
     check_out("--out", out, source, run=run)
+    if out.suffix == ONNX_SUFFIX:
+        if forward is None and not source.exists():
+            raise ConfigError(f"{refuse_onnx('--out', out)}; or give --model, the forward model that was trained")
+        content = _read(source, "give --model FILE.onnx, the forward model that was trained")
+    elif forward is not None:
+        raise ConfigError(f"--model {forward}: {out.name} has arrays alone; leave out --model, or write .onnx")
     trained = (best_model if best else newest_model)(run, trust_code=trust_code)
     if local := local_patterns(run):
         trained.remarks.append(f"{', '.join(local)}: each device has its own values; these are the hub's")
-    try:
-        exported = export_model(content, trained.arrays, trained.metadata())
-    except (GraphError, ModelMismatchError) as error:
-        raise type(error)(f"{trained.source} into {source}: {error}") from error
-    replace_file(out, exported, private=False)
+    if content is None:
+        write_arrays(out, trained.arrays, trained.metadata())
+    else:
+        replace_file(out, _exported(source, content, trained), private=False)
     printer.result(
         _describe(out, trained),
         f"{out}: {len(trained.arrays)} trained arrays of {trained.source}",
         f"version {trained.version} of {written(trained.made_s)}, {_worth(trained)}",
         *[f"note: {remark}" for remark in trained.remarks],
     )
+
+
+def _exported(source: Path, content: bytes, trained: TrainedModel) -> bytes:
+    """Return the forward model of a file with the trained arrays; raises `GraphError`, `ModelMismatchError`."""
+    try:
+        from edgeasync.autodiff.export import export_model  # noqa: PLC0415 - needs onnx
+    except ModuleNotFoundError as error:
+        raise ConfigError("export needs the package onnx: pip install 'edgeasync[hub]'") from error
+    try:
+        return export_model(content, trained.arrays, trained.metadata())
+    except (GraphError, ModelMismatchError) as error:
+        raise type(error)(f"{trained.source} into {source}: {error}") from error
 
 
 def _describe(out: Path, trained: TrainedModel) -> dict[str, Any]:
@@ -176,6 +191,12 @@ def _load(path: Path, flags: dict[str, Any]) -> HubGraph:
         )
     settings = convert({"kind": "onnx", "file": str(path)} | flags, OnnxModel, where="flags")
     return load_graph_apart(settings)
+
+
+def _print_warnings(built: HubGraph, printer: Printer) -> None:
+    """Print what the exporter may have changed in silence."""
+    for warning in built.warnings:
+        printer.line(f"warning: {warning}")
 
 
 def _read(path: Path, advice: str) -> bytes:

@@ -5,10 +5,13 @@ from typing import Annotated
 
 import typer
 
+from edgeasync.cli.mistakes import Commands
 from edgeasync.cli.options import Freeze, Json, Loss, Output, Target, Train, given
 from edgeasync.cli.output import Printer
 
-app = typer.Typer(no_args_is_help=True, help="Build, inspect and check training graphs of ONNX models.")
+app = typer.Typer(
+    cls=Commands, no_args_is_help=True, help="Build, inspect and check training graphs of ONNX models."
+)
 
 ModelFile = Annotated[Path, typer.Argument(metavar="FILE.onnx", help="A forward model or a training graph.")]
 BatchSize = Annotated[int, typer.Option(min=2, max=65536, help="Examples in a step.")]

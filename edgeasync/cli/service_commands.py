@@ -5,10 +5,12 @@ from typing import Annotated
 
 import typer
 
+from edgeasync.cli.mistakes import Commands
 from edgeasync.cli.options import Json, Source
 from edgeasync.cli.output import Printer
 
 app = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     help="Let systemd run an agent or a hub: at every boot, again after a crash, and with a watchdog.",
 )

@@ -14,7 +14,7 @@ from edgeasync.cli.output import tell, visible
 from edgeasync.cli.under_systemd import goes_to_journal, with_priority
 from edgeasync.durable.files import replace_file
 from edgeasync.errors import ConfigError, EdgeAsyncError, StorageError
-from edgeasync.runtime.event_loop import loop_factory
+from edgeasync.runtime.event_loop import check_threads, loop_factory
 from edgeasync.runtime.notify import Notifier
 
 IMPATIENCE_S = 1.0
@@ -101,6 +101,7 @@ def serve(
 
     The loop feeds systemd's watchdog, unless `hangs` returns a sentence about what hangs beside the loop.
     """
+    check_threads()
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             return runner.run(_serve(service, every_s, on_progress, notifier or Notifier(), hangs))

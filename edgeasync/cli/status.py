@@ -18,6 +18,7 @@ REMEDIES = {
     "alert": "nothing is done but telling you",
     "increase_frequency": "intervals are halved",
     "reduce_lr": "the hub's learning rate is halved",
+    "reduce_local_lr": "the devices' learning rates are halved",
     "rollback": "went back to a calm model, at half the hub's learning rate",
     "quarantine": "its updates do not count",
 }

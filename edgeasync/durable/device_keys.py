@@ -75,9 +75,9 @@ class DeviceKeys:
         self._know(_record(token))
         self._enrolling.unlink(missing_ok=True)
 
-    def enrolled_by(self, token: Token) -> bool:
-        """Whether this very token has enrolled the device; raises `StorageError`."""
-        return self.made and self.hub().token == _record(token).token
+    def knows_hub(self, token: Token | None) -> bool:
+        """Whether the device belongs to a hub, by this very token if there is one; raises `StorageError`."""
+        return self.made and (token is None or self.hub().token == _record(token).token)
 
     def know(self, hub: Key, addresses: tuple[str, ...], name: str) -> None:
         """Write down which hub the device belongs to; raises `StorageError`."""

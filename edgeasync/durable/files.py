@@ -12,10 +12,11 @@ import stat
 import time
 from pathlib import Path
 
+from edgeasync.durable.file_lock import FILE_MODE, FileLock, find_holders
 from edgeasync.errors import ConfigError, StorageError
 from edgeasync.protocol.wire import Buffer
 
-FOLDER_MODE, FILE_MODE = 0o700, 0o600
+FOLDER_MODE = 0o700
 """Of everything that is kept: a run tells who takes part, and a device's state that it is that device."""
 
 _OTHERS = 0o077
@@ -157,15 +158,15 @@ def sync_folder(path: Path) -> None:
 def is_locked(folder: Path) -> bool:
     """Return whether a process holds a folder's lock. To see that it is shared for a moment, and given back."""
     try:
-        descriptor = os.open(folder / "lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # a FIFO would wait
+        lock = FileLock(folder / "lock", os.O_RDONLY | os.O_NONBLOCK)  # a FIFO would wait
     except OSError:
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        lock.take(fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError as error:
         return error.errno in (errno.EWOULDBLOCK, errno.EACCES)
     finally:
-        os.close(descriptor)
+        lock.close()
     return False
 
 
@@ -179,43 +180,31 @@ class FolderLock:
         self.path = path
         self.remarks: list[str] = []
         self._flag = flag
-        self._file = -1
+        self._lock: FileLock | None = None
 
     def take(self, taken: str) -> None:
         """Lock the folder; raises `StorageError`, with the sentence `taken` if another process has it."""
         try:
             make_folder(self.path)
             refuse_link(self.path / "lock")
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
-            self._file = os.open(self.path / "lock", flags, FILE_MODE)
+            self._lock = lock = FileLock(self.path / "lock", os.O_RDWR | os.O_CREAT)
             with contextlib.suppress(OSError):
-                os.fchmod(self._file, FILE_MODE)
-            self._lock()
+                os.fchmod(lock.descriptor, FILE_MODE)
+            _take(lock)
         except BlockingIOError:
             self.close()
-            raise StorageError(f"{self.path}: {taken}") from None
+            raise StorageError(f"{self.path}: {_why_taken(self.path / 'lock', taken)}") from None
         except OSError as error:
             self.close()
             cure = "" if error.errno == errno.ELOOP else f"; choose another {self._flag} folder"
             raise StorageError(f"{self.path}: cannot be used: {error.strerror}{cure}") from error
         self.remarks = narrow(self.path)
 
-    def _lock(self) -> None:
-        """Lock the file; wait a little, for somebody may only look whether it is locked (`is_locked`)."""
-        for look in range(LOOKS_MAX):
-            try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if look == LOOKS_MAX - 1:
-                    raise
-                time.sleep(LOOK_S)
-            else:
-                return
-
     def check(self) -> None:
         """Raise `FileNotFoundError` if the folder was moved or removed: nobody would find what is written."""
+        assert self._lock is not None
         try:
-            same = os.path.samestat(os.fstat(self._file), (self.path / "lock").stat())
+            same = os.path.samestat(os.fstat(self._lock.descriptor), (self.path / "lock").stat())
         except FileNotFoundError:
             same = False
         if not same:
@@ -223,6 +212,29 @@ class FolderLock:
 
     def close(self) -> None:
         """Let another process have the folder."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        if self._lock is not None:
+            self._lock.close()
+
+
+def _take(lock: FileLock) -> None:
+    """Lock a file; wait a little, for somebody may only look whether it is locked (`is_locked`)."""
+    for look in range(LOOKS_MAX):
+        try:
+            lock.take(fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if look == LOOKS_MAX - 1:
+                raise
+            time.sleep(LOOK_S)
+        else:
+            return
+
+
+def _why_taken(path: Path, taken: str) -> str:
+    """Return the sentence `taken`; or who holds the lock if its owner has ended."""
+    holders = find_holders(path)
+    if os.getpid() in holders.processes:
+        return f"{taken}, or stop it first: it belongs to this process"
+    if not holders.processes or holders.owner in holders.processes:
+        return taken
+    names = " and ".join(f"process {process} ({name})" for process, name in holders.processes.items())
+    return f"{names} still holds the lock, though its owner has ended; end it, or choose another folder"

@@ -12,6 +12,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from edgeasync.durable.file_lock import FileLock
 from edgeasync.durable.files import sync_folder
 from edgeasync.errors import StorageError
 
@@ -107,16 +108,16 @@ def staged_secret(path: Path, content: bytes, *, replace: bool = False) -> Itera
 def locked(folder: Path) -> Iterator[None]:
     """Hold the lock of a folder of secrets, so that one process at a time changes what is in it."""
     try:
-        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, _SECRET)
+        lock = FileLock(folder / "lock", os.O_RDWR | os.O_CREAT)
     except FileNotFoundError:
         raise StorageError(f"{folder}: no such folder; {HUB_KEYS}") from None
     except OSError as error:
         raise StorageError(f"{folder}: cannot be locked: {error.strerror}") from error
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.take(fcntl.LOCK_EX)
         yield
     finally:
-        os.close(lock)
+        lock.close()
 
 
 def _create(path: str, flags: int) -> int:

@@ -9,7 +9,7 @@ import optax
 
 from edgeasync.data.dataset import Dataset, batches
 from edgeasync.errors import ConfigError
-from edgeasync.jax.trees import arrays_of, parameters_of, read_tree, tree_like
+from edgeasync.jax.trees import arrays_of, frozen_of, parameters_of, read_tree, tree_like
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.sdk.adapted import Adapted
 from edgeasync.sdk.models import Prepared
@@ -28,6 +28,7 @@ def model(
     optimizer: optax.GradientTransformation | None = None,
     *,
     predict: Callable[[Any, Any], Any] | None = None,
+    frozen: Any = None,
 ) -> "JaxModel":
     """Return a tree of parameters and its loss as a model for `train`, `Hub` and `Agent`.
 
@@ -35,6 +36,7 @@ def model(
     - `loss_fn(params, x, y)`: the mean loss of a batch. It is compiled, with the optimizer's step.
     - `optimizer`: of optax, as it is; by default `optax.sgd(0.05)`.
     - `predict(params, x)`: the scores of each class, (n, classes, ...); with it evaluations have an accuracy.
+    - `frozen`: a tree of arrays that `loss_fn` closes over. A device with other values is refused.
 
     >>> import jax.numpy as jnp
     >>> import numpy as np
@@ -47,7 +49,7 @@ def model(
     >>> run.model["weight"].shape
     (3,)
     """
-    return JaxModel(params, loss_fn, optax.sgd(0.05) if optimizer is None else optimizer, predict)
+    return JaxModel(params, loss_fn, optax.sgd(0.05) if optimizer is None else optimizer, predict, frozen)
 
 
 class JaxModel(Adapted):
@@ -55,18 +57,20 @@ class JaxModel(Adapted):
 
     optimizer_is = "give one of optax to edgeasync.jax.model"
 
-    def __init__(self, params: Any, loss_fn: Any, optimizer: Any, predict: Any) -> None:
+    def __init__(self, params: Any, loss_fn: Any, optimizer: Any, predict: Any, frozen: Any) -> None:
         if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
             raise ConfigError(f"optimizer is {type(optimizer).__name__}; give one of optax")
         self.params = params
         self.spec = ParameterSpec(tuple(parameters_of(params)))
+        self.frozen = frozen_of(frozen)
         self.optimizer = optimizer
         self._loss = jax.jit(loss_fn)
         self._predict = None if predict is None else jax.jit(predict)
 
-        def step(params: Any, state: Any, x: Any, y: Any) -> Any:
+        def step(params: Any, state: Any, x: Any, y: Any, factor: float) -> Any:
             loss, gradients = jax.value_and_grad(loss_fn)(params, x, y)
             changes, state = optimizer.update(gradients, state, params)
+            changes = jax.tree.map(lambda change: (change * factor).astype(change.dtype), changes)
             return optax.apply_updates(params, changes), state, loss
 
         self.compiled_step = jax.jit(step)
@@ -79,6 +83,7 @@ class JaxModel(Adapted):
             make_trainer=lambda data, seed, _: JaxTrainer(self, data, local, seed),
             make_evaluator=self._evaluator,
             restore=lambda arrays: tree_like(self.params, arrays),
+            frozen=self.frozen,
         )
 
     def _evaluator(self, data: Dataset) -> Evaluator:
@@ -100,7 +105,7 @@ class JaxTrainer:
     """Trains a tree by a compiled step; the vector follows each one."""
 
     def __init__(self, model: JaxModel, data: Dataset, local: LocalTraining, seed: int) -> None:
-        self.spec = model.spec
+        self.spec, self.frozen = model.spec, model.frozen
         self._params = model.params
         self._step = model.compiled_step
         self._init = model.optimizer.init
@@ -109,6 +114,7 @@ class JaxTrainer:
         self._keeps = local.keep_optimizer_state
         self._state: Any = None
         self._vector: Vector | None = None
+        self._factor = 1.0
 
     def begin(self, parameters: Vector) -> None:
         """Begin an assignment: from now on train this vector in place."""
@@ -122,10 +128,14 @@ class JaxTrainer:
         """Forget the optimizer's state."""
         self._state = None
 
+    def scale_learning_rate(self, factor: float) -> None:
+        """Multiply every later change by this factor."""
+        self._factor = factor
+
     def step(self) -> StepResult:
         """Take one compiled step, on one batch."""
         assert self._vector is not None
         x, y = next(self._stream)
-        self._params, self._state, loss = self._step(self._params, self._state, x, y)
+        self._params, self._state, loss = self._step(self._params, self._state, x, y, self._factor)
         read_tree(self._params, self.spec.views(self._vector))
         return StepResult(float(loss), len(y))

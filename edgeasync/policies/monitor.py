@@ -20,9 +20,9 @@ from edgeasync.policies.history import (
     FleetHistory,
 )
 
-Remedy = Literal["alert", "increase_frequency", "reduce_lr", "rollback", "quarantine"]
+Remedy = Literal["alert", "increase_frequency", "reduce_lr", "reduce_local_lr", "rollback", "quarantine"]
 Scope = Literal["device", "fleet"]
-FleetRemedy = Literal["alert", "increase_frequency", "reduce_lr", "rollback"]
+FleetRemedy = Literal["alert", "increase_frequency", "reduce_lr", "reduce_local_lr", "rollback"]
 
 LOST = 0.5
 """Share of the first losses up to which no rise of the loss is alarming: most of what was learnt still holds."""
@@ -31,7 +31,7 @@ STEPS_FACTOR = 0.5
 """Factor of the local steps under the remedy `increase_frequency`."""
 
 REDUCTION = 0.5
-"""Factor of the learning rate under the remedies `reduce_lr` and `rollback`."""
+"""Factor of the learning rate under the remedies `reduce_lr`, `reduce_local_lr` and `rollback`."""
 
 NORM_RATIO = (
     f"times what is usual that is still calm; usual is the median of the devices' last norms, "

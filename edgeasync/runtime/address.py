@@ -5,6 +5,9 @@ import socket
 
 from edgeasync.errors import AddressError
 
+DEFAULT_ADDRESS = "tcp://127.0.0.1:5555"
+"""Where a hub listens and is looked for, if nothing else is said."""
+
 
 def check_bind(address: str, *, insecure: bool) -> None:
     """Raise `AddressError` unless the address can be bound without keys: loopback only, or told `insecure`."""
@@ -43,6 +46,26 @@ def check_connect(address: str, *, insecure: bool) -> None:
 def host_of(address: str) -> str | None:
     """Return the host of an address to connect to, `None` if it is not a TCP address; raises `AddressError`."""
     return _read(address, any_port=False)
+
+
+def is_ipv6(address: str) -> bool:
+    """Return whether an address is one of IPv6: in brackets, or a name that has no address of IPv4.
+
+    A name may have both while its hub listens on one of them, which was IPv4 at all times. May block for as long
+    as names take to be resolved.
+    """
+    if "[" in address:
+        return True
+    host = _read(address, any_port=True)
+    return host is not None and not _has(host, socket.AF_INET) and _has(host, socket.AF_INET6)
+
+
+def _has(host: str, family: int) -> bool:
+    """Return whether a name has an address of a family."""
+    try:
+        return bool(socket.getaddrinfo(host, None, family=family, type=socket.SOCK_STREAM))
+    except (OSError, UnicodeError):
+        return False
 
 
 def _read(address: str, *, any_port: bool) -> str | None:

@@ -7,12 +7,16 @@ still the one that was accepted.
 libzmq keeps the parts of a message until the last one is there, without a bound, and tells nobody. But the kernel
 counts what a connection has received, and the hub what was delivered. Connections on which bytes arrive are looked
 at every `LOOK_S`; while nothing arrives, nothing is done.
+
+A forked child closes its copies of the listening socket and of all connections. Otherwise a child that outlives
+this process keeps the port, and the far ends do not notice that nobody is there any more.
 """
 
 import asyncio
 import contextlib
 import ctypes
 import fcntl
+import os
 import resource
 import select
 import socket
@@ -21,6 +25,7 @@ import sys
 import termios
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakSet
 
 import zmq
 
@@ -127,9 +132,11 @@ class Connections:
         self._release_timer: asyncio.TimerHandle | None = None
         self._sweeps = self._denied = 0
         self._sweep_timer = loop.call_later(SWEEP_S, self._sweep)
+        _watching.add(self)
 
     def close(self) -> None:
         """Stop; to be called before the socket is closed."""
+        _watching.discard(self)
         self._loop.remove_reader(self._fd)
         self._sweep_timer.cancel()
         if self._release_timer is not None:
@@ -141,6 +148,15 @@ class Connections:
         self._arrivals.close()
         self._router.disable_monitor()
         self._events.close(0)
+
+    def close_in_child(self) -> None:
+        """Close the sockets of this process in a forked child, where nothing else of this may be used."""
+        descriptors = [each.descriptor for each in self._connections.values() if _is_same(each)]
+        if self._listener is not None:
+            descriptors.append(self._listener.descriptor)
+        for descriptor in descriptors:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
 
     # -- messages --------------------------------------------------------------------------------------------
 
@@ -364,6 +380,18 @@ class Connections:
             self.channel.read_soon()  # what is not delivered at the next look is not whole
 
 
+_watching: WeakSet[Connections] = WeakSet()
+
+
+def _close_in_child() -> None:
+    for connections in _watching:
+        connections.close_in_child()
+    _watching.clear()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
+
 @contextlib.contextmanager
 def _socket_of(descriptor: int) -> Any:
     """Yield a socket object on libzmq's descriptor, and leave that open."""
@@ -381,6 +409,11 @@ def _far_end(descriptor: int) -> Any:
             return borrowed.getpeername()
     except OSError:
         return None
+
+
+def _is_same(connection: Connection) -> bool:
+    """Return whether a descriptor is still that of its connection: libzmq may have closed it a moment ago."""
+    return connection.far_end is not None and _far_end(connection.descriptor) == connection.far_end
 
 
 def _tcp_counts(connection: Connection) -> tuple[int, int] | None:
@@ -407,8 +440,8 @@ def _queued_bytes(connection: Connection) -> int:
 def _shut(connection: Connection, *, at_once: bool = False) -> None:
     """Shut a connection; `at_once` drops what is on its way, for a far end that reads nothing, or never stops."""
     connection.shut = True
-    with contextlib.suppress(OSError), _socket_of(connection.descriptor) as borrowed:
-        if connection.far_end is not None and borrowed.getpeername() == connection.far_end:
+    if _is_same(connection):
+        with contextlib.suppress(OSError), _socket_of(connection.descriptor) as borrowed:
             if at_once:
                 borrowed.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
             borrowed.shutdown(socket.SHUT_RDWR)

@@ -38,7 +38,7 @@ def find_credentials(
     else:
         pair = keys.own()
         token = None if enrol is None else Token.read(enrol)
-        if token is None or keys.enrolled_by(token):
+        if token is None or keys.knows_hub(token):
             record = keys.hub()
             found = Credentials(addresses or record.addresses, keys, pair, read_key(record.key), None, knocking)
         else:

@@ -12,11 +12,11 @@ Pair = tuple[KeyPair, Key]
 
 
 def make_dealer(
-    context: "zmq.Context[zmq.Socket[bytes]]", address: str, frame_bytes_max: int, pair: Pair | None
+    context: "zmq.Context[zmq.Socket[bytes]]", frame_bytes_max: int, pair: Pair | None, *, ipv6: bool
 ) -> "zmq.Socket[bytes]":
-    """Return a DEALER for an address, not connected yet, that takes frames up to this length."""
+    """Return a DEALER, not connected yet, that takes frames up to this length; `address.is_ipv6` says for what."""
     socket = context.socket(zmq.DEALER)
-    socket.set(zmq.IPV6, "[" in address)
+    socket.set(zmq.IPV6, ipv6)
     socket.set(zmq.LINGER, 0)
     socket.set(zmq.MAXMSGSIZE, frame_bytes_max)
     if pair is not None:

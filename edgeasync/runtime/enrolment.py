@@ -11,6 +11,7 @@ from edgeasync.durable.keys import KeyPair, Token
 from edgeasync.errors import AccessError, ProtocolError
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Enrol, Enrolled, Refuse
+from edgeasync.runtime.address import is_ipv6
 from edgeasync.runtime.channel import Channel
 from edgeasync.runtime.curve import mechanism_at
 from edgeasync.runtime.dealer import connect, make_dealer
@@ -89,7 +90,8 @@ async def _ask(
             heard.set_result(None)
 
     pair = KeyPair.of(token.secret), token.hub
-    socket = make_dealer(context, address, wire.HEADER_BYTES_MAX, pair)
+    ipv6 = await asyncio.to_thread(is_ipv6, address)
+    socket = make_dealer(context, wire.HEADER_BYTES_MAX, pair, ipv6=ipv6)
     begun_s = loop.time()
     monitor = SocketMonitor(socket, loop, on_connected, on_disconnected)
     channel = Channel(socket, loop, on_message)

@@ -40,9 +40,9 @@ from edgeasync.plugins import refuse_modules_in
 from edgeasync.policies.policy import PolicySet
 from edgeasync.protocol import wire
 from edgeasync.protocol.graph import ShippedGraph
-from edgeasync.protocol.messages import ModelVersion
+from edgeasync.protocol.messages import Frozen, ModelVersion
 from edgeasync.runtime import routing_ids
-from edgeasync.runtime.address import check_bind
+from edgeasync.runtime.address import check_bind, is_ipv6
 from edgeasync.runtime.channel import COPY_BELOW_BYTES, Channel
 from edgeasync.runtime.connection_bounds import ConnectionBounds
 from edgeasync.runtime.connections import Connections, connections_that_fit
@@ -52,7 +52,7 @@ from edgeasync.runtime.frame_log import log_frame
 from edgeasync.runtime.gate import Gate
 from edgeasync.runtime.graph_model import keep_file, keep_files
 from edgeasync.runtime.memory import Part, most_memory
-from edgeasync.runtime.model_file import BEST_FILE, MODEL_FILE, load_model, save_model
+from edgeasync.runtime.model_file import BEST_FILE, MODEL_FILE, load_model, read_header, save_model
 from edgeasync.runtime.worker import Worker
 from edgeasync.training.evaluation import Evaluator, plain
 
@@ -99,6 +99,8 @@ class Hub:
       `edgeasync agent` makes its trainer from them. If your agents make trainers of their own, leave it out.
     - `graph` is a serialized ONNX training graph for the devices. The run folder keeps a copy of it, and of the
       `forward` model that it was built from. It also keeps `record`, the settings.
+    - `frozen` is the checksum of the model's arrays that do not travel, if it has any. `settings.frozen` says what
+      happens to a device whose arrays differ.
     - `keys` is a folder from `edgeasync keys init`. Then every connection is encrypted, and only keys on the
       folder's allow-list are admitted. With `knocking` the hub records other keys, so that a person can accept
       them.
@@ -127,6 +129,7 @@ class Hub:
         training: dict[str, Any] | None = None,
         graph: bytes | None = None,
         forward: bytes | None = None,
+        frozen: Frozen | None = None,
         evaluator: Evaluator | None = None,
         durability: Durability = "journal",
         history_rows_max: int = ROWS_MAX,
@@ -155,7 +158,7 @@ class Hub:
         if evaluator is None and (settings.held_out or settings.stop.accuracy is not None):
             asked = "held_out" if settings.held_out else "stop.accuracy"
             raise ConfigError(f"{asked} needs held-out data to measure on: give Hub an evaluator, or leave it out")
-        settings = msgspec.structs.replace(settings, held_out=evaluator is not None)
+        settings = msgspec.structs.replace(settings, held_out=evaluator is not None, frozen_arrays=frozen)
         self.spec = spec
         """The arrays of the model."""
         self.address = bind
@@ -327,6 +330,19 @@ class Hub:
             keep_file(self.model_file.parent / RECORD_FILE, self._record)
         if not self.model_file.exists():
             self._save_model(self._run.model.current, self._run.core.lineage)
+        self._put_best_aside()
+
+    def _put_best_aside(self) -> None:
+        """Rename the best version's file if the run has gone back behind that version: its own best is another."""
+        try:
+            kept = read_header(self.best_file)
+        except StorageError:
+            return
+        core = self._run.core
+        ancestry, found = core.policy_engine.state.ancestry, ModelVersion(kept.lineage, kept.version)
+        if found.number > core.version or not ancestry.knows(found):
+            with contextlib.suppress(OSError):
+                self.best_file.rename(self.best_file.with_name(f"{BEST_FILE}.aside"))
 
     def _save_model(self, snapshot: Snapshot, lineage: str) -> None:
         """Write the model by itself; raises `StorageError`, or `OSError` where the folder is gone."""
@@ -436,7 +452,7 @@ class Hub:
             context.set(zmq.MAX_SOCKETS, SOCKETS_MAX)
         routing_ids.seed()
         socket = context.socket(zmq.ROUTER)
-        socket.set(zmq.IPV6, "[" in self.address)
+        socket.set(zmq.IPV6, is_ipv6(self.address))
         socket.set(zmq.ROUTER_MANDATORY, 1)
         frame_bytes_max = max(wire.HEADER_BYTES_MAX, int(self._settings.limits.piece_bytes))
         if not self.address.startswith("inproc:"):

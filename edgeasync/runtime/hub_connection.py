@@ -60,21 +60,38 @@ class HubConnection:
         self._channel: Channel | None = None
         self._monitor: SocketMonitor | None = None
         self._explaining: asyncio.Task[None] | None = None
+        self._early: list[tuple[bytes, Buffer | None]] = []
+        """Messages from before the connection: a second socket sends them again."""
 
     def begin(self, loop: asyncio.AbstractEventLoop, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
         """Make sockets of this context on this loop from now on."""
         self._loop, self.context = loop, context
 
     def connect(self, number: int) -> None:
-        """Connect a fresh socket to the address of this number; raises `AddressError`. Call `close` before."""
+        """Connect a fresh socket to the address of this number; raises `AddressError`. Call `close` before.
+
+        A name is looked up among addresses of IPv4 and, if it has none, among those of IPv6.
+        """
         self.address = self.addresses[number]
+        self._early.clear()
+        self._open(ipv6="[" in self.address)
+
+    def _open(self, *, ipv6: bool) -> None:
+        def open_another() -> None:
+            if not ipv6:
+                self._shut(0)
+                self._open(ipv6=True)
+                assert self._channel is not None
+                for header, payload in self._early:
+                    self._channel.send(b"", header, payload)
+
         pair = None
         if self._pair is not None:
             assert self._hub_key is not None
             pair = self._pair, self._hub_key
-        socket = make_dealer(self.context, self.address, self._frame_bytes_max + FRAME_BYTES, pair)
+        socket = make_dealer(self.context, self._frame_bytes_max + FRAME_BYTES, pair, ipv6=ipv6)
         socket.set(zmq.RCVHWM, QUEUED_MESSAGES_MAX)
-        monitor = SocketMonitor(socket, self._loop, self._on_connected, self._on_disconnected)
+        monitor = SocketMonitor(socket, self._loop, self._on_connected, self._on_disconnected, open_another)
         try:
             connect(socket, self.address)
         except AddressError:
@@ -95,6 +112,8 @@ class HubConnection:
         if self._channel is not None:
             log_frame("out", b"", header, payload)
             self.bytes_up += len(header) if payload is None else len(header) + len(payload)
+            if self.finding == "nothing":
+                self._early.append((header, payload))
             self._channel.send(b"", header, payload)
 
     def receive(self, peer: bytes, header: bytes, payload: Buffer | None) -> None:
@@ -109,10 +128,14 @@ class HubConnection:
             self.findings.pop(self.address, None)
             if not answered:
                 self.findings[self.address] = self._monitor.finding
+        self._shut(LINGER_MS if goodbye else 0)
+
+    def _shut(self, linger_ms: int) -> None:
+        if self._monitor is not None:
             self._monitor.close()
             self._monitor = None
         if self._channel is not None:
-            self._channel.close(LINGER_MS if goodbye else 0)
+            self._channel.close(linger_ms)
             self._channel = None
 
     def explain(self, waiting: Report, then: Callable[[Report], None]) -> None:

@@ -1,5 +1,6 @@
 """A hub's settings file as frozen structs. `docs/settings.md` lists every key."""
 
+import logging
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from edgeasync.config import ByteCount, Section, convert, expanded, to_table
+from edgeasync.config import ByteCount, FilePath, Section, convert, expanded, to_table
 from edgeasync.core.hub.settings import (
     CheckpointSettings,
     CodecSettings,
@@ -30,6 +31,8 @@ from edgeasync.plugins import Trust, refuse_modules_in
 from edgeasync.policies.frequency import AdaptiveFrequency
 from edgeasync.policies.policy import Policy, upgraded
 from edgeasync.protocol.codecs import ELEMENTWISE
+from edgeasync.protocol.messages import OtherFrozen
+from edgeasync.runtime.address import DEFAULT_ADDRESS
 from edgeasync.runtime.evaluation import make_evaluator
 from edgeasync.runtime.graph_model import FORWARD_FILE, HubGraph, load_graph, with_own_loss
 from edgeasync.runtime.hub import RECORD_FILE, Hub, OnReport
@@ -41,11 +44,13 @@ from edgeasync.training.local_parameters import choose_local
 from edgeasync.training.numpy_models import Model
 from edgeasync.training.plan import CodeModel, LocalTraining, ShippedModel, TrainingPlan
 
-RECORD_FORMAT = 5
+_log = logging.getLogger(__name__)
+
+RECORD_FORMAT = 6
 """Of `hub.json`, where it stands under `format`. Format 1 has no such key, and other names in its policy.
 
 Up to format 3 `evaluation.every` was a number of updates, `every_updates`; up to format 4 `hub` had no
-`history_rows_max`.
+`history_rows_max`, and up to format 5 no `frozen`.
 """
 
 
@@ -54,19 +59,20 @@ LAST_WITHOUT_QUIET = 3
 
 
 class HubSection(Section, frozen=True):
-    """`[hub]`: where it listens, where its run lies, when it ends, and whether its fleet may rest.
+    """`[hub]`: where it listens, where its run lies, when it ends, whom it refuses, and if its fleet may rest.
 
     Without `quiet` the fleet rests if nothing in `stop` ends the run, and the frequency is adaptive.
     """
 
-    bind: str = "tcp://127.0.0.1:5555"
-    run: str = "runs/default"
+    bind: str = DEFAULT_ADDRESS
+    run: FilePath = FilePath("runs/default")
     seed: Annotated[int, Meta(ge=0, lt=2**62)] = 0
     durability: Literal["journal", "checkpoint"] = "journal"
     history_rows_max: Annotated[int, Meta(ge=0, le=1_000_000)] = ROWS_MAX
     stop: StopCondition = StopCondition()
     quiet: bool | None = None
-    keys: str | None = None
+    frozen: OtherFrozen = "refuse"
+    keys: FilePath | None = None
     knocking: bool = False
     insecure: bool = False
 
@@ -74,7 +80,7 @@ class HubSection(Section, frozen=True):
 class EvaluationSection(Section, frozen=True):
     """`[evaluation]`: how often the model is evaluated, and on which data; without any, by the devices' losses."""
 
-    data: str | None = None
+    data: FilePath | None = None
     every: str = "100 updates"
 
     def __post_init__(self) -> None:
@@ -116,6 +122,7 @@ class RunSettings(Section, frozen=True):
             evaluate_every_s=self.evaluation.every_s,
             quiet=self.quiet,
             codec=self.codec,
+            frozen=self.hub.frozen,
         )
 
     @property
@@ -188,6 +195,8 @@ class HubSettings(RunSettings, frozen=True, kw_only=True):
         loaded: HubGraph | None = None
         if isinstance(self.model, OnnxModel):
             loaded = built = load(self.model)
+            for warning in built.warnings:
+                _log.warning("%s: %s", self.model.file, warning)
             self.local.check_model(built.spec, None if built.forward is None else kind_of(self.model.loss))
             spec, initial = built.spec, lambda: built.initial
             model, graph, forward = ShippedModel(local=self.model.local), built.graph, built.forward
@@ -211,6 +220,7 @@ class HubSettings(RunSettings, frozen=True, kw_only=True):
             training=TrainingPlan(model=model, local=self.local).table(),
             graph=graph,
             forward=forward,
+            frozen=None if loaded is None else loaded.frozen,
             durability=self.hub.durability,
             history_rows_max=self.hub.history_rows_max,
             keys=None if self.hub.keys is None else expanded(self.hub.keys),
@@ -222,22 +232,14 @@ class HubSettings(RunSettings, frozen=True, kw_only=True):
         )
 
     def record(self) -> bytes:
-        """Return the settings as JSON, to begin the same hub from any folder: with whole paths.
+        """Return the settings as JSON, to begin the same hub from any folder.
 
         To resume from another checkpoint than the latest is done once, and not noted.
         """
-        model, data, latest = self.model, self.evaluation.data, CheckpointSettings().recovery
-        if isinstance(model, OnnxModel):
-            model = replace(model, file=_whole(model.file))
+        latest, run = CheckpointSettings().recovery, FilePath.parse(self.hub.run)  # which the default is not yet
         noted = replace(
             self,
-            model=model,
-            hub=replace(
-                self.hub,
-                run=_whole(self.hub.run),
-                keys=None if self.hub.keys is None else _whole(self.hub.keys),
-            ),
-            evaluation=replace(self.evaluation, data=None if data is None else _whole(data)),
+            hub=replace(self.hub, run=run),
             checkpoint=replace(self.checkpoint, recovery=latest),
         )
         table = {"format": RECORD_FORMAT} | to_table(noted)
@@ -297,8 +299,8 @@ def read_record(run: Path, *, trust_code: bool = False) -> HubSettings:
     if isinstance(model, OnnxModel) and not trust_code:
         model = _within_limits(model)
     if isinstance(model, OnnxModel) and forward.exists():
-        model = replace(model, file=str(forward))  # wherever the folder has come from
-    return replace(settings, model=model, hub=replace(settings.hub, run=str(run)))
+        model = replace(model, file=FilePath.parse(forward))  # wherever the folder has come from
+    return replace(settings, model=model, hub=replace(settings.hub, run=FilePath.parse(run)))
 
 
 def _upgrade(table: dict[str, Any], written: int) -> None:
@@ -321,7 +323,3 @@ def _within_limits(model: OnnxModel) -> OnnxModel:
     if nbytes is not None:
         nbytes = ByteCount(min(nbytes, half_of_memory_bytes() or nbytes))
     return replace(model, build_s_max=min(model.build_s_max, BUILD_S), build_memory_bytes_max=nbytes)
-
-
-def _whole(path: str) -> str:
-    return str(expanded(path).absolute())

@@ -26,7 +26,7 @@ class ListenerFilter:
     """The filter of one listening socket, whose descriptor belongs to libzmq."""
 
     def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+        self.descriptor = descriptor
 
     def drop(self, addresses: Collection[str]) -> None:
         """Drop what comes from these addresses, of the first `ADDRESSES_MAX`, and from no other any more.
@@ -34,7 +34,7 @@ class ListenerFilter:
         A system that has no such filters drops nothing.
         """
         with contextlib.suppress(OSError):
-            borrowed = socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, fileno=self._descriptor)
+            borrowed = socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, fileno=self.descriptor)
             try:
                 if not addresses:
                     borrowed.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)

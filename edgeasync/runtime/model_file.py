@@ -18,6 +18,8 @@ MODEL_FILE = "model.safetensors"
 BEST_FILE = "best.safetensors"
 VALUES_SUFFIX = ".safetensors"
 
+DIVERGED = "training has diverged: values of the model are not finite"
+
 
 class SavedModel(msgspec.Struct, frozen=True):
     """A model's named arrays, its lineage and version, what it was worth if that was written down, and when."""
@@ -52,17 +54,26 @@ def save_model(
     replace_file(path, *tensor_parts(spec.views(vector), metadata), private=private)
 
 
-def check_finite(path: Path, vector: Vector) -> None:
-    """Raise `StorageError` unless all values of a model that is to be written are finite."""
-    if not np.isfinite(vector).all():
-        raise StorageError(f"{path}: not written, for training has diverged: values of the model are not finite")
+def check_finite(path: Path, vector: Vector, *, diverged: bool = False) -> None:
+    """Raise `StorageError` if values of a model that is to be written are not finite, or training `diverged`."""
+    if diverged or not np.isfinite(vector).all():
+        raise StorageError(f"{path}: not written, for {DIVERGED}")
 
 
 def read_model(path: Path) -> SavedModel:
     """Read a model that `save_model` or another maker wrote; raises `StorageError` if it is not readable."""
+    return _read(path, arrays=True)
+
+
+def read_header(path: Path) -> SavedModel:
+    """Read a model as `read_model` does, without its arrays."""
+    return _read(path, arrays=False)
+
+
+def _read(path: Path, *, arrays: bool) -> SavedModel:
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            found = {name: file.get_tensor(name) for name in (file.keys() if arrays else ())}
             metadata = file.metadata() or {}
         if metadata.get("format") != "edgeasync":
             metadata = {}  # what another maker wrote there means something else
@@ -79,7 +90,7 @@ def read_model(path: Path) -> SavedModel:
         raise StorageError(f"{path}: no such file; give the folder of a run that has saved its model") from None
     except (OSError, ValueError, OverflowError, safetensors.SafetensorError) as error:
         raise StorageError(f"{path}: not a readable safetensors file ({error}); move it away") from error
-    return SavedModel(arrays, metadata.get("lineage", ""), version, evaluation, saved_s)
+    return SavedModel(found, metadata.get("lineage", ""), version, evaluation, saved_s)
 
 
 def load_kept(path: Path, spec: ParameterSpec, initial: Vector) -> tuple[Vector, int]:

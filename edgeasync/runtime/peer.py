@@ -19,7 +19,7 @@ import zmq
 
 from edgeasync.core.engine.peer_engine import PeerEngine
 from edgeasync.core.peer.effects import Report, Stop
-from edgeasync.core.peer.events import PeersChanged, RoundDue, StopRequested, TrainingBegun
+from edgeasync.core.peer.events import PeersChanged, RoundDue, RoundHalfDue, StopRequested, TrainingBegun
 from edgeasync.core.peer.machine import PeerCore
 from edgeasync.core.peer.settings import PeerSettings
 from edgeasync.durable.keys import KeyPair
@@ -27,18 +27,20 @@ from edgeasync.durable.peers_file import PeerEntry, Peers
 from edgeasync.errors import StorageError
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.protocol.codecs import payload_bytes_limit
-from edgeasync.protocol.messages import COUNT_MAX
+from edgeasync.protocol.messages import COUNT_MAX, Frozen
 from edgeasync.protocol.wire import Buffer
 from edgeasync.runtime.awaited_step import AwaitedStep
 from edgeasync.runtime.disk_watch import DiskWatch
 from edgeasync.runtime.ending import Ending
 from edgeasync.runtime.engine_driver import EngineDriver
-from edgeasync.runtime.model_file import check_finite, save_model
+from edgeasync.runtime.model_file import DIVERGED, check_finite, save_model
 from edgeasync.runtime.peer_sockets import PeerSockets
 from edgeasync.runtime.worker import Worker
+from edgeasync.training.last_finite import LastFinite
 from edgeasync.training.trainer import (
     AsyncTrainer,
     InterruptibleTrainer,
+    ResettableTrainer,
     Trainer,
     take_local_steps,
 )
@@ -95,12 +97,14 @@ class Peer:
     - `trainer` trains `parameters` in place.
     - `incarnation` grows with every start.
     - `settings` is what the core is told; layout and fingerprint are filled in here.
-    - A round is due every `round_steps` local steps if that is given, else by `settings.round_every_s`. With
-      `round_steps` a device waits, up to a lease, before it takes twice as many steps without a mean. With `meets`
-      it takes its first step once it has met all others of the list, or after a lease. It then waits for
-      `rounds_max` no longer if all have gone, or if its own training has diverged.
+    - `frozen` is the checksum of the model's arrays that do not travel.
+    - With `settings.round_steps` it waits, up to a lease, before it takes twice as many steps without a mean.
+    - With `meets` it takes its first step once it has met all others of the list, or after a lease. It then waits
+      for `rounds_max` no longer if all have gone, or if its own training has diverged.
     - `steps_total` are the local steps of earlier starts.
     - `model_file` gets the model once a minute and at the end. A step that is abandoned then is not part of it.
+    - After a step that makes values of the model not finite, the next one begins from the last copy of a model
+      that a step has left finite. That copy is written, too.
 
     `run` raises `AddressError` if it cannot listen. Exceptions of the trainer pass through.
     """
@@ -117,8 +121,8 @@ class Peer:
         settings: PeerSettings,
         file: Path | None = None,
         bind: str | None = None,
-        round_steps: int | None = None,
         meets: bool = False,
+        frozen: Frozen | None = None,
         steps_max: int | None = None,
         rounds_max: int | None = None,
         steps_total: int = 0,
@@ -140,15 +144,17 @@ class Peer:
         self._trainer = trainer
         self._spec: ParameterSpec = trainer.spec
         self._spec.check(parameters)
-        self._round_steps = round_steps
+        self._round_steps = settings.round_steps
         self._steps_max = steps_max
         self._rounds_max = rounds_max
         self._step_s_min = step_s_min
         self._model_file = model_file
         self._kept_s = time.monotonic()
         self._copied_s = -math.inf
-        self._copy: tuple[Vector, int] | None = None
-        """The model between two steps, and their number."""
+        self._last_finite = LastFinite()
+        self._begun_steps = steps_total
+        self._written_steps = -1
+        """The number of steps of the copy that was written last."""
         self._on_report = on_report or (lambda _: None)
         self._disk = DiskWatch(self._warn_from_thread, "a restart loses what was trained")
         self._told_diverged = False
@@ -161,6 +167,8 @@ class Peer:
         self._to_meet = {entry.name for entry in peers.peer if meets} - {own.name}
         self._mean_steps = steps_total
         """How many local steps there were when the model moved to a mean last."""
+        self._half_due_steps: int | None = None
+        """After how many steps half of `round_steps` are taken since the last round began."""
         self._jobs: SimpleQueue[Callable[[Vector], None]] = SimpleQueue()
         self._awaited = AwaitedStep(self._stopping)
         self._sockets: PeerSockets | None = None
@@ -171,9 +179,9 @@ class Peer:
             # Rounds before the last one's first step would use `rounds_max` up.
             begins_ready=not meets or rounds_max is None,
             fingerprint=_fingerprint(self._spec, settings),
+            frozen_arrays=frozen,
             codecs=(settings.codec,),
             payload_bytes_max=payload_bytes_limit(self._spec),
-            round_every_s=None if round_steps is not None else settings.round_every_s,
         )
         others = tuple(entry.name for entry in peers.peer if entry.name != own.name)
         core = PeerCore(own.name, incarnation, others, self._settings)
@@ -243,9 +251,13 @@ class Peer:
         """Let the threads end, and write the last model."""
         trainer_ended = await asyncio.to_thread(self._worker.close, CLOSE_S)
         await asyncio.to_thread(self._aside.close, CLOSE_S)
-        if not trainer_ended and self._copy is not None:
-            self.parameters, self.steps_total = self._copy  # the abandoned step may still write to the model
-        self._keep(self.parameters, self.steps_total)
+        copy = self._last_finite.copy
+        # An abandoned step may still write to the model.
+        if copy is not None and (not trainer_ended or (self.diverged and copy[1] > self._begun_steps)):
+            self.parameters, self.steps_total = copy
+            self._last_finite.is_restored = False
+        if not self._last_finite.is_restored:
+            self._keep(self.parameters, self.steps_total)
         if not await asyncio.to_thread(self._keeper.close, WRITE_S):
             detail = f"{self._model_file}: not written in {WRITE_S:g} s; look at the disk"
             self._on_report(Report("warning", detail))
@@ -289,8 +301,8 @@ class Peer:
 
     @property
     def diverged(self) -> bool:
-        """Whether values of the model are not finite."""
-        return not np.isfinite(self.parameters).all()
+        """Whether the last local step has left values that are not finite."""
+        return self._last_finite.is_restored or not np.isfinite(self.parameters).all()
 
     def stalled_s(self) -> float:
         """Return for how long the trainer has not ended a local step; 0 if it has none to take."""
@@ -358,6 +370,7 @@ class Peer:
     def applied(self, parameters: Vector) -> None:
         """Let the trainer begin from the new model, as after a hub's answer; called in the training thread."""
         self._mean_steps = self.steps_total
+        self._last_finite.note_mean()
         self._trainer.begin(parameters)
 
     def report(self, report: Report) -> None:
@@ -376,9 +389,13 @@ class Peer:
         elif report.event == "round_started":
             self._round_began_s = now_s
             self._snapshot_of_trained = self._trained
+            if self._round_steps is not None:
+                self._half_due_steps = self.steps_total + -(-self._round_steps // 2)
         elif report.event == "round_done":
             self.times.rounds += 1
             self.times.round_s += now_s - self._round_began_s
+            if self._trained:  # it counts no more steps
+                self._loop.call_soon(lambda: self._do(lambda: self._engine.handle(RoundHalfDue())))
         elif report.event == "round_abandoned" and self._meets and self._rounds_max is not None:
             self._jobs.put(self._leave_if_diverged)
         if self._ends_with(report):
@@ -428,6 +445,7 @@ class Peer:
 
     def _train(self) -> None:
         """Take local steps and do jobs between them; after the last step do jobs alone."""
+        self._copy_model()
         self._do_jobs_while(lambda: bool(self._to_meet))
         self._hand_over(lambda: self._engine.handle(TrainingBegun()))
         self._trainer.begin(self.parameters)
@@ -459,25 +477,49 @@ class Peer:
 
     def _should_stop(self) -> bool:
         """Do the jobs that wait, then return whether training has ended; called between two steps."""
+        if not self._stopping.is_set():
+            self._copy_model()
         with contextlib.suppress(Empty):
             while not self._stopping.is_set():
                 self._jobs.get_nowait()(self.parameters)
         if self._round_steps is not None and self.steps_total >= self._mean_steps + 2 * self._round_steps:
             self._wait_for_mean()
-        if self._model_file is not None and not self._stopping.is_set():
-            self._copy_model()
-        return self._stopping.is_set()
+        if self._stopping.is_set():
+            return True
+        self._return_if_diverged()
+        return False
 
     def _copy_model(self) -> None:
-        """Copy the model now and then, and write the copy more seldom."""
+        """Copy the model now and then if it is finite, and write the copy more seldom."""
         now_s = time.monotonic()
-        if now_s < self._copied_s + COPY_S:
-            return
-        self._copied_s, self._copy = now_s, (self.parameters.copy(), self.steps_total)
-        # Copies would gather behind a disk that is slow.
-        if now_s > self._kept_s + KEEP_MODEL_S and self._keeper.begun_s is None:
-            self._kept_s = now_s
-            self._keep(*self._copy)
+        if now_s >= self._copied_s + COPY_S and self._last_finite.keep(self.parameters, self.steps_total):
+            self._copied_s = now_s
+            if now_s > self._kept_s + KEEP_MODEL_S:
+                self._keep_copy()
+
+    def _keep_copy(self) -> None:
+        """Write the copy, unless a slow disk has yet to write an earlier one."""
+        assert self._last_finite.copy is not None
+        vector, steps = self._last_finite.copy
+        if self._keeper.begun_s is None and self._written_steps != steps:
+            self._kept_s, self._written_steps = time.monotonic(), steps
+            self._keep(vector, steps)
+
+    def _return_if_diverged(self) -> None:
+        """Begin the next step from the last finite model if the last step has left another."""
+        if self._last_finite.restore(self.parameters):
+            assert self._last_finite.copy is not None
+            self._tell_diverged(f"{DIVERGED}: back at the model of step {self._last_finite.copy[1]}")
+            self._keep_copy()
+            if isinstance(self._trainer, ResettableTrainer):
+                self._trainer.reset()
+            self._trainer.begin(self.parameters)
+
+    def _tell_diverged(self, sentence: str) -> None:
+        """Tell people once that training has diverged."""
+        if not self._told_diverged:
+            self._warn_from_thread(sentence)
+        self._told_diverged = True
 
     def _wait_for_mean(self) -> None:
         """Do jobs until the model moves to a mean or the others have gone; after a lease wait for the next one."""
@@ -503,7 +545,11 @@ class Peer:
 
     def _count_step(self) -> None:
         self.steps_total += 1
+        self._last_finite.note_step()
         self._stepped_s = time.monotonic()
+        if self._half_due_steps is not None and self.steps_total >= self._half_due_steps:
+            self._half_due_steps = None
+            self._hand_over(lambda: self._engine.handle(RoundHalfDue()))
         if self._round_steps is not None and self.steps_total % self._round_steps == 0:
             self._hand_over(lambda: self._engine.handle(RoundDue()))
 
@@ -534,9 +580,7 @@ class Peer:
         try:
             check_finite(file, parameters)
         except StorageError as error:
-            if not self._told_diverged:
-                self._warn_from_thread(str(error))
-            self._told_diverged = True
+            self._tell_diverged(str(error))
             return
         save = partial(save_model, file, self._spec, parameters, lineage=self._own.name, version=steps)
         self._disk.write(save)

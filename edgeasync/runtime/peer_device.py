@@ -1,5 +1,6 @@
 """A peer as its settings describe it: its model and data, its state folder, and who the others are."""
 
+import logging
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +15,10 @@ from edgeasync.durable.peers_file import own_entry, read_first_peers
 from edgeasync.errors import ConfigError
 from edgeasync.losses import OnnxLoss
 from edgeasync.parameters import Vector
+from edgeasync.protocol.messages import Frozen
 from edgeasync.runtime.address import host_of
 from edgeasync.runtime.agent_settings import AgentSection, AgentSettings, CareSection, PeersSection
+from edgeasync.runtime.export import ONNX_SUFFIX
 from edgeasync.runtime.graph_model import HubGraph, load_graph
 from edgeasync.runtime.model_file import VALUES_SUFFIX, check_finite, load_kept, save_model
 from edgeasync.runtime.onnx_model import OnnxModel
@@ -23,7 +26,7 @@ from edgeasync.runtime.peer import PEER_MODEL_FILE, OnReport, Peer
 from edgeasync.training.plan import ReceivedGraph, ShippedModel, TrainingPlan
 from edgeasync.training.trainer import AsyncTrainer, Trainer
 
-ONNX_SUFFIX = ".onnx"
+_log = logging.getLogger(__name__)
 
 OF_A_HUB = (
     "hub",
@@ -46,11 +49,15 @@ OF_A_HUB = (
 
 
 class PeerModel(NamedTuple):
-    """What a peer trains: its trainer, the values it begins with, and the forward model if it is of ONNX."""
+    """What a peer trains: its trainer, the values it begins with, and the forward model if it is of ONNX.
+
+    `frozen` is the checksum of the model's arrays that do not travel.
+    """
 
     trainer: Trainer | AsyncTrainer
     initial: Vector
     forward: bytes | None = None
+    frozen: Frozen | None = None
 
 
 def find_unkept(section: AgentSection, care: CareSection) -> str | None:
@@ -76,9 +83,12 @@ def make_model(
         plan = TrainingPlan(model=model, local=settings.local)
         return PeerModel(plan.make_trainer(dataset, section.seed), model.initial(0))
     graph = load(model)
+    for warning in graph.warnings:
+        _log.warning("%s: %s", model.file, warning)
     plan = TrainingPlan(model=ShippedModel(), local=settings.local)
     received = ReceivedGraph(graph.graph, graph.spec, section.cores_used, section.provider)
-    return PeerModel(plan.make_trainer(dataset, section.seed, received), graph.initial.copy(), graph.forward)
+    trainer = plan.make_trainer(dataset, section.seed, received)
+    return PeerModel(trainer, graph.initial.copy(), graph.forward, graph.frozen)
 
 
 def make_peer(
@@ -120,8 +130,8 @@ def make_peer(
         settings=section.core_settings(),
         file=file,
         bind=section.bind,
-        round_steps=section.round_steps,
         meets=meets,
+        frozen=model.frozen,
         steps_max=steps_max,
         rounds_max=section.rounds_max,
         steps_total=steps,
@@ -134,9 +144,9 @@ def make_peer(
 def write_trained(out: Path, peer: Peer, forward: bytes | None) -> None:
     """Write a trained model: as ONNX for inference if `out` ends so, else its arrays as safetensors.
 
-    Raises `StorageError`, also for a model that is not finite.
+    Raises `StorageError`, also if training has diverged.
     """
-    check_finite(out, peer.parameters)
+    check_finite(out, peer.parameters, diverged=peer.diverged)
     if out.suffix != ONNX_SUFFIX:
         save_model(out, peer.spec, peer.parameters, lineage=peer.name, version=peer.steps_total, private=False)
         return
@@ -161,7 +171,8 @@ def check_trained_out(out: Path, settings: AgentSettings, state: Path, forward: 
 
 def _files_read(settings: AgentSettings) -> list[Path]:
     """Return the files of a peer's own: the data, the list of peers, the model with its values, and its loss."""
-    model, names = settings.model, [settings.agent.data, settings.peers.peers]
+    model = settings.model
+    names: list[str | None] = [settings.agent.data, settings.peers.peers]
     if isinstance(model, OnnxModel):
         names += [model.file, str(Path(model.file).with_suffix(VALUES_SUFFIX))]
         names += [model.loss.file] if isinstance(model.loss, OnnxLoss) else []

@@ -24,7 +24,7 @@ from edgeasync.protocol.peer_messages import PEERS_MAX
 from edgeasync.protocol.transfers import PIECE_BYTES_MIN
 from edgeasync.protocol.wire import Buffer
 from edgeasync.runtime import routing_ids
-from edgeasync.runtime.address import host_of
+from edgeasync.runtime.address import host_of, is_ipv6
 from edgeasync.runtime.channel import Channel
 from edgeasync.runtime.connection_bounds import ConnectionBounds
 from edgeasync.runtime.connections import Connections, connections_that_fit
@@ -100,7 +100,7 @@ class PeerSockets:
         """Open the socket that the others write to; raises `AddressError`."""
         context, loop = self._context, self._loop
         router = context.socket(zmq.ROUTER)
-        router.set(zmq.IPV6, "[" in address)
+        router.set(zmq.IPV6, is_ipv6(address))
         self._connections = Connections(router, loop, self._bounds, lambda _: None, lambda: None, encrypted=True)
         # libzmq asks a handler that is there when the socket is bound.
         self._zap = ZapHandler(context, loop, self._lets_in)
@@ -217,12 +217,13 @@ class PeerSockets:
     def connect(self, link: "_Link") -> None:
         """Give a link a fresh connection."""
         entry = link.entry
-        socket = make_dealer(self._context, entry.address, HEADER_BYTES_MAX, (self._pair, entry.public))
+        pair = self._pair, entry.public
+        socket = make_dealer(self._context, HEADER_BYTES_MAX, pair, ipv6=link.ipv6)
         socket.set(zmq.IMMEDIATE, 1)  # nothing is kept for a peer that is not there
         socket.set(zmq.SNDHWM, QUEUED_MESSAGES_MAX)
         socket.set(zmq.RCVHWM, 1)
         self._set_heartbeat(socket)
-        link.monitor = SocketMonitor(socket, self._loop, lambda: None, link.on_broken)
+        link.monitor = SocketMonitor(socket, self._loop, lambda: None, link.on_broken, link.on_unresolved)
         link.socket, link.begun_s, link.broken, link.spoken = socket, self._loop.time(), False, False
         try:
             connect(socket, entry.address)
@@ -244,6 +245,7 @@ class _Link:
         self.monitor: SocketMonitor | None = None
         self.begun_s = 0.0
         self.broken = self.spoken = False
+        self.ipv6 = "[" in entry.address
         self._sockets = sockets
         sockets.connect(self)
 
@@ -260,6 +262,10 @@ class _Link:
     def on_broken(self) -> None:
         """Note that the connection has broken."""
         self.broken = True
+
+    def on_unresolved(self) -> None:
+        """Try the other kind of addresses next."""
+        self.ipv6, self.broken = not self.ipv6, True
 
     def look(self, now_s: float) -> bool:
         """Connect afresh if the connection has broken, or does not come about; return whether it just has."""

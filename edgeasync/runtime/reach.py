@@ -1,7 +1,6 @@
 """Why a hub cannot be reached, in words for the person at the device."""
 
 import asyncio
-import socket
 from typing import Literal
 
 from edgeasync.runtime.address import host_of
@@ -77,10 +76,9 @@ async def explain(address: str, finding: Finding, unreadable: str = "") -> str:
     if host is None:  # a path, or a name within this process
         return _WORDS["refused" if finding == "no way" else finding]
     if finding in ("nothing", "unresolved"):
-        family = socket.AF_UNSPEC if "[" in address else socket.AF_INET  # as `Agent` connects
         try:
             async with asyncio.timeout(LOOK_UP_S):
-                await asyncio.get_running_loop().getaddrinfo(host.strip("[]"), None, family=family)
+                await asyncio.get_running_loop().getaddrinfo(host.strip("[]"), None)
         except TimeoutError:
             return f"the name {host} is not resolved within {LOOK_UP_S:g} s, check this device's network and DNS"
         except (OSError, UnicodeError) as error:

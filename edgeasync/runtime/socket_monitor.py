@@ -42,7 +42,8 @@ DENIED = 400
 class SocketMonitor:
     """Calls `on_connected` and `on_disconnected` on the loop whenever the socket is connected or cut off.
 
-    It does so until it is closed. `finding` says how far the connection has come.
+    It calls `on_unresolved` once if the name has no address of the socket's kind. It does so until it is closed.
+    `finding` says how far the connection has come.
     """
 
     def __init__(
@@ -51,12 +52,14 @@ class SocketMonitor:
         loop: asyncio.AbstractEventLoop,
         on_connected: Callable[[], None],
         on_disconnected: Callable[[], None],
+        on_unresolved: Callable[[], None] = lambda: None,
     ) -> None:
         self.finding: Finding = "nothing"
         self._socket = socket
         self._loop = loop
         self._on_connected = on_connected
         self._on_disconnected = on_disconnected
+        self._on_unresolved = on_unresolved
         self._events: zmq.Socket[bytes] | None = socket.get_monitor_socket(EVENTS)
         self._fd = self._events.FD
         loop.add_reader(self._fd, self._read)
@@ -72,7 +75,7 @@ class SocketMonitor:
 
     def _read(self) -> None:
         """Read all events, for the descriptor is edge-triggered; then tell each change once."""
-        connected = broken = False
+        connected, broken, before = False, False, self.finding
         while self._events is not None:
             try:
                 message = parse_monitor_message(self._events.recv_multipart(zmq.NOBLOCK))
@@ -85,6 +88,8 @@ class SocketMonitor:
             self._on_connected()
         if broken:
             self._on_disconnected()
+        if self.finding == "unresolved" != before:
+            self._on_unresolved()
 
 
 def _find(event: int, value: int, before: Finding) -> Finding:

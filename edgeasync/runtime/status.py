@@ -13,7 +13,7 @@ from edgeasync.durable.keys import operator_keys
 from edgeasync.errors import AccessError, HubUnreachableError, ProtocolError
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import PROTOCOL_VERSIONS, Status, StatusRequest, Wake
-from edgeasync.runtime.address import check_connect
+from edgeasync.runtime.address import check_connect, is_ipv6
 from edgeasync.runtime.curve import mechanism_at
 from edgeasync.runtime.dealer import Pair, connect, make_dealer
 from edgeasync.runtime.reach import Misfit, misfit_of_keys
@@ -104,7 +104,7 @@ def _ask(
     question: StatusRequest | Wake,
 ) -> tuple[list[bytes] | None, _Ending]:
     """Ask over a connection of its own; return the answer, if there is one, and else what became of it."""
-    socket = make_dealer(context, address, STATUS_BYTES_MAX, pair)
+    socket = make_dealer(context, STATUS_BYTES_MAX, pair, ipv6=is_ipv6(address))
     monitor = socket.get_monitor_socket(_ENDINGS)
     poller = zmq.Poller()
     poller.register(socket, zmq.POLLIN)

@@ -113,6 +113,16 @@ class TrainingThread:
         if isinstance(self.trainer, ResettableTrainer):
             self.trainer.reset()
 
+    def scale_learning_rate(self, factor: float) -> None:
+        """Let the trainer multiply its learning rate by a factor, if it can; runs in this thread."""
+        if (scale := getattr(self.trainer, "scale_learning_rate", None)) is not None:
+            scale(factor)
+        elif factor < 1.0:
+            self._warn(
+                "the hub halves the devices' learning rates, and this trainer cannot: give it a method "
+                "scale_learning_rate(factor), or train with an optimizer of edgeasync or of torch"
+            )
+
     def train(
         self,
         model: DeviceModel,

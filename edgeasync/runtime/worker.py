@@ -1,9 +1,10 @@
 """One background thread that does what it is given, in order."""
 
-import threading
 import time
 from collections.abc import Callable
 from queue import SimpleQueue
+
+from edgeasync.runtime.at_exit import OwnThread
 
 
 class Worker:
@@ -18,7 +19,7 @@ class Worker:
         self._abandoned = False
         self.begun_s: float | None = None
         """When the thread began what it is doing, by the monotonic clock; `None` while it waits for work."""
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = OwnThread(name, self._run)
 
     def start(self) -> None:
         """Start the thread."""

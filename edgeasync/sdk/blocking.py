@@ -4,13 +4,13 @@ import asyncio
 import concurrent.futures
 import contextlib
 import inspect
-import threading
 from collections.abc import Callable, Coroutine
 from functools import partial, wraps
 from typing import Any, ParamSpec, TypeVar
 
 from edgeasync.config import suggest
-from edgeasync.runtime.event_loop import loop_factory
+from edgeasync.runtime.at_exit import OwnThread, is_ending
+from edgeasync.runtime.event_loop import check_threads, loop_factory
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -43,8 +43,9 @@ def run_blocking(make: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
     """Run what `make` returns in a thread with a loop of its own; wait for its result.
 
     An interrupt (Ctrl-C, a notebook's stop button) cancels the coroutine, waits for its clean end, and is raised.
-    A second one waits for nothing.
+    A second one waits for nothing. The end of the program cancels it, too, and then this raises `SystemExit`.
     """
+    check_threads()
     done: concurrent.futures.Future[Result] = concurrent.futures.Future()
     begun: concurrent.futures.Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any] | None]]
     begun = concurrent.futures.Future()
@@ -62,10 +63,14 @@ def run_blocking(make: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
         else:
             done.set_result(result)
 
-    thread = threading.Thread(target=work, name="edgeasync-run", daemon=True)
+    thread = OwnThread("edgeasync-run", work)
     thread.start()
     try:
         return done.result()
+    except asyncio.CancelledError:
+        if is_ending():
+            raise SystemExit from None  # which ends the caller's thread without a traceback
+        raise
     except KeyboardInterrupt:
         loop, task = begun.result()
         if task is not None and not done.done():

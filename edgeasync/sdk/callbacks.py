@@ -10,6 +10,7 @@ from typing import Any, Self
 import msgspec
 
 from edgeasync.errors import ConfigError
+from edgeasync.runtime.at_exit import OwnThread
 from edgeasync.sdk.events import HANDLERS, OF_A_HUB, Best, Event, Update
 
 LOG = logging.getLogger("edgeasync.callbacks")
@@ -56,7 +57,7 @@ class Callbacks:
         self._best: Best | None = None
         self._waiting: queue.Queue[Event | None] = queue.Queue()
         self._failed: set[int] = set()
-        self._thread = threading.Thread(target=self._run, name="edgeasync-callbacks", daemon=True)
+        self._thread = OwnThread("edgeasync-callbacks", self._run)
 
     async def __aenter__(self) -> Self:
         self._thread.start()

@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from edgeasync.config import expanded, whole_path
 from edgeasync.data.dataset import Dataset
 from edgeasync.errors import ConfigError, EdgeAsyncError
 from edgeasync.losses import LossSetting
 from edgeasync.policies.policy import Policy
+from edgeasync.runtime.address import DEFAULT_ADDRESS
 from edgeasync.runtime.hub import Hub as RuntimeHub
 from edgeasync.sdk.callbacks import Callback, Callbacks
 from edgeasync.sdk.events import Best, End, Event, Join, Leave
@@ -34,6 +36,8 @@ class Hub(Service):
     - `until`: when training ends; without it, at `stop`. It cannot count epochs: the hub does not hold the data.
     - `keys`: a folder from `edgeasync keys init`. With `knocking` the hub records other keys, so that a person can
       accept them. Without keys a hub listens beyond this machine only if it is `insecure`.
+    - `frozen`: "refuse" refuses a device whose frozen arrays differ from those of the hub's model or, if that has
+      none, of the first device that joined (docs/train/join.md). With "warn" such a device trains.
     - All others are as for `train`.
 
     Its errors are raised by `with`, `start` and `wait`.
@@ -53,7 +57,7 @@ class Hub(Service):
         model: object,
         *,
         run: str | Path,
-        bind: str = "tcp://127.0.0.1:5555",
+        bind: str = DEFAULT_ADDRESS,
         until: Stop | None = None,
         policy: Policy | None = None,
         evaluate: object = None,
@@ -71,6 +75,7 @@ class Hub(Service):
         knocking: bool = False,
         insecure: bool = False,
         trust_code: bool = False,
+        frozen: str = "refuse",
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
@@ -78,17 +83,18 @@ class Hub(Service):
             raise ConfigError("until.epochs: a hub has no data, so it cannot count passes over them; give updates")
         self.path = as_path(run, "run")
         """The run's folder."""
-        self._model = model
+        self._model = whole_path(model)
         self._bind = bind
         self._trust_code = trust_code
         self._shape = input_shape
         self._callbacks = callbacks
         said = {"run": str(self.path), "bind": bind, "seed": seed, "knocking": knocking, "insecure": insecure}
+        said |= {"frozen": frozen}
         self._planned: dict[str, Any] = {
-            "hub": said if keys is None else said | {"keys": str(keys)},
+            "hub": said if keys is None else said | {"keys": str(expanded(keys))},
             "until": until,
             "policy": policy,
-            "evaluate": evaluate,
+            "evaluate": whole_path(evaluate),
             "optimizer": optimizer,
             "batch_size": batch_size,
             "accumulation_steps": accumulation_steps,

@@ -3,6 +3,8 @@
 import threading
 from collections.abc import Callable
 
+import numpy as np
+
 from edgeasync.core.arrays.spool import TrainerState
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.sdk.participants import Participant, rounds
@@ -25,6 +27,7 @@ class Lockstep:
         self._turn = threading.Condition()
         self._vector: Vector | None = None
         self._rounding: Rounding | None = None
+        self._factor = np.float32(1.0)
         self._result: StepResult | None = None
         self._score: float | None = None
         self.over = False
@@ -56,6 +59,11 @@ class Lockstep:
         """Let the loop forget its optimizer's state with the next model."""
         with self._turn:
             self._resets = True
+
+    def scale_learning_rate(self, factor: float) -> None:
+        """Let the loop's steps count by this factor, in its own model, too."""
+        with self._turn:
+            self._factor = np.float32(factor)
 
     def take_reset(self) -> bool:
         """Return whether the optimizer's state is to be forgotten, once."""
@@ -98,9 +106,14 @@ class Lockstep:
         with self._turn:
             if not self._asked or self._fresh or self._vector is None or self.over:
                 return False
+            before = self._vector[: self.spec.trained_length].copy() if self._factor != 1.0 else None
             model.read(self.spec.views(self._vector))
             if self._rounding is not None:
                 self._rounding.undo(self._vector)
+            if before is not None:
+                trained = self._vector[: self.spec.trained_length]
+                trained[:] = before + self._factor * (trained - before)
+                self._write(model, self._vector)
             self._asked, self._result, self._handed = False, result, True
             self._score = self._score if score is None else score
             self._turn.notify_all()
@@ -129,9 +142,13 @@ class Lockstep:
         with self._turn:
             if not self._fresh or not (self._asked or self._ended) or self._vector is None:
                 return False
-            model.write(self.spec.views(self._vector))
-            self._rounding = None
-            if rounds(model):
-                self._rounding = Rounding(self._vector, lambda values: model.read(self.spec.views(values)))
+            self._write(model, self._vector)
             self._fresh = False
             return True
+
+    def _write(self, model: Participant, vector: Vector) -> None:
+        """Copy the worker's model into the user's."""
+        model.write(self.spec.views(vector))
+        self._rounding = None
+        if rounds(model):
+            self._rounding = Rounding(vector, lambda values: model.read(self.spec.views(values)))

@@ -9,10 +9,9 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
-from edgeasync.errors import ConfigError
 from edgeasync.sdk.lockstep import Lockstep
 from edgeasync.sdk.loop_state import LoopState
-from edgeasync.sdk.participants import Participant, pending
+from edgeasync.sdk.participants import Participant, has_unsent, pending
 from edgeasync.sdk.service import Service
 from edgeasync.training.trainer import StepResult
 
@@ -30,10 +29,10 @@ LOOK_EVERY_S = 1.0
 WARN_EVERY_S = 60.0
 """How often a session that trains alone warns."""
 
-STEPS_PENDING_MAX = 64
-"""How many steps in a row may be followed by another backward pass over the model."""
-
 LOST = "the connection is lost"
+
+OVERWRITTEN = "modified by an inplace operation"
+"""What torch says of a backward pass whose parameters were changed."""
 
 
 class OwnLoop(Service):
@@ -54,7 +53,6 @@ class OwnLoop(Service):
         self._score: float | None = None
         self._trouble = LOST
         self._is_begun = False
-        self._steps_pending = 0
         self.steps_since_exchange = 0
         """Steps since the newest model came."""
         self.exchanges = 0
@@ -103,21 +101,8 @@ class OwnLoop(Service):
         While another backward pass still needs the model's values, as between the steps of a GAN's two optimizers,
         a step does not count by itself: the next one that counts has its change, too.
         """
-        if self._must_wait():
-            return
-        self._count(loss, examples)
-
-    def _must_wait(self) -> bool:
-        """Return whether a backward pass needs values that an exchange changes; raises `ConfigError` if always."""
-        name = pending(self._participant)
-        self._steps_pending = 0 if name is None else self._steps_pending + 1
-        if self._steps_pending >= STEPS_PENDING_MAX:
-            raise ConfigError(
-                f"an exchange would change {name!r} before a backward pass that needs it, after each of the last "
-                f"{STEPS_PENDING_MAX} steps; join without optimizer, so that the session sees every optimizer's "
-                "steps, and delete or detach outputs that no backward uses"
-            )
-        return name is not None
+        if pending(self._participant) is None:
+            self._count(loss, examples)
 
     def _count(self, loss: float | None = None, examples: int = 0) -> None:
         lockstep = self._lockstep
@@ -181,9 +166,14 @@ class OwnLoop(Service):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._detach()
+        if self.exchanges and isinstance(error, RuntimeError) and OVERWRITTEN in str(error):
+            error.add_note(
+                "edgeasync: an exchange may have changed a parameter that this backward pass needs; see 'Several "
+                "losses, several optimizers' in docs/train/join.md"
+            )
         try:
             if error is None:
-                if self._steps_pending:
+                if has_unsent(self._participant):
                     self._count()
                 if not self.steps and self._is_begun and not self.finished and not self._aborted:
                     LOG.warning("the session ends, and counted no step of the loop")
@@ -193,6 +183,15 @@ class OwnLoop(Service):
             raise
         finally:
             super().__exit__(kind, error, trace)
+
+    def _stop_with_program(self) -> None:
+        """Ask it to end; the loop, which may have failed, does not send its last steps."""
+        if self.steps_since_exchange and not self.finished:
+            LOG.warning(
+                "the program ends before its session: the last %d steps were not sent; use `with join(...)`",
+                self.steps_since_exchange,
+            )
+        super()._stop_with_program()
 
     @contextlib.asynccontextmanager
     async def _warning_when_alone(self) -> AsyncIterator[None]:

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 import math
-import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -43,7 +42,7 @@ from edgeasync.sdk.workers.base import (
 )
 from edgeasync.sdk.workers.files import make_folder, write_files
 from edgeasync.sdk.workers.peer_job import INITIAL_FILE, PeerJob, diverged_file, model_file, note_end
-from edgeasync.sdk.workers.processes import run_process
+from edgeasync.sdk.workers.processes import Forker, run_process, threads_of
 from edgeasync.training.evaluation import Evaluator
 from edgeasync.training.plan import LocalTraining
 
@@ -181,6 +180,7 @@ class PeerWorkers:
         """Make keys, and write what the workers need into a folder that only this user can open."""
         self._temporary = await make_folder(self._write)
         self.folder = self._temporary.path
+        self._forker = Forker(self.folder, threads_of(len(self._shares)))
         self._pairs = [KeyPair.make() for _ in self._shares]
         self._peers = Peers(
             peer=tuple(
@@ -198,6 +198,7 @@ class PeerWorkers:
 
     async def __aexit__(self, *_: object) -> None:
         """Remove the folder."""
+        await self._forker.close()
         await in_thread(self._temporary.remove)
 
     def _write(self, folder: Path) -> None:
@@ -280,8 +281,8 @@ class PeerWorkers:
     # -- in processes of their own ---------------------------------------------------------------------------
 
     async def _live_apart(self, number: int, deaths: int) -> None:
-        threads = max(1, len(os.sched_getaffinity(0)) // len(self._shares))
-        await run_process(self.folder, self._job(number, deaths + 1, threads), self._stopping)
+        job = self._job(number, deaths + 1, threads_of(len(self._shares)))
+        await run_process(self._forker, job, self._stopping)
 
 
 async def train_with_peers(plan: PeerPlan, folder: Path) -> Run:
@@ -318,6 +319,7 @@ async def train_with_peers(plan: PeerPlan, folder: Path) -> Run:
             loss=None if last is None else last.loss,
             accuracy=None if last is None else last.accuracy,
             reason=workers.reason,
+            events=(),
         )
     finally:
         lock.close()

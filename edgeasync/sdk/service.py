@@ -4,15 +4,16 @@ import asyncio
 import concurrent.futures
 import contextlib
 import logging
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self, TypeVar
 
 from edgeasync.errors import ConfigError, EdgeAsyncError
-from edgeasync.runtime.event_loop import loop_factory
+from edgeasync.runtime.at_exit import OwnThread, stop_at_exit
+from edgeasync.runtime.event_loop import check_threads, loop_factory
 from edgeasync.sdk.blocking import INTERRUPT_S
+from edgeasync.sdk.termination import end_with_the_program
 
 LOG = logging.getLogger("edgeasync.service")
 
@@ -26,8 +27,8 @@ class Service(ABC):
     """Base of `Hub` and `Agent`; each object runs once.
 
     `async with` runs it on the loop of its caller, `with` and `start` in a thread with a loop of its own. Both
-    wait until it is ready, and at their end ask it to stop and wait for that. All methods may be called from any
-    thread.
+    wait until it is ready, and at their end ask it to stop and wait for that. So does the end of the program. All
+    methods may be called from any thread.
     """
 
     _afterwards = ""
@@ -39,7 +40,7 @@ class Service(ABC):
         self._done: concurrent.futures.Future[str] = concurrent.futures.Future()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
-        self._thread: threading.Thread | None = None
+        self._thread: OwnThread | None = None
         self._stopping = False
 
     @abstractmethod
@@ -91,8 +92,9 @@ class Service(ABC):
                 self._loop = runner.get_loop()
                 runner.run(self._run())
 
-        self._thread = threading.Thread(target=work, name=f"edgeasync-{type(self).__name__.lower()}", daemon=True)
+        self._thread = OwnThread(f"edgeasync-{_name(self)}", work)
         self._thread.start()
+        end_with_the_program(self)
         try:
             self._await_ready()
         except BaseException as error:
@@ -141,11 +143,28 @@ class Service(ABC):
         self._stopping = True
         self._on_loop(self._request_stop)
 
+    def join(self, timeout_s: float) -> None:
+        """Wait until it and its thread have ended, but not for longer than this."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+
     # -- for those who build on this -------------------------------------------------------------------------
 
     def _begin(self) -> None:
+        check_threads()
         if self._loop is not None or self._thread is not None:
             raise EdgeAsyncError(f"this {type(self).__name__} was run before; make another one to run again")
+        stop_at_exit(self._done, self._stop_with_program, self._forget)
+
+    def _stop_with_program(self) -> None:
+        """Ask it to end: the program does."""
+        self.stop()
+
+    def _forget(self) -> None:
+        """Count as ended: this is a forked child, and the parent's threads are not here."""
+        self._ready, self._done = concurrent.futures.Future(), concurrent.futures.Future()
+        self._ready.set_result(None)
+        self._done.set_result("it runs in the process that forked this one")
 
     def _await_ready(self) -> None:
         """Wait, in the thread that has called `start`, until others may use this; what this raises ends it."""
@@ -191,9 +210,8 @@ class Service(ABC):
         try:
             self._done.set_result(await self._serve())
         except BaseException as error:  # noqa: BLE001 - it is raised where somebody waits for the end
-            LOG.log(
-                logging.INFO if isinstance(error, asyncio.CancelledError) else logging.ERROR, "ended: %r", error
-            )
+            told = isinstance(error, asyncio.CancelledError) or not self._ready.done()  # `start` raises it
+            LOG.log(logging.INFO if told else logging.ERROR, "ended: %r", error)
             self._done.set_exception(error)
         self._note_ready()  # nobody is to wait for it any longer
 

@@ -4,9 +4,9 @@ import io
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from operator import attrgetter, eq, is_, methodcaller
+from operator import attrgetter, is_, methodcaller
 from typing import Any
 
 import numpy as np
@@ -19,10 +19,15 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from edgeasync.core.arrays.spool import TrainerState
 from edgeasync.errors import ConfigError, ModelMismatchError
 from edgeasync.parameters import Parameter
+from edgeasync.protocol.messages import Frozen
+from edgeasync.training.frozen import PIECE, FrozenArray, frozen_checksum
 
 LOG = logging.getLogger("edgeasync.join")
 
 Arrays = Mapping[str, npt.NDArray[np.float32]]
+
+STEPS_PENDING_MAX = 64
+"""After this number of steps in a row with another backward pass pending, fewer graphs count as pending."""
 
 STEPS_UNSEEN_MAX = 16
 """The session warns after this number of optimizer steps if none of them counted."""
@@ -78,6 +83,7 @@ class TorchParticipant:
         self._optimizer = optimizer
         self._module = module
         self.parameters = parameters_of(module)
+        self.frozen = frozen_of(module)
         self._layout = Layout(module)
         self._exchanged: dict[str, Tensor] = {}
         self._trained: set[int] = set()
@@ -88,7 +94,14 @@ class TorchParticipant:
         # An optimizer that was given may train the module indirectly, as by float32 copies of its parameters.
         self._is_trusted = optimizer is not None and not self._owns(optimizer)
         self._optimizer_left: Optimizer | None = None
+        self._stepped: Optimizer | None = None
         self._steps_unseen = 0
+        self._suspects: set[str] = set()
+        self._reads_to_suspect = 0
+        self._written: list[float] = []
+        self._has_stepped = False
+        self.has_unsent = False
+        """Whether an optimizer has stepped the module since the session read it last."""
 
     @property
     def rounds(self) -> bool:
@@ -98,8 +111,10 @@ class TorchParticipant:
     def read(self, arrays: Arrays) -> None:
         """Copy the module's values into these arrays."""
         check_alone()
+        self._look_for_unstepped()
         self._follow()
         self._steps_unseen = 0
+        self.has_unsent = False
         if (left := self._optimizer_left) is not None:
             self._optimizer_left = None
             remedy = "leave the session, and join again with" if left is self._optimizer else "make"
@@ -112,21 +127,52 @@ class TorchParticipant:
     def write(self, arrays: Arrays) -> None:
         """Copy these arrays' values into the module."""
         self._follow()
+        if self._is_trusted:
+            self._look_for_unreached()
         write_tensors(self._exchanged, arrays)
-        self._saved.note_change()
+        if self._is_trusted:
+            self._written = self._sums()
 
     def pending(self) -> str | None:
-        """Return the name of a parameter whose value a backward pass still needs, or None.
+        """Return the name of a tensor whose value a backward pass still needs, or None.
 
         Call this after every optimizer step.
         """
-        return self._saved.pending()
+        return self._saved.pending(() if self._stepped is None else _parameters_in(self._stepped))
 
     def _follow(self) -> None:
         """Use the tensors that the module has now; raises `ModelMismatchError` if they no longer fit."""
         if self._layout.has_changed():
+            before = self._exchanged
             self._find_tensors()
             self._layout = Layout(self._module)
+            replaced = {name for name, tensor in self._exchanged.items() if tensor is not before[name]}
+            self._suspects |= {name for name in replaced if id(self._exchanged[name]) in self._trained}
+            self._reads_to_suspect = STEPS_UNSEEN_MAX
+
+    def _look_for_unstepped(self) -> None:
+        """Warn if parameters were replaced, and no optimizer steps the new ones."""
+        if not self._suspects:
+            return
+        self._reads_to_suspect -= 1
+        if self._reads_to_suspect > 0:
+            return
+        owned = {id(tensor) for optimizer in self._used for tensor in _parameters_in(optimizer)}
+        if left := [repr(name) for name in sorted(self._suspects) if id(self._exchanged[name]) not in owned]:
+            LOG.warning("no optimizer steps %s, since it was replaced; give it to an optimizer", _listed(left))
+        self._suspects.clear()
+
+    def _look_for_unreached(self) -> None:
+        """Warn if an optimizer of other tensors has stepped, and the module is as the last exchange left it."""
+        if self._has_stepped and self._written == self._sums():
+            LOG.warning(
+                "nothing is exchanged: the steps of the optimizer that join was given do not change the module; "
+                "give join the module that you train"
+            )
+        self._has_stepped = False
+
+    def _sums(self) -> list[float]:
+        return [float(tensor.detach().double().sum()) for tensor in self._exchanged.values()]
 
     def _find_tensors(self) -> None:
         tensors = tensors_of(self._module)
@@ -155,7 +201,7 @@ class TorchParticipant:
             name: tensors[name] for name, parameter in joined.items() if parameter.role == "trained"
         }
         self._trained = {id(tensor) for tensor in trained_tensors.values()}
-        self._saved = SavedTensors(trained_tensors)
+        self._saved = SavedTensors(self._exchanged)
 
     def _keep_buffer(self, name: str) -> None:
         """Keep exchanging a buffer's last value after it was resized or removed."""
@@ -175,6 +221,7 @@ class TorchParticipant:
 
         def stepped(optimizer: Optimizer) -> None:
             if self._counts(optimizer):
+                self._stepped, self._has_stepped, self.has_unsent = optimizer, True, True
                 on_step()
 
         return watch_steps(stepped)
@@ -183,6 +230,7 @@ class TorchParticipant:
         """Return whether to count a step, or to let `read` raise an error about it."""
         if self._optimizer is not None and optimizer is not self._optimizer:
             if self._trains_module(optimizer):
+                self.has_unsent = True
                 self._note_unseen("were of the optimizer that join was given; join again with the one that trains")
             return False
         if self._owns(optimizer) or self._is_trusted:
@@ -244,53 +292,74 @@ def load_states(kept: Sequence[Any], content: npt.NDArray[np.uint8]) -> None:
 
 
 class SavedTensors:
-    """Tells whether autograd still needs the value of a parameter: another backward pass is to come.
+    """Tells which tensors autograd still needs: another backward pass is to come.
 
-    Until its backward, a graph refers to the parameters that it needs. If a parameter has more references than
-    right after its last change, a graph was built since then. Graphs that are older do not matter: torch refuses
-    to run them backward.
+    Until its backward, a graph refers to the tensors that it needs. What the optimizer that has just stepped owns
+    does not matter: torch refuses to run a graph that is older than the step.
+
+    Graphs that never run refer to tensors, too. So if there is something pending after each of
+    `STEPS_PENDING_MAX` steps in a row, graphs that were there when their owner stepped no longer count. If that
+    does not help, what was pending all the time is no longer waited for.
     """
 
-    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
-        self._names = list(parameters)
-        self._parameters = list(parameters.values())
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._names = list(tensors)
+        self._tensors = list(tensors.values())
         # A graph, even one that has run, refers to the accumulator, and that to the parameter. Keeping the
         # accumulator makes this one reference constant.
-        self._accumulators = [_accumulator_of(one) for one in self._parameters if one.requires_grad]
-        self._references = [_references(one) for one in self._parameters]
-        self._versions = self._look()
-        self._changes_all = True
+        self._accumulators = [_accumulator_of(one) for one in self._tensors if one.requires_grad]
+        self._owners = [_owners_of(name, tensors) for name in self._names]
+        self._usual = [1 + one.requires_grad for one in self._tensors]
+        self._steps = 0
+        self._always: set[str] = set()
+        self._ignored: set[str] = set()
+        self._is_strict = True
 
-    def _look(self) -> list[int]:
-        return list(map(_VERSION, self._parameters))
+    def pending(self, stepped: Iterable[Tensor]) -> str | None:
+        """Return the name of a tensor that is still needed, or None, after a step of the optimizer of these."""
+        counts = list(map(_USE_COUNT, self._tensors))
+        if counts == self._usual:
+            self._steps = 0
+            return None
+        ids = set(map(id, stepped))
+        found: set[str] = set()
+        for place, (name, owners, count) in enumerate(zip(self._names, self._owners, counts, strict=True)):
+            if not owners.isdisjoint(ids):
+                if not self._is_strict:
+                    self._usual[place] = count
+            elif count > self._usual[place] and name not in self._ignored:
+                found.add(name)
+        if not found:
+            self._steps = 0
+            return None
+        self._always = self._always & found if self._steps else found
+        self._steps += 1
+        if self._steps < STEPS_PENDING_MAX:
+            return min(found)
+        self._steps = 0
+        if self._is_strict:
+            self._is_strict = False
+            return min(found)
+        self._ignored |= self._always or found
+        LOG.warning(
+            "exchanges change %s although a backward pass may still need it: one was pending after each of %d "
+            "steps; if that pass runs, join without optimizer, so that the session sees every optimizer's steps",
+            _listed(sorted(map(repr, self._always or found))), 2 * STEPS_PENDING_MAX,
+        )  # fmt: skip
+        return None
 
-    def note_change(self) -> None:
-        """Note that an exchange has changed all parameters."""
-        self._versions = self._look()
-        if not self._changes_all:
-            self._references = [_references(one) for one in self._parameters]
 
-    def pending(self) -> str | None:
-        """Return the name of a parameter that is still needed, or None."""
-        before, self._versions = self._versions, self._look()
-        if self._changes_all:  # the usual loop: every step changes every parameter, and costs nothing more
-            if not any(map(eq, before, self._versions)):
-                return None
-            self._changes_all = False
-        needed = None
-        for place, one in enumerate(self._parameters):
-            references = _references(one)
-            if before[place] != self._versions[place]:
-                self._references[place] = references
-            elif references > self._references[place]:
-                needed = self._names[place]
-        return needed
-
-
-def _references(tensor: Tensor) -> int:
-    """Return how often a tensor, or one that shares its memory, is referred to from outside Python."""
-    storage = tensor.untyped_storage()
-    return tensor._use_count() + torch._C._storage_Use_Count(storage._cdata)  # type: ignore[no-any-return] # noqa: SLF001 - torch has no public count
+def _owners_of(name: str, tensors: Mapping[str, Tensor]) -> set[int]:
+    """Return the parameters whose optimizer owns a tensor: itself or, of a buffer, those of the nearest module."""
+    if isinstance(tensors[name], nn.Parameter):
+        return {id(tensors[name])}
+    while name:
+        name = name.rpartition(".")[0]
+        prefix = f"{name}." if name else ""
+        near = {key for key in tensors if key.startswith(prefix) and isinstance(tensors[key], nn.Parameter)}
+        if near:
+            return {id(tensors[key]) for key in near}
+    return set()
 
 
 def _accumulator_of(parameter: Tensor) -> object:
@@ -329,7 +398,8 @@ class Layout:
 
 # Calls from C, since a session looks after every step.
 _VALUES = methodcaller("values")
-_REQUIRES_GRAD, _SHAPE, _VERSION = attrgetter("requires_grad"), attrgetter("shape"), attrgetter("_version")
+_REQUIRES_GRAD, _SHAPE = attrgetter("requires_grad"), attrgetter("shape")
+_USE_COUNT = methodcaller("_use_count")
 
 
 def _parts_of(module: nn.Module) -> Iterator[dict[str, Any]]:
@@ -375,11 +445,22 @@ def unwrapped(module: nn.Module) -> nn.Module:
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
     """Return a module's parameters, frozen ones too, then its floating buffers, by the names of the plain module.
 
+    Buffers that are not in the module's state dict are left out: the module computes them.
+
     Raises `ConfigError` for a lazy module that has not seen a batch.
     """
     module = unwrapped(module)
     tensors: dict[str, Tensor] = dict(module.named_parameters())
-    tensors |= {name: tensor for name, tensor in module.named_buffers() if tensor.is_floating_point()}
+    left_out = {
+        f"{prefix}.{name}".removeprefix(".")
+        for prefix, part in module.named_modules()
+        for name in part._non_persistent_buffers_set  # noqa: SLF001 - torch says it nowhere else
+    }
+    tensors |= {
+        name: tensor
+        for name, tensor in module.named_buffers()
+        if tensor.is_floating_point() and name not in left_out
+    }
     for name, tensor in tensors.items():
         if nn.parameter.is_lazy(tensor):
             raise ConfigError(f"{name!r} has no shape yet; call the module on one batch first")
@@ -401,6 +482,12 @@ def exchanged_of(module: nn.Module) -> dict[str, Tensor]:
     }
     if not any(_is_trained(tensor) for tensor in found.values()):
         raise ConfigError(f"{type(module).__name__} has no parameters that can be trained")
+    for name, tensor in found.items():
+        if not isinstance(tensor, nn.Parameter) and not tensor.isfinite().all():
+            raise ConfigError(
+                f"the buffer {name!r} has values that are not finite, which cannot be averaged; register it with "
+                "persistent=False, or make it a mask of booleans"
+            )
     return found
 
 
@@ -410,6 +497,47 @@ def parameters_of(module: nn.Module) -> list[Parameter]:
         Parameter(name, tuple(tensor.shape), "trained" if _is_trained(tensor) else "statistic")
         for name, tensor in exchanged_of(module).items()
     ]
+
+
+def frozen_of(module: nn.Module) -> Frozen | None:
+    """Return the checksum of a module's tensors that stay here, `None` if there are none or one cannot be read."""
+    try:
+        return frozen_checksum(
+            "torch",
+            [FrozenArray(name, tensor.shape, _pieces_of(tensor)) for name, tensor in _staying_in(module).items()],
+        )
+    except (NotImplementedError, RuntimeError, TypeError) as error:
+        LOG.warning("the frozen parameters cannot be compared with those of other devices: %s", error)
+        return None
+
+
+def _staying_in(module: nn.Module) -> dict[str, Tensor]:
+    """Return frozen parameters, and persistent buffers that are not of floats: tables, masks, quantized weights.
+
+    A buffer of a single value counts something, as a batch norm's batches.
+    """
+    found = {
+        name: tensor
+        for name, tensor in tensors_of(module).items()
+        if isinstance(tensor, nn.Parameter) and not tensor.requires_grad
+    }
+    for prefix, part in unwrapped(module).named_modules():
+        for name, tensor in part._buffers.items():  # noqa: SLF001 - only there it says what is persistent
+            if tensor is None or tensor.is_floating_point() or tensor.numel() < 2:
+                continue
+            if name not in part._non_persistent_buffers_set:  # noqa: SLF001
+                found[f"{prefix}.{name}".removeprefix(".").replace("_orig_mod.", "")] = tensor
+    return found
+
+
+def _pieces_of(tensor: Tensor) -> Iterator[npt.NDArray[Any]]:
+    """Yield a tensor's values in pieces, of floats as float32."""
+    if hasattr(tensor, "full_tensor"):
+        raise TypeError("a part of a parameter is in another process")
+    flat = tensor.detach().reshape(-1)
+    for start in range(0, len(flat), PIECE):
+        piece = flat[start : start + PIECE].cpu()
+        yield (piece.float() if piece.is_floating_point() else piece).numpy()
 
 
 def rounds(tensors: Mapping[str, Tensor]) -> bool:

@@ -1,9 +1,11 @@
 """`train`: a hub in this process and its workers, from one call to a trained model."""
 
 import asyncio
+import concurrent.futures
 import contextlib
+import logging
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +16,8 @@ from edgeasync.data.dataset import Dataset
 from edgeasync.errors import StorageError
 from edgeasync.losses import LossSetting
 from edgeasync.policies.policy import Policy, is_recordable
+from edgeasync.runtime.at_exit import stop_at_exit
+from edgeasync.runtime.event_loop import check_threads
 from edgeasync.runtime.hub import Hub
 from edgeasync.runtime.model_file import load_model
 from edgeasync.sdk.blocking import blocking
@@ -27,6 +31,8 @@ from edgeasync.sdk.stop import Stop
 from edgeasync.sdk.workers.base import Workers, examples_of, run_together
 from edgeasync.sdk.workers.engines import Engine, make_workers
 from edgeasync.temporary import TemporaryFolder
+
+LOG = logging.getLogger("edgeasync.train")
 
 DEFAULT_EPOCHS = 10.0
 """How long `train` trains if nothing is said."""
@@ -59,7 +65,8 @@ async def train_async(
     """Train a model with several workers, and return the run. The hub is in this process.
 
     `train` blocks, in a notebook, too; an interrupt is raised once the newest version is in the run's folder.
-    `train_async` runs on the loop of its caller; a cancel leaves that version there, too.
+    `train_async` runs on the loop of its caller; a cancel leaves that version there, too. So does a program that
+    ends while another thread trains: it does not wait for `until`.
 
     - `model`: layers of `edgeasync.nn`, the path of an ONNX file, an `onnx.ModelProto`, a `SoftmaxModel` or
       `MlpModel`, or a model of your own: an object with `parameters`, a dict of float arrays, and a method
@@ -110,6 +117,7 @@ async def train_async(
     >>> run.updates >= 40
     True
     """
+    check_threads()
     until = Stop(epochs=DEFAULT_EPOCHS) if until is None else until
     check_topology(topology)
     folder, remove = _folder(run)
@@ -166,7 +174,8 @@ async def train_async(
             return await _serve(plan, crew, observer, listening, trust_code=trust_code)
 
     try:
-        found = await (with_hub() if topology == "star" else with_peers())
+        with _cancelled_at_exit():
+            found = await (with_hub() if topology == "star" else with_peers())
     except BaseException:
         if remove is not None:
             remove()
@@ -177,6 +186,25 @@ async def train_async(
 
 
 train = blocking(train_async, "train")
+
+
+@contextlib.contextmanager
+def _cancelled_at_exit() -> Iterator[None]:
+    """Cancel this task if the program ends meanwhile."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    done: concurrent.futures.Future[None] = concurrent.futures.Future()
+    assert task is not None
+
+    def stop() -> None:
+        LOG.warning("the program ends, and so does its training; wait for it, by Thread.join for example")
+        with contextlib.suppress(RuntimeError):  # the loop has just been closed
+            loop.call_soon_threadsafe(task.cancel)
+
+    stop_at_exit(done, stop, lambda: None)
+    try:
+        yield
+    finally:
+        done.set_result(None)
 
 
 async def _serve(

@@ -15,8 +15,24 @@ import numpy.typing as npt
 import onnxruntime
 
 from edgeasync.core.arrays.spool import TrainerState
-from edgeasync.data.dataset import Dataset, Features, batches, check_answers, check_names, check_shape, input_of
-from edgeasync.errors import ConfigError, DataError, GraphError, ModelMismatchError, NoMemoryError
+from edgeasync.data.dataset import (
+    Dataset,
+    Features,
+    batches,
+    check_answers,
+    check_names,
+    check_shape,
+    input_of,
+    warn_of_one_class,
+)
+from edgeasync.errors import (
+    ConfigError,
+    DataError,
+    GraphError,
+    ModelMismatchError,
+    NoMemoryError,
+    native_reason,
+)
 from edgeasync.metrics import Accuracy, Meter, MetricSetting, find_metrics
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.policies.transforms import Transform
@@ -43,6 +59,12 @@ _PROVIDERS = {
     "tensorrt": "TensorrtExecutionProvider",
 }
 _DTYPES: dict[str, np.dtype[Any]] = {"tensor(float)": np.dtype(np.float32), "tensor(int64)": np.dtype(np.int64)}
+
+SMALLEST_GRAPH = bytes.fromhex(
+    "080812003a370a100a017812017922084964656e746974791201675a0f0a0178120a0a08080112040a020801"
+    "620f0a0179120a0a08080112040a02080142040a001011"
+)
+"""`y = Identity(x)`, by which a provider shows that it starts."""
 
 _log = logging.getLogger(__name__)
 
@@ -93,6 +115,8 @@ class OnnxTrainer:
         self._machine = machine or ThisMachine()
         self._gradient = gradient = GraphGradient(graph, spec, threads=threads, provider=provider)
         gradient.check_data(dataset)
+        if not gradient.own_target:
+            warn_of_one_class(dataset.y)
         fixed = gradient.batch_size
         self._fits = micro_batch_size == "auto" or fixed is not None
         """Whether nothing is to be tried: the size is chosen step by step, or there is only one."""
@@ -124,6 +148,10 @@ class OnnxTrainer:
     def reset(self) -> None:
         """Forget the optimizer's state."""
         self._trainer.reset()
+
+    def scale_learning_rate(self, factor: float) -> None:
+        """Multiply every later step by this factor."""
+        self._trainer.scale_learning_rate(factor)
 
     def begin(self, parameters: Vector) -> None:
         """Begin an assignment: from now on train this vector in place.
@@ -200,6 +228,13 @@ class OnnxTrainer:
     def interrupt(self) -> None:
         """End the running step, because a graph may loop without end."""
         self._gradient.interrupt()
+
+    @staticmethod
+    def starts_on(provider: Literal["cpu", "cuda", "tensorrt"]) -> bool:
+        """Return whether onnxruntime computes with this execution provider here."""
+        if _PROVIDERS[provider] not in onnxruntime.get_available_providers():
+            return False  # without the warning that an agent whose settings name it logs
+        return _PROVIDERS[provider] in providers_that_start(provider, 1)
 
 
 class GraphGradient:
@@ -281,7 +316,7 @@ class GraphGradient:
             self._bind(parameters, out)
         # Names that live until the run is over: the binding holds bare addresses.
         fed_x = [fed.bind(self._binding, input_of(x, fed.name)) for fed in self._x]
-        fed_y = self._y.bind(self._binding, fed_x[0] if self._own_target else y)
+        fed_y = self._y.bind(self._binding, fed_x[0] if self.own_target else y)
         if self._meter is not None:
             self._binding.bind_output(self._output, "cpu")  # for each run: the last batch of an epoch is shorter
         try:
@@ -301,7 +336,7 @@ class GraphGradient:
         Nothing changes. Raises what a call raises. From any thread.
         """
         fed = {each.name: each.form(input_of(batch.features, each.name)) for each in self._x}
-        target = self._y.form(next(iter(fed.values())) if self._own_target else batch.y)
+        target = self._y.form(next(iter(fed.values())) if self.own_target else batch.y)
         names = [LOSS, *([WEIGHT] if self.tells_weight else []), *([self._output] if meter is not None else [])]
         try:
             found = self._session.run(names, {**self._spec.views(parameters), **fed, self._y.name: target})
@@ -322,7 +357,8 @@ class GraphGradient:
         self._options.terminate = True
 
     @property
-    def _own_target(self) -> bool:
+    def own_target(self) -> bool:
+        """Whether each example is its own target, as of an autoencoder."""
         return bool(self._metadata.get("edgeasync.target") == "input")
 
     def _bind(self, parameters: Vector, out: Vector) -> None:
@@ -374,8 +410,8 @@ class GraphGradient:
         for fed in self._x:
             fed.check(input_of(dataset.features, fed.name), "examples")
         if self._loss_settings.get("kind") == "bce_with_logits":
-            check_answers(input_of(dataset.features, self._x[0].name) if self._own_target else dataset.y)
-        if self._own_target:
+            check_answers(input_of(dataset.features, self._x[0].name) if self.own_target else dataset.y)
+        if self.own_target:
             return
         labels = self._y.dtype.kind == "i"
         if labels and dataset.y.dtype.kind != "i":
@@ -445,13 +481,21 @@ def open_session(graph: bytes, threads: int, provider: Provider) -> onnxruntime.
         session = onnxruntime.InferenceSession(graph, options, chosen)
     except Exception as error:
         raise GraphError(
-            f"onnxruntime cannot load the graph: {_sentence(error)}; install a newer onnxruntime"
+            f"onnxruntime cannot load the graph: {native_reason(error)}; install a newer onnxruntime"
         ) from error
     taken = session.get_providers()
     if chosen[0] not in taken:
         _log.warning("provider %s does not start here, install its driver and libraries: using the CPU", chosen[0])
     _log.info("provider: %s", ", ".join(taken))
     return session
+
+
+def providers_that_start(provider: Provider, threads: int) -> list[str]:
+    """Return the execution providers of a session, none if onnxruntime cannot make one."""
+    try:
+        return list(open_session(SMALLEST_GRAPH, threads, provider).get_providers())
+    except GraphError:
+        return []
 
 
 def _providers(provider: Provider, available: list[str]) -> list[str]:
@@ -471,7 +515,7 @@ def _providers(provider: Provider, available: list[str]) -> list[str]:
 
 def _explain(error: Exception) -> DataError | GraphError | NoMemoryError:
     """Return what a step's failure means: an index that is too large comes from the data."""
-    sentence = _sentence(error)
+    sentence = " ".join(str(error).split())
     if "out of data bounds" in sentence:
         detail = sentence.rpartition("Status Message: ")[2]
         return DataError(
@@ -479,12 +523,8 @@ def _explain(error: Exception) -> DataError | GraphError | NoMemoryError:
             "from 0, and leave out those that the model does not know"
         )
     if "allocate memory" in sentence or "bad_alloc" in sentence:
-        return NoMemoryError(f"there is not the memory for a step: {sentence}")
-    return GraphError(f"the hub's graph does not run on this device: {sentence}")
-
-
-def _sentence(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
+        return NoMemoryError(f"there is not the memory for a step: {native_reason(error)}")
+    return GraphError(f"the hub's graph does not run on this device: {native_reason(error)}")
 
 
 def _check_spec(

@@ -138,6 +138,14 @@ class ResettableTrainer(Trainer, Protocol):
 
 
 @runtime_checkable
+class ScalableTrainer(Trainer, Protocol):
+    """A `Trainer` whose learning rate the hub can reduce while training diverges."""
+
+    def scale_learning_rate(self, factor: float) -> None:
+        """Multiply the learning rate that was set by this factor, up to 1, from the next step on."""
+
+
+@runtime_checkable
 class InterruptibleTrainer(Trainer, Protocol):
     """A `Trainer` whose running step can be ended: by what it runs, it might never return."""
 
@@ -327,6 +335,7 @@ class GradientTrainer:
         self._gradient = np.zeros(spec.length, np.float32)
         self._state = [np.zeros(spec.length, np.float32) for _ in range(state_vectors(self._optimizer))]
         self._count = 0
+        self._factor = np.float32(1.0)
         self._parameters: Vector | None = None
 
     @property
@@ -351,6 +360,10 @@ class GradientTrainer:
         self._count = 0
         for state in self._state:
             state.fill(0.0)
+
+    def scale_learning_rate(self, factor: float) -> None:
+        """Multiply every later step by this factor."""
+        self._factor = np.float32(factor)
 
     def step(self) -> StepResult:
         """Take one local step; raises `RuntimeError` before `begin`."""
@@ -495,5 +508,7 @@ class GradientTrainer:
         for chunk in chunks:
             step = self._gradient[chunk]
             apply_chain(self._optimizer, step, parameters[chunk], [state[chunk] for state in self._state], plan)
+            if self._factor != 1.0:
+                step *= self._factor
             parameters[chunk] -= step
         self._count += 1

@@ -24,7 +24,7 @@ test_loader = data.DataLoader(data.MNIST(given.data, train=False, transform=tran
 
 worker = AsyncWorker(server_address=given.server, local_batch_size=32, update_frequency=4, device="cpu")
 worker.train(
-    part,
+    dataset=part,
     epochs=20,
     optimizer=optim.SGD(lr=given.lr, momentum=given.momentum),
     loss_fn=nn.CrossEntropyLoss(),

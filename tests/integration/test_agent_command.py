@@ -4,12 +4,15 @@ import json
 
 import onnxruntime
 import pytest
+from typer.main import get_command
 
+from edgeasync.cli import agent, main
 from edgeasync.core.device.day import SPARE_BYTES, DayRecord
 from edgeasync.core.engine import device_transfers
 from edgeasync.durable.day_file import DayFile
+from edgeasync.errors import ConfigError
 from edgeasync.protocol.pacing import Pacer
-from tests.support.command_line import ADDRESS, FILES, NO_HUB, mistake
+from tests.support.command_line import ADDRESS, CONFIG, FILES, NO_HUB, mistake
 from tests.support.graphs import forward_model
 from tests.support.processes import LIVELINESS, status_when, trained
 
@@ -31,6 +34,18 @@ def run_agent(commands, address, *arguments, key=""):
 
 def hub_of(commands, model):
     return commands.hub(commands.settings(model=model, hub="stop = { updates = 3 }"))
+
+
+def test_without_an_address_it_uses_that_of_status(commands, monkeypatch):
+    def refuse(section, *_, **__):
+        raise ConfigError(f"the hub is {section.hub}")
+
+    monkeypatch.setattr(agent, "make_agent", refuse)
+    (usual,) = [
+        option.default for option in get_command(main.app).commands["status"].params if option.name == "hub"
+    ]
+    arguments = ["agent", "--data", commands.data("data.npz"), "--state", "state"]
+    mistake(commands, CONFIG, f"the hub is {usual}", arguments=arguments)
 
 
 @pytest.mark.parametrize(

@@ -256,6 +256,18 @@ def test_workers_that_have_gone_already_are_not_waited_for():
             server.wait_for_workers(2, timeout_s=0.05)
 
 
+def test_the_servers_model_has_the_trained_values_once_its_workers_have_left():
+    x, y, model = np.eye(4, dtype=np.float32), np.arange(4) % 2, nn.Sequential(nn.Linear(4, 2))
+    with ParameterServer(model=model, port=0) as server:
+        AsyncWorker(server.hub.address, 4).train((x, y), epochs=3, optimizer=optim.SGD(lr=0.1))
+        first = model.state_dict()
+        server.wait_for_workers()
+        newest = server.hub.snapshot()
+        assert not np.array_equal(model.state_dict()["0.weight"], first["0.weight"])
+        for name, array in model.state_dict().items():
+            np.testing.assert_array_equal(array, newest[name])
+
+
 def test_one_limit_is_for_coming_and_for_leaving(monkeypatch):
     now_s = iter([100.0, 103.0])
     with ParameterServer(nn.Sequential(nn.Linear(4, 2)), port=0) as server:

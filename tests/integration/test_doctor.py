@@ -16,6 +16,7 @@ from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.durable.keys import HubKeys
 from edgeasync.runtime.doctor import examine as doctor
 from edgeasync.runtime.doctor import training
+from edgeasync.runtime.doctor.hub import Reached
 from edgeasync.runtime.doctor.machine import judge_system
 from tests.support.command_line import ACCESS, UNFIT, run_command
 from tests.support.keyed import start_hub
@@ -78,7 +79,9 @@ def test_a_healthy_device_has_no_complaint(device):
 
 
 def test_what_people_read(device):
-    told = run_command(device.folder, "doctor", "--data", "gone.npz", "--root", device.root)
+    told = run_command(
+        device.folder, "doctor", "--hub", device.address, "--data", "gone.npz", "--root", device.root
+    )
     assert told.returncode == UNFIT
     assert "fail  data         gone.npz: no such file; give the path of a .npz or .csv file\n" in told.stdout
     assert told.stderr == "edgeasync: this device cannot train yet: data; do what those lines say\n"
@@ -260,6 +263,40 @@ def test_a_state_that_this_user_may_not_look_into_has_its_line(commands):
     doctor = commands.start("doctor", "--state", closed / "state", under=without_rights())
     assert doctor.wait() == UNFIT
     assert "cannot be looked into by this user; 'sudo chown -R $USER" in "\n".join(doctor.lines)
+
+
+def test_a_device_that_has_yet_to_enrol_is_looked_at_like_another(commands, device):
+    keys = HubKeys.init(commands.folder / "keys")
+    _, device.address = start_hub(commands, keys)
+    token = keys.issue_token("pi-1", (device.address,), time.time()).text()
+    settings = device.folder / "agent.toml"
+    settings.write_text(f'[agent]\nenrol = "{token}"\ndata = "{device.data}"\nstate = "{device.state}"\n')
+    told = run_command(device.folder, "doctor", settings, "--model", device.graph, "--root", device.root)
+    lines = {line.split()[1]: line for line in told.stdout.splitlines()}
+    assert list(lines) == [name for name in LINES if name != "protocol"]
+    assert [name for name, line in lines.items() if not line.startswith("ok")] == ["key"]
+    assert lines["key"].split(maxsplit=2)[2] == "not enrolled yet; start the agent, which brings its key"
+    assert told.returncode == 0
+    assert not device.state.exists()
+
+
+def test_what_is_wrong_with_the_state_hides_nothing_else(device):
+    _, lines = device.examine("--device-id", "pi-1")
+    write(device.state, {"keys/device.key": "", "keys/hub.json": "{"})
+    for path in (device.state / "keys", *(device.state / "keys").iterdir()):
+        path.chmod(0o700 if path.is_dir() else 0o600)
+    _, damaged = device.examine()
+    assert damaged["state"]["level"] == "fail"
+    assert list(damaged) == list(lines)
+
+
+def test_without_an_address_the_usual_one_is_looked_for(device, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        doctor, "examine_hub", lambda addresses, *_, **__: asked.append(addresses) or Reached([], None)
+    )
+    run_command(device.folder, "doctor", "--root", device.root)
+    assert asked == [("tcp://127.0.0.1:5555",)]
 
 
 def test_a_device_with_its_key_asks_as_itself(commands, device):

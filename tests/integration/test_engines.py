@@ -32,12 +32,8 @@ ROOT = Path(__file__).parents[2]
 
 def workers_of(pid):
     """Return the worker processes of a program, by their names."""
-    found = {}
-    for child in psutil.Process(pid).children(recursive=True):
-        words = child.cmdline()
-        if "edgeasync.sdk.workers.child" in words:
-            found[f"worker-{words[-3]}"] = child
-    return found
+    children = psutil.Process(pid).children(recursive=True)
+    return {child.name(): child for child in children if child.name().startswith("worker-")}
 
 
 @pytest.fixture
@@ -168,6 +164,51 @@ def test_the_cores_are_divided_unless_the_user_has_said(temporary, monkeypatch):
     share = max(1, len(os.sched_getaffinity(0)) // 2)
     with pytest.raises(ValueError, match=rf"^{share} and 7\b"):
         train(ARRAYS, [TellsThreads(), TellsThreads()], until=Stop(updates=1), engine="processes")
+
+
+class Draws(Trainer):
+    """Tells a number that numpy's global generator draws first."""
+
+    def step(self):
+        return StepResult(np.random.random(), 1)  # noqa: NPY002 - as a user's transforms may
+
+
+def test_workers_draw_numbers_of_their_own(temporary):
+    seen = {}
+
+    def note(event):
+        if isinstance(event, events.Update):
+            seen.setdefault(event.device, event.loss)
+
+    train(
+        ARRAYS, [Draws(), Draws()], until=Stop(when=lambda _: len(seen) == 2), engine="processes", callbacks=[note]
+    )
+    assert len(set(seen.values())) == 2
+
+
+def test_workers_come_back_when_what_forks_them_dies(temporary, tmp_path, caplog):
+    killed = []
+
+    def until(progress):
+        if not killed and progress.updates >= 10:
+            forker = next(iter(workers_of(os.getpid()).values())).parent()
+            killed.append(forker)
+            forker.kill()
+        return killed and progress.updates >= 200 and sum(isinstance(event, events.Join) for event in seen) >= 4
+
+    seen = []
+    run = train(
+        MODEL,
+        DATA,
+        workers=2,
+        run=tmp_path / "run",
+        engine="processes",
+        until=Stop(when=until),
+        callbacks=[seen.append],
+    )
+    assert run.updates >= 200
+    assert "worker-1 died, it was ended by signal 9, Killed; it comes back" in caplog.text
+    assert not workers_of(os.getpid())
 
 
 def test_a_worker_that_dies_every_time_is_a_clear_error(temporary):

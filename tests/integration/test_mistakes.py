@@ -239,8 +239,7 @@ def test_a_demo_in_a_run_that_exists(commands):
 # -- an agent's data and identity ------------------------------------------------------------------------------
 
 
-def test_an_agent_without_a_hub_or_data(commands):
-    mistake(commands, CONFIG, "--hub", arguments=["agent", "--data", "data.npz"])
+def test_an_agent_without_data(commands):
     mistake(commands, CONFIG, "--data", arguments=["agent", "--hub", free_address()])
 
 
@@ -384,7 +383,7 @@ def test_a_path_below_a_home_that_is_not_there(commands, arguments):
     assert "Traceback" not in said
     assert NOBODY in said
     assert "there is no such home; write the whole path" in said
-    assert told.returncode == (UNFIT if arguments[0] == "doctor" and arguments[1] != "--state" else CONFIG)
+    assert told.returncode == (UNFIT if arguments[0] == "doctor" and "--model" in arguments else CONFIG)
 
 
 # -- the command line itself -----------------------------------------------------------------------------------

@@ -107,6 +107,23 @@ def test_a_model_of_two_inputs_is_checked(commands):
     assert json.loads(say(commands, "model", "check", path, "--loss", "mse", "--json"))["passed"]
 
 
+def test_what_an_exporter_may_have_changed_is_told(commands, forward):
+    """A bias of zeros is not in a file of tf2onnx: a hub says that too, and trains."""
+    model = onnx.load(forward)
+    model.producer_name = "tf2onnx"
+    model.graph.node[0].CopyFrom(
+        onnx.helper.make_node("MatMul", model.graph.node[0].input[:2], model.graph.node[0].output)
+    )
+    onnx.save(model, forward)
+    sentence = "tf2onnx leaves out biases whose values are all 0, and these have none: body.weight;"
+    for verb in ("inspect", "check"):
+        assert f"warning: {sentence}" in say(commands, "model", verb, forward)
+        assert json.loads(say(commands, "model", verb, forward, "--json"))["warnings"][0].startswith(sentence)
+    told = commands.run("hub", "--model", forward, "--run", commands.folder / "run", "--check")
+    assert told.returncode == 0
+    assert sentence in told.stderr
+
+
 def test_a_fixed_batch_is_told(commands, forward):
     model = onnx.load(forward)
     for value in (model.graph.input[0], model.graph.output[0]):
@@ -210,6 +227,11 @@ def test_the_newest_version_of_a_killed_run_is_exported_to_the_bit(killed):
     summary, values = replayed(killed, "run-hub")
     assert told["version"] == summary["version"] >= killed.live["version"]
     assert values_of(killed.folder / "killed.onnx") == values
+    for name, load in (("killed.safetensors", safetensors.numpy.load_file), ("killed.npz", np.load)):
+        told = json.loads(say(killed, "export", "run-hub", "--out", name, "--json"))
+        assert told["version"] == summary["version"]
+        found = load(killed.folder / name)
+        assert {name: found[name].tobytes() for name in found} == values
     last = summary["evaluation"]
     assert told["evaluation"]["version"] == last["version"]
     assert told["evaluation"]["accuracy"] == last["accuracy"]
@@ -364,7 +386,11 @@ def test_runs_that_cannot_be_exported(commands):
     arguments = ["export", "run", "--out", "out.onnx"]
     mistake(commands, FILES, "run: no such folder", arguments=arguments)
     (commands.folder / "run").mkdir()
-    mistake(commands, CONFIG, "forward.onnx", "--model", arguments=arguments)
+    mistake(commands, CONFIG, "out.onnx: only models of ONNX", "out.npz", "--model", arguments=arguments)
+    for name in ("out.pt", "out"):
+        mistake(commands, CONFIG, name, ".onnx, .safetensors or .npz", arguments=["export", "run", "--out", name])
+    arrays_alone = ["export", "run", "--model", "forward.onnx", "--out", "out.npz"]
+    mistake(commands, CONFIG, "leave out --model", arguments=arrays_alone)
     bias = np.zeros(3, np.float32)
     run_folder(commands, {"head.bias": bias, "tail": bias}, forward_model())
     mistake(commands, MISMATCH, "'tail'", MODEL_FILE, FORWARD_FILE, arguments=arguments)

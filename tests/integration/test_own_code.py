@@ -1,12 +1,14 @@
 """Code of a user's own on daemons: `--trainer` and `[model] kind = "custom"`, from this machine alone."""
 
 import asyncio
+import json
 import os
 import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from edgeasync import Agent, Run
 from edgeasync.config import convert, read_toml
@@ -102,8 +104,15 @@ def test_a_fleet_of_daemons_trains_a_model_of_the_users_own(commands, importable
     assert resumed.wait() == 0
     for command in (["runs", "."], ["replay", run, "--export", "w.safetensors"], ["hub", "--check", settings]):
         assert commands.run(*command).returncode == 0
-    hint = "the trained arrays are in run-hub/model.safetensors"
+    hint = "for the arrays alone write x.safetensors or x.npz"
     mistake(commands, CONFIG, hint, arguments=["export", "run-hub", "--out", "x.onnx"])
+    told = commands.run("export", "run-hub", "--out", "x.npz", "--json")
+    newest = load_file(run / "model.safetensors")
+    with np.load(commands.folder / "x.npz") as exported:
+        assert {name: array.tolist() for name, array in exported.items()} == {
+            name: array.tolist() for name, array in newest.items()
+        }
+    assert json.loads(told.stdout)["version"] > 20
     hint = "edgeasync hub --check"
     for command in ("inspect", "check"):
         mistake(commands, CONFIG, hint, arguments=["model", command, "forecast:model"])

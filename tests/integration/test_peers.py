@@ -341,3 +341,88 @@ async def test_a_peer_whose_training_diverges_says_so_once_and_no_file_is_replac
     with pytest.raises(StorageError, match="training has diverged"):
         write_trained(out, peer, None)
     assert out.read_bytes() == b"an earlier model"
+
+
+@pytest.mark.asyncio
+async def test_a_step_that_diverges_is_undone_and_the_model_on_disk_is_finite(tmp_path, monkeypatch):
+    """Each third step leaves values that are not finite."""
+
+    class Diverging(Still):
+        begun = steps = resets = 0
+
+        def begin(self, parameters):
+            self.parameters = parameters
+            self.begun += 1
+
+        def step(self):
+            self.steps += 1
+            self.parameters += np.float32(np.nan if self.steps % 3 == 0 else 1.0)
+            return super().step()
+
+        def reset(self):
+            self.resets += 1
+
+    monkeypatch.setattr(runtime, "COPY_S", 0.0)
+    write_list(tmp_path, [1, 2])
+    reports, trainer = [], Diverging()
+    peer = make_peer(
+        tmp_path, 1, lease_s=0.2, incarnation=1, trainer=trainer, steps_max=9, on_report=reports.append
+    )
+    begun_with = peer.parameters.copy()
+    await peer.run()
+    assert (trainer.begun, trainer.resets) == (3, 2)  # the last step is undone at the end
+    assert not peer.diverged
+    assert np.allclose(peer.parameters, begun_with + 6.0)
+    kept, steps = load_model(tmp_path / name_of(1) / PEER_MODEL_FILE, SPEC)
+    assert (kept == peer.parameters).all()
+    assert steps == peer.steps_total == 8
+    warnings = [report.detail for report in reports if report.event == "warning"]
+    assert warnings == [
+        "training has diverged: values of the model are not finite: back at the model of step 2",
+    ]
+
+
+@pytest.mark.asyncio
+async def test_the_model_to_return_to_is_on_disk_as_soon_as_it_is_needed(tmp_path, monkeypatch):
+    at_hand = []
+
+    class Diverging(Still):
+        steps = 0
+
+        def begin(self, parameters):
+            self.parameters = parameters
+
+        def step(self):
+            self.steps += 1
+            self.parameters += np.float32(np.nan if self.steps == 3 else 1.0)
+            if self.steps == 20:
+                at_hand.append(load_model(tmp_path / name_of(1) / PEER_MODEL_FILE, SPEC)[1])
+            return super().step()
+
+    monkeypatch.setattr(runtime, "COPY_S", 0.0)
+    write_list(tmp_path, [1, 2])
+    await make_peer(tmp_path, 1, lease_s=0.2, incarnation=1, trainer=Diverging(), steps_max=25).run()
+    assert at_hand == [2]
+
+
+@pytest.mark.asyncio
+async def test_peers_whose_settings_disagree_about_the_interval_say_both(tmp_path):
+    write_list(tmp_path, [0, 1])
+    reports = [asyncio.Queue(), asyncio.Queue()]
+    peers = [
+        make_peer(tmp_path, 0, incarnation=1, on_report=reports[0].put_nowait),
+        make_peer(tmp_path, 1, incarnation=1, round_steps=5, on_report=reports[1].put_nowait),
+    ]
+    running = [asyncio.create_task(peer.run()) for peer in peers]
+    async with asyncio.timeout(PATIENCE_S):
+        for queue, said in zip(
+            reports,
+            ["round_steps = 5 there, round_every_s = 0.1 here", "round_every_s = 0.1 there, round_steps = 5 here"],
+            strict=True,
+        ):
+            while (report := await queue.get()).event != "refused":
+                assert report.event != "round_started"
+            assert report.detail == f"another interval between rounds: {said}"
+        for peer in peers:
+            peer.request_stop()
+        await asyncio.gather(*running)

@@ -1,4 +1,4 @@
-"""The programs of the reference, which are in examples/async_train: as processes, on an IDX copy of the digits."""
+"""Programs of the toolbox, of examples/async_train and tests/support/toolbox: as processes, on small data."""
 
 import re
 from pathlib import Path
@@ -7,11 +7,15 @@ import numpy as np
 import pytest
 
 from edgeasync import Run
-from edgeasync.async_train import data, nn, optim
+from edgeasync import nn as layers
+from edgeasync.async_train import data, models, nn, optim
 from examples.async_train.digits_idx import write_idx_digits
 from tests.support.processes import free_address, until
+from tests.support.size import repetitions
 
-PROGRAMS = Path(__file__).parents[2] / "examples/async_train"
+ROOT = Path(__file__).parents[2]
+PROGRAMS = ROOT / "examples/async_train"
+MORE = ROOT / "tests/support/toolbox"
 EPOCHS = 20
 POINT = 1.0
 TRANSFORM = data.transforms.Compose([data.transforms.ToTensor(), data.transforms.Normalize((0.3,), (0.35,))])
@@ -88,11 +92,11 @@ def test_a_parameter_server_and_its_workers(start, tmp_path, policy, optimizer):
         assert "accuracy" in told[0]
 
 
-def run_ranks(start, name, *arguments):
+def run_ranks(start, name, *arguments, **environment):
     """Run a program twice, as torchrun does; return the processes."""
     port = free_address().rpartition(":")[2]
     return [
-        start(name, *arguments, RANK=rank, WORLD_SIZE=2, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+        start(name, *arguments, RANK=rank, WORLD_SIZE=2, MASTER_ADDR="127.0.0.1", MASTER_PORT=port, **environment)
         for rank in range(2)
     ]
 
@@ -163,3 +167,74 @@ def test_processes_train_a_class_of_a_script_without_a_main_guard(start, tmp_pat
         tmp_path, lambda parameters: optim.SGD(parameters, lr=0.1), batch_size=16, layers=layers, transform=plain
     )
     assert accuracies(program)[0] >= goal - POINT
+
+
+def test_every_class_in_one_process(start, tmp_path):
+    program = start(MORE / "one_process.py", tmp_path / "data")
+    assert program.wait() == 0, program
+    found = {
+        name: float(share)
+        for name, share in re.findall(r"^([\w -]+): ([\d.]+)%$", "\n".join(program.lines), re.MULTILINE)
+    }
+    with_momentum = alone(tmp_path, lambda parameters: optim.SGD(parameters, lr=0.02, momentum=0.9), epochs=10)
+    goals = {
+        "server": with_momentum,
+        "accumulated": with_momentum,
+        "accumulated by size": with_momentum,
+        "fault-tolerant": alone(tmp_path, lambda parameters: optim.Adam(parameters, lr=0.002), epochs=10),
+        "warm-up": alone(tmp_path, lambda parameters: optim.SGD(parameters, lr=0.1), epochs=40),
+    }
+    assert found.keys() == goals.keys()
+    for name, goal in goals.items():
+        assert found[name] >= goal - POINT, name
+    told = program.stderr.splitlines()
+    assert sum(line.startswith("batch ") for line in told) == 2 * 2, (
+        "of 220 batches, and nothing configures logging"
+    )
+    fallen = {line.partition(":")[0] for line in told if "device is ignored" in line}
+    assert fallen == {"AsyncWorker", "AsyncGradientAccumulator", "FaultTolerantTrainer"}
+
+
+def write_pictures(folder, side, counts):
+    """Write coloured pictures in noise, of several shapes and with a folder for each of three colours."""
+    image = pytest.importorskip("PIL.Image")
+    random = np.random.default_rng(0)
+    for split, count in counts.items():
+        for number, colour in enumerate(("red", "green", "blue")):
+            (folder / split / colour).mkdir(parents=True)
+            for each in range(count):
+                height, width = random.integers(side, 2 * side, 2)
+                pixels = random.normal(90.0, 40.0, (height, width, 3))
+                pixels[..., number] += 40.0
+                picture = image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+                picture.save(folder / split / colour / f"{each}.png")
+    return folder
+
+
+def put_model(home, network, side):
+    """Write a model where `resnet50(pretrained=True)` looks for it."""
+    path = home / ".cache/edgeasync/models/resnet50.onnx"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(layers.to_onnx(network, (3, side, side)).SerializeToString())
+
+
+def small_network():
+    return layers.Sequential(
+        layers.Conv2d(3, 8, 3), layers.BatchNorm2d(8), layers.ReLU(), layers.GlobalAvgPool(), layers.Linear(8, 3)
+    )
+
+
+NETWORKS = {"small": (small_network, 24, 10)}
+if repetitions("toolbox programs at full size"):
+    NETWORKS["resnet50"] = (lambda: models.resnet50(classes=3, side=64).layers, 64, 2)
+
+
+@pytest.mark.parametrize("size", NETWORKS)
+def test_folders_of_pictures(start, tmp_path, size):
+    network, side, epochs = NETWORKS[size]
+    data_folder = write_pictures(tmp_path / "pictures", side, {"train": 32, "val": 20})
+    put_model(tmp_path, network(), side)
+    ranks = run_ranks(start, MORE / "pictures.py", data_folder, side, epochs, HOME=tmp_path)
+    found = accuracies(*ranks)
+    assert all(sum(line.startswith("epoch ") for line in rank.lines) == epochs for rank in ranks)
+    assert size != "small" or found[0] >= 100.0 - POINT, "one loop finds all: a colour is the mean of many pixels"

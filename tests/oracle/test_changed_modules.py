@@ -9,12 +9,15 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import edgeasync.torch
-from edgeasync import Hub, join
+from edgeasync import SGD, Hub, Policy, join
 from edgeasync.errors import ConfigError, EdgeAsyncError, ModelMismatchError
+from edgeasync.policies.aggregation import ImmediateAggregator
 from edgeasync.sdk.torch_modules import STEPS_UNSEEN_MAX, TorchParticipant, tensors_of
 from tests.support.processes import PATIENCE_S
 
 nn = torch.nn
+
+PLAIN = Policy(aggregate=ImmediateAggregator(), optimizer=(SGD(),))
 
 
 def make(out=2):
@@ -215,7 +218,55 @@ def test_another_optimizer_than_the_one_that_was_given_is_told_in_the_log(tmp_pa
             optimizer.step()
         assert session.steps == 0
     assert sum("join again with the one that trains" in record.message for record in caplog.records) == 1
-    assert "the session ends, and counted no step of the loop" in caplog.text
+    assert session.steps == 1, "the last steps are sent together"
+
+
+def test_an_optimizer_that_trains_a_copy_of_the_module_is_told_in_the_log(tmp_path, caplog):
+    module = make()
+    optimizer = torch.optim.SGD(copy.deepcopy(module).parameters(), lr=0.1)
+    hub = Hub(edgeasync.torch.model(make()), run=tmp_path, bind="tcp://127.0.0.1:*")
+    with hub, join(hub.address, module, optimizer, timeout_s=PATIENCE_S) as session:
+        while session.exchanges < 3:
+            optimizer.step()
+    assert "the steps of the optimizer that join was given do not change the module" in caplog.text
+
+
+def test_the_last_steps_of_another_optimizer_than_the_one_that_was_given_are_sent(tmp_path):
+    module = make()
+    given, other = (torch.optim.SGD(module[2].parameters(), lr=0.1) for _ in range(2))
+    hub = Hub(edgeasync.torch.model(make()), run=tmp_path, bind="tcp://127.0.0.1:*", policy=PLAIN)
+    with hub:
+        with join(hub.address, module, given, timeout_s=PATIENCE_S):
+            for optimizer in (given, other, other):
+                optimizer.zero_grad()
+                module(torch.ones(2, 4)).sum().backward()
+                optimizer.step()
+        np.testing.assert_allclose(hub.snapshot()["2.bias"], module[2].bias.detach().numpy(), rtol=1e-3)
+
+
+def test_a_replaced_layer_that_no_optimizer_steps_is_told_in_the_log(tmp_path, caplog):
+    module = make().requires_grad_()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    hub = Hub(edgeasync.torch.model(make().requires_grad_()), run=tmp_path, bind="tcp://127.0.0.1:*")
+    with hub, join(hub.address, module, optimizer, timeout_s=PATIENCE_S):
+        replace_head(module)
+        for _ in range(2 * STEPS_UNSEEN_MAX):
+            optimizer.step()
+    assert caplog.text.count("no optimizer steps '2.bias', '2.weight', since it was replaced") == 1
+
+
+@pytest.mark.parametrize("join_or_serve", [TorchParticipant, edgeasync.torch.model])
+def test_a_buffer_that_is_not_finite_is_named(join_or_serve):
+    module = make()
+    module.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
+    with pytest.raises(ConfigError, match=r"'mask' has values that are not finite.*persistent=False"):
+        join_or_serve(module)
+
+
+def test_a_buffer_that_the_module_computes_stays_here():
+    module = make()
+    module.register_buffer("cache", torch.tensor([0.0, -torch.inf]), persistent=False)
+    assert [each.name for each in TorchParticipant(module).parameters] == ["2.weight", "2.bias"]
 
 
 def test_an_optimizer_that_was_given_may_train_the_module_by_copies(tmp_path):

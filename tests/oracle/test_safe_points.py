@@ -7,14 +7,14 @@ torch = pytest.importorskip("torch")
 
 import edgeasync.torch
 from edgeasync import Hub, join
-from edgeasync.errors import ConfigError
 from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.policy import Policy
-from edgeasync.sdk.own_loop import STEPS_PENDING_MAX
-from edgeasync.sdk.torch_modules import TorchParticipant
+from edgeasync.sdk.torch_modules import STEPS_PENDING_MAX, TorchParticipant
 from tests.support.processes import PATIENCE_S
 
 nn, functional = torch.nn, torch.nn.functional
+
+EACH_STEP = Policy(frequency=FixedFrequency(local_steps=1))
 
 
 def convolutional():
@@ -91,19 +91,6 @@ def gan_with_a_penalty(module):
         yield generator
 
 
-def one_optimizer(module):
-    """One optimizer of both, which skips what has no gradient."""
-    optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
-    while True:
-        fake = module["generator"](noise())
-        optimizer.zero_grad()
-        (real_or_fake(module, PICTURES, 1.0) + real_or_fake(module, fake.detach(), 0.0)).backward()
-        yield optimizer
-        optimizer.zero_grad()
-        torch.autograd.backward(real_or_fake(module, fake, 1.0), inputs=list(module["generator"].parameters()))
-        yield optimizer
-
-
 def actor_and_critic():
     torch.manual_seed(0)
     return nn.ModuleDict(
@@ -141,36 +128,120 @@ def usual(module):
         yield optimizer
 
 
+def unused_outputs(module):
+    """One optimizer; outputs that no loss uses are kept until the next step."""
+    optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
+    while True:
+        fake = module["generator"](noise())
+        unused = module["discriminator"](fake)
+        optimizer.zero_grad()
+        fake.square().mean().backward(inputs=list(module["generator"].parameters()))
+        yield optimizer
+        del unused
+
+
+def retained(module):
+    """The actor steps first; the critic's graph is kept after its backward."""
+    actor, critic = optimizers_of(module)
+    kept = module["critic"](torch.randn(8, 4)).sum()  # looked at before the first step
+    while True:
+        states = torch.randn(8, 4)
+        kept = module["critic"](module["critic"].weight * states).square().mean()
+        actor.zero_grad()
+        module["actor"](states).square().mean().backward()
+        yield actor
+        critic.zero_grad()
+        kept.backward(retain_graph=True)
+        yield critic
+
+
+def only_buffers():
+    """A generator whose graph needs no parameter, only a batch norm's statistics."""
+    torch.manual_seed(0)
+    generator = nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2, affine=False))
+    return nn.ModuleDict({"generator": generator, "discriminator": nn.Linear(2, 1)})
+
+
+def two_networks(module):
+    generator, discriminator = optimizers_of(module)
+    while True:
+        fake = module["generator"](torch.randn(16, 4))
+        discriminator.zero_grad()
+        real_or_fake(module, fake.detach(), 0.0).backward()
+        yield discriminator
+        generator.zero_grad()
+        real_or_fake(module, fake, 1.0).backward()
+        yield generator
+
+
+def left_out(module):
+    """Parameters that no optimizer steps yet, of which views are kept."""
+    optimizer = torch.optim.SGD(module["discriminator"].parameters(), lr=1e-3)
+    kept = [module.state_dict(), {name: one.detach().numpy() for name, one in module.named_parameters()}]
+    while kept:
+        optimizer.zero_grad()
+        loss = real_or_fake(module, module["generator"](noise()), 1.0)
+        loss.backward()
+        yield optimizer
+
+
 LOOPS = {
     "gan": (convolutional, gan, [True, False]),
-    "gan with a penalty": (convolutional, gan_with_a_penalty, [True, True, True, False]),
-    "one optimizer": (convolutional, one_optimizer, [True, False]),
     "actor and critic": (actor_and_critic, learns_from_rewards, [True, False]),
+    "retained": (actor_and_critic, retained, [True, False]),
+    "only buffers": (only_buffers, two_networks, [True, False]),
     "usual": (convolutional, usual, [False]),
+    "unused outputs": (convolutional, unused_outputs, [False]),
+    "left out of the optimizer": (convolutional, left_out, [False]),
 }
+
+
+def looks(module, steps, count):
+    """Take steps, with an exchange after each that allows one; return what was pending."""
+    held = TorchParticipant(module)
+    arrays = {each.name: np.empty(each.shape, np.float32) for each in held.parameters}
+    for _ in range(count):
+        held._stepped = next(steps)
+        held._stepped.step()
+        yield (found := held.pending() is not None)
+        if not found:
+            held.read(arrays)
+            held.write(arrays)  # the next backward passes run, or torch raises
 
 
 @pytest.mark.parametrize(("make", "loop", "pending"), LOOPS.values(), ids=LOOPS)
 def test_a_backward_pass_that_is_to_come_is_seen(make, loop, pending):
     module = make()
-    held = TorchParticipant(module)
-    arrays = {each.name: np.empty(each.shape, np.float32) for each in held.parameters}
-    steps = loop(module)
-    seen = []
-    for _ in range(5 * len(pending)):
-        next(steps).step()
-        seen.append(held.pending() is not None)
-        if not seen[-1]:
-            held.read(arrays)
-            held.write(arrays)  # the next backward passes run, or torch raises
-    assert seen == 5 * pending
+    assert list(looks(module, loop(module), 5 * len(pending))) == 5 * pending
+
+
+def test_what_is_left_of_a_graph_that_has_run_holds_exchanges_up_for_a_while_only():
+    module = convolutional()
+    found = list(looks(module, gan_with_a_penalty(module), STEPS_PENDING_MAX + 12))
+    assert found == [True] * (STEPS_PENDING_MAX + 3) + [False] + 2 * [True, True, True, False]
+
+
+def test_graphs_that_never_run_hold_exchanges_up_for_a_while_only(caplog):
+    """Another optimizer owns what they need."""
+    module = convolutional()
+
+    def steps():
+        _, discriminator = optimizers_of(module)
+        while True:
+            fake = module["generator"](noise())
+            discriminator.zero_grad()
+            real_or_fake(module, fake.detach(), 0.0).backward()
+            yield discriminator
+
+    found = list(looks(module, steps(), 2 * STEPS_PENDING_MAX + 2))
+    assert found == [True] * (2 * STEPS_PENDING_MAX - 1) + 3 * [False]
+    assert caplog.text.count("although a backward pass may still need it") == 1
 
 
 @pytest.mark.parametrize(("make", "loop", "pending"), LOOPS.values(), ids=LOOPS)
 def test_such_a_loop_exchanges_and_every_change_counts(tmp_path, make, loop, pending):
     module = make()
-    each_step = Policy(frequency=FixedFrequency(local_steps=1))
-    with Hub(edgeasync.torch.model(make()), run=tmp_path, bind="tcp://127.0.0.1:*", policy=each_step) as hub:
+    with Hub(edgeasync.torch.model(make()), run=tmp_path, bind="tcp://127.0.0.1:*", policy=EACH_STEP) as hub:
         with join(hub.address, module, timeout_s=PATIENCE_S) as session:
             steps = loop(module)
             for _ in range(6 * len(pending)):
@@ -193,17 +264,19 @@ def test_the_last_steps_count_though_a_backward_pass_is_to_come(tmp_path):
         steps.close()
 
 
-def test_a_loop_without_a_safe_point_is_told_so(tmp_path):
+def test_a_loop_without_a_safe_point_is_told_what_to_do(tmp_path, caplog):
     module = convolutional()
-    _, discriminator = optimizers_of(module)
-    told = pytest.raises(ConfigError, match=r"before a backward pass.*join without optimizer")
-    with (
-        Hub(edgeasync.torch.model(convolutional()), run=tmp_path, bind="tcp://127.0.0.1:*") as hub,
-        told,
-        join(hub.address, module, discriminator, timeout_s=PATIENCE_S),
-    ):
-        for _ in range(STEPS_PENDING_MAX):
-            fake = module["generator"](noise())
-            discriminator.zero_grad()
-            real_or_fake(module, fake.detach(), 0.0).backward()
+    steps = gan(module)
+    discriminator = next(steps)
+
+    def train(address):
+        with join(address, module, discriminator, timeout_s=PATIENCE_S):
             discriminator.step()
+            for _ in range(8 * STEPS_PENDING_MAX):
+                next(steps).step()
+
+    hub = Hub(edgeasync.torch.model(convolutional()), run=tmp_path, bind="tcp://127.0.0.1:*", policy=EACH_STEP)
+    with hub, pytest.raises(RuntimeError, match="modified by an inplace operation") as told:
+        train(hub.address)
+    assert "join without optimizer" in caplog.text
+    assert "docs/train/join.md" in told.value.__notes__[0]

@@ -1,10 +1,11 @@
 """Long runs: `python -m tests.simulation --seeds N`. What fails is cut down and printed; the exit code is 1.
 
-With `--peers` the seeds are of peers that average without a hub.
+With `--peers` the seeds are of peers that average without a hub. With `--hostile` one of these peers is hostile.
 """
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 import time
@@ -16,6 +17,8 @@ from typing import NamedTuple
 
 from edgeasync.simulation.faults import FaultPlan
 from tests.support.harness import run, shrink
+from tests.support.hostile_mutants import HOSTILE_MUTANTS
+from tests.support.hostile_peers import run_hostile, shrink_hostile
 from tests.support.mutants import MUTANTS
 from tests.support.peer_harness import run_peers, shrink_peers
 from tests.support.peer_mutants import PEER_MUTANTS
@@ -28,19 +31,32 @@ TOTALS = ("hub_crashes", "device_crashes", "updates", "virtual_s")
 
 PEER_TOTALS = ("means_applied", "rounds_given_up", "virtual_s")
 
+HOSTILE_TOTALS = ("means_applied", "virtual_s")
+
 
 class Simulator(NamedTuple):
-    """One of two worlds to simulate, with the bugs to plant in it."""
+    """One of the worlds to simulate, with the bugs to plant in it, and what to tell the extremes of."""
 
     run: Callable
     shrink: Callable
     totals: tuple
     kind: str
     mutants: Mutants
+    least: str = ""
+    most: str = ""
 
 
 HUB = Simulator(run, shrink, TOTALS, "policy", MUTANTS)
 PEERS = Simulator(run_peers, shrink_peers, PEER_TOTALS, "topology", PEER_MUTANTS)
+HOSTILE = Simulator(
+    run_hostile,
+    shrink_hostile,
+    HOSTILE_TOTALS,
+    "hostility",
+    HOSTILE_MUTANTS,
+    least="least_steps_share",
+    most="most_rounds_sent",
+)
 
 
 def commit():
@@ -86,20 +102,21 @@ def main():
     parser.add_argument("--first", type=int, default=0, help="the first one")
     parser.add_argument("--jobs", type=int, default=1, help="processes at once")
     parser.add_argument("--peers", action="store_true", help="simulate peers without a hub")
+    parser.add_argument("--hostile", action="store_true", help="simulate peers with a hostile member")
     parser.add_argument("--plan", type=Path, help="a plan of faults for all of them, instead of their own")
     parser.add_argument(
         "--planted", action="store_true", help="look for a seed that notices each planted bug, and write them down"
     )
     arguments = parser.parse_args()
-    simulator = PEERS if arguments.peers else HUB
-    if arguments.peers and arguments.plan:
+    simulator = HOSTILE if arguments.hostile else PEERS if arguments.peers else HUB
+    if simulator is not HUB and arguments.plan:
         parser.error("--plan is for simulations with a hub")
     if arguments.planted:
         return find_planted(simulator)
     plan = FaultPlan.read(arguments.plan.read_text("utf-8")) if arguments.plan else None
     seeds = range(arguments.first, arguments.first + arguments.seeds)
     began_s = time.perf_counter()
-    failed, totals, kinds = [], Counter(), Counter()
+    failed, totals, kinds, least, most = [], Counter(), Counter(), math.inf, 0.0
     with ProcessPoolExecutor(arguments.jobs) as pool:
         results = map(simulator.run, seeds, [plan] * len(seeds))
         if arguments.jobs > 1:
@@ -107,6 +124,9 @@ def main():
         for count, result in enumerate(results, start=1):
             kinds[getattr(result, simulator.kind)] += 1
             totals.update({name: getattr(result, name) for name in simulator.totals})
+            if simulator.least:
+                least = min(least, getattr(result, simulator.least))
+                most = max(most, getattr(result, simulator.most))
             if result.failure:
                 failed.append(result)
                 print(f"seed {result.seed}: {result.failure}", flush=True)
@@ -116,6 +136,8 @@ def main():
     print(f"{len(seeds)} seeds in {elapsed_s:.1f} s: {len(failed)} failed")
     print(", ".join(f"{totals[name]:.0f} {name.replace('_', ' ')}" for name in simulator.totals))
     print(", ".join(f"{name}: {count}" for name, count in kinds.most_common()))
+    if simulator.least:
+        print(f"{simulator.least}: {least:.2f}, {simulator.most}: {most:.2f}")
     for result in failed[:FAILURES_SHOWN]:
         print(f"\n{describe(simulator, result)}")
     return 1 if failed else 0

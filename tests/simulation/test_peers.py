@@ -3,8 +3,9 @@
 import msgspec
 import pytest
 
+from edgeasync.core.peer.backoff import FREE
 from edgeasync.core.peer.effects import Send
-from edgeasync.core.peer.events import Received, RoundDue, StopRequested
+from edgeasync.core.peer.events import Received, RoundDue, RoundHalfDue, SnapshotTaken, StopRequested
 from edgeasync.protocol.peer_messages import (
     ROUND_LEAP_MAX,
     Abandon,
@@ -254,7 +255,7 @@ def test_a_peer_alone_trains_on_and_is_in_the_next_round_of_another():
 
 
 def test_a_round_is_due_after_steps_if_times_do_not_say_so():
-    settings = msgspec.structs.replace(SETTINGS, round_every_s=None)
+    settings = msgspec.structs.replace(SETTINGS, round_steps=10)
     world = World(0, 3, settings=settings)
     world.start()
     world.pass_time(5.0)
@@ -263,6 +264,148 @@ def test_a_round_is_due_after_steps_if_times_do_not_say_so():
     assert meet_in_a_round(world, set(world.names), 1.0)
     world.pass_time(3.0)
     assert len(world.checks.means) == 1
+
+
+# -- how fast rounds follow each other, and what failed ones cost -----------------------------------------------
+
+
+def between_rounds(**changes):
+    """Return peers of which peer-1 has just completed a round, its core, and the next proposal of peer-2."""
+    world, _ = calm(3, **changes)
+    core = world.devices["peer-1"].core
+    assert world.run(lambda: core.round is not None and core.round.state == "exchanging", 5.0)
+    proposal = core.round.proposal
+    assert world.run(lambda: core.round is None, 2.0)
+    assert core.completed == proposal.round
+    round_id = RoundId(core.completed.number + 5, "peer-2", world.devices["peer-2"].incarnation)
+    return world, core, msgspec.structs.replace(proposal, round=round_id)
+
+
+def receive(world, core, sender, message):
+    """Give a core a message, and return the messages to the sender that are not pings."""
+    effects = core.handle(Received(sender, on_the_wire(message)), world.clock.now_s)
+    sent = [effect.message for effect in effects if isinstance(effect, Send) and effect.peer == sender]
+    return [message for message in sent if not isinstance(message, PeerPing)]
+
+
+def test_a_proposal_sooner_than_half_the_interval_is_declined_and_does_not_count():
+    world, core, early = between_rounds(round_every_s=4.0)
+    completed = core.completed
+    assert receive(world, core, "peer-2", early) == [Abandon(early.round, "early")]
+    assert core.round is None
+    assert core.completed == completed
+    assert core._number < early.round.number
+    world.pass_time(1.9)
+    assert receive(world, core, "peer-2", early) == [Abandon(early.round, "early")]
+    world.pass_time(0.2)
+    assert receive(world, core, "peer-2", early) == []
+    assert core.round.id == early.round
+
+
+def test_a_round_that_a_member_has_given_up_is_repeated_at_once_but_only_one_time():
+    world, core, again = between_rounds(round_every_s=4.0)
+    receive(world, core, "peer-0", Abandon(core.completed, "lost", ready=True))
+    assert receive(world, core, "peer-2", again) == []
+    assert core.round.id == again.round
+    core.round, core.completed = None, again.round  # as if it had become whole
+    core._applied_s = world.clock.now_s
+    receive(world, core, "peer-0", Abandon(again.round, "lost", ready=True))
+    further = msgspec.structs.replace(again.round, number=again.round.number + 1)
+    proposal = msgspec.structs.replace(again, round=further)
+    assert receive(world, core, "peer-2", proposal) == [Abandon(further, "early")]
+
+
+def test_a_round_that_was_abandoned_before_any_mean_is_repeated_at_once():
+    world, core, early = between_rounds(round_every_s=4.0)
+    world.pass_time(2.1)
+    assert receive(world, core, "peer-2", early) == []
+    receive(world, core, "peer-2", Abandon(early.round, "failed", ready=True))
+    assert core.round is None
+    further = msgspec.structs.replace(early.round, number=early.round.number + 1)
+    core.handle(SnapshotTaken(early.round), world.clock.now_s)
+    receive(world, core, "peer-2", msgspec.structs.replace(early, round=further))
+    assert core.round.id == further
+
+
+def test_with_steps_a_proposal_waits_until_half_of_them_are_taken():
+    world = World(1, 3, topology="ring", values=120, settings=msgspec.structs.replace(SETTINGS, round_steps=10))
+    world.start()
+    world.pass_time(0.5)
+    for _ in range(2):
+        world.devices["peer-0"].handle(RoundDue())
+        assert world.run(lambda: len(world.checks.means) == 1, 1.0)
+        world.pass_time(0.5)
+    assert world.devices["peer-1"].core.round is None
+    world.devices["peer-1"].handle(RoundHalfDue())
+    assert world.devices["peer-1"].core.round is not None
+    world.devices["peer-2"].handle(RoundHalfDue())
+    assert world.run(lambda: len(world.checks.means) == 2, 1.0)
+
+
+def test_a_proposal_that_waits_is_dropped_with_its_round():
+    world = World(1, 3, topology="ring", values=120, settings=msgspec.structs.replace(SETTINGS, round_steps=10))
+    world.start()
+    world.pass_time(0.5)
+    for _ in range(2):
+        world.devices["peer-0"].handle(RoundDue())
+        world.pass_time(0.5)
+    world.devices["peer-0"].handle(StopRequested())
+    world.pass_time(0.1)
+    world.devices["peer-1"].handle(RoundHalfDue())
+    assert world.devices["peer-1"].core.round is None
+
+
+@pytest.mark.parametrize(
+    ("round_every_s", "round_steps", "said"),
+    [
+        (0.001, None, "round_every_s = 0.001 there, round_every_s = 0.3 here"),
+        (float("nan"), None, "round_every_s = nan there, round_every_s = 0.3 here"),
+        (0.3, 10, "round_steps = 10 there, round_every_s = 0.3 here"),
+    ],
+)
+def test_peers_that_disagree_about_the_interval_say_both_and_are_in_no_round(round_every_s, round_steps, said):
+    world, _ = calm(3)
+    first = world.devices["peer-0"]
+    first.kill()
+    honest = world.settings
+    world.settings = msgspec.structs.replace(honest, round_every_s=round_every_s, round_steps=round_steps)
+    first.start()
+    world.settings = honest
+    assert meet_in_a_round(world, {"peer-1", "peer-2"}, 5.0)
+    for name in ("peer-1", "peer-2"):
+        refused = [report for _, report in world.devices[name].reports if report.event == "refused"]
+        assert [report.detail for report in refused] == [f"another interval between rounds: {said}"]
+        assert {report.peer for report in refused} == {"peer-0"}
+
+
+def deaf_pair(seed, topology):
+    """Return three peers of which two do not hear each other; a round takes longer than three leases."""
+    settings = msgspec.structs.replace(SETTINGS, codec="exact", piece_bytes=960, window_bytes=1920)
+    world = World(seed, 3, topology=topology, values=1800, settings=settings)
+    for device in world.devices.values():
+        device.uplink_bytes_per_s = 4000
+    world.cut = {("peer-0", "peer-2"): float("inf"), ("peer-2", "peer-0"): float("inf")}
+    world.start()
+    return world
+
+
+@pytest.mark.parametrize("topology", ["ring", "all_to_all"])
+def test_two_that_do_not_hear_each_other_do_not_preempt_each_other_for_ever(topology):
+    world = deaf_pair(1, topology)
+    world.pass_time(60.0)
+    middle = world.devices["peer-1"]
+    done = [report.event for _, report in middle.reports].count("round_done")
+    assert done > 2
+    assert sum(middle.sent_bytes.values()) < 4 * done * VALUE_BYTES * 1800
+
+
+def test_who_has_to_wait_as_a_proposer_is_no_member_either():
+    """It says in its pings that it is in its own round, and would end each one of the others by that."""
+    world, _ = calm(3)
+    core = world.devices["peer-0"].core
+    for _ in range(FREE + 1):
+        core._backoff.note_failed("peer-2", world.clock.now_s)
+    assert meet_in_a_round(world, {"peer-0", "peer-1"}, 2.0)
 
 
 # -- what a peer says is checked -------------------------------------------------------------------------------

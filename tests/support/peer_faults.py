@@ -241,6 +241,7 @@ class Rogue:
                     ready,
                     heard,
                     random.choice((None, self._round())),
+                    round_every_s=self.world.settings.round_every_s,
                 )
             case 3:
                 members = [

@@ -22,15 +22,15 @@ CHANGES = {
     ),
     "a corrupt piece is kept": (
         Change(IncomingPayload, "refusal", 'return "" if sound else "a corrupt piece"', 'return ""'),
-        Change(PeerCore, "_answered", "if event.sound:", "if True:"),
+        Change(Round, "_measure", "if not event.sound:", "if False:"),
     ),
-    "a corrupt payload counts": (Change(PeerCore, "_answered", "if event.sound:", "if True:"),),
+    "a corrupt payload counts": (Change(Round, "_measure", "if not event.sound:", "if False:"),),
     "a repeated piece counts again": (
         Change(IncomingPayload, "refusal", "piece.offset < self.received_bytes", "False"),
     ),
     "a misplaced piece counts": (
         Change(IncomingPayload, "refusal", "piece.offset > self.received_bytes", "False"),
-        Change(PeerCore, "_answered", "if event.sound:", "if True:"),
+        Change(Round, "_measure", "if not event.sound:", "if False:"),
     ),
     "a ring passes the wrong segment on": (
         Change(round_module, "plan_round", "members.index(name)", "members.index(name) - 1"),
@@ -86,7 +86,7 @@ CHANGES = {
         Change(PeerCore, "_give_up", "DropRound(round_.id),", ""),
     ),
     "payloads are not released": (
-        Change(Round, "decoded", "if not self._incoming_steps[event.step].own:", "if False:"),
+        Change(Round, "decoded", "if not planned.own:", "if False:"),
         Change(Round, "_released", "return [ReleasePayload(self.id, step, incoming=False)]", "return []"),
     ),
 }  # fmt: skip

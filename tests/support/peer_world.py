@@ -333,6 +333,10 @@ class Checks:
 class World:
     """Devices, the links between them, and what is wrong with these."""
 
+    def make_device(self, name, values):
+        """Return the device of this name, which does not run yet."""
+        return Device(self, name, values)
+
     def __init__(self, seed, count=None, *, topology=None, values=None, settings=SETTINGS):
         self.random = randomness.Random(seed)
         count = count or self.random.choice((2, 3, 3, 4, 4, 5, 6))
@@ -357,7 +361,7 @@ class World:
         self.latency_s = {
             (one, other): self.random.uniform(0.001, 0.008) for one in self.names for other in self.names
         }
-        self.devices = {name: Device(self, name, values) for name in self.names}
+        self.devices = {name: self.make_device(name, values) for name in self.names}
 
     def start(self):
         """Start all devices at once."""

@@ -65,7 +65,9 @@ def write_list(folder, numbers, address="ipc://{folder}/{number}"):
     return entries
 
 
-def make_peer(folder, number, *, topology="ring", lease_s=3.0, trainer=None, on_report=None, **arguments):
+def make_peer(
+    folder, number, *, topology="ring", lease_s=3.0, round_steps=None, trainer=None, on_report=None, **arguments
+):
     """Return a peer of the file; after an end it resumes its own model."""
     state = folder / name_of(number)
     peers = read_peers(folder / FILE)
@@ -77,7 +79,7 @@ def make_peer(folder, number, *, topology="ring", lease_s=3.0, trainer=None, on_
         peers,
         trainer=trainer or Still(),
         parameters=parameters,
-        settings=PeerSettings(topology=topology, lease_s=lease_s, round_every_s=0.1),
+        settings=PeerSettings(topology=topology, lease_s=lease_s, round_every_s=0.1, round_steps=round_steps),
         file=folder / FILE,
         steps_total=steps,
         model_file=kept,

@@ -70,7 +70,7 @@ def test_reads_a_file_with_defaults(toml):
             '[hub]\nbind = "x"\nport = 1',
             "hub: unknown key `port`; choose from bind, count, payload_bytes_max, talks, stage",
         ),
-        ('[hub]\nbind = "x"\ntalks = "lowd"', "hub.talks: invalid enum value 'lowd'; did you mean low or loud?"),
+        ('[hub]\nbind = "x"\ntalks = "lowd"', "hub.talks: invalid enum value 'lowd'; did you mean loud or low?"),
         ('[hub]\nbind = "x"\ntalks = "?"', "hub.talks: invalid enum value '?'; choose from loud, low"),
         ('[hub]\nbind = "x"\nstage = { kind = "ful" }', "hub.stage.kind: invalid value 'ful'; did you mean full?"),
         ('[hub]\nbind = "x"\nstage = { of = 2 }', "hub.stage: missing key `kind`; choose from half, full"),

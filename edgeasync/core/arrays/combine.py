@@ -7,12 +7,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from edgeasync.core.arrays.squares import ROW, square_sum_of
 from edgeasync.parameters import CHUNK, ParameterSpec, Vector
 from edgeasync.policies.policy import PolicySet
 from edgeasync.protocol.codecs import Source
-
-ROW = 1 << 12
-"""How many squares are summed at once: few enough for float32 and for BLAS to stay on this thread."""
 
 
 def norm_of(update: Source, trained: int | None = None, origin: Vector | None = None) -> float:
@@ -38,15 +36,6 @@ def norm_of(update: Source, trained: int | None = None, origin: Vector | None = 
             else:
                 rest += square_sum_of(values)
     return math.sqrt(square_sum) if math.isfinite(rest) else math.nan
-
-
-def square_sum_of(values: Vector) -> float:
-    """Return the sum of the squares, in rows short enough to be summed in float32."""
-    if values.size <= ROW:
-        return float(np.vdot(values, values))
-    whole = values.size - values.size % ROW
-    rows = values[:whole].reshape(-1, ROW)
-    return float(np.vecdot(rows, rows).sum(dtype=np.float64)) + float(np.vdot(values[whole:], values[whole:]))
 
 
 class Term(msgspec.Struct, frozen=True):

@@ -13,7 +13,8 @@ import msgspec
 import numpy as np
 
 from edgeasync.core.arrays.buffers import BufferPool
-from edgeasync.core.arrays.combine import Mixer, Term, norm_of, square_sum_of
+from edgeasync.core.arrays.combine import Mixer, Term, norm_of
+from edgeasync.core.arrays.squares import square_sum_of
 from edgeasync.core.arrays.state_codec import Array, take_payload, take_values
 from edgeasync.core.hub.effects import Fold
 from edgeasync.errors import ProtocolError, StorageError

@@ -1,8 +1,11 @@
 """The arrays of a round of peers at one member: the snapshot, the sum in segments, and the arithmetic on them."""
 
+import math
+
 import numpy as np
 
 from edgeasync.core.arrays.delta_chain import is_finite
+from edgeasync.core.arrays.squares import square_sum_of
 from edgeasync.errors import ProtocolError
 from edgeasync.parameters import CHUNK, Parameter, ParameterSpec, Vector
 from edgeasync.protocol.codecs import Codec, VectorSource, find_codec, make_codec
@@ -19,11 +22,15 @@ class NotFiniteError(Exception):
 class PeerRound:
     """The arrays of one round. Its methods take long; they are called one at a time, from any thread.
 
-    In a `ring` the sum begins as the snapshot, else as zeros. The snapshot never changes.
+    In a `ring` the sum begins as the snapshot, else as zeros. The snapshot never changes. Its first
+    `trained_length` values are trained, the others are statistics.
     """
 
-    def __init__(self, parameters: Vector, segments: int, members: int, codec: str, *, ring: bool) -> None:
+    def __init__(
+        self, parameters: Vector, segments: int, members: int, codec: str, *, ring: bool, trained_length: int
+    ) -> None:
         self.snapshot = parameters.copy()
+        self._trained_length = trained_length
         if not np.isfinite(self.snapshot).all():
             raise NotFiniteError("this device's model has values that are not finite: its training has diverged")
         self._sum = self.snapshot.copy() if ring else np.zeros_like(self.snapshot)
@@ -59,29 +66,41 @@ class PeerRound:
                 chunk[:] = decoded.read(start, start + chunk.size, np.empty_like(chunk))
         return payload
 
-    def decode(self, payload: Buffer, segment: int, way: str) -> bool:
-        """Add a payload to a segment of the sum, or put it in its place; return whether the payload is sound."""
-        values = self._sum[self._range(segment)]
+    @property
+    def norms(self) -> tuple[float, float]:
+        """The norms of the snapshot's trained parameters, and of its statistics."""
+        return _norms(self.snapshot, self._trained_length)
+
+    def decode(self, payload: Buffer, segment: int, way: str) -> tuple[float, float] | None:
+        """Add a payload to a segment of the sum, or put it in its place.
+
+        Return the norms of its trained parameters and of its statistics, or `None` if it is not sound.
+        """
+        where = self._range(segment)
+        values = self._sum[where]
         if not values.size:
-            return len(payload) == len(EMPTY)
+            return (0.0, 0.0) if len(payload) == len(EMPTY) else None
         try:
             source = find_codec(self._codec, len(payload), _spec_of(values.size)).open(payload)
         except ProtocolError:
-            return False
+            return None
         scratch = np.empty(min(CHUNK, values.size), np.float32)
+        norms = 0.0, 0.0
         for start in range(0, values.size, CHUNK):
             chunk = values[start : start + CHUNK]
             decoded = source.read(start, start + chunk.size, scratch)
             if not np.isfinite(decoded).all():
-                return False
+                return None
+            trained, statistics = _norms(decoded, self._trained_length - where.start - start)
+            norms = math.hypot(norms[0], trained), math.hypot(norms[1], statistics)
             if way == "add":
                 with np.errstate(over="ignore"):  # told when the sum is coded or applied
                     np.add(chunk, decoded, out=chunk)
             else:
                 chunk[:] = decoded
-        return True
+        return norms
 
-    def apply(self, parameters: Vector, trained_length: int) -> None:
+    def apply(self, parameters: Vector) -> None:
         """Add the mean less the snapshot to the trained parameters; statistics take the mean's values.
 
         Raises `NotFiniteError` if the mean is not finite. Parameters that have diverged since the snapshot become
@@ -92,6 +111,7 @@ class PeerRound:
             np.divide(mean, self._members, out=mean)
         if not np.isfinite(mean).all():
             raise NotFiniteError("the sum of the members' models is too large for float32")
+        trained_length = self._trained_length
         parameters[trained_length:] = mean[trained_length:]
         for start in range(0, trained_length, CHUNK):
             stop = min(start + CHUNK, trained_length)
@@ -103,6 +123,13 @@ class PeerRound:
     def _range(self, segment: int) -> slice:
         length = self._sum.size
         return slice(segment * length // self._segments, (segment + 1) * length // self._segments)
+
+
+def _norms(values: Vector, trained: int) -> tuple[float, float]:
+    """Return the norms of the first `trained` values, and of the others."""
+    trained = min(max(trained, 0), values.size)
+    with np.errstate(over="ignore"):
+        return math.sqrt(square_sum_of(values[:trained])), math.sqrt(square_sum_of(values[trained:]))
 
 
 def check_peer_codec(name: str) -> None:

@@ -87,6 +87,12 @@ class SetPace(msgspec.Struct, frozen=True, gc=False):
     pace: Pace
 
 
+class ScaleLearningRate(msgspec.Struct, frozen=True, gc=False):
+    """Multiply the trainer's own learning rate by this factor from the next local step on."""
+
+    factor: float
+
+
 class PutAside(msgspec.Struct, frozen=True):
     """Put aside the update that an earlier start kept: it was trained from another model than the hub's."""
 
@@ -117,5 +123,5 @@ class Stop(msgspec.Struct, frozen=True):
     error: EdgeAsyncError | None = None
 
 
-WorkEffect = FindGraph | TakeGraph | Join | InstallModel | UseModel | Train | ResolvePush
+WorkEffect = FindGraph | TakeGraph | Join | InstallModel | UseModel | ScaleLearningRate | Train | ResolvePush
 DeviceEffect = Connect | Disconnect | Send | SendPush | SetPace | PutAside | Report | Stop | WorkEffect

@@ -48,6 +48,7 @@ from edgeasync.protocol.messages import (
     Ack,
     Assignment,
     DeviceProfile,
+    Frozen,
     Graph,
     Hello,
     Leave,
@@ -108,6 +109,8 @@ class DeviceCore:
         profile: DeviceProfile,
         codecs: tuple[str, ...],
         fingerprint: str | None,
+        layout: str | None = None,
+        frozen: Frozen | None = None,
         graph_bytes_max: int,
         random: Random,
         parameters_max: int = PARAMETERS_MAX,
@@ -142,7 +145,7 @@ class DeviceCore:
         self._incarnation = incarnation
         self._profile = msgspec.structs.replace(profile, delay_steps=delay_steps or 0)
         self._codecs = codecs
-        self._fingerprint = fingerprint
+        self._fingerprint, self._layout, self._frozen = fingerprint, layout, frozen
         self._graph_bytes_max = graph_bytes_max
         self._parameters_max = parameters_max
         self._random = random
@@ -311,10 +314,10 @@ class DeviceCore:
             told = Report("full_pace")
         return [SetPace(pace), told]
 
-    def _goodbye(self) -> list[DeviceEffect]:
+    def _goodbye(self, reason: Literal["stopping", "paused"] = "stopping") -> list[DeviceEffect]:
         if self.link != "joined" or self.welcome is None:
             return []
-        return [Send(Leave("stopping", self.welcome.session))]
+        return [Send(Leave(reason, self.welcome.session))]
 
     def _conclude(self, effects: list[DeviceEffect], now_s: float) -> list[DeviceEffect]:
         """End the link if an effect ends the agent, or rest if the day does not bear more; return all effects."""
@@ -362,6 +365,8 @@ class DeviceCore:
             codecs=self._codecs,
             fingerprint=self._fingerprint,
             piece_bytes_max=piece_bytes_max,
+            layout=self._layout,
+            frozen=self._frozen,
         )
 
     def _welcomed(self, welcome: Welcome, now_s: float) -> list[DeviceEffect]:
@@ -453,13 +458,15 @@ class DeviceCore:
     def _pause(self, pause: PauseRequested, now_s: float) -> list[DeviceEffect]:
         """Leave the hub until the person says otherwise."""
         self._paused = True
-        effects = self._leave_until(math.inf)
+        effects = self._leave_until(math.inf, "paused")
         self._heard_s = now_s
         return effects + self.work.pause(training=pause.training)
 
-    def _leave_until(self, until_s: float) -> list[DeviceEffect]:
+    def _leave_until(
+        self, until_s: float, reason: Literal["stopping", "paused"] = "stopping"
+    ) -> list[DeviceEffect]:
         """Say goodbye to the hub if there is one, and connect again at this time."""
-        effects = self._goodbye()
+        effects = self._goodbye(reason)
         if self.link != "offline":
             effects.append(Disconnect(goodbye=True))
             self._move_link("offline")

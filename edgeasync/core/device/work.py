@@ -20,6 +20,7 @@ from edgeasync.core.device.effects import (
     PutAside,
     Report,
     ResolvePush,
+    ScaleLearningRate,
     Send,
     SendPush,
     Stop,
@@ -119,6 +120,7 @@ class DeviceWork:
         self._own_delay_steps = delay_steps
         self._steps_asked = 0
         """The local steps of the newest assignment that was used in this start."""
+        self._learning_rate_factor = 1.0
         self._random = random
         self._unexpected = unexpected
         self._day = day
@@ -438,7 +440,11 @@ class DeviceWork:
         local_steps = min(assignment.local_steps, self._local_steps_max or LOCAL_STEPS_MAX)
         least_steps = 0 if self.delay_steps and self._overlap.steps_done else 1
         self._steps_asked = local_steps
-        return [Train(max(least_steps, local_steps - self._overlap.steps_done))]
+        effects: list[DeviceEffect] = []
+        if assignment.learning_rate_factor != self._learning_rate_factor:
+            self._learning_rate_factor = assignment.learning_rate_factor
+            effects.append(ScaleLearningRate(self._learning_rate_factor))
+        return [*effects, Train(max(least_steps, local_steps - self._overlap.steps_done))]
 
     def _install_failed(self, failed: InstallFailed, now_s: float) -> list[DeviceEffect]:
         """Ask again soon."""

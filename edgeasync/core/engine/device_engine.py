@@ -24,6 +24,7 @@ from edgeasync.core.device.effects import (
     PutAside,
     Report,
     ResolvePush,
+    ScaleLearningRate,
     Send,
     SendPush,
     SetPace,
@@ -305,6 +306,9 @@ class DeviceEngine:
                 payload, self._arrived = self._arrived, None
                 assert payload is not None
                 self._install(effect.assignment, payload)
+            case ScaleLearningRate():
+                scale = partial(self._shell.scale_learning_rate, effect.factor)
+                self._shell.run_in_background(scale, lambda _: None)
             case Train():
                 assert self._model is not None
                 if effect.overlap and not self._model.overlaps:

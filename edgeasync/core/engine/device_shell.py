@@ -80,6 +80,9 @@ class DeviceShell(Protocol):
     def reset_trainer(self) -> None:
         """Let the trainer forget what its earlier steps left, such as momentum; runs in the background."""
 
+    def scale_learning_rate(self, factor: float) -> None:
+        """Let the trainer multiply its own learning rate by a factor; runs in the background."""
+
     def set_pace(self, pace: Pace) -> None:
         """Take local steps at this pace from now on; a running step ends first."""
 

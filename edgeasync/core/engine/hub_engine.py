@@ -568,6 +568,7 @@ class HubEngine:
             ack=effect.ack,
             deltas=offer.deltas,
             push_codec=effect.push_codec,
+            learning_rate_factor=effect.learning_rate_factor,
         )
         self._announce(member, message, offer.payload)
 

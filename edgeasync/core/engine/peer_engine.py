@@ -203,11 +203,11 @@ class PeerEngine:
         match effect:
             case TakeSnapshot():
                 self._rounds[effect.round] = payloads = _Payloads()
-                take = partial(_take_snapshot, effect, payloads)
+                take = partial(_take_snapshot, effect, payloads, self._spec.trained_length)
                 self._shell.between_steps(partial(_attempt, effect.round, take), self.handle)
             case ApplyMean():
                 arrays = self._arrays(effect.round)
-                apply = partial(_apply, effect, arrays, self._spec.trained_length, self._shell.applied)
+                apply = partial(_apply, effect, arrays, self._shell.applied)
                 self._shell.between_steps(partial(_attempt, effect.round, apply), self.handle)
             case Encode():
                 encode = partial(_encode, effect, self._arrays(effect.round), self._random)
@@ -249,26 +249,28 @@ def _attempt(round_id: RoundId, work: Callable[..., Result], *arguments: object)
         return WorkFailed(round_id, str(error) or "this device has not the memory for a round")
 
 
-def _take_snapshot(effect: TakeSnapshot, payloads: _Payloads, parameters: Vector) -> WorkEvent:
+def _take_snapshot(
+    effect: TakeSnapshot, payloads: _Payloads, trained_length: int, parameters: Vector
+) -> WorkEvent:
     proposal = effect.proposal
-    payloads.arrays = PeerRound(
+    payloads.arrays = arrays = PeerRound(
         parameters,
         effect.segments,
         len(proposal.members),
         proposal.codec,
         ring=proposal.topology == "ring",
+        trained_length=trained_length,
     )
-    return SnapshotTaken(effect.round)
+    return SnapshotTaken(effect.round, arrays.norms)
 
 
 def _apply(
     effect: ApplyMean,
     arrays: PeerRound,
-    trained_length: int,
     applied: Callable[[Vector], None],
     parameters: Vector,
 ) -> WorkEvent:
-    arrays.apply(parameters, trained_length)
+    arrays.apply(parameters)
     applied(parameters)
     return MeanApplied(effect.round)
 
@@ -280,5 +282,7 @@ def _encode(effect: Encode, arrays: PeerRound, random: np.random.Generator) -> t
 
 def _decode(effect: Decode, arrays: PeerRound, payload: wire.Buffer, checksum: int | None) -> WorkEvent:
     sound = checksum is None or wire.checksum(payload) == checksum
-    sound = sound and arrays.decode(payload, effect.segment, effect.way)
-    return Decoded(effect.round, effect.step, sound=sound)
+    norms = arrays.decode(payload, effect.segment, effect.way) if sound else None
+    if norms is None:
+        return Decoded(effect.round, effect.step, sound=False)
+    return Decoded(effect.round, effect.step, norms=norms)

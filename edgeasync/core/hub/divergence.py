@@ -26,6 +26,7 @@ _BEGUN: dict[Remedy, str] = {
     "alert": "nothing is changed",
     "increase_frequency": "intervals are halved",
     "reduce_lr": "the hub's learning rate is halved",
+    "reduce_local_lr": "the devices' learning rates are halved",
     "rollback": "back to the model kept while all was calm, at half the hub's learning rate",
     "quarantine": "its updates do not count until they are calm again",
 }
@@ -35,6 +36,7 @@ _ENDED: dict[Remedy, str] = {
     "alert": "nothing was changed",
     "increase_frequency": "intervals are as before",
     "reduce_lr": "the hub's learning rate is as before",
+    "reduce_local_lr": "the devices' learning rates are as before",
     "rollback": "the hub's learning rate grows again as versions are kept",
     "quarantine": "its updates count again",
 }
@@ -94,6 +96,11 @@ class DivergenceGuard:
     def learning_rate_factor(self) -> float:
         """The factor that remedies leave of the hub's learning rate."""
         return self.state.caution * (REDUCTION if self.is_active("reduce_lr") else 1.0)
+
+    @property
+    def local_learning_rate_factor(self) -> float:
+        """The factor by which devices are to multiply their learning rates."""
+        return REDUCTION if self.is_active("reduce_local_lr") else 1.0
 
     def is_active(self, remedy: Remedy) -> bool:
         """Return whether an alarm with this remedy is active."""

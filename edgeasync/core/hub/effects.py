@@ -46,6 +46,7 @@ class Assign(msgspec.Struct, frozen=True, gc=False):
     push_codec: str | None = None
     held: int | None = None
     coarse: bool = False
+    learning_rate_factor: float = 1.0
 
 
 class Publish(msgspec.Struct, frozen=True, gc=False):

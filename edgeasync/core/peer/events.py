@@ -25,10 +25,15 @@ class Malformed(msgspec.Struct, frozen=True, gc=False):
     reason: str
 
 
+Norms = tuple[float, float]
+"""The L2 norms of the trained parameters, and of the statistics."""
+
+
 class SnapshotTaken(msgspec.Struct, frozen=True, gc=False):
-    """The answer to `TakeSnapshot`."""
+    """The answer to `TakeSnapshot`: the norms of this member's own model."""
 
     round: RoundId
+    norms: Norms = (0.0, 0.0)
 
 
 class Encoded(msgspec.Struct, frozen=True, gc=False):
@@ -41,11 +46,15 @@ class Encoded(msgspec.Struct, frozen=True, gc=False):
 
 
 class Decoded(msgspec.Struct, frozen=True, gc=False):
-    """The answer to `Decode`. It is not `sound` if the whole has another checksum, or its codec refuses it."""
+    """The answer to `Decode`: the norms of the payload.
+
+    It is not `sound` if the whole has another checksum, or its codec refuses it.
+    """
 
     round: RoundId
     step: int
     sound: bool = True
+    norms: Norms = (0.0, 0.0)
 
 
 class MeanApplied(msgspec.Struct, frozen=True, gc=False):
@@ -69,6 +78,10 @@ class RoundDue(msgspec.Struct, frozen=True, gc=False):
     """The trainer has taken the steps after which a round is due."""
 
 
+class RoundHalfDue(msgspec.Struct, frozen=True, gc=False):
+    """Since the last round began the trainer has taken half of the steps after which one is due."""
+
+
 class PeersChanged(msgspec.Struct, frozen=True, gc=False):
     """The list of peers is another one, without this device itself."""
 
@@ -84,4 +97,5 @@ class StopRequested(msgspec.Struct, frozen=True, gc=False):
 
 
 WorkEvent = SnapshotTaken | Encoded | Decoded | MeanApplied | WorkFailed
-PeerEvent = Received | Malformed | TrainingBegun | RoundDue | PeersChanged | StopRequested | WorkEvent
+LocalEvent = TrainingBegun | RoundDue | RoundHalfDue | PeersChanged | StopRequested
+PeerEvent = Received | Malformed | LocalEvent | WorkEvent

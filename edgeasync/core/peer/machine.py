@@ -9,6 +9,7 @@ from collections import Counter
 
 import msgspec
 
+from edgeasync.core.peer.backoff import Backoff
 from edgeasync.core.peer.blame import Blame
 from edgeasync.core.peer.effects import DropRound, PeerEffect, Report, Send, Stop, WorkEffect
 from edgeasync.core.peer.events import (
@@ -20,15 +21,22 @@ from edgeasync.core.peer.events import (
     PeersChanged,
     Received,
     RoundDue,
+    RoundHalfDue,
     SnapshotTaken,
     StopRequested,
     TrainingBegun,
     WorkEvent,
     WorkFailed,
 )
-from edgeasync.core.peer.neighbours import Neighbour, Neighbours, all_hear_each_other
+from edgeasync.core.peer.neighbours import (
+    OTHER_FROZEN,
+    OTHER_INTERVAL,
+    Neighbour,
+    Neighbours,
+    all_hear_each_other,
+)
 from edgeasync.core.peer.round import OWN_WORK, Refused, Round
-from edgeasync.core.peer.settings import PeerSettings
+from edgeasync.core.peer.settings import PeerSettings, interval_of
 from edgeasync.protocol.peer_messages import (
     PEERS_MAX,
     ROUND_LEAP_MAX,
@@ -78,8 +86,9 @@ class PeerCore:
         self.completed: RoundId | None = None
         """The last round whose mean is in the model."""
         self.over = False
-        self.neighbours = Neighbours(name, peers, settings.lease_s, settings.fingerprint)
+        self.neighbours = Neighbours(name, peers, settings)
         self._blame = Blame(settings.lease_s)
+        self._backoff = Backoff(settings.lease_s)
         self._told: set[tuple[str, str]] = set()
         self._owed = 0
         """Work effects without an answer."""
@@ -94,6 +103,13 @@ class PeerCore:
         self._begun = settings.begins_ready
         self._due_s = math.inf
         self._applied_s = self._linger_until_s = -math.inf
+        self._is_retry = False
+        """Whether the last round began early, because a member had given up the one before."""
+        self._retried: RoundId | None = None
+        """A round that another member has given up, but not this one: it may be repeated early."""
+        self._half_due = True
+        self._waiting: Propose | None = None
+        """A proposal that waits until the trainer has taken half of `round_steps`."""
         self._wanted = False
         self._now_s = self._ping_at_s = self._silence_s = 0.0
 
@@ -104,7 +120,8 @@ class PeerCore:
 
     def begin(self, now_s: float) -> list[PeerEffect]:
         """Say hello to all peers."""
-        self._due_s = math.inf if self.settings.round_every_s is None else now_s + self.settings.round_every_s
+        interval_s = self.settings.interval_s
+        self._due_s = math.inf if interval_s is None else now_s + interval_s
         return self.tick(now_s)
 
     def handle(self, event: PeerEvent, now_s: float) -> list[PeerEffect]:
@@ -168,7 +185,9 @@ class PeerCore:
                 self._wanted = True
                 if self.round is None:
                     self._due_s = min(self._due_s, now_s)
-                effects = []
+                effects = self._take_up_waiting(now_s)
+            case RoundHalfDue():
+                effects = self._take_up_waiting(now_s)
             case PeersChanged():
                 self.neighbours.replace(event.peers)
                 self._ping_at_s = now_s
@@ -179,13 +198,13 @@ class PeerCore:
                 effects = self._answered(event, now_s)
         return effects + self._settle(now_s)
 
-    def _refuse(self, peer: str, why: str) -> list[PeerEffect]:
+    def _refuse(self, peer: str, why: str, detail: str = "") -> list[PeerEffect]:
         """Count what is not accepted; tell people of the first of its kind from each peer, unless it is normal."""
         self.refused[why] += 1
         if why in NORMAL or (peer, why) in self._told or peer not in self.neighbours:
             return []
         self._told.add((peer, why))
-        return [Report("refused", why, peer)]
+        return [Report("refused", detail or why, peer)]
 
     # -- pings -------------------------------------------------------------------------------------------------
 
@@ -201,6 +220,9 @@ class PeerCore:
             current=None if self.round is None else self.round.id,
             completed=self.completed,
             leaving=leaving,
+            frozen=self.settings.frozen_arrays,
+            round_every_s=self.settings.round_every_s,
+            round_steps=self.settings.round_steps,
         )
 
     def _ping_all(self, now_s: float, *, leaving: bool = False) -> list[PeerEffect]:
@@ -216,9 +238,18 @@ class PeerCore:
     def _pinged(self, neighbour: Neighbour, ping: PeerPing, now_s: float) -> list[PeerEffect]:
         """Note where a peer stands. It is answered at once if it is new, so that both soon know each other."""
         if refusal := self.neighbours.refusal(neighbour.name, ping, now_s):
-            return self._refuse(neighbour.name, refusal)
+            detail = ""
+            if refusal == OTHER_INTERVAL:
+                there = interval_of(ping.round_every_s, ping.round_steps)
+                detail = f"{refusal}: {there} there, {self.settings.interval} here"
+            return self._refuse(neighbour.name, refusal, detail)
         if ping.number > self._number + ROUND_LEAP_MAX:
             return self._refuse(neighbour.name, "a round too far ahead")
+        effects: list[PeerEffect] = []
+        if self.neighbours.has_other_frozen(ping) and (neighbour.name, OTHER_FROZEN) not in self._told:
+            self._told.add((neighbour.name, OTHER_FROZEN))
+            detail = f"{OTHER_FROZEN}; it takes part, because of peers.frozen = 'warn'"
+            effects.append(Report("warning", detail, neighbour.name))
         is_new = not self.neighbours.hears(neighbour, now_s)
         if neighbour.ping is None or neighbour.ping.incarnation != ping.incarnation:
             is_new = True
@@ -226,7 +257,6 @@ class PeerCore:
         neighbour.ping = ping
         neighbour.heard_s = -math.inf if ping.leaving else now_s
         self._number = max(self._number, ping.number)
-        effects: list[PeerEffect] = []
         round_ = self.round
         if round_ is not None and neighbour.name in round_.others:
             if ping.leaving and ping.completed == round_.id:
@@ -347,6 +377,11 @@ class PeerCore:
             return [*told, Send(peer, Abandon(proposal.round, "unknown_member", OWN_WORK, unknown))]
         if self._blame.declines(peer, now_s):
             return [*told, Send(peer, Abandon(proposal.round, "left_out"))]
+        if self._is_early(now_s) or now_s < self._backoff.until_s(peer):
+            return [*told, Send(peer, Abandon(proposal.round, "early"))]
+        if not self._half_due:
+            self._waiting = proposal
+            return told
         effects = told
         if self.round is not None:
             if self.round.state == "applying":
@@ -354,12 +389,40 @@ class PeerCore:
             if self.round.state == "serving":
                 effects += self._end_round(now_s)
             else:
-                effects += self._give_up("preempted", now_s)
+                effects += self._give_up("preempted", now_s, at_fault=peer)
         if self._owed or not self._begun:
             return effects  # the proposer repeats it
         return [*effects, *self._begin_round(proposal, now_s), Send(peer, self._ping(now_s))]
 
+    def _is_early(self, now_s: float) -> bool:
+        """Return whether less than half the interval has passed since the last whole round.
+
+        A round that another member has given up may be repeated at once, but only one time.
+        """
+        if self.completed is not None and self.completed == self._retried:
+            return False
+        return self._is_within_half(now_s)
+
+    def _is_within_half(self, now_s: float) -> bool:
+        interval_s = self.settings.interval_s
+        return interval_s is not None and now_s < self._applied_s + interval_s / 2
+
+    def _note_retried(self, round_id: RoundId) -> None:
+        """Note that another member has given up a round whose mean is here."""
+        if not self._is_retry:
+            self._retried = round_id
+
+    def _take_up_waiting(self, now_s: float) -> list[PeerEffect]:
+        """Take up the proposal that came before half of the steps were taken."""
+        self._half_due = True
+        proposal, self._waiting = self._waiting, None
+        if proposal is None or proposal.round.proposer not in self.neighbours:
+            return []
+        return self._proposed(proposal.round.proposer, proposal, now_s)
+
     def _begin_round(self, proposal: Propose, now_s: float) -> list[PeerEffect]:
+        self._is_retry = self._is_within_half(now_s)
+        self._half_due, self._waiting = self.settings.round_steps is None, None
         self._highest = proposal.round
         self._number = max(self._number, proposal.round.number)
         self._wanted = False
@@ -385,6 +448,7 @@ class PeerCore:
                 return self._refuse(peer, "a message of a peer that is not in the round")
             if round_.state in {"applying", "serving"}:
                 round_.leave_behind(peer)
+                self._note_retried(round_.id)
                 self.neighbours.note_abandon(peer, abandon)
                 return []
             # The others doubt who is named as lost: that must not be whom this member happened to wait for.
@@ -392,7 +456,7 @@ class PeerCore:
             effects = self._give_up(abandon.reason, now_s, lost)
             if abandon.reason in {"lost", "unknown_member"}:
                 self.neighbours.doubt(abandon.awaited, now_s)
-            if abandon.reason != "unknown_member":
+            if abandon.reason not in {"early", "unknown_member"}:
                 self._accuse(peer, abandon)
             elif round_.id.proposer == self.name:
                 self._declined_by(peer, abandon, now_s)
@@ -400,18 +464,23 @@ class PeerCore:
         if self._given_up is not None and self._given_up.round == abandon.round:
             self._accuse(peer, abandon)
             return []
+        if self._waiting is not None and self._waiting.round == abandon.round:
+            self._waiting = None
+            return []
         if abandon.round != self.completed:
             return self._refuse(peer, "a round that is over")
+        self._note_retried(abandon.round)
         self.neighbours.note_abandon(peer, abandon)
         return []
 
     def _declined_by(self, peer: str, abandon: Abandon, now_s: float) -> None:
-        """Propose at once without those that a member does not know; without that member if it declines again."""
+        """Propose without those that a member does not know, at once; without that member if it declines again."""
         if self.name in abandon.awaited or peer in self._declined:
             self._accuse(peer, msgspec.structs.replace(abandon, awaited=(peer,)))
         else:
             self._declined.add(peer)
-            self._due_s = now_s
+            if abandon.reason == "unknown_member":
+                self._due_s = now_s
 
     def _accuse(self, accuser: str, abandon: Abandon) -> None:
         if {accuser, *abandon.awaited} <= {*self._given_up_members}:
@@ -427,17 +496,19 @@ class PeerCore:
             return []
         match event:
             case SnapshotTaken():
-                return round_.snapshot_taken(now_s)
+                last = [self.neighbours[name].norms for name in round_.others if name in self.neighbours]
+                return round_.snapshot_taken(event, [norms for norms in last if norms is not None], now_s)
             case Encoded():
                 return round_.encoded(event, now_s)
             case Decoded():
-                if event.sound:
+                try:
                     return round_.decoded(event, now_s)
-                sender = round_.sender(event.step)
-                return [
-                    *self._refuse(sender, "a corrupt payload"),
-                    *self._give_up("corrupt", now_s, (OWN_WORK, (sender,))),
-                ]
+                except Refused as refused:
+                    sender = round_.sender(event.step)
+                    return [
+                        *self._refuse(sender, str(refused)),
+                        *self._give_up("corrupt", now_s, (OWN_WORK, (sender,))),
+                    ]
             case MeanApplied():
                 return self._mean_applied(round_, now_s)
             case WorkFailed():
@@ -450,7 +521,11 @@ class PeerCore:
         round_.mean_applied(now_s)
         self.completed = round_.id
         self._applied_s = now_s
+        for name, norms in round_.received.items():
+            if name in self.neighbours:
+                self.neighbours[name].norms = norms
         self._blame.forgive(round_.names)
+        self._backoff.note_whole(round_.names)
         self._declined.clear()
         effects: list[PeerEffect] = [
             Report("round_done", f"round {round_.id.number} of {round_.id.proposer}: {', '.join(round_.names)}")
@@ -462,11 +537,21 @@ class PeerCore:
     # -- the end of a round ------------------------------------------------------------------------------------
 
     def _give_up(
-        self, reason: AbandonReason, now_s: float, blamed: tuple[int, tuple[str, ...]] | None = None
+        self,
+        reason: AbandonReason,
+        now_s: float,
+        blamed: tuple[int, tuple[str, ...]] | None = None,
+        *,
+        at_fault: str = "",
     ) -> list[PeerEffect]:
-        """Leave the round without its mean, and tell the others whom this peer waited for, if for long."""
+        """Leave the round without its mean, and tell the others whom this peer waited for, if for long.
+
+        The round counts as a failed one of its proposer, or of the proposer `at_fault` that has preempted it.
+        """
         round_ = self.round
         assert round_ is not None
+        self._backoff.note_failed(at_fault or round_.id.proposer, now_s)
+        self._half_due = True
         # Those behind this member stand still while it receives from a slow one: then it must name that one.
         since_s = round_.step_s if reason == "stalled" else round_.progress_s
         if blamed is None and now_s >= since_s + self.settings.lease_s / 2:
@@ -477,7 +562,8 @@ class PeerCore:
         self._blame.accuse(self.name, abandon)
         round_.move("over")
         self.round = None
-        waits = {"left": 0.0, "lost": 0.0, "left_out": self.settings.lease_s}
+        half_s = max(self.settings.ping_s, (self.settings.interval_s or 0.0) / 2)
+        waits = {"early": half_s, "left": 0.0, "lost": 0.0, "left_out": self.settings.lease_s}
         self._due_s = now_s + waits.get(reason, self.settings.ping_s)
         waited = f", which waited for {', '.join(awaited)}" if awaited else ""
         return [
@@ -492,8 +578,9 @@ class PeerCore:
         assert round_ is not None
         round_.move("over")
         self.round = None
-        if self.settings.round_every_s is not None:
-            self._due_s = self._applied_s + self.settings.round_every_s
+        interval_s = self.settings.interval_s
+        if interval_s is not None:  # and not early for a member that has completed the round only now
+            self._due_s = max(self._applied_s + interval_s, now_s + interval_s / 2)
         else:
             self._due_s = now_s if self._wanted else math.inf
         self._linger_until_s = now_s + LINGER_LEASES_MAX * self.settings.lease_s
@@ -548,6 +635,7 @@ class PeerCore:
             return self._give_up("stalled", now_s) if now_s >= self._stalls_at_s() else []
         for name in gone:
             round_.leave_behind(name)
+            self._note_retried(round_.id)
         if round_.state == "serving" and (self._all_have_it(round_) or now_s >= self._stalls_at_s()):
             return self._end_round(now_s)
         return []
@@ -597,6 +685,7 @@ class PeerCore:
             and neighbour.heard_s > neighbour.doubted_s
             and not self._lags(neighbour.ping)
             and not self._blame.leaves_out(neighbour.name, now_s)
+            and now_s >= self._backoff.until_s(neighbour.name)
         ]
 
     def _lags(self, ping: PeerPing) -> bool:
@@ -616,7 +705,7 @@ class PeerCore:
         if not candidates or self._blame.leaves_out(self.name, now_s):
             return math.inf
         lower = sum(neighbour.name < self.name for neighbour in candidates)
-        due_s = self._due_s + lower * self.settings.lease_s
+        due_s = max(self._due_s + lower * self.settings.lease_s, self._backoff.until_s(self.name))
         if self.completed is not None and any(
             neighbour.name == self.completed.proposer
             and neighbour.ping is not None

@@ -5,13 +5,19 @@ from collections.abc import Iterator
 
 import msgspec
 
+from edgeasync.core.peer.events import Norms
+from edgeasync.core.peer.settings import PeerSettings, interval_of
 from edgeasync.protocol.peer_messages import Abandon, Offer, PeerPing, RoundMember
+
+OTHER_FROZEN = "its frozen arrays, which do not travel, differ from this device's"
+OTHER_INTERVAL = "another interval between rounds"
 
 
 class Neighbour:
     """What one peer knows of another: its latest ping, and when it last said anything.
 
     `early_offers` are those of one round, by their steps, that came before its proposal, which has another link.
+    `norms` are those of what it sent in the last round that became whole.
     """
 
     def __init__(self, name: str) -> None:
@@ -19,6 +25,7 @@ class Neighbour:
         self.heard_s = self.doubted_s = -math.inf
         self.ping: PeerPing | None = None
         self.early_offers: dict[int, Offer] = {}
+        self.norms: Norms | None = None
         self.told_live = False
         """Whether people were told last that this peer is live."""
 
@@ -36,10 +43,10 @@ class Neighbours:
     link that works one way only is no use to a round.
     """
 
-    def __init__(self, name: str, peers: tuple[str, ...], lease_s: float, fingerprint: str) -> None:
+    def __init__(self, name: str, peers: tuple[str, ...], settings: PeerSettings) -> None:
         self._name = name
-        self._lease_s = lease_s
-        self._fingerprint = fingerprint
+        self._lease_s = settings.lease_s
+        self._settings = settings
         self._listed: dict[str, Neighbour] = {}
         self.replace(peers)
 
@@ -62,8 +69,14 @@ class Neighbours:
 
         A start with a lower number than the last one counts once that one is silent: a backup was put back.
         """
-        if ping.fingerprint != self._fingerprint:
+        if ping.fingerprint != self._settings.fingerprint:
             return "another model, or other ways to exchange it"
+        if self._settings.frozen == "refuse" and self.has_other_frozen(ping):
+            return (
+                f"{OTHER_FROZEN}: load the same base model on all devices, or set frozen = 'warn' on all of them"
+            )
+        if interval_of(ping.round_every_s, ping.round_steps) != self._settings.interval:
+            return OTHER_INTERVAL
         neighbour = self._listed[name]
         if neighbour.ping is None:
             return ""
@@ -73,6 +86,13 @@ class Neighbours:
         if ping.incarnation == known.incarnation and ping.count <= known.count:
             return "an old ping"
         return ""
+
+    def has_other_frozen(self, ping: PeerPing) -> bool:
+        """Return whether a peer's frozen arrays are known to differ from this device's."""
+        ours, theirs = self._settings.frozen_arrays, ping.frozen
+        if ours is None or theirs is None:
+            return False
+        return ours.framework == theirs.framework and ours.checksum != theirs.checksum
 
     def hears(self, neighbour: Neighbour, now_s: float) -> bool:
         """Return whether the peer has said something within a lease."""

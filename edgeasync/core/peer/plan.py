@@ -22,7 +22,10 @@ class OutgoingStep(NamedTuple):
 
 
 class IncomingStep(NamedTuple):
-    """A payload to be received. It is decoded once that of step `after` is; a member's `own` is not received."""
+    """A payload to be received. It is decoded once that of step `after` is; a member's `own` is not received.
+
+    It is the sum of `models` models, or a mean, which counts as one.
+    """
 
     step: int
     sender: str
@@ -30,6 +33,7 @@ class IncomingStep(NamedTuple):
     way: Way
     after: int | None = None
     own: bool = False
+    models: int = 1
 
 
 class Plan(NamedTuple):
@@ -58,7 +62,7 @@ def _plan_ring(members: tuple[str, ...], position: int) -> Plan:
         way: Way = "add" if growing else "replace"
         segment = (position - step) % count
         outgoing.append(OutgoingStep(step, (following,), segment, source, step - 1 if step else None))
-        incoming.append(IncomingStep(step, before, (segment - 1) % count, way))
+        incoming.append(IncomingStep(step, before, (segment - 1) % count, way, models=step + 1 if growing else 1))
     return Plan(count, tuple(outgoing), tuple(incoming), in_order=True)
 
 

@@ -1,5 +1,7 @@
 """A round as one of its members sees it: what it has received, decoded and sent, and what it does next."""
 
+import math
+from collections.abc import Sequence
 from typing import Literal
 
 from edgeasync.core.peer.effects import (
@@ -14,7 +16,8 @@ from edgeasync.core.peer.effects import (
     StorePiece,
     TakeSnapshot,
 )
-from edgeasync.core.peer.events import Decoded, Encoded
+from edgeasync.core.peer.events import Decoded, Encoded, Norms, SnapshotTaken
+from edgeasync.core.peer.norms import longest
 from edgeasync.core.peer.plan import IncomingStep, OutgoingStep, plan_round
 from edgeasync.core.peer.settings import PeerSettings
 from edgeasync.core.peer.transfers import IncomingPayload, OutgoingPayload
@@ -74,6 +77,8 @@ class Round:
         self._incoming: dict[int, IncomingPayload] = {}
         self._outgoing: dict[tuple[int, str], OutgoingPayload] = {}
         self._gone: set[str] = set()
+        self._longest: Norms = (math.inf, math.inf)
+        self._received: dict[str, Norms] = {}
 
     def move(self, state: RoundState) -> None:
         """Change the state; raises `TransitionError` if `ROUND` does not allow it."""
@@ -86,8 +91,9 @@ class Round:
 
     # -- work on arrays ----------------------------------------------------------------------------------------
 
-    def snapshot_taken(self, now_s: float) -> list[PeerEffect]:
-        """Begin to exchange."""
+    def snapshot_taken(self, event: SnapshotTaken, last: Sequence[Norms], now_s: float) -> list[PeerEffect]:
+        """Begin to exchange; `last` are the norms of what the other members last sent."""
+        self._longest = longest(event.norms, last)
         self.move("exchanging")
         return self._advance(now_s)
 
@@ -97,12 +103,33 @@ class Round:
         return [*self._offer(self._outgoing_steps[event.step], offer, now_s), *self._advance(now_s)]
 
     def decoded(self, event: Decoded, now_s: float) -> list[PeerEffect]:
-        """Do what waited for this payload, and drop it."""
+        """Do what waited for this payload, and drop it; raises `Refused`."""
+        planned = self._incoming_steps[event.step]
+        self._measure(planned, event)
         self._decoded.add(event.step)
         effects = self._advance(now_s)
-        if not self._incoming_steps[event.step].own:
+        if not planned.own:
             effects.append(ReleasePayload(self.id, event.step, incoming=True))
         return effects
+
+    def _measure(self, planned: IncomingStep, event: Decoded) -> None:
+        """Add a payload's norms to those of what its sender sent before in this round; raises `Refused`."""
+        if planned.own:
+            return
+        if not event.sound:
+            raise Refused("a corrupt payload", fatal=True)
+        before = self._received.get(planned.sender, (0.0, 0.0))
+        trained, statistics = [
+            math.hypot(norm, added / planned.models) for norm, added in zip(before, event.norms, strict=True)
+        ]
+        if trained > self._longest[0] or statistics > self._longest[1]:
+            raise Refused("a payload that is far longer than a model", fatal=True)
+        self._received[planned.sender] = trained, statistics
+
+    @property
+    def received(self) -> dict[str, Norms]:
+        """The norms of what each sender has sent; in a ring most values count twice."""
+        return self._received
 
     def mean_applied(self, now_s: float) -> None:
         """Serve the others from here on."""

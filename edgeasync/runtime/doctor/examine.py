@@ -14,7 +14,11 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from edgeasync.data.dataset import Dataset
+from edgeasync.durable.device_keys import DeviceKeys
+from edgeasync.durable.identity import default_device_id
+from edgeasync.durable.keys import Token
 from edgeasync.errors import EdgeAsyncError
+from edgeasync.runtime.address import DEFAULT_ADDRESS
 from edgeasync.runtime.agent_settings import AgentSection
 from edgeasync.runtime.device import find_device
 from edgeasync.runtime.doctor.data import examine_data
@@ -55,26 +59,34 @@ def examine(
     readings = Readings(root)
     yield from _examine_machine(section, readings, state, root)
     try:
-        # Who knocks for the first time would be given a key here.
-        device = find_device(replace(section, hub_key=None))
+        device_id, keys, addresses = _find(section)
     except EdgeAsyncError as error:
+        device_id, keys, addresses = section.device_id or default_device_id(), None, section.hubs
         yield told("state", error)
-        return
     except PermissionError:
+        device_id, keys, addresses = section.device_id or default_device_id(), None, section.hubs
         yield closed(state, "cannot be looked into by this user")
-        return
-    yield examine_state(state, device.device_id, readings.mark())
-    keys = device.keys
-    addresses = section.hubs or (keys.hub().addresses if keys is not None else ())
+    else:
+        yield examine_state(state, device_id, readings.mark())
     enrols = section.enrol is not None or section.hub_key is not None
-    reached = examine_hub(addresses, keys, insecure=section.insecure, enrols=enrols)
+    reached = examine_hub(addresses or (DEFAULT_ADDRESS,), keys, insecure=section.insecure, enrols=enrols)
     yield from reached.findings
     dataset, finding = examine_data(None if section.data is None else Path(section.data))
     yield finding
     step = _examine_step(section, state, dataset, model)
     yield step.finding
-    yield judge_bandwidth(reached.status, device.device_id)
-    yield judge_traffic(reached.status, device.device_id, step.model_bytes, section.bytes_per_day_max)
+    yield judge_bandwidth(reached.status, device_id)
+    yield judge_traffic(reached.status, device_id, step.model_bytes, section.bytes_per_day_max)
+
+
+def _find(section: AgentSection) -> tuple[str, DeviceKeys | None, tuple[str, ...]]:
+    """Return who this device is, its keys if it is enrolled, and its hub's addresses as far as they are known."""
+    # Who knocks for the first time would be given a key.
+    device = find_device(replace(section, hub_key=None))
+    token = None if section.enrol is None else Token.read(section.enrol)
+    if device.keys is not None and device.keys.knows_hub(token):
+        return device.device_id, device.keys, section.hubs or device.keys.hub().addresses
+    return device.device_id, None, section.hubs or (() if token is None else token.addresses)
 
 
 def _examine_machine(section: AgentSection, readings: Readings, state: Path, root: Path) -> Iterator[Finding]:
@@ -100,7 +112,7 @@ def _examine_provider(section: AgentSection) -> Finding:
     try:
         import onnxruntime  # noqa: PLC0415 - where it cannot be imported the other lines are told all the same
 
-        from edgeasync.runtime.doctor.training import providers_that_start  # noqa: PLC0415
+        from edgeasync.training.onnx_trainer import providers_that_start  # noqa: PLC0415
     except Exception as error:  # noqa: BLE001 - what a broken library raises could be anything
         return fail("provider", f"onnxruntime cannot be imported ({error})", "install onnxruntime again")
     started = providers_that_start(section.provider, section.cores_used)

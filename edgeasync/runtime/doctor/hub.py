@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from edgeasync.durable.allow_list import read_key
 from edgeasync.durable.device_keys import DeviceKeys
 from edgeasync.errors import AccessError, AddressError, EdgeAsyncError, HubUnreachableError, ProtocolError
-from edgeasync.runtime.address import check_connect, host_of
+from edgeasync.runtime.address import check_connect, host_of, is_ipv6
 from edgeasync.runtime.dealer import Pair
 from edgeasync.runtime.doctor.finding import Finding, fail, ok, told, warn
 from edgeasync.runtime.status import ask_status
@@ -36,11 +36,10 @@ class Reached(NamedTuple):
 
 
 def examine_hub(addresses: tuple[str, ...], keys: DeviceKeys | None, *, insecure: bool, enrols: bool) -> Reached:
-    """Look for a hub at each address until one answers; `enrols` says that the device has yet to bring its key."""
-    if not addresses:
-        return Reached(
-            [warn("hub", "not given", "give --hub tcp://HOST:PORT, or the agent's settings file")], None
-        )
+    """Look for a hub at each address until one answers.
+
+    `keys` are those of a device that is enrolled; `enrols` says that it has yet to bring them.
+    """
     for address in addresses:
         found = _examine(address, keys, insecure=insecure, enrols=enrols)
         if found.status is not None:
@@ -59,7 +58,7 @@ def _examine(address: str, keys: DeviceKeys | None, *, insecure: bool, enrols: b
     cure = "nothing, if that is a satellite; else look at the link"
     reached = warn("hub", f"{address}: {shown}", cure) if slow else ok("hub", f"{address}: {shown}")
     if enrols and keys is None:
-        return Reached([reached, ok("key", "is brought to the hub at the agent's first start")], None)
+        return Reached([reached, warn("key", "not enrolled yet", "start the agent, which brings its key")], None)
     try:
         status = ask_status(address, STATUS_S, _pair(keys))
     except AccessError:
@@ -91,13 +90,14 @@ def time_connect(address: str) -> float | None:
         return None
     name, port = host.strip("[]"), int(address.rpartition(":")[2])
     try:
-        found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
+        ways = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise HubUnreachableError(
             f"{address}: the name is unknown ({reason}); check the address and DNS"
         ) from error
-    family, kind, protocol, _, place = found[0]
+    wanted = socket.AF_INET6 if is_ipv6(address) else socket.AF_INET
+    family, kind, protocol, _, place = next((way for way in ways if way[0] == wanted), ways[0])
     with socket.socket(family, kind, protocol) as connection:
         connection.settimeout(CONNECT_S)
         begun_s = time.perf_counter()

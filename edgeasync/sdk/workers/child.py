@@ -1,10 +1,4 @@
-"""A worker process of `engine="processes"`, which only its parent starts.
-
-    python -m edgeasync.sdk.workers.child FOLDER NUMBER LIFELINE PARENT
-
-`FOLDER` holds what it trains with. `LIFELINE` is a pipe to its parent, the process `PARENT`. The worker ends
-when the parent writes to the pipe, or is gone.
-"""
+"""A worker process of `engine="processes"`, which the forker starts. It ends with its program."""
 
 import asyncio
 import os
@@ -25,12 +19,15 @@ from edgeasync.sdk.workers.peer_job import PeerJob, note_end
 from edgeasync.sdk.workers.pickling import dump_error, load
 
 LOOK_S = 1.0
-"""How often it looks whether its parent lives: a copy of the parent may hold the pipe open."""
+"""How often it looks whether its parent lives: a copy of the program may hold the pipe open."""
 
 
-def main() -> None:
-    """Train until the hub has finished, or the parent wants no more."""
-    folder, number, lifeline, parent = Path(sys.argv[1]), *map(int, sys.argv[2:5])
+def main(folder: Path, number: int, lifeline: int, program: int) -> None:
+    """Train until the hub has finished, or the program wants no more.
+
+    `folder` holds what the worker trains with. `lifeline` is a pipe to the process `program`, which writes to it
+    when the worker is to end.
+    """
     files = WorkerFiles(folder, number)
     agents: list[Agent | Peer] = []
 
@@ -43,7 +40,7 @@ def main() -> None:
         os._exit(1)
 
     ended = threading.Event()
-    threading.Thread(target=watch, args=(lifeline, parent, on_end), name="parent", daemon=True).start()
+    threading.Thread(target=watch, args=(lifeline, program, on_end), name="program", daemon=True).start()
     loop = asyncio.new_event_loop()
     try:
         job = msgspec.json.decode(files.job.read_bytes(), type=Job | PeerJob)
@@ -62,13 +59,10 @@ def main() -> None:
     os._exit(0)  # a local step that was abandoned holds up no end
 
 
-def watch(lifeline: int, parent: int, on_end: Callable[..., None]) -> None:
-    """Call `on_end` once the parent wants it, or is gone."""
-    while os.getppid() == parent:
+def watch(lifeline: int, program: int, on_end: Callable[..., None]) -> None:
+    """Call `on_end` once the program wants it, or is gone, or the forker is gone."""
+    forker = os.getppid()
+    while os.getppid() == forker:
         if select.select([lifeline], [], [], LOOK_S)[0]:
-            return on_end(orphaned=not os.read(lifeline, 1))  # a parent that lives says a word
-    return on_end(orphaned=True)
-
-
-if __name__ == "__main__":
-    main()
+            return on_end(orphaned=not os.read(lifeline, 1))  # a program that lives says a word
+    return on_end(orphaned=not Path(f"/proc/{program}").exists())

@@ -51,7 +51,6 @@ class PeerJob(msgspec.Struct, frozen=True, kw_only=True, tag="peer"):
             trainer=trainer,
             parameters=parameters,
             settings=section.core_settings(),
-            round_steps=section.round_steps,
             meets=self.incarnation == 1,
             steps_max=section.steps_max,
             rounds_max=section.rounds_max,

@@ -1,16 +1,16 @@
 """`engine="processes"`: each worker is a process of this machine, which speaks with the hub over a local socket.
 
-A worker is a fresh interpreter that runs `child`, not a copy of this one: neither a main guard nor a script is
-needed, and no thread or lock is copied.
+Workers are forked from a fresh interpreter, the forker, not from this one: neither a main guard nor a script is
+needed, and no thread or lock is copied. The forker imports once what all of them need.
 """
 
 import asyncio
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -35,6 +35,8 @@ from edgeasync.sdk.workers.pickling import load_error
 CLOSE_S = 2.0
 """How much longer than it may a worker takes to end before it is killed."""
 
+ANSWER_BYTES_MAX = 64
+
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """By which the libraries under numpy and torch are told how many threads to use; they read nothing else."""
 
@@ -44,33 +46,118 @@ class ProcessWorkers(RevivedWorkers):
 
     def __init__(self, shares: Sequence[Share], make: MakeTrainer, seed: int) -> None:
         super().__init__(shares, make, seed)
-        self._threads = max(1, len(os.sched_getaffinity(0)) // len(shares))
+        self._threads = threads_of(len(shares))
 
     async def __aenter__(self) -> Self:
-        """Write what the workers need into a folder that only this user can open."""
+        """Write what the workers need into a folder that only this user can open, and start the forker."""
         self._temporary = await make_folder(partial(write_files, make=self._make, shares=self._shares))
         self._folder = self._temporary.path
         self.bind = f"ipc://{self._folder / HUB_SOCKET}"
+        self._forker = Forker(self._folder, self._threads)
+        self._forker.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """Remove the folder."""
+        await self._forker.close()
         await in_thread(self._temporary.remove)
 
     async def _live(self, hub: Hub, number: int, deaths: int) -> None:
-        await run_process(self._folder, self._job(hub, number, deaths, self._threads), self._stopping)
+        await run_process(self._forker, self._job(hub, number, deaths, self._threads), self._stopping)
 
 
-async def run_process(folder: Path, job: Job | PeerJob, stopping: asyncio.Event) -> None:
+def threads_of(workers: int) -> int:
+    """Return how many threads each of some workers computes with."""
+    return max(1, len(os.sched_getaffinity(0)) // workers)
+
+
+class Forker:
+    """The process that workers are forked from. All methods are called on the loop."""
+
+    def __init__(self, folder: Path, threads: int) -> None:
+        self.folder = folder
+        self._environment = {name: str(threads) for name in THREAD_VARIABLES} | os.environ
+        self._environment["PYTHONPATH"] = os.pathsep.join(path or "." for path in sys.path)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._requests: socket.socket | None = None
+        self._ended: dict[int, asyncio.Future[int]] = {}
+
+    def start(self) -> socket.socket:
+        """Start the process, unless it runs; return the socket for requests."""
+        if self._requests is not None:
+            return self._requests
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            # With -P the folder in which the program stands is not searched: the program's own path says all.
+            command = [sys.executable, "-P", "-m", "edgeasync.sdk.workers.forker", str(self.folder)]
+            try:
+                self._process = subprocess.Popen(  # noqa: S603
+                    [*command, str(theirs.fileno()), str(os.getpid())],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                    env=self._environment,
+                    process_group=0,  # Ctrl-C in the terminal is for the program alone
+                )
+            except OSError:
+                ours.close()
+                raise
+        self._requests = ours
+        asyncio.get_running_loop().add_reader(ours, self._read)
+        return ours
+
+    def fork(self, number: int, lifeline: int) -> asyncio.Future[int]:
+        """Fork a worker; return what will be its exit code."""
+        ended = self._ended[number] = asyncio.get_running_loop().create_future()
+        with contextlib.suppress(ConnectionError):  # the forker has died, as `_read` will see
+            socket.send_fds(self.start(), [str(number).encode()], [lifeline])
+        return ended
+
+    def kill(self, number: int) -> None:
+        """Kill a worker."""
+        if self._requests is not None and number in self._ended:
+            with contextlib.suppress(ConnectionError):
+                self._requests.send(str(number).encode())
+
+    async def close(self) -> None:
+        """End the process, and wait for that."""
+        self._disconnect()
+        if self._process is not None:
+            self._process.terminate()  # it may still import
+            await asyncio.to_thread(self._process.wait)
+
+    def _read(self) -> None:
+        assert self._requests is not None
+        try:
+            answer = self._requests.recv(ANSWER_BYTES_MAX)
+        except ConnectionError:
+            answer = b""
+        if answer:
+            number, code = map(int, answer.split())
+            self._ended.pop(number).set_result(code)
+            return
+        self._disconnect()  # it has died: so will its workers
+        assert self._process is not None
+        code = self._process.wait()
+        while self._ended:
+            self._ended.popitem()[1].set_result(code)
+
+    def _disconnect(self) -> None:
+        if self._requests is not None:
+            asyncio.get_running_loop().remove_reader(self._requests)
+            self._requests.close()
+            self._requests = None
+
+
+async def run_process(forker: Forker, job: Job | PeerJob, stopping: asyncio.Event) -> None:
     """Run a worker's process to its end, or until all are to stop.
 
     Raises what it raised, or `WorkerDiedError` if it died.
     """
     if stopping.is_set():
         return
-    files = WorkerFiles(folder, job.number)
+    files = WorkerFiles(forker.folder, job.number)
     files.job.write_bytes(msgspec.json.encode(job))
-    async with Process(child_command(folder, job.number), job.threads, job.end_s + CLOSE_S) as process:
+    async with Process(forker, job.number, job.end_s + CLOSE_S) as process:
         stopped = asyncio.ensure_future(stopping.wait())
         either: list[asyncio.Future[Any]] = [process.ended, stopped]
         try:
@@ -84,40 +171,21 @@ async def run_process(folder: Path, job: Job | PeerJob, stopping: asyncio.Event)
         raise WorkerDiedError(describe_end(process.ended.result()))
 
 
-def child_command(folder: Path, number: int) -> list[str]:
-    """Return the command of a worker's process, but for its lifeline."""
-    # With -P the folder in which the program stands is not searched for modules: the parent's path says all.
-    return [sys.executable, "-P", "-m", "edgeasync.sdk.workers.child", str(folder), str(number)]
-
-
 class Process:
-    """A child, and the pipe by which it is told to end. Leaving waits up to `close_s` for its end."""
+    """A worker, and the pipe by which it is told to end. Leaving waits up to `close_s` for its end."""
 
-    def __init__(self, command: list[str], threads: int, close_s: float) -> None:
-        self._command = command
-        self._close_s = close_s
-        self._environment = {name: str(threads) for name in THREAD_VARIABLES} | os.environ
-        self._environment["PYTHONPATH"] = os.pathsep.join(path or "." for path in sys.path)
+    def __init__(self, forker: Forker, number: int, close_s: float) -> None:
+        self._forker, self._number, self._close_s = forker, number, close_s
 
     async def __aenter__(self) -> Self:
-        loop = asyncio.get_running_loop()
-        self.ended: asyncio.Future[int] = loop.create_future()
         theirs, self._lifeline = os.pipe()
         try:
-            self._process = subprocess.Popen(  # noqa: ASYNC220, S603 - quick; it has to be there to be ended
-                [*self._command, str(theirs), str(os.getpid())],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs],
-                env=self._environment,
-                process_group=0,  # Ctrl-C in the terminal is for the parent alone
-            )
+            self.ended = self._forker.fork(self._number, theirs)
         except OSError:
             os.close(self._lifeline)
             raise
         finally:
             os.close(theirs)
-        self._waiter = threading.Thread(target=self._wait, args=(loop,), name="edgeasync-worker", daemon=True)
-        self._waiter.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -128,14 +196,8 @@ class Process:
             await asyncio.wait([self.ended], timeout=self._close_s)
         finally:
             if not self.ended.done():
-                self._process.kill()
+                self._forker.kill(self._number)
                 await asyncio.wait([self.ended])
-            self._waiter.join()
-
-    def _wait(self, loop: asyncio.AbstractEventLoop) -> None:
-        code = self._process.wait()
-        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
-            loop.call_soon_threadsafe(self.ended.set_result, code)
 
 
 def describe_end(code: int) -> str:

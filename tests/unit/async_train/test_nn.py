@@ -1,7 +1,6 @@
 """Models that are called, losses and optimizers, as programs of the reference write them."""
 
 import copy
-import logging
 import math
 import pickle
 
@@ -10,7 +9,7 @@ import pytest
 
 from edgeasync import SGD, Adam, Stop, losses, train
 from edgeasync import nn as layers
-from edgeasync.async_train import cuda, models, nn, optim
+from edgeasync.async_train import models, nn, optim
 from edgeasync.async_train.arrays import as_array
 from edgeasync.async_train.shapes import input_shape_of
 from edgeasync.errors import ConfigError, ModelMismatchError
@@ -138,14 +137,6 @@ def test_optimizers_are_edgeasyncs():
         optim.SGD(lerning_rate=0.1)
     with pytest.raises(ConfigError, match=r"model\.parameters\(\)"):
         optim.Adam(lr=0.1).step()
-
-
-def test_a_gpu_is_not_there_which_is_said_once(caplog):
-    assert not cuda.is_available()
-    network = nn.Sequential(nn.Linear(2, 2))
-    with caplog.at_level(logging.WARNING, "edgeasync.async_train"):
-        assert network.to("cuda:0").to("cuda:1").to("cpu") is network
-    assert len([record for record in caplog.records if "model.to" in record.message]) == 1
 
 
 def test_names_that_nn_lacks_are_told():

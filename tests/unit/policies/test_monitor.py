@@ -352,3 +352,12 @@ def test_the_fleets_alarm_ends_with_anybodys_calm():
     assert looks(guard, "device", "b2") == [["+b"]]
     guard.forget("b")
     assert [alarm.watch for alarm in guard.state.alarms.values()] == [0]
+
+
+def test_devices_halve_their_learning_rates_as_long_as_the_alarm_lasts():
+    guard = guard_of([Loud("fleet", "reduce_local_lr")], calm_updates=2)
+    assert guard.local_learning_rate_factor == 1.0
+    looks(guard, "fleet", "a9")
+    assert (guard.local_learning_rate_factor, guard.learning_rate_factor) == (0.5, 1.0)
+    looks(guard, "fleet", "a0", "a0")
+    assert guard.local_learning_rate_factor == 1.0

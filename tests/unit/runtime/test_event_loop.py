@@ -1,44 +1,69 @@
-"""Which event loop is taken: uvloop where it is installed, unless it would abort the process."""
+"""Libraries that replace Python's threads are refused before anything waits for one."""
 
-import asyncio
-import os
-import subprocess
-import sys
+import queue
+import threading
 
+import numpy as np
 import pytest
-import uvloop
 
-from edgeasync.runtime import event_loop
+from edgeasync import Agent, Hub, join, train, train_async
+from edgeasync.async_train import ParameterServer, nn
+from edgeasync.errors import ConfigError
+from edgeasync.runtime.event_loop import check_threads
+from edgeasync.training.numpy_models import SoftmaxModel
+from tests.support.command_line import CONFIG, mistake
+from tests.support.processes import Commands
 
-PROGRAM = """
-import asyncio
-from edgeasync.runtime.event_loop import loop_factory
-
-async def main():
-    await asyncio.sleep(0)
-
-with asyncio.Runner(loop_factory=loop_factory()) as runner:
-    runner.run(main())
-    print(type(runner.get_loop()).__module__)
-"""
+MODEL = SoftmaxModel(inputs=4, classes=2)
+DATA = np.eye(4), np.array([0, 1, 0, 1])
+NOWHERE = "tcp://127.0.0.1:9"
 
 
-@pytest.mark.parametrize(
-    ("closed", "module"), [((), "uvloop"), ((0,), "asyncio.unix_events")], ids=["open", "closed"]
+def replacement():
+    """Stands in for what a library puts in place of Python's own."""
+
+
+@pytest.fixture(
+    params=[(threading, "get_ident"), (threading, "Lock"), (queue, "SimpleQueue")], ids=lambda place: place[1]
 )
-def test_a_process_without_standard_input_has_another_loop_than_uvloop_and_ends_well(closed, module):
-    found = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        capture_output=True,
-        text=True,
-        check=False,
-        preexec_fn=lambda: [os.close(descriptor) for descriptor in closed],
-    )
-    assert (found.returncode, found.stdout.strip(), found.stderr) == (0, module, "")
+def replace(request, monkeypatch):
+    monkeypatch.setattr(replacement, "__module__", "gevent.thread")
+    return lambda: monkeypatch.setattr(*request.param, replacement)
 
 
-def test_without_uvloop_there_is_asyncios_own(monkeypatch):
-    assert event_loop.loop_factory() is uvloop.new_event_loop
-    monkeypatch.setattr(event_loop, "_uvloop", None)
-    with asyncio.Runner(loop_factory=event_loop.loop_factory()) as runner:
-        assert not isinstance(runner.get_loop(), uvloop.Loop)
+def begin_server(_):
+    ParameterServer(nn.Sequential(nn.Linear(4, 2)), port=0).start()
+
+
+BEGINNINGS = {
+    "Hub": lambda folder: Hub(MODEL, run=folder / "run").start(),
+    "Agent": lambda _: Agent(NOWHERE, DATA).start(),
+    "join": lambda _: join(NOWHERE, {"w": np.zeros(3, np.float32)}),
+    "train": lambda folder: train(MODEL, DATA, run=folder / "run"),
+    "train_async": lambda folder: train_async(MODEL, DATA, run=folder / "run").send(None),
+    "ParameterServer": begin_server,
+}
+
+
+@pytest.mark.parametrize("begin", BEGINNINGS)
+def test_nothing_begins_without_pythons_own_threads(tmp_path, monkeypatch, replace, begin):
+    monkeypatch.setattr(threading.Thread, "start", lambda _: pytest.fail("a thread was started"))
+    replace()
+    with pytest.raises(ConfigError, match="gevent has replaced Python's threads or queues"):
+        BEGINNINGS[begin](tmp_path)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("command", ["hub", "agent"])
+def test_the_commands_say_so(tmp_path, replace, command):
+    with Commands(tmp_path) as commands:
+        arguments = {
+            "hub": ["hub", commands.settings()],
+            "agent": ["agent", "--hub", NOWHERE, "--data", commands.data("data.npz")],
+        }
+        replace()
+        mistake(commands, CONFIG, "gevent has replaced", arguments=arguments[command])
+
+
+def test_pythons_own_threads_are_fine():
+    check_threads()

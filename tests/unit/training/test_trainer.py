@@ -334,3 +334,26 @@ def test_metrics_of_two_calls_are_joined_by_their_examples():
     assert second.after(first).metrics == pytest.approx({"f1": 0.6})
     assert second.after(trained(5, None)).metrics == {"f1": 0.9}
     assert trained(5, None).after(first).metrics == first.metrics
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_scaled_learning_rate_is_a_lower_one_until_it_is_scaled_back(momentum):
+    moved = []
+    for rate, factors in ((0.5, (1.0, 0.5, 1.0)), (0.5, (1.0, 1.0, 1.0)), (0.25, (1.0, 1.0, 1.0))):
+        trainer = GradientTrainer(
+            SPEC,
+            lambda parameters, x, y, out: out.fill(1.0),
+            [SGD(learning_rate=rate, momentum=momentum)],
+            repeat(BATCH),
+        )
+        vector, before = np.zeros(3, np.float32), 0.0
+        trainer.begin(vector)
+        steps = []
+        for factor in factors:
+            trainer.scale_learning_rate(factor)
+            trainer.step()
+            steps.append(before - float(vector[0]))
+            before = float(vector[0])
+        moved.append(steps)
+    scaled, whole, low = moved
+    assert scaled == pytest.approx([whole[0], low[1], whole[2]], rel=1e-6)

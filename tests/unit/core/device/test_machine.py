@@ -20,6 +20,7 @@ from edgeasync.core.device.effects import (
     PutAside,
     Report,
     ResolvePush,
+    ScaleLearningRate,
     Send,
     SendPush,
     Stop,
@@ -226,6 +227,19 @@ def test_the_happy_way():
         device.give(ModelInstalled(answer))
         assert device.effects == [Train(8)]
     assert device.core.work.updates_answered == 2
+
+
+def test_the_trainers_rate_is_scaled_when_an_assignments_factor_changes():
+    device, seen = DeviceBench(), []
+    device.welcome(seq_last=0)
+    for number, factor in enumerate((1.0, 0.5, 0.5, 1.0), 1):
+        ack = None if number == 1 else Ack(number - 1, Applied(number))
+        given = msgspec.structs.replace(one_assignment(number, ack), learning_rate_factor=factor)
+        device.hears(given)
+        device.give(ModelInstalled(given))
+        seen.append(device.effects)
+        device.trained()
+    assert seen == [[Train(8)], [ScaleLearningRate(0.5), Train(8)], [Train(8)], [ScaleLearningRate(1.0), Train(8)]]
 
 
 def test_an_acknowledgement_alone_is_followed_by_the_assignment():
@@ -880,7 +894,7 @@ def test_a_pause_is_without_traffic_until_it_is_over(link):
     if link == "offline":
         device.hears(Leave("stopping"))
     device.give(PauseRequested(training=False))
-    goodbye = [Send(Leave("stopping", device.session))] if link == "joined" else []
+    goodbye = [Send(Leave("paused", device.session))] if link == "joined" else []
     cut = [] if link == "offline" else [Disconnect(goodbye=True)]
     assert device.effects == [*goodbye, *cut]
     device.give(PauseRequested(training=True))

@@ -1,0 +1,52 @@
+"""The optimizers that step a model in this program, so that their learning rates can be reduced."""
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from edgeasync.async_train.given import is_torch
+from edgeasync.async_train.optim import Optimizer
+
+
+class SteppedBy:
+    """Notes the optimizers that step a model: torch's by themselves, others by `note`.
+
+    `model` returns the model, or `None` once it is gone.
+    """
+
+    def __init__(self, model: Callable[[], Any]) -> None:
+        self._model = model
+        self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        if is_torch(model()):
+            from torch.optim.optimizer import register_optimizer_step_post_hook as watch_steps
+
+            known = weakref.ref(self)
+
+            def after_step(optimizer: Any, *_: object) -> None:
+                if (this := known()) is not None:
+                    this.note_torch(optimizer)
+
+            weakref.finalize(self, watch_steps(after_step).remove)
+
+    def note(self, optimizer: object) -> None:
+        """Note an optimizer that steps the model."""
+        self._optimizers.add(optimizer)
+
+    def note_torch(self, optimizer: Any) -> None:
+        """Note an optimizer of torch if it steps a parameter of the module."""
+        module = self._model()
+        if module is None or optimizer in self._optimizers:
+            return
+        stepped = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
+        if any(id(tensor) in stepped for tensor in module.parameters()):
+            self.note(optimizer)
+
+    def reduce(self, factor: float) -> bool:
+        """Multiply all learning rates by a factor; return whether there were any."""
+        for optimizer in self._optimizers:
+            if isinstance(optimizer, Optimizer):
+                optimizer.scale_learning_rate(factor)
+            else:
+                for group in optimizer.param_groups:
+                    group["lr"] *= factor
+        return bool(self._optimizers)

@@ -1,0 +1,78 @@
+"""What to do about a command or a flag that there is not."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from edgeasync.errors import ConfigError
+
+UsageError: Any = typer.BadParameter.__mro__[1]  # typer exports no other name of it
+
+
+def check_settings_file(config: Path | None, flags: Mapping[str, str]) -> None:
+    """Raise `ConfigError` for a file of another kind in the place of the settings, by the `flags` of suffixes."""
+    if config is not None and config.suffix in flags:
+        flag = flags[config.suffix]
+        raise ConfigError(f"{config}: not a settings file, which is TOML; write {flag} {config}")
+
+
+class Commands(TyperGroup):
+    """The commands: one that is misspelt names the right one, and a key of the settings file its table."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find a command; raises `UsageError`."""
+        from edgeasync.config import suggest  # noqa: PLC0415 - only a mistake needs it
+
+        self.suggest_commands = False  # typer's own suggestions need have nothing in common with what was written
+        try:
+            return super().resolve_command(ctx, args)
+        except UsageError as error:
+            error.message = f"{error.message} {_sentence(suggest(args[0], self.commands))}".rstrip()
+            raise
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command; raises `UsageError`."""
+        try:
+            return super().invoke(ctx)
+        except UsageError as error:
+            if hasattr(error, "option_name") and hasattr(error, "possibilities"):
+                error.possibilities = None
+                error.message = (
+                    f"No such option: {error.option_name}. {_advice(error.option_name, error.ctx)}".rstrip()
+                )
+            raise
+
+
+def _advice(flag: str, ctx: Any) -> str:
+    """Return what to write instead of a flag."""
+    from edgeasync.config import find_tables, suggest  # noqa: PLC0415
+
+    key = flag.lstrip("-").replace("-", "_")
+    flags = {name: option.name for option in ctx.command.params for name in option.opts if name.startswith("--")}
+    if named := [name for name, parameter in flags.items() if parameter == key]:
+        return f"Write {named[0]}."
+    tables = [table for settings in _settings_of(ctx.command.name) for table in find_tables(key, settings)]
+    if tables:
+        places = " or ".join(f"[{table}]" for table in dict.fromkeys(tables) if table)
+        return f"'{key}' is {f'a key of {places}' if places else 'a table'} in the settings file."
+    return _sentence(suggest(flag, flags))
+
+
+def _settings_of(command: str) -> list[type]:
+    """Return the settings file that a command takes."""
+    if command == "hub":
+        from edgeasync.runtime.hub_settings import HubSettings  # noqa: PLC0415 - a device loads nothing of a hub
+
+        return [HubSettings]
+    if command in ("agent", "doctor"):
+        from edgeasync.runtime.agent_settings import AgentSettings  # noqa: PLC0415
+
+        return [AgentSettings]
+    return []
+
+
+def _sentence(question: str) -> str:
+    return question[:1].upper() + question[1:]

@@ -1,0 +1,83 @@
+"""Locks on files: each belongs to one process, and its forked children do not inherit it.
+
+`flock` locks an open file, and a fork shares its parent's open files. A child that outlives its parent, such as a
+worker of a data loader, would keep the lock. So every child closes the files as it begins.
+"""
+
+import contextlib
+import fcntl
+import os
+import threading
+from pathlib import Path
+from typing import NamedTuple
+
+FILE_MODE = 0o600
+
+
+class FileLock:
+    """An open file to lock. Raises `OSError` if it cannot be opened, and so for a link."""
+
+    def __init__(self, path: Path, flags: int) -> None:
+        with _forking:
+            self.descriptor = os.open(path, flags | os.O_NOFOLLOW, FILE_MODE)
+            _open.add(self)
+
+    def take(self, how: int) -> None:
+        """Lock the file as `fcntl.flock` does; raises `BlockingIOError` if it may not wait and another has it."""
+        fcntl.flock(self.descriptor, how)
+
+    def close(self) -> None:
+        """Release the lock; do nothing in a forked child, or the second time."""
+        with _forking:
+            if self.descriptor >= 0:
+                os.close(self.descriptor)
+                self.descriptor = -1
+                _open.discard(self)
+
+
+_open: set[FileLock] = set()
+_forking = threading.Lock()
+"""Held while a file is opened or closed, so that no fork comes between."""
+
+
+def _close_in_child() -> None:
+    for lock in _open:
+        os.close(lock.descriptor)
+        lock.descriptor = -1
+    _open.clear()
+    _forking.release()
+
+
+os.register_at_fork(before=_forking.acquire, after_in_parent=_forking.release, after_in_child=_close_in_child)
+
+
+class Holders(NamedTuple):
+    """Who holds a lock: the processes that have the locked file open, and the one that locked it.
+
+    `processes` leaves out those of other users. `owner` is 0 if this system does not tell.
+    """
+
+    processes: dict[int, str]
+    """Their names by their process ids."""
+    owner: int
+
+
+def find_holders(path: Path) -> Holders:
+    """Return who holds the lock of a file; nobody if that cannot be found out."""
+    processes: dict[int, str] = {}
+    owner, locked = 0, path.stat()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # of another user, or it has just ended
+            for file in (process / "fd").iterdir():
+                if os.path.samestat(file.stat(), locked) and (locker := _locker(process / "fdinfo" / file.name)):
+                    processes[int(process.name)] = (process / "comm").read_text().strip()
+                    owner = locker
+    return Holders(processes, owner)
+
+
+def _locker(descriptor: Path) -> int:
+    """Return the process that locked an open file, 0 if it is not locked or another holds the lock."""
+    for line in descriptor.read_text().splitlines():
+        if line.startswith("lock:") and "FLOCK" in line:
+            return int(line.split("FLOCK")[1].split()[2])
+    return 0

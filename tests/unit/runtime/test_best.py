@@ -1,0 +1,100 @@
+"""The best version is the same in the status, in `edgeasync runs`, in the run's files and in `export --best`."""
+
+import numpy as np
+import pytest
+
+from edgeasync import Agent, Hub, Run
+from edgeasync.core.hub.evaluation_tracker import goodness, is_better
+from edgeasync.core.hub.events import Evaluated
+from edgeasync.durable.checkpoint import CheckpointStore
+from edgeasync.durable.disk import FolderDisk
+from edgeasync.runtime.model_file import BEST_FILE, read_header
+from edgeasync.runtime.runs import list_checkpoints, list_runs
+from edgeasync.runtime.trained import best_model
+from edgeasync.training.numpy_models import SoftmaxModel
+
+X = np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)
+DATA = X, (X[:, 0] + 0.5 * np.random.default_rng(1).normal(size=200) > 0).astype(int)
+
+
+def worth(found):
+    return found and (found["version"], found["loss"], found["accuracy"])
+
+
+def told(run):
+    """Return what is best by the list of runs, the run's file, and its story, each as version, loss, accuracy."""
+    (listed,) = list_runs(run.parent)
+    kept, exported = read_header(run / BEST_FILE).evaluation, best_model(run).evaluation
+    ways = [(one.number, one.loss, one.accuracy) for one in (kept, exported)]
+    return [(listed.best.version, listed.best.loss, listed.best.accuracy), *ways]
+
+
+def hub_of(run, evaluate, **checkpoint):
+    settings = {"evaluation": {"every": "3 updates"}, "checkpoint": {"every": "20 updates", **checkpoint}}
+    return Hub(
+        SoftmaxModel(inputs=4, classes=2), run=run, bind="tcp://127.0.0.1:*", evaluate=evaluate, settings=settings
+    )
+
+
+@pytest.mark.parametrize("evaluate", [DATA, None], ids=["held out", "losses of devices"])
+def test_the_best_version_is_one(tmp_path, evaluate):
+    run = tmp_path / "runs" / "a"
+    with hub_of(run, evaluate) as hub:
+        with Agent(hub.address, DATA, batch_size=1):
+            while hub.status()["updates_applied"] < 100:
+                pass
+        status = worth(hub.status()["best"])
+    assert status is not None
+    for version, loss, accuracy in told(run):
+        assert (version, accuracy) == (status[0], status[2])
+        assert float(f"{loss:.6g}") == status[1]
+    assert Run.open(run, best=True).version == status[0]
+
+
+def test_a_run_that_went_back_has_another_best_version(tmp_path):
+    run = tmp_path / "runs" / "a"
+    with hub_of(run, DATA) as hub, Agent(hub.address, DATA):
+        while hub.status()["updates_applied"] < 60:
+            pass
+    kept = read_header(run / BEST_FILE)
+    oldest = min(list_checkpoints(run), key=lambda one: one.version)
+    assert kept.version > oldest.version
+    with hub_of(run, DATA, recovery=oldest.checkpoint) as hub:
+        status = hub.status()["best"]
+    assert status is None or status["version"] <= oldest.version
+    assert not (run / BEST_FILE).exists()
+    assert read_header(run / f"{BEST_FILE}.aside") == kept
+    (listed,) = list_runs(run.parent)
+    assert listed.best is None
+
+
+GOOD_TO_BAD = [
+    (0.9, 0.9),
+    (0.9, 1.0),
+    (0.9, float("nan")),
+    (0.5, 0.1),
+    (None, 0.1),
+    (None, 0.2),
+    (None, float("nan")),
+]
+
+
+def test_evaluations_have_one_order():
+    found = [Evaluated(1, loss, accuracy) for accuracy, loss in GOOD_TO_BAD]
+    assert sorted(found, key=lambda one: goodness(one.loss, one.accuracy), reverse=True) == found
+    for place, one in enumerate(found):
+        assert [is_better(one, other) for other in found] == [False] * (place + 1) + [True] * (
+            len(found) - place - 1
+        )
+
+
+def test_the_best_checkpoint_is_found_in_that_order(tmp_path):
+    run = tmp_path / "runs" / "a"
+    with hub_of(run, DATA) as hub, Agent(hub.address, DATA):
+        while hub.status()["updates_applied"] < 60:
+            pass
+    store = CheckpointStore(FolderDisk(run), keep=3)
+    manifests = [one for _, one in store.manifests()[0] if one.loss is not None]
+    best = max(manifests, key=lambda one: goodness(one.loss, one.accuracy))
+    chosen = store.choose("best", best.fingerprint).manifest
+    assert goodness(chosen.loss, chosen.accuracy) == goodness(best.loss, best.accuracy)
