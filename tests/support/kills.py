@@ -3,9 +3,7 @@
 `python -m benchmarks.comeback` is the long form, which also holds how soon they are back against bounds.
 """
 
-import contextlib
 import signal
-import threading
 import time
 from random import Random
 
@@ -13,7 +11,6 @@ import numpy as np
 
 from edgeasync.durable.history import read_history
 from edgeasync.durable.run_replay import RunReplay, Update
-from edgeasync.errors import EdgeAsyncError
 from edgeasync.runtime.model_file import MODEL_FILE, load_model
 from edgeasync.runtime.status import fetch_status
 from edgeasync.training.numpy_models import SoftmaxModel
@@ -168,31 +165,14 @@ class Fleet:
         return self.stories.check_versions(replayed.versions), replayed.entries
 
 
-class Onlooker:
-    """Somebody who asks for the status 50 times a second, in a thread, as long as the block lasts."""
-
-    def __init__(self, address):
-        self.count = 0
-        self._address = address
-        self.shown = 0, 0
-        """The most updates and the newest version that a status has shown."""
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._look)
-
-    def __enter__(self):
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self._ended.set()
-        self._thread.join()
-
-    def _look(self):
-        while not self._ended.wait(0.02):
-            with contextlib.suppress(EdgeAsyncError):
-                status = fetch_status(self._address, 0.5)
-                self.count += 1
-                self.shown = max(self.shown, (status["updates_applied"], status["version"]))
+def look(address, for_s):
+    """Ask for the status 50 times a second; return the most updates and the newest version, and how often."""
+    count, shown, until_s = 0, (0, 0), time.monotonic() + for_s
+    while time.monotonic() < until_s:
+        time.sleep(0.02)
+        status = fetch_status(address)
+        count, shown = count + 1, max(shown, (status["updates_applied"], status["version"]))
+    return *shown, count
 
 
 def kill_hubs(commands, kills, *, agent_kills=True, seed=1, **options):
@@ -201,36 +181,35 @@ def kill_hubs(commands, kills, *, agent_kills=True, seed=1, **options):
     fleet = Fleet(commands, **options)
     fleet.start_hub()
     fleet.wait_for_answers(3, since_s=0.0)
-    first_s, all_s, rejoins_s, listens_s = [], [], [], []
-    with Onlooker(fleet.address) as onlooker:
-        for _ in range(kills):
-            time.sleep(random.uniform(0.1, 1.0))  # a random moment is what is asked for
-            victim = random.choice(list(fleet.agents)) if agent_kills else None
-            if victim is not None:
-                fleet.agents[victim].kill()
-            fleet.hub.kill()
-            updates_shown, version_shown = onlooker.shown
-            fleet.copy()
-            begun_s, clock_s = time.monotonic(), time.time()
-            fleet.start_hub()
-            if victim is not None:
-                fleet.start_agents(victim)
-            replayed = fleet.check_copy()
-            assert replayed.updates_applied >= updates_shown, "updates that a status has shown are lost"
-            assert replayed.version >= version_shown, "a version that a status has shown is lost"
-            others = [s for number in fleet.agents if number != victim for s in fleet.devices_of(number)]
-            answered_s = fleet.wait_for_answers(since_s=begun_s, stories=others)
-            listens_s.append(fleet.hub.wait_for("listening")["time"] - clock_s)
-            first_s.append(min(answered_s) - begun_s)
-            all_s.append(max(answered_s) - begun_s)
-            if victim is not None:
-                back_s = fleet.wait_for_answers(since_s=begun_s, stories=fleet.devices_of(victim))
-                rejoins_s.append(max(back_s) - begun_s)
+    first_s, all_s, rejoins_s, listens_s, statuses = [], [], [], [], 0
+    for _ in range(kills):
+        updates_shown, version_shown, count = look(fleet.address, random.uniform(0.1, 1.0))
+        statuses += count
+        fleet.hub.kill()
+        victim = random.choice(list(fleet.agents)) if agent_kills else None
+        if victim is not None:
+            fleet.agents[victim].kill()
+        fleet.copy()
+        begun_s, clock_s = time.monotonic(), time.time()
+        fleet.start_hub()
+        if victim is not None:
+            fleet.start_agents(victim)
+        replayed = fleet.check_copy()
+        assert replayed.updates_applied >= updates_shown, "updates that a status has shown are lost"
+        assert replayed.version >= version_shown, "a version that a status has shown is lost"
+        others = [s for number in fleet.agents if number != victim for s in fleet.devices_of(number)]
+        answered_s = fleet.wait_for_answers(since_s=begun_s, stories=others)
+        listens_s.append(fleet.hub.wait_for("listening")["time"] - clock_s)
+        first_s.append(min(answered_s) - begun_s)
+        all_s.append(max(answered_s) - begun_s)
+        if victim is not None:
+            back_s = fleet.wait_for_answers(since_s=begun_s, stories=fleet.devices_of(victim))
+            rejoins_s.append(max(back_s) - begun_s)
     fleet.wait_for_answers(3)
     hashes, entries = fleet.stop()
     return {
         "kills": kills,
-        "statuses": onlooker.count,
+        "statuses": statuses,
         "updates_acknowledged": fleet.stories.acknowledged,
         "updates_unanswered": sum(len(story.open) for story in fleet.stories.all),
         "hashes_checked": hashes,

@@ -224,6 +224,7 @@ class HubEngine:
             for key in revoked:
                 self._handle(Revoked(key))
         self._outbox.release()
+        self._status_answers.refresh(now_s)
         if self._log_writer.wants_checkpoint:
             self.save()
 

@@ -8,11 +8,14 @@ import msgspec
 
 from edgeasync.core.engine.hub_shell import HubShell
 from edgeasync.core.engine.outbox import Outbox
-from edgeasync.core.engine.sender import Sender
+from edgeasync.core.engine.sender import ANYBODY, Sender
 from edgeasync.core.hub.machine import HubCore
 
 DEVICES_AT_A_TIME = 256
 """How many devices are told of at a time: their parts take some milliseconds."""
+
+REFRESH_S, REFRESH_DEVICE_S = 1.0, 0.02
+"""Seconds from one description that nobody asked for to the next, and how many more for each device."""
 
 Tell = Callable[[bytes], None]
 
@@ -29,6 +32,7 @@ class StatusAnswers:
         self._shell = shell
         self._outbox = outbox
         self._waiting: dict[Tell, Sender] = {}
+        self._refresh_at_s = 0.0
         self.shown = b""
         """The newest status of everything that was durable."""
 
@@ -36,6 +40,12 @@ class StatusAnswers:
         """Describe the state that the hub starts with: all of it is durable."""
         if not self.shown:
             self.shown = msgspec.json.encode(self._core.status(now_s) | self._shell.describe())
+
+    def refresh(self, now_s: float) -> None:
+        """Describe the hub now and then, for those who ask once the log cannot be written any more."""
+        if now_s >= self._refresh_at_s:
+            self._refresh_at_s = now_s + REFRESH_S + REFRESH_DEVICE_S * len(self._core.members.members)
+            self.ask(lambda _: None, ANYBODY, now_s)
 
     def ask(self, tell: Tell, sender: Sender, now_s: float) -> None:
         """Call `tell` with the status: for a device's key of its own devices, for all others of everything."""
