@@ -168,8 +168,9 @@ def test_a_hub_with_checkpoints_alone_says_that_none_can_be_written(commands):
     folder = commands.folder / "run-hub"
     away = folder.with_name("away")
     folder.rename(away)
-    status_when(address, lambda status: status["disk_trouble"], "trouble with the disk")
-    trained(address)
+    saved = status_when(address, lambda status: status["disk_trouble"], "trouble with the disk")["version_durable"]
+    status = trained(address)
+    assert status["version_durable"] == saved < status["version"]
     away.rename(folder)
     status_when(address, lambda status: not status["disk_trouble"], "a disk that can be written")
     assert not hub.ended

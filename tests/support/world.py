@@ -91,7 +91,7 @@ POLICIES = {
 
 
 MESSAGES_PER_STATUS = 29
-"""In half of the worlds somebody asks for the status after every so many messages."""
+"""In half of the worlds somebody asks for the status after this number of messages, again and again."""
 
 
 class Counting:
