@@ -20,7 +20,22 @@
 The codes are a contract: scripts rely on them. Each message says what was wrong, where, and what to do.
 """
 
+import re
 from typing import ClassVar
+
+_NATIVE = re.compile(
+    r"\[ONNXRuntimeError\] : \d+ : \w+ : | ?==> Context: .*|Load model from \S* failed: ?|Status Message: "
+    r"|\S*/\S+\.(?:h|hpp|c|cc|cpp|cu):\d+:? ?(?:.* was false\. ?|(?:\w+: )?Assertion .* failed: ?)?"
+)
+"""What libraries in C++ write besides the reason: codes, source lines, signatures and assertions."""
+
+_REASON_MAX = 300
+
+
+def native_reason(error: BaseException) -> str:
+    """Return the reason in an error of onnx or onnxruntime as one line, without codes, paths and assertions."""
+    said = _NATIVE.sub("", " ".join(str(error).split())).strip(" :.")
+    return said[:_REASON_MAX] or type(error).__name__
 
 
 class EdgeAsyncError(Exception):

@@ -74,6 +74,8 @@ class Network:
     ) -> None:
         self._threads = threads
         self._forward, built = _build(model, input_shape, seed)
+        self.frozen = built.frozen
+        """The checksum of its values that are not trained; `None` without any."""
         self.spec = built.spec
         """Names, shapes and roles of its arrays."""
         self.vector: Vector = np.array(built.initial)

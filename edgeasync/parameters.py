@@ -5,7 +5,7 @@ Gradient, delta, momentum and snapshot are vectors of the same length; the named
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from itertools import accumulate, zip_longest
 from typing import Annotated, Literal, get_args
@@ -110,6 +110,11 @@ class ParameterSpec(msgspec.Struct, frozen=True, array_like=True, dict=True):
         """32 hexadecimal digits that two specs share only if they are the same (SHA-256, cut)."""
         return hashlib.sha256(msgspec.msgpack.encode(self)).hexdigest()[:32]
 
+    @cached_property
+    def layout(self) -> str:
+        """The fingerprint of the same arrays in order of their roles and names."""
+        return layout_of(self.parameters)
+
     def __hash__(self) -> int:
         return hash(self.fingerprint)  # of all names and shapes it would take longer than a small update
 
@@ -142,6 +147,12 @@ class ParameterSpec(msgspec.Struct, frozen=True, array_like=True, dict=True):
             raise ModelMismatchError(
                 f"expected a flat float32 vector of {self.length} values, got {vector.dtype} {vector.shape}"
             )
+
+
+def layout_of(parameters: Iterable[Parameter]) -> str:
+    """Return 32 hexadecimal digits that are the same for the same arrays in any order."""
+    ordered = sorted(parameters, key=lambda parameter: (_ROLES.index(parameter.role), parameter.name))
+    return ParameterSpec(tuple(ordered)).fingerprint
 
 
 def first_difference(ours: ParameterSpec, theirs: ParameterSpec) -> str:

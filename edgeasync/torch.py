@@ -19,6 +19,7 @@ from edgeasync.data.dataset import Batches, Dataset, batches
 from edgeasync.errors import ConfigError, DataError, ModelMismatchError
 from edgeasync.metrics import Meter
 from edgeasync.parameters import ParameterSpec, Vector
+from edgeasync.protocol.messages import Frozen
 from edgeasync.sdk.adapted import Adapted
 from edgeasync.sdk.models import Prepared
 from edgeasync.sdk.run import Run
@@ -27,6 +28,7 @@ from edgeasync.sdk.torch_modules import (
     Arrays,
     dump_states,
     exchanged_of,
+    frozen_of,
     load_states,
     parameters_of,
     read_tensors,
@@ -126,6 +128,7 @@ class TorchModel(Adapted):
         self._make_optimizer = _maker_of(optimizer, module)
         self._device = device
         self.spec = ParameterSpec(tuple(parameters_of(self._module)))
+        self.frozen = frozen_of(self._module)
 
     def prepare(self, local: LocalTraining) -> Prepared:
         """Return this model as one that can be trained."""
@@ -138,6 +141,7 @@ class TorchModel(Adapted):
             make_trainer=lambda data, seed, _: self._trainer(data, local, seed),
             make_evaluator=self._evaluator,
             restore=lambda arrays: load(copy.deepcopy(self._module), arrays),
+            frozen=self.frozen,
         )
 
     def _trainer(self, data: Dataset, local: LocalTraining, seed: int) -> Trainer:
@@ -151,7 +155,14 @@ class TorchModel(Adapted):
         )
         keeps = local.keep_optimizer_state
         return TorchTrainer(
-            self.spec, module, self._loss, optimizer, stream, keep_optimizer_state=keeps, meter=meter
+            self.spec,
+            module,
+            self._loss,
+            optimizer,
+            stream,
+            keep_optimizer_state=keeps,
+            meter=meter,
+            frozen=self.frozen,
         )
 
     def _targets_of(self, data: Dataset) -> Dataset:
@@ -194,8 +205,10 @@ class TorchTrainer:
         *,
         keep_optimizer_state: bool = False,
         meter: Meter | None = None,
+        frozen: Frozen | None = None,
     ) -> None:
         self.spec = spec
+        self.frozen = frozen
         self._meter = meter
         self._module = module.train()
         self._loss = loss

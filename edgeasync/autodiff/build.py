@@ -8,13 +8,14 @@ import numpy as np
 
 from edgeasync.autodiff import contract, differentiate, forward, own_loss
 from edgeasync.autodiff.contract import is_training_graph
-from edgeasync.autodiff.exporters import check_export
+from edgeasync.autodiff.endings import check_ending
+from edgeasync.autodiff.exporters import check_export, warnings_of
 from edgeasync.autodiff.forward import Forward
 from edgeasync.autodiff.graph import FLOAT, Array, Shape
 from edgeasync.autodiff.losses import TARGET, add_loss, target_type
 from edgeasync.autodiff.selection import Selection, select
 from edgeasync.autodiff.settings import GraphSettings
-from edgeasync.errors import GraphError
+from edgeasync.errors import GraphError, native_reason
 from edgeasync.losses import CrossEntropy, Loss, OnnxLoss, find_loss
 from edgeasync.parameters import Parameter, ParameterSpec, Vector
 
@@ -25,6 +26,8 @@ class TrainingGraph(msgspec.Struct, frozen=True):
     model: bytes
     spec: ParameterSpec
     initial: Vector
+    warnings: tuple[str, ...] = ()
+    """What the exporter may have changed in silence: a sentence for each."""
 
 
 def build_training_graph(model: bytes, settings: GraphSettings) -> TrainingGraph:
@@ -46,9 +49,11 @@ def build_training_graph(model: bytes, settings: GraphSettings) -> TrainingGraph
         sample = tuple([forward.PROBES[0] if dim is None else dim for dim in prepared.shapes[TARGET]])
     else:
         prepared = forward.prepare(proto, output, selection.trained, selection.statistics)
+    check_ending(prepared, loss)
+    if not isinstance(loss, OnnxLoss):
         sample = target_type(loss, prepared.output_sample)[1]
     check_export(proto, prepared, selection.statistics, settings)
-    made = _assemble(prepared, settings, selection)
+    made = _assemble(prepared, settings, selection, tuple(warnings_of(proto, prepared, selection.held)))
     _check_run(made, prepared, sample)
     return made
 
@@ -64,7 +69,9 @@ def read_training_graph(model: bytes, initial: Mapping[str, Array]) -> TrainingG
     return TrainingGraph(model, spec, spec.flatten(initial))
 
 
-def _assemble(prepared: Forward, settings: GraphSettings, selection: Selection) -> TrainingGraph:
+def _assemble(
+    prepared: Forward, settings: GraphSettings, selection: Selection, warnings: tuple[str, ...]
+) -> TrainingGraph:
     trained = [name for name in selection.trained if name in prepared.parameters]
     graph, steps = differentiate.begin(prepared, trained, selection.statistics)
     loss = find_loss(settings.loss)
@@ -96,7 +103,7 @@ def _assemble(prepared: Forward, settings: GraphSettings, selection: Selection) 
     )  # fmt: skip
     model = contract.serialize(prepared, graph, spec, results, _metadata(prepared, loss, settings))
     initial = spec.flatten({parameter.name: prepared.parameters[parameter.name] for parameter in spec.parameters})
-    return TrainingGraph(model, spec, initial)
+    return TrainingGraph(model, spec, initial, warnings)
 
 
 def _metadata(prepared: Forward, loss: Loss, settings: GraphSettings) -> dict[str, str]:
@@ -129,7 +136,7 @@ def _check_run(made: TrainingGraph, prepared: Forward, target: Shape) -> None:
         names = [entry.name for entry in session.get_outputs()]
         results = session.run(names, feeds)
     except Exception as error:
-        raise GraphError(f"the training graph does not run: {forward.first_line(error)}") from error
+        raise GraphError(f"the training graph does not run: {native_reason(error)}") from error
     for name, value in zip(names, results, strict=True):
         if name == prepared.prediction:
             continue

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 import numpy as np
 import onnx
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 
 from edgeasync.autodiff import forward
 from edgeasync.autodiff.graph import Array, free_inputs, needed, read_nodes, write_nodes
@@ -65,7 +65,8 @@ def check_gradients(
     The first direction is the gradient itself. For the others the values are dealt out at random, to parts as
     small as the cost allows, and every part moves by random signs, which weighs all its values alike: a single
     wrong value shows, unless it is small among those of its part. The first comparison is returned, or one that
-    failed. Dropout is off meanwhile. The examples are random. Raises `GraphError` if no loss is finite.
+    failed. Dropout is off meanwhile, and random numbers are constants. The examples are random. Raises
+    `GraphError` if no loss is finite.
     """
     scene = _Scene(model, spec, initial, batch_size, seed)
     trained = [parameter.name for parameter in spec.parameters if parameter.role == "trained"]
@@ -106,7 +107,7 @@ class _Scene:
     """A training graph without dropout, and the points at which it is looked at."""
 
     def __init__(self, model: bytes, spec: ParameterSpec, initial: Vector, batch_size: int, seed: int) -> None:
-        self._proto = _without_dropout(onnx.load_model_from_string(model))
+        self._proto = _without_chance(onnx.load_model_from_string(model))
         self._spec, self._initial, self._batch_size, self._seed = spec, initial, batch_size, seed
         alone = _loss_alone(self._proto)
         self._forward = forward.open_session(alone.SerializeToString())
@@ -157,7 +158,8 @@ class _Scene:
             before = now
         if not np.isfinite([slope, spread]).all():
             return GradientCheck(name, slope, limit, np.inf, passed=False)
-        error = max(0.0, abs(limit - slope) - noise - spread) / max(usual, abs(limit), noise)
+        # Where everything is 0, as for scores that nothing moves, the two agree.
+        error = max(0.0, abs(limit - slope) - noise - spread) / (max(usual, abs(limit), noise) or 1.0)
         return GradientCheck(name, slope, limit, error, error <= tolerance)
 
     def _difference(self, name: str, direction: Array, step: float, point: _Point) -> tuple[float, float]:
@@ -198,13 +200,35 @@ def _is_autoencoder(proto: onnx.ModelProto) -> bool:
     return any((entry.key, entry.value) == ("edgeasync.target", "input") for entry in proto.metadata_props)
 
 
-def _without_dropout(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Give every dropout a ratio of 0; it is a constant of its own."""
+def _without_chance(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Give every dropout a ratio of 0, which is a constant of its own, and replace random numbers by constants."""
     ratios = {node.input[1] for node in proto.graph.node if node.op_type == "Dropout"}
     for entry in proto.graph.initializer:
         if entry.name in ratios:
             entry.CopyFrom(numpy_helper.from_array(np.zeros((), np.float32), entry.name))
+    nodes = [
+        part for node in proto.graph.node for part in (_constant(node) if node.op_type in _DRAWING else [node])
+    ]
+    del proto.graph.node[:]
+    proto.graph.node.extend(nodes)
     return proto
+
+
+_DRAWING = frozenset({"RandomNormalLike", "RandomUniformLike"})
+
+
+def _constant(node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """Return nodes that make a number that a random node may draw, in every place."""
+    given = {entry.name: entry.f for entry in node.attribute}
+    if node.op_type == "RandomNormalLike":
+        drawn = given.get("mean", 0.0) + given.get("scale", 1.0) / 2
+    else:
+        drawn = (given.get("low", 0.0) + 2 * given.get("high", 1.0)) / 3
+    shape, value = f"{node.output[0]}::shape", numpy_helper.from_array(np.array([drawn], np.float32))
+    return [
+        helper.make_node("Shape", [node.input[0]], [shape]),
+        helper.make_node("ConstantOfShape", [shape], [node.output[0]], value=value),
+    ]
 
 
 def _loss_alone(proto: onnx.ModelProto) -> onnx.ModelProto:

@@ -17,6 +17,7 @@ from edgeasync.autodiff.graph import (
     Node,
     free_inputs,
     needed,
+    opset_imports,
     tensor,
     value_info,
     write_nodes,
@@ -76,7 +77,7 @@ def serialize(
     proto = helper.make_model(
         helper.make_graph(write_nodes(graph.nodes, rename), "training", inputs, outputs, constants),
         ir_version=IR_VERSION,
-        opset_imports=[helper.make_opsetid("", prepared.opset)],
+        opset_imports=opset_imports(prepared.opset, graph.nodes),
         producer_name="edgeasync",
     )
     helper.set_model_props(proto, metadata)

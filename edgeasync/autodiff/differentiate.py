@@ -3,8 +3,10 @@
 from collections import defaultdict
 from collections.abc import Collection
 
+import msgspec
+
 from edgeasync.autodiff.forward import Forward
-from edgeasync.autodiff.graph import FLOAT, Node, free_inputs
+from edgeasync.autodiff.graph import FLOAT, Node, free_inputs, needed
 from edgeasync.autodiff.rules import RULES, STOPPING, Step, TrainingGraphBuilder
 from edgeasync.errors import GraphError
 
@@ -23,18 +25,23 @@ def begin(
     graph.live_statistics = frozenset(statistics)
     steps = []
     for node in forward.nodes:
-        step = Step(graph, Node(node.op, list(node.inputs), list(node.outputs), dict(node.attributes), node.name))
+        copied = msgspec.structs.replace(
+            node, inputs=list(node.inputs), outputs=list(node.outputs), attributes=dict(node.attributes)
+        )
+        step = Step(graph, copied)
         steps.append(step)
         if caught := sorted(graph.active.intersection(free_inputs(node)).difference(node.inputs)):
             raise GraphError(
                 f"{node.where}: its body reads {caught[0]!r}, which is trained, and there is no gradient for "
                 f"{node.op}; freeze what its body reads, or write the model without it"
             )
-        if node.op not in STOPPING and any(step.active(position) for position in range(len(node.inputs))):
-            if node.op not in RULES:
+        if (node.domain or node.op not in STOPPING) and any(
+            step.active(position) for position in range(len(node.inputs))
+        ):
+            if node.domain or node.op not in RULES:
                 raise GraphError(
-                    f"{node.where}: there is no gradient for {node.op}; "
-                    "write the model without it, train only what comes after it, or freeze what is before it"
+                    f"{node.where}: there is no gradient for {node.op}{_outside(node)}; "
+                    f"{_way_round(forward, trained, node)}"
                 )
             made = [name for name in node.outputs if name and graph.dtypes[name].kind == "f"]
             graph.active.update(made)
@@ -43,13 +50,29 @@ def begin(
                     f"{node.where} computes in {graph.dtypes[other[0]]}; only float32 can be trained: "
                     "export the model in float32"
                 )
-        rule = RULES.get(node.op)
+        rule = None if node.domain else RULES.get(node.op)
         graph.enter(node.name or node.outputs[0])
         if rule is not None and rule.forward is not None:
             rule.forward(step)
         else:
             graph.nodes.append(step.node)
     return graph, steps
+
+
+def _outside(node: Node) -> str:
+    return f" of the domain {node.domain!r}" if node.domain else ""
+
+
+def _way_round(forward: Forward, trained: Collection[str], node: Node) -> str:
+    """Say how to train a model in spite of a node without a gradient: what to freeze, or that nothing is left."""
+    before = {name for earlier in needed(forward.nodes, node.outputs) for name in free_inputs(earlier)}
+    frozen = [name for name in trained if name in before]
+    rest = "write the model with other operators"
+    if node.domain:
+        rest = "use the file from before onnxruntime optimized or quantized it"
+    if len(frozen) == len(trained):
+        return f"everything that is trained comes before it: {rest}"
+    return f"{rest}, or freeze what comes before it: {', '.join(frozen)}"
 
 
 def reverse(graph: TrainingGraphBuilder, steps: list[Step], output: str, gradient: str) -> dict[str, str]:

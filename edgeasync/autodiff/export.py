@@ -9,7 +9,7 @@ from onnx import helper, numpy_helper
 
 from edgeasync.autodiff import contract, forward
 from edgeasync.autodiff.graph import Array
-from edgeasync.errors import GraphError, ModelMismatchError
+from edgeasync.errors import GraphError, ModelMismatchError, native_reason
 
 
 def export_model(model: bytes, trained: Mapping[str, Array], metadata: Mapping[str, str] | None = None) -> bytes:
@@ -36,7 +36,7 @@ def export_model(model: bytes, trained: Mapping[str, Array], metadata: Mapping[s
     try:
         onnx.checker.check_model(proto)
     except onnx.checker.ValidationError as error:
-        raise GraphError(f"the exported model is not valid: {forward.first_line(error)}") from error
+        raise GraphError(f"the exported model is not valid: {native_reason(error)}") from error
     return bytes(proto.SerializeToString())
 
 
@@ -66,7 +66,7 @@ def _replace_values(graph: onnx.GraphProto, values: Mapping[str, Array], trained
         output = node.output[0]
         if node.op_type == "Identity" and output in values and (output in trained or node.input[0] in new):
             new.setdefault(output, values[output])
-        else:
+        elif node.op_type != "Constant" or output not in trained:
             nodes.append(node)
     kept = [entry for entry in graph.initializer if entry.name not in new]
     _refill(graph.initializer, [*kept, *[numpy_helper.from_array(value, name) for name, value in new.items()]])

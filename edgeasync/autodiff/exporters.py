@@ -5,27 +5,27 @@ that then look like parameters. How each is recognized was found out with torch 
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx
 
 from edgeasync.autodiff import forward
 from edgeasync.autodiff.forward import Forward
-from edgeasync.autodiff.graph import FLOAT, Array
+from edgeasync.autodiff.graph import Array, Node
+from edgeasync.autodiff.producers import kind_of_producer, producer_of
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import GraphError
-from edgeasync.losses import BinaryCrossEntropy, CrossEntropy, find_loss
 
 
 def check_export(model: onnx.ModelProto, prepared: Forward, statistics: set[str], settings: GraphSettings) -> None:
     """Raise `GraphError` if what is to be trained is not what its author wrote; says how to export it instead."""
-    _check_output(prepared, settings)
+    advice = producer_of(model).plain
     if model.producer_name == "pytorch":
-        _check_folds(prepared)
-        _check_origins(prepared, _said(model, _FOLDED_FROM), settings)
-    _check_identity(prepared, statistics.union(settings.train))
-    _check_statistics(prepared, statistics)
+        _check_folds(prepared, advice)
+        _check_origins(prepared, _said(model, _FOLDED_FROM), settings, advice)
+    _check_identity(prepared, statistics, settings, advice)
+    _check_statistics(prepared, statistics, advice)
 
 
 def kinds_of_inputs(model: onnx.ModelProto) -> dict[str, str]:
@@ -33,66 +33,46 @@ def kinds_of_inputs(model: onnx.ModelProto) -> dict[str, str]:
     return _said(model, _KIND)
 
 
-_MOVING = frozenset({"Cast", "Concat", "Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
-"""Operators that only move values: probabilities stay probabilities, and so does 1 - p."""
-
-
-def _check_output(prepared: Forward, settings: GraphSettings) -> None:
-    """Refuse probabilities where the loss takes raw scores: it would train, and wrongly."""
-    if prepared.dtypes[prepared.output] != FLOAT:
-        raise GraphError(f"output {prepared.output!r} is {prepared.dtypes[prepared.output]}, not float32")
-    makers = {name: node for node in prepared.nodes for name in node.outputs}
-    if prepared.output not in makers:
-        raise GraphError(f"output {prepared.output!r} is an input of the model; nothing can be trained")
-    if not isinstance(find_loss(settings.loss), CrossEntropy | BinaryCrossEntropy):
-        return
-    sources = [makers[prepared.output]]
-    while sources:
-        last = sources.pop()
-        if last.op in ("Sigmoid", "Softmax"):
-            raise GraphError(
-                f"output {prepared.output!r} comes from {last.op}, but this loss takes the scores before it; "
-                f"name {last.inputs[0]!r} as the output"
-            )
-        if last.op in _MOVING or (last.op == "Sub" and last.inputs[0] in prepared.constants):
-            sources += [makers[name] for name in last.inputs if name in makers]
-
-
-def _check_identity(prepared: Forward, excused: set[str]) -> None:
-    """Refuse a parameter that an exporter made of several equal ones, unless it is named in full."""
-    for name in prepared.parameters.keys() - excused:
+def _check_identity(prepared: Forward, statistics: set[str], settings: GraphSettings, advice: str) -> None:
+    """Refuse parameters of which an exporter may have made one of several equal ones, unless they are named."""
+    merged = {}
+    for name, value in prepared.parameters.items():
+        if name in statistics or settings.names(name):
+            continue
         readers = [node for node in prepared.nodes if name in node.inputs]
-        if (
-            len(readers) > 1
-            and forward.is_uniform(value := prepared.parameters[name])
-            and (value.size > 1 or value.flat[0] in (0.0, 1.0))
-        ):
-            raise GraphError(
-                f"parameter {name!r} is read by {readers[0].where} and {readers[1].where}, and all its values are "
-                "equal: the exporter merged parameters; export without optimization "
-                "(torch.onnx.export(..., optimize=False)), or name it in `train` if it is shared on purpose"
-            )
+        if len(readers) > 1 and forward.is_uniform(value) and (value.size > 1 or value.flat[0] in (0.0, 1.0)):
+            merged[name] = readers
+    if merged:
+        name, (first, second, *_) = next(iter(merged.items()))
+        raise GraphError(
+            f"parameter {name!r} is read by {first.where} and {second.where}, and all its values are equal: the "
+            f"exporter may have merged parameters; {advice}, or name in `freeze`, or in `train` if they are "
+            f"shared on purpose: {', '.join(merged)}"
+        )
 
 
 _FOLDED_INTO = frozenset({"Conv", "ConvTranspose", "Gemm"})
 
 
-def _check_folds(prepared: Forward) -> None:
+def _check_folds(prepared: Forward, advice: str) -> None:
     """Refuse to train weights into which torch's exporters have multiplied a batch norm that came after.
 
     The older exporter, in evaluation mode, gives the product a number for a name. The newer one keeps the
     parameter's name, but the product has the name of the batch norm's result, one of several that it takes apart.
     """
-    for node in prepared.nodes:
-        if node.op not in _FOLDED_INTO or not prepared.parameters.keys() & node.inputs:
-            continue
-        if node.inputs[1].startswith("onnx::Conv") or node.outputs[0].startswith("getitem"):
-            raise GraphError(
-                f"{node.where} holds a batch norm that the exporter folded into it, and without it the model "
-                "trains differently: export in training mode (dynamo=False, "
-                "training=torch.onnx.TrainingMode.TRAINING) or without optimization (dynamo=True, "
-                f"optimize=False), or freeze {node.inputs[1]!r}"
-            )
+    folded = [
+        node
+        for node in prepared.nodes
+        if node.op in _FOLDED_INTO
+        and prepared.parameters.keys() & node.inputs
+        and (node.inputs[1].startswith("onnx::Conv") or node.outputs[0].startswith("getitem"))
+    ]
+    if folded:
+        names = [name for node in folded for name in node.inputs if name in prepared.parameters]
+        raise GraphError(
+            f"{folded[0].where} holds a batch norm that the exporter folded into it, and without it the model "
+            f"trains differently: {advice}, or name in `freeze`: {', '.join(names)}"
+        )
 
 
 _KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
@@ -109,23 +89,26 @@ _NAMED_BY_EXPORTER = re.compile(r"val_\d+|onnx::.*")
 _WEIGHTED = frozenset({"GRU", "LSTM", "MatMul", "RNN"})
 
 
-def _check_origins(prepared: Forward, folded: Mapping[str, str], settings: GraphSettings) -> None:
+def _check_origins(prepared: Forward, folded: Mapping[str, str], settings: GraphSettings, advice: str) -> None:
     """Refuse to train what torch's exporters computed beforehand, unless it is surely a weight turned round.
 
     It may as well be a constant such as an attention's scale, or made of several parameters, or of one that is
     trained besides: an embedding whose table is the last layer's weight too would become two.
     """
+    computed = {}
     for name, value in prepared.parameters.items():
-        if name in settings.train or not (name in folded or _NAMED_BY_EXPORTER.fullmatch(name)):
+        if settings.names(name) or not (name in folded or _NAMED_BY_EXPORTER.fullmatch(name)):
             continue
         readers = [node for node in prepared.nodes if name in node.inputs]
         joined = any(node.op == "MatMul" for node in readers) and folded.get(name, "").count("'") > 2
         if joined or any(node.op not in _WEIGHTED for node in readers) or _has_twin(prepared, name, value):
-            raise GraphError(
-                f"{readers[0].where} reads {name!r}, which the exporter computed, of a parameter or of constants: "
-                "export without that (dynamo=True, optimize=False; or dynamo=False, do_constant_folding=False), "
-                "or name it in `freeze` or in `train`"
-            )
+            computed[name] = readers[0]
+    if computed:
+        name, reader = next(iter(computed.items()))
+        raise GraphError(
+            f"{reader.where} reads {name!r}, which the exporter computed, of a parameter or of constants: "
+            f"{advice}, or name in `freeze` or in `train`: {', '.join(computed)}"
+        )
 
 
 def _has_twin(prepared: Forward, name: str, value: Array) -> bool:
@@ -139,7 +122,7 @@ def _has_twin(prepared: Forward, name: str, value: Array) -> bool:
     )
 
 
-def _check_statistics(prepared: Forward, live: set[str]) -> None:
+def _check_statistics(prepared: Forward, live: set[str], advice: str) -> None:
     """Refuse running statistics that an exporter merged with each other or with parameters that are equal."""
     readers: dict[str, tuple[str, int, str]] = {}
     for node in prepared.nodes:
@@ -148,11 +131,85 @@ def _check_statistics(prepared: Forward, live: set[str]) -> None:
                 continue
             reader = (node.op, position, node.inputs[1])
             if reader[:2] not in _STATISTIC_READERS or readers.setdefault(name, reader) != reader:
+                norms = [
+                    each for other in prepared.nodes if name in other.inputs[3:] for each in other.inputs[1:5]
+                ]
                 raise GraphError(
                     f"{node.where} reads the running statistic {name!r}, which something else reads in another "
-                    "way: the exporter merged tensors that were equal; export without optimization "
-                    "(torch.onnx.export(..., optimize=False))"
+                    f"way: the exporter merged tensors that were equal; {advice}, or name in `freeze`: "
+                    f"{', '.join(dict.fromkeys(norms))}"
                 )
 
 
 _STATISTIC_READERS = frozenset({("BatchNormalization", 3), ("BatchNormalization", 4)})
+
+
+def warnings_of(model: onnx.ModelProto, prepared: Forward, held: Sequence[str]) -> list[str]:
+    """Return what an exporter may have changed in silence, where the file cannot tell: a sentence for each.
+
+    `held` are weights in Constant nodes that are not trained.
+    """
+    kind, found = kind_of_producer(model), []
+    if constant := [name for name in held if name in prepared.constants]:
+        found.append(
+            f"weights in Constant nodes are not trained: {_listed(constant)}; to train them, name each in full in "
+            "`train`, beside the patterns of the others"
+        )
+    if kind in ("tf2onnx", "keras", "jax2tf"):
+        if bare := _without_bias(prepared):
+            found.append(
+                f"tf2onnx leaves out biases whose values are all 0, and these have none: {_listed(bare)}; if the "
+                "layer has a bias, set it to a small number such as 1e-6 before the conversion"
+            )
+        if folded := [name for name in prepared.parameters if "_weights_fused_bn" in name]:
+            found.append(
+                f"tf2onnx folded batch norms into {_listed(folded)}: they train as one layer, without batch "
+                "statistics; train the model in TensorFlow, or write it with edgeasync.nn, to keep the batch norms"
+            )
+    if kind == "torchscript":
+        norms = [
+            node.where for node in prepared.nodes
+            if node.op == "BatchNormalization" and node.attributes.get("training_mode")
+        ]  # fmt: skip
+        if norms:
+            found.append(
+                f"torch's exporter ran the model in training mode, which moved the running statistics of "
+                f"{_listed(norms)} by the example batch; training moves them on. To keep the module's own, export "
+                "with dynamo=True, optimize=False"
+            )
+    return found
+
+
+def _without_bias(prepared: Forward) -> list[str]:
+    """Return layers of a trained weight whose result no trained bias is added to, and no batch norm follows."""
+    readers: dict[str, list[Node]] = {}
+    for node in prepared.nodes:
+        for name in node.inputs:
+            readers.setdefault(name, []).append(node)
+
+    def biased(name: str) -> bool:
+        return any(
+            node.op == "BatchNormalization"
+            or (node.op == "Add" and not prepared.parameters.keys().isdisjoint(node.inputs))
+            or (node.op in _MOVING and biased(node.outputs[0]))
+            for node in readers.get(name, [])
+        )
+
+    return [
+        node.inputs[1]
+        for node in prepared.nodes
+        if node.op in ("Conv", "ConvTranspose", "Gemm", "MatMul")
+        and node.inputs[1] in prepared.parameters
+        and not node.inputs[2:]
+        and not biased(node.outputs[0])
+    ]
+
+
+_MOVING = frozenset({"Cast", "Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+
+_LISTED_MAX = 5
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _LISTED_MAX
+    return ", ".join(names[:_LISTED_MAX]) + (f" and {more} more" if more > 0 else "")

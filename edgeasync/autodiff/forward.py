@@ -12,8 +12,19 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper, inliner, numpy_helper, version_converter
 
-from edgeasync.autodiff.graph import IR_VERSION, Array, Graph, Node, free_inputs, needed, read_nodes, write_nodes
-from edgeasync.errors import GraphError
+from edgeasync.autodiff.graph import (
+    IR_VERSION,
+    Array,
+    Graph,
+    Node,
+    free_inputs,
+    needed,
+    opset_imports,
+    read_nodes,
+    write_nodes,
+)
+from edgeasync.autodiff.producers import producer_of
+from edgeasync.errors import GraphError, native_reason
 
 OPSET_MIN, OPSET_MAX = 18, 23
 """Opsets whose operators we differentiate as they are; older models are converted to the first."""
@@ -28,6 +39,13 @@ RANDOM_OPERATORS = frozenset(
         "RandomUniformLike",
     }
 )  # fmt: skip
+
+_KEPT = RANDOM_OPERATORS | {"DequantizeLinear"}
+"""Operators whose results are not computed beforehand: quantized weights stay small in the training graph."""
+
+_STANDARD = ("", "ai.onnx")
+ONNXRUNTIME = "com.microsoft"
+"""The domain of onnxruntime's own operators. Devices run some of them, which have no gradient."""
 
 _DATA_KINDS = (TensorProto.FLOAT, TensorProto.INT64)
 """What a device's data may be."""
@@ -67,7 +85,7 @@ def load(data: bytes) -> onnx.ModelProto:
     try:
         onnx.checker.check_model(model)
     except Exception as error:
-        raise GraphError(f"not a readable ONNX model: {first_line(error)}") from error
+        raise GraphError(f"not a readable ONNX model: {native_reason(error)}; export the model again") from error
     return model
 
 
@@ -79,11 +97,11 @@ def read(data: bytes) -> onnx.ModelProto:
     try:
         model = onnx.load_model_from_string(data)
     except Exception as error:
-        raise GraphError(f"not a readable ONNX model: {first_line(error)}") from error
+        raise GraphError("not a readable ONNX model; choose another file, or export the model again") from error
     if (tensor := _external_tensor(model)) is not None:
         raise GraphError(
-            f"tensor {tensor.name!r} lies in an external file; save the model as one file, "
-            "as torch does with external_data=False"
+            f"tensor {tensor.name!r} lies in an external file; save the model as one file, as torch does with "
+            "external_data=False, and onnx with onnx.save(onnx.load('model.onnx'), 'whole.onnx')"
         )
     return model
 
@@ -106,19 +124,21 @@ def _external_tensor(model: onnx.ModelProto) -> onnx.TensorProto | None:
 def parse(data: bytes) -> onnx.ModelProto:
     """Read a serialized forward model and bring it to an opset we know; raises `GraphError`."""
     model = load(data)
-    if model.functions:
-        model = inliner.inline_local_functions(model)
+    if not any(entry.domain in _STANDARD for entry in model.opset_import):
+        model.opset_import.append(helper.make_opsetid("", OPSET_MIN))  # it has no standard operator
     opset = opset_of(model)
     if opset > OPSET_MAX:
-        raise GraphError(f"the model is of opset {opset}; export it with opset {OPSET_MIN} to {OPSET_MAX}")
-    if opset < OPSET_MIN:
-        try:
+        raise GraphError(f"the model is of opset {opset}; {producer_of(model).opset}")
+    try:
+        if model.functions:
+            model = inliner.inline_local_functions(model)
+        if opset < OPSET_MIN:
             model = version_converter.convert_version(model, OPSET_MIN)
-        except Exception as error:
-            raise GraphError(
-                f"the model is of opset {opset} and cannot be converted ({first_line(error)}); "
-                f"export it with opset {OPSET_MIN}"
-            ) from error
+    except Exception as error:
+        raise GraphError(
+            f"the model is of opset {opset} and onnx cannot convert it ({native_reason(error)}); "
+            f"{producer_of(model).opset}"
+        ) from error
     return model
 
 
@@ -154,19 +174,39 @@ def _read_instead(names: Mapping[str, str], graph: onnx.GraphProto) -> None:
 
 def opset_of(model: onnx.ModelProto) -> int:
     """Return the version of the standard operators that a model is written in."""
-    return next((int(entry.version) for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1)
+    return next((int(entry.version) for entry in model.opset_import if entry.domain in _STANDARD), 1)
 
 
 def choose_output(model: onnx.ModelProto, output: str | None) -> str:
-    """Return the tensor that the loss reads; raises `GraphError` if it is unclear or missing."""
+    """Return the tensor that the loss reads: without a name, the only output of floating-point values.
+
+    Raises `GraphError` if it is unclear or missing, or if a node before it is of a domain that no device runs.
+    """
     names = [str(value.name) for value in model.graph.output]
     if output is None:
-        if len(names) != 1:
-            raise GraphError(f"the model has {len(names)} outputs ({', '.join(names)}); name the one to train")
-        return names[0]
-    if output not in {made for node in model.graph.node for made in node.output}:
+        chosen = [str(value.name) for value in model.graph.output if _may_be_float(value)] if names[1:] else names
+        if len(chosen) != 1:
+            dictionaries = [node.input[0] for node in model.graph.node if node.op_type == "ZipMap"]
+            raise GraphError(
+                f"the model has {len(names)} outputs ({', '.join(names)}); name the one to train"
+                + "".join(f": {name!r}, of which a ZipMap makes dictionaries" for name in dictionaries)
+            )
+        output = chosen[0]
+    elif output not in {made for node in model.graph.node for made in node.output}:
         raise GraphError(f"the model has no tensor {output!r}; its outputs are {', '.join(names)}")
+    for node in needed(read_nodes(model.graph.node), [output]):
+        if node.domain not in ("", ONNXRUNTIME):
+            raise GraphError(
+                f"{node.where} is of the domain {node.domain!r}, which devices do not run; "
+                f"{producer_of(model).foreign}"
+            )
     return output
+
+
+def _may_be_float(value: onnx.ValueInfoProto) -> bool:
+    """Return whether a loss may read an output, by its type."""
+    floats = (TensorProto.UNDEFINED, TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)
+    return value.type.WhichOneof("value") in (None, "tensor_type") and value.type.tensor_type.elem_type in floats
 
 
 def prepare(
@@ -187,12 +227,11 @@ def prepare(
     for name, value in initial_values(model).items():
         (forward.parameters if name in variable else forward.constants)[name] = value
     nodes = _resolve(needed(read_nodes(model.graph.node), [output]), forward, model)
-    _check_domains(model, nodes)
     used = {name for node in nodes for name in free_inputs(node)}
     symbols: set[str] = set()
     for entry in model.graph.input:
         if entry.name not in forward.parameters and entry.name not in forward.constants and entry.name in used:
-            _read_input(forward, entry, symbols)
+            _read_input(forward, entry, symbols, producer_of(model).sizes)
     if not forward.inputs:
         raise GraphError(f"output {output!r} depends on no input of the model")
     first, second = _measure(forward, nodes, symbolic=bool(symbols))
@@ -214,7 +253,7 @@ def prepare(
     return forward
 
 
-def _read_input(forward: Forward, entry: onnx.ValueInfoProto, symbols: set[str]) -> None:
+def _read_input(forward: Forward, entry: onnx.ValueInfoProto, symbols: set[str], advice: str) -> None:
     kind = entry.type.tensor_type
     if not entry.type.HasField("tensor_type") or kind.elem_type not in helper.get_all_tensor_dtypes():
         raise GraphError(f"input {entry.name!r} is not a tensor; only tensors can be trained on")
@@ -232,7 +271,7 @@ def _read_input(forward: Forward, entry: onnx.ValueInfoProto, symbols: set[str])
         if axis:
             raise GraphError(
                 f"input {entry.name!r} has a free size {dim.dim_param!r} at axis {axis}; only the batch, axis 0, "
-                "may be free: export the model with fixed sizes otherwise"
+                f"may be free: {advice}"
             )
         symbols.add(dim.dim_param)
         dims.append(None)
@@ -243,30 +282,30 @@ def _read_input(forward: Forward, entry: onnx.ValueInfoProto, symbols: set[str])
     forward.dtypes[entry.name] = np.dtype(helper.tensor_dtype_to_np_dtype(kind.elem_type))
 
 
-def _check_domains(model: onnx.ModelProto, nodes: Iterable[Node]) -> None:
-    foreign = {
-        output: node for node in model.graph.node if node.domain not in ("", "ai.onnx") for output in node.output
-    }
-    for node in nodes:
-        if (alien := foreign.get(node.outputs[0])) is not None:
-            raise GraphError(
-                f"{node.where} is of the domain {alien.domain!r}; only standard ONNX operators can be trained: "
-                "train an output before it, by its name"
-            )
-
-
 def initial_values(model: onnx.ModelProto) -> dict[str, Array]:
-    """Return the model's initializers by name.
+    """Return the model's initializers by name, and arrays that Constant nodes hold.
 
     Exporters store tensors that happen to be equal once, and name the others by Identity nodes. Those filled
     with a single value, as all scales and biases of a new model are, become initializers of their own again;
     others are weights that are tied on purpose.
     """
     values = {tensor.name: array_of(tensor, f"tensor {tensor.name!r}") for tensor in model.graph.initializer}
+    values |= held_by_constants(model)
     for node in model.graph.node:
         if node.op_type == "Identity" and node.input[0] in values and is_uniform(values[node.input[0]]):
             values[node.output[0]] = values[node.input[0]].copy()
     return values
+
+
+def held_by_constants(model: onnx.ModelProto) -> dict[str, Array]:
+    """Return the float32 arrays of Constant nodes, by the tensors they make, as paddle2onnx keeps weights."""
+    return {
+        node.output[0]: array_of(entry.t, f"tensor {node.output[0]!r}")
+        for node in model.graph.node
+        if node.op_type == "Constant"
+        for entry in node.attribute
+        if entry.name == "value" and entry.t.data_type == TensorProto.FLOAT and entry.t.dims
+    }
 
 
 def array_of(tensor: onnx.TensorProto, where: str) -> Array:
@@ -274,7 +313,7 @@ def array_of(tensor: onnx.TensorProto, where: str) -> Array:
     try:
         return numpy_helper.to_array(tensor)
     except (ValueError, KeyError, TypeError) as error:
-        raise GraphError(f"{where} cannot be read ({first_line(error)}); export the model again") from error
+        raise GraphError(f"{where} cannot be read ({native_reason(error)}); export the model again") from error
 
 
 def is_uniform(value: Array) -> bool:
@@ -290,7 +329,8 @@ def _resolve(nodes: list[Node], forward: Forward, model: onnx.ModelProto) -> lis
     for node in nodes:
         node.inputs = [same.get(name, name) for name in node.inputs]
         if node.op == "Constant":
-            forward.constants[node.outputs[0]] = _constant_value(node)
+            if node.outputs[0] not in forward.parameters:
+                forward.constants[node.outputs[0]] = _constant_value(node)
         elif node.op == "SplitToSequence" and (sizes := _split_sizes(node, forward, model)) is not None:
             # torch's newer exporter makes a sequence of what chunk and split give; plain parts can be trained.
             parts = [f"{node.outputs[0]}::{place}" for place in range(len(sizes))]
@@ -358,7 +398,7 @@ def _measure(
         [onnx.ValueInfoProto(name=name) for name in names],
         [numpy_helper.from_array(value, name) for name, value in variable.items()],
     )
-    model = helper.make_model(graph, ir_version=IR_VERSION, opset_imports=[helper.make_opsetid("", forward.opset)])
+    model = helper.make_model(graph, ir_version=IR_VERSION, opset_imports=opset_imports(forward.opset, nodes))
     try:
         session = open_session(model.SerializeToString())
         runs = []
@@ -371,7 +411,7 @@ def _measure(
             }
             runs.append(feeds | variable | dict(zip(names, session.run(names, feeds), strict=True)))
     except Exception as error:
-        raise GraphError(f"the forward model does not run: {first_line(error)}") from error
+        raise GraphError(f"the forward model does not run: {native_reason(error)}") from error
     return runs[0], runs[-1]
 
 
@@ -399,7 +439,7 @@ def _fold(forward: Forward, nodes: list[Node], first: Mapping[str, Array], secon
             kind = helper.np_dtype_to_tensor_dtype(forward.dtypes[node.outputs[0]])
             node.op, node.inputs, node.attributes = "Cast", node.inputs[:1], {"to": int(kind)}
         inputs = set(free_inputs(node))
-        free = node.op not in RANDOM_OPERATORS and (node.op in SHAPE_OPERATORS or inputs <= shape_like)
+        free = node.op not in _KEPT and (node.op in SHAPE_OPERATORS or inputs <= shape_like)
         if free:
             shape_like.update(node.outputs)
         alike = all(_same(first[name], second[name]) for name in node.outputs if name)
@@ -420,8 +460,3 @@ def _fold(forward: Forward, nodes: list[Node], first: Mapping[str, Array], secon
 
 def _same(first: Array, second: Array) -> bool:
     return first.shape == second.shape and first.tobytes() == second.tobytes()
-
-
-def first_line(error: Exception) -> str:
-    """Return what an error says, without the rest."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

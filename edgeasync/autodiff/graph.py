@@ -31,6 +31,8 @@ class Node(msgspec.Struct):
     outputs: list[str]
     attributes: dict[str, Any] = {}
     name: str = ""
+    domain: str = ""
+    """Empty for standard operators."""
 
     @property
     def where(self) -> str:
@@ -159,6 +161,7 @@ def read_nodes(nodes: Iterable[onnx.NodeProto]) -> list[Node]:
             list(node.output),
             {attribute.name: _attribute_value(attribute) for attribute in node.attribute},
             node.name,
+            "" if node.domain == "ai.onnx" else node.domain,
         )
         for node in nodes
     ]
@@ -177,10 +180,20 @@ def write_nodes(nodes: Iterable[Node], rename: Mapping[str, str]) -> list[onnx.N
             [rename.get(name, name) for name in node.inputs],
             [rename.get(name, name) for name in node.outputs],
             name=node.name,
+            domain=node.domain,
             **node.attributes,
         )
         for node in nodes
     ]
+
+
+def opset_imports(opset: int, nodes: Iterable[Node]) -> list[onnx.OperatorSetIdProto]:
+    """Return the imports of a graph of these nodes: the standard operators, and version 1 of other domains.
+
+    Another domain is onnxruntime's own, which has no other version.
+    """
+    others = sorted({node.domain for node in nodes if node.domain})
+    return [helper.make_opsetid("", opset), *[helper.make_opsetid(domain, 1) for domain in others]]
 
 
 def value_info(name: str, dtype: npt.DTypeLike, shape: Shape) -> onnx.ValueInfoProto:

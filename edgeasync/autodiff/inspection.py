@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import msgspec
 import numpy as np
@@ -12,7 +12,7 @@ from onnx import helper, numpy_helper
 from edgeasync.autodiff import forward
 from edgeasync.autodiff.graph import FLOAT, Array, Node, free_inputs, read_nodes, value_info
 from edgeasync.autodiff.losses import TARGET
-from edgeasync.errors import GraphError
+from edgeasync.errors import GraphError, native_reason
 from edgeasync.parameters import ParameterSpec
 
 
@@ -76,6 +76,16 @@ def inspect_graph(model: bytes, spec: ParameterSpec, batch_size: int) -> Inspect
         floating_point_operations=cost.operations,
         memory_bytes=cost.peak_bytes + sum(value.nbytes for value in (*feeds.values(), *constants.values())),
     )
+
+
+def frozen_arrays(model: bytes, trained: Collection[str]) -> Iterator[tuple[str, Array]]:
+    """Yield the names and values of a forward model's initializers that are not trained.
+
+    Single values are constants of formulas, and int64 is the type of shapes and axes: neither is a weight.
+    """
+    for entry in onnx.load_model_from_string(model).graph.initializer:
+        if entry.name not in trained and entry.data_type != onnx.TensorProto.INT64 and math.prod(entry.dims) > 1:
+            yield entry.name, numpy_helper.to_array(entry)
 
 
 def fixed_batch(proto: onnx.ModelProto) -> int | None:
@@ -179,7 +189,7 @@ def run_with_every_tensor(proto: onnx.ModelProto, feeds: Mapping[str, Array]) ->
     try:
         return dict(zip(names, forward.open_session(whole.SerializeToString()).run(names, feeds), strict=True))
     except Exception as error:
-        raise GraphError(f"the graph does not run: {forward.first_line(error)}") from error
+        raise GraphError(f"the graph does not run: {native_reason(error)}") from error
 
 
 def _operations(node: Node, known: Mapping[str, Array]) -> int:

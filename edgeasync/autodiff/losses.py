@@ -25,7 +25,10 @@ def target_type(loss: Loss, output: Shape) -> tuple["np.dtype[Any]", Shape]:
     """Return dtype and shape of the targets for a model's output; raises `GraphError` if none fit it."""
     if isinstance(loss, CrossEntropy):
         if len(output) < 2 or output[1] is None:
-            raise GraphError(f"cross_entropy needs scores of shape (batch, classes, ...), the output has {output}")
+            raise GraphError(
+                f"cross_entropy needs scores of shape (batch, classes, ...), the output has {output}; "
+                "transpose it, or use another loss"
+            )
         if loss.class_weights is not None and len(loss.class_weights) != output[1]:
             raise GraphError(f"{len(loss.class_weights)} class weights, but the output has {output[1]} classes")
         return np.dtype(np.int64), (output[0], *output[2:])

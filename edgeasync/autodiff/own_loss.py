@@ -11,7 +11,7 @@ from edgeasync.autodiff.forward import Forward
 from edgeasync.autodiff.graph import FLOAT, Shape
 from edgeasync.autodiff.losses import TARGET, LossParts
 from edgeasync.autodiff.rules import TrainingGraphBuilder
-from edgeasync.errors import GraphError
+from edgeasync.errors import GraphError, native_reason
 
 PREDICTION = "prediction"
 """The input of the loss that is the model's output; the other one is `target`."""
@@ -91,7 +91,13 @@ def take_target(prepared: Forward, prediction: Shape) -> None:
 
 def _to_opset(model: onnx.ModelProto, version: int) -> onnx.ModelProto:
     if forward.opset_of(model) != version:
-        return version_converter.convert_version(model, version)
+        try:
+            return version_converter.convert_version(model, version)
+        except Exception as error:
+            raise GraphError(
+                f"the model and the loss are of different opsets, and onnx cannot convert one to opset {version} "
+                f"({native_reason(error)}); export both with the same opset"
+            ) from error
     copied = onnx.ModelProto()
     copied.CopyFrom(model)
     return copied

@@ -1,12 +1,13 @@
 """Which of a forward model's initializers are trained, by name patterns and by what an exporter tells of them."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from fnmatch import fnmatchcase
 
 import msgspec
 import numpy as np
 import onnx
 
+from edgeasync.autodiff import forward
 from edgeasync.autodiff.exporters import kinds_of_inputs
 from edgeasync.autodiff.graph import FLOAT, Array
 from edgeasync.autodiff.settings import GraphSettings
@@ -18,6 +19,8 @@ class Selection(msgspec.Struct, frozen=True):
 
     trained: list[str]
     statistics: set[str]
+    held: list[str]
+    """Weights of layers in Constant nodes that are not trained, because other weights are initializers."""
 
 
 def select(model: onnx.ModelProto, values: Mapping[str, Array], settings: GraphSettings) -> Selection:
@@ -28,35 +31,95 @@ def select(model: onnx.ModelProto, values: Mapping[str, Array], settings: GraphS
     Running statistics move where anything of their batch norm is chosen.
     """
     statistics, norms = _statistics(model, values)
-    candidates = _candidates(model, values, settings.train)
+    candidates = _candidates(model, values, settings.train or ())
     names = list(dict.fromkeys([*candidates, *sorted(statistics)]))
     if not names:
         raise GraphError(_nothing_to_train(values))
     chosen = _chosen(names, settings)
     live = {name for norm in norms if chosen.intersection(norm) for name in norm[2:]}
-    return Selection([name for name in candidates if name in chosen and name not in statistics], live)
+    trained = [name for name in candidates if name in chosen and name not in statistics]
+    layers = _read_by_layers(model)
+    held = [name for name in forward.held_by_constants(model) if name in layers and name not in candidates]
+    return Selection(trained, live, held)
 
 
 def _candidates(model: onnx.ModelProto, values: Mapping[str, Array], named: Collection[str]) -> list[str]:
     """Return what may be trained: float32 initializers with a dimension, and any that is named in full.
 
-    A scalar, or an exponent, is a constant of the formula unless somebody says that it is not.
+    A scalar, an exponent or what a Constant node holds is a constant of the formula unless somebody says that it
+    is not. If no layer has its weight in an initializer, weights are what Constant nodes hold, as paddle2onnx
+    writes them.
     """
-    untrained = {name for node in model.graph.node for name in _fixed_inputs(node)}
+    untrained = _fixed(model)
     untrained.update(name for name, kind in kinds_of_inputs(model).items() if kind != "PARAMETER")
-    return [
-        name
-        for name, value in values.items()
-        if value.dtype == FLOAT
-        and value.size
-        and np.isfinite(value).all()
-        and (name in named or (value.ndim and name not in untrained))
-    ]
+    held = forward.held_by_constants(model).keys()
+
+    def may_be(name: str, value: Array) -> bool:
+        if value.dtype != FLOAT or not value.size or not np.isfinite(value).all():
+            return False
+        return name in named or bool(value.ndim and name not in untrained)
+
+    found = [name for name, value in values.items() if may_be(name, value)]
+    layers, weights = _read_by_layers(model), _weights(model, values)
+    apart = any(name in layers and name not in held for name in found)
+    return [name for name in found if name in named or name not in held or (name in weights and not apart)]
 
 
-def _fixed_inputs(node: onnx.NodeProto) -> Iterable[str]:
-    first = {"Clip": 1, "Dropout": 1, "Pad": 1, "Resize": 1, "Pow": 1, "OneHot": 0}.get(node.op_type)
-    return () if first is None else node.input[first:]
+_WEIGHTED = frozenset(
+    {"BatchNormalization", "Conv", "ConvTranspose", "GRU", "Gather", "Gemm", "InstanceNormalization", "LSTM",
+     "LayerNormalization", "MatMul", "RNN"}
+)  # fmt: skip
+
+
+def _reads(model: onnx.ModelProto) -> Iterator[tuple[onnx.NodeProto, list[str]]]:
+    """Yield the nodes that compute, with what they read: a weight that is turned on its way is read as itself."""
+    same: dict[str, str] = {}
+    for node in model.graph.node:
+        read = [same.get(name, name) for name in node.input]
+        if node.op_type in _MOVING and read:
+            same[node.output[0]] = read[0]
+        else:
+            yield node, read
+
+
+def _read_by_layers(model: onnx.ModelProto) -> set[str]:
+    return {name for node, read in _reads(model) if node.op_type in _WEIGHTED for name in read}
+
+
+def _weights(model: onnx.ModelProto, values: Mapping[str, Array]) -> set[str]:
+    """Return what layers read as weights, and what is added to a layer's result or multiplies it, as biases are.
+
+    A single number there belongs to a formula, as of a hard sigmoid, unless the layer makes single numbers.
+    """
+    found, made, single = _read_by_layers(model), set[str](), set[str]()
+    for node, read in _reads(model):
+        if node.op_type in _WEIGHTED:
+            made.update(node.output)
+            if any(1 in values[name].shape for name in read if name in values):
+                single.update(node.output)
+        elif node.op_type in ("Add", "Mul") and made.intersection(read):
+            found.update(name for name in read if name in values and (values[name].size > 1 or single & {*read}))
+            made.update(node.output)
+    return found
+
+
+_MOVING = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+
+
+def _fixed(model: onnx.ModelProto) -> set[str]:
+    """Return what fixes how an operator works, such as a Clip's bounds, also where it is reshaped on its way."""
+    found: set[str] = set()
+    for node in reversed(model.graph.node):
+        first = _FIXED_FROM.get(node.op_type)
+        if first is not None:
+            found.update(node.input[first:])
+        elif node.op_type in _MOVING and found.intersection(node.output):
+            found.add(node.input[0])
+    return found
+
+
+_FIXED_FROM = {"Clip": 1, "Dropout": 1, "Pad": 1, "Resize": 1, "Pow": 1, "OneHot": 0}
+"""By operator: the first input that is fixed."""
 
 
 def _statistics(model: onnx.ModelProto, values: Mapping[str, Array]) -> tuple[set[str], list[tuple[str, ...]]]:
@@ -82,12 +145,12 @@ def _nothing_to_train(values: Mapping[str, Array]) -> str:
 
 
 def _chosen(names: list[str], settings: GraphSettings) -> set[str]:
-    for pattern in (*settings.train, *settings.freeze):
+    for pattern in (*(settings.train or ()), *settings.freeze):
         if not any(fnmatchcase(name, pattern) for name in names):
             raise GraphError(f"no parameter matches {pattern!r}; there are {', '.join(names)}")
     return {
         name
         for name in names
-        if any(fnmatchcase(name, pattern) for pattern in settings.train)
+        if (settings.train is None or settings.names(name))
         and not any(fnmatchcase(name, pattern) for pattern in settings.freeze)
     }

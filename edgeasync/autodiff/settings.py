@@ -3,6 +3,7 @@
 Nothing here needs the `onnx` package, so that settings can be checked anywhere.
 """
 
+from fnmatch import fnmatchcase
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -15,12 +16,18 @@ class GraphSettings(Section, frozen=True):
     """How a forward model becomes a training graph.
 
     `train` and `freeze` are shell patterns over parameter names: trained is what a pattern of `train` matches
-    and none of `freeze`. `output` names the tensor that the loss reads; without it the model must have one
-    output. `target = "input"` makes an autoencoder: every example is its own target.
+    and none of `freeze`. Without `train` it is all that is surely a parameter; what a pattern matches counts as
+    named, and is trained even if an exporter may have merged or computed it. `output` names the tensor that the
+    loss reads; without it the model must have one output of floating-point values. `target = "input"` makes an
+    autoencoder: every example is its own target.
     """
 
     loss: LossSetting = "cross_entropy"
-    train: Annotated[tuple[str, ...], Meta(min_length=1)] = ("*",)
+    train: Annotated[tuple[str, ...], Meta(min_length=1)] | None = None
     freeze: tuple[str, ...] = ()
     output: str | None = None
     target: Literal["label", "input"] = "label"
+
+    def names(self, parameter: str) -> bool:
+        """Return whether a pattern of `train` matches a parameter."""
+        return any(fnmatchcase(parameter, pattern) for pattern in self.train or ())

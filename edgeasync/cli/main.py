@@ -104,6 +104,13 @@ def hub(
         bool, typer.Option("--knocking", help="Record unknown keys for 'edgeasync keys pending'.")
     ] = False,
     insecure: Annotated[bool, typer.Option("--insecure", help="Listen beyond this machine without keys.")] = False,
+    frozen: Annotated[
+        str | None,
+        typer.Option(
+            help="What to do with a device whose frozen arrays differ: refuse, or warn and let it train "
+            "[default: refuse]."
+        ),
+    ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Only print the most memory that this hub may need, part by part.")
     ] = False,
@@ -118,7 +125,9 @@ def hub(
     from edgeasync.cli.serving import log_to_stderr
 
     log_to_stderr(log_level)
-    section = given(bind=bind, run=run, durability=durability, keys=keys, insecure=insecure, knocking=knocking)
+    section = given(
+        bind=bind, run=run, durability=durability, keys=keys, insecure=insecure, knocking=knocking, frozen=frozen
+    )
     model = given(file=file, loss=loss, train=train, freeze=freeze, output=output, target=target)
     act = check_hub if check else run_hub
     act(config, Flags(section, model, recovery, resume), Printer(json=json))
@@ -226,6 +235,13 @@ def agent(
         str | None,
         typer.Option(help="Without a hub: where to write the trained model at the end, .onnx or .safetensors."),
     ] = None,
+    frozen: Annotated[
+        str | None,
+        typer.Option(
+            help="Without a hub: what to do with a peer whose frozen arrays differ: refuse, or warn and average "
+            "with it [default: refuse]."
+        ),
+    ] = None,
     log_level: LogLevel = None,
     json: Json = False,
 ) -> None:
@@ -244,7 +260,7 @@ def agent(
     )  # fmt: skip
     peers_section = given(
         topology=topology, peers=peers, bind=bind, steps_max=steps_max, epochs=epochs, rounds_max=rounds_max,
-        out=out,
+        out=out, frozen=frozen,
     )  # fmt: skip
     model = given(file=file, loss=loss, train=train, freeze=freeze, output=output, target=target)
     run_agent(config, section, Printer(json=json), peers_section, model)

@@ -40,11 +40,13 @@ def build_model(forward: Path, flags: dict[str, Any], out: Path, printer: Printe
         "parameters": built.spec.trained_length,
         "statistics": built.spec.length - built.spec.trained_length,
         "bytes": len(built.graph),
+        "warnings": list(built.warnings),
     }
     printer.result(
         result,
         f"{out}: trains {result['parameters']} parameters, {result['bytes']} bytes",
         f"{values}: the values it begins with",
+        *[f"warning: {warning}" for warning in built.warnings],
     )
 
 
@@ -59,7 +61,7 @@ def inspect_model(path: Path, flags: dict[str, Any], batch_size: int, printer: P
         for parameter in built.spec.parameters
     ]
     if printer.json:
-        printer.object(msgspec.to_builtins(found) | {"arrays": arrays})
+        printer.object(msgspec.to_builtins(found) | {"arrays": arrays, "warnings": list(built.warnings)})
         return
     rows = [("parameter", "shape", "values", "role")]
     for parameter in built.spec.parameters:
@@ -79,6 +81,7 @@ def inspect_model(path: Path, flags: dict[str, Any], batch_size: int, printer: P
         f"a step of {found.batch_size} examples: {found.floating_point_operations / 1e6:,.1f} million operations, "
         f"{found.memory_bytes / 2**20:,.1f} MiB of tensors"
     )
+    _print_warnings(built, printer)
 
 
 def check_model(path: Path, flags: dict[str, Any], batch_size: int, printer: Printer) -> None:
@@ -89,7 +92,8 @@ def check_model(path: Path, flags: dict[str, Any], batch_size: int, printer: Pri
     checks = check_gradients(built.graph, built.spec, built.initial, batch_size=batch_size)
     failed = [check for check in checks if not check.passed]
     if printer.json:
-        printer.object({"passed": not failed, "gradients": [msgspec.to_builtins(check) for check in checks]})
+        gradients = [msgspec.to_builtins(check) for check in checks]
+        printer.object({"passed": not failed, "gradients": gradients, "warnings": list(built.warnings)})
     else:
         rows = [("gradient of", "slope", "difference", "apart", "")]
         for check in checks:
@@ -97,6 +101,7 @@ def check_model(path: Path, flags: dict[str, Any], batch_size: int, printer: Pri
             numbers = (f"{check.slope:.3e}", f"{check.difference:.3e}", f"{check.error:.2%}")
             rows.append((check.name, *numbers, verdict))
         print_table(printer, rows)
+        _print_warnings(built, printer)
     if failed:
         others = f" and {len(failed) - 1} more" if failed[1:] else ""
         raise GraphError(
@@ -174,6 +179,12 @@ def _load(path: Path, flags: dict[str, Any]) -> HubGraph:
         )
     settings = convert({"kind": "onnx", "file": str(path)} | flags, OnnxModel, where="flags")
     return load_graph_apart(settings)
+
+
+def _print_warnings(built: HubGraph, printer: Printer) -> None:
+    """Print what the exporter may have changed in silence."""
+    for warning in built.warnings:
+        printer.line(f"warning: {warning}")
 
 
 def _read(path: Path, advice: str) -> bytes:

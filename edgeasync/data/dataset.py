@@ -1,5 +1,6 @@
 """Examples and their targets held in memory, and the endless stream of batches that training draws from them."""
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeasync.errors import ConfigError, DataError
+
+_log = logging.getLogger(__name__)
 
 Targets = npt.NDArray[np.int64] | npt.NDArray[np.float32]
 """Class numbers, int64, or values to predict, float32; one for each example, or an array of them, (n, ...)."""
@@ -158,6 +161,15 @@ def check_answers(targets: npt.NDArray[Any]) -> None:
             f"the data's targets are from {targets.min():g} to {targets.max():g}, the loss bce_with_logits takes "
             "answers from 0 (no) to 1 (yes): write 0 for -1, or take another loss"
         )
+
+
+def warn_of_one_class(targets: npt.NDArray[Any]) -> None:
+    """Log a warning if all targets of a device are the same; what is read when it is drawn is not looked at."""
+    if isinstance(targets, np.ndarray) and len(targets) > 1 and (targets == targets.flat[0]).all():
+        _log.warning(
+            "all %d targets of this device's data are %g: it teaches the model no other; check y, unless other "
+            "devices have the rest", len(targets), targets.flat[0],
+        )  # fmt: skip
 
 
 class Batches:

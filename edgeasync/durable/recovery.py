@@ -20,7 +20,7 @@ from edgeasync.durable.checkpoint import CheckpointStore, Chosen, Manifest
 from edgeasync.durable.disk import Disk
 from edgeasync.durable.history_writer import REPLAYED_ROWS, HistoryWriter
 from edgeasync.durable.journal import Appended, JournalReading, Segment, read_journal, remove_torn_headers
-from edgeasync.errors import ConfigError, PluginError, StorageError
+from edgeasync.errors import ConfigError, ModelMismatchError, PluginError, StorageError
 from edgeasync.parameters import ParameterSpec
 from edgeasync.policies.policy import Policy, PolicySet, upgraded
 from edgeasync.protocol.graph import ShippedGraph
@@ -150,9 +150,12 @@ class Recovered:
 
         A new policy, or new codecs, begin without what the old ones kept, but with the model as it is, all
         acknowledged updates included. Who the devices are, and what they were answered, stays in any case.
+
+        Raises `ModelMismatchError` if the hub's model has other frozen arrays than the run's.
         """
         if rules == self.rules:
             return
+        _check_frozen(self.rules.settings, rules.settings)
         old, minutes = self.core, (self.rules.settings.stop.minutes, rules.settings.stop.minutes)
         keeps = (rules.policy, rules.settings.codec) == (self.rules.policy, self.rules.settings.codec)
         if not keeps:
@@ -251,6 +254,16 @@ def _last_number(reading: JournalReading, store: CheckpointStore) -> int:
     except StorageError:
         numbers += [segment.first for segment in reading.segments]  # who names a checkpoint knows of it
     return max(numbers)
+
+
+def _check_frozen(before: HubCoreSettings, now: HubCoreSettings) -> None:
+    old, new = before.frozen_arrays, now.frozen_arrays
+    if now.frozen == "warn" or old is None or new is None or old.framework != new.framework or old == new:
+        return
+    raise ModelMismatchError(
+        "the run in this folder was trained with other frozen arrays than the hub's model has: load the same base "
+        "model, choose another run folder, or set hub.frozen = 'warn'"
+    )
 
 
 def _refuse_journal_alone(disk: Disk) -> None:

@@ -8,16 +8,17 @@ import numpy as np
 
 from edgeasync.core.arrays.spool import TrainerState
 from edgeasync.errors import ModelMismatchError
-from edgeasync.jax.trees import parameters_of, read_tree, shapes_of, tree_like
+from edgeasync.jax.trees import frozen_of, parameters_of, read_tree, shapes_of, tree_like
 from edgeasync.parameters import Parameter
 from edgeasync.sdk.models import Arrays
 
 
-def params(tree: Any, optimizer_state: Any = None) -> "Params":
+def params(tree: Any, optimizer_state: Any = None, *, frozen: Any = None) -> "Params":
     """Return a holder of parameters for `join`: arrays of JAX never change, so the session sets its `.value`.
 
     A loop reads `.value` and sets it, then calls `session.step()`. So it does with `.optimizer_state`, if it gives
     that: an exchange puts the first one back where the hub says so, and a script that is killed resumes with it.
+    `frozen` is a tree of arrays that the loop uses and does not train: the hub refuses a device with other values.
 
     >>> import tempfile
     >>> import jax.numpy as jnp
@@ -30,19 +31,20 @@ def params(tree: Any, optimizer_state: Any = None) -> "Params":
     >>> held.value["w"].tolist()
     [2.0, 2.0, 2.0]
     """
-    return Params(tree, optimizer_state)
+    return Params(tree, optimizer_state, frozen)
 
 
 class Params:
     """A tree of parameters in a session; `params` makes one."""
 
-    def __init__(self, tree: Any, optimizer_state: Any) -> None:
+    def __init__(self, tree: Any, optimizer_state: Any, frozen: Any) -> None:
         self.value = tree
         """The tree as it is now."""
         self.optimizer_state = optimizer_state
         """That of the loop's optimizer, if it is kept here."""
         self._begun = optimizer_state
         self.parameters: Sequence[Parameter] = parameters_of(tree)
+        self.frozen = frozen_of(frozen)
         self.rounds = False  # all are float32
 
     def read(self, arrays: Arrays) -> None:

@@ -9,7 +9,7 @@ import optax
 
 from edgeasync.data.dataset import Dataset, batches
 from edgeasync.errors import ConfigError
-from edgeasync.jax.trees import arrays_of, parameters_of, read_tree, tree_like
+from edgeasync.jax.trees import arrays_of, frozen_of, parameters_of, read_tree, tree_like
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.sdk.adapted import Adapted
 from edgeasync.sdk.models import Prepared
@@ -28,6 +28,7 @@ def model(
     optimizer: optax.GradientTransformation | None = None,
     *,
     predict: Callable[[Any, Any], Any] | None = None,
+    frozen: Any = None,
 ) -> "JaxModel":
     """Return a tree of parameters and its loss as a model for `train`, `Hub` and `Agent`.
 
@@ -35,6 +36,7 @@ def model(
     - `loss_fn(params, x, y)`: the mean loss of a batch. It is compiled, with the optimizer's step.
     - `optimizer`: of optax, as it is; by default `optax.sgd(0.05)`.
     - `predict(params, x)`: the scores of each class, (n, classes, ...); with it evaluations have an accuracy.
+    - `frozen`: a tree of arrays that `loss_fn` closes over. A device with other values is refused.
 
     >>> import jax.numpy as jnp
     >>> import numpy as np
@@ -47,7 +49,7 @@ def model(
     >>> run.model["weight"].shape
     (3,)
     """
-    return JaxModel(params, loss_fn, optax.sgd(0.05) if optimizer is None else optimizer, predict)
+    return JaxModel(params, loss_fn, optax.sgd(0.05) if optimizer is None else optimizer, predict, frozen)
 
 
 class JaxModel(Adapted):
@@ -55,11 +57,12 @@ class JaxModel(Adapted):
 
     optimizer_is = "give one of optax to edgeasync.jax.model"
 
-    def __init__(self, params: Any, loss_fn: Any, optimizer: Any, predict: Any) -> None:
+    def __init__(self, params: Any, loss_fn: Any, optimizer: Any, predict: Any, frozen: Any) -> None:
         if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
             raise ConfigError(f"optimizer is {type(optimizer).__name__}; give one of optax")
         self.params = params
         self.spec = ParameterSpec(tuple(parameters_of(params)))
+        self.frozen = frozen_of(frozen)
         self.optimizer = optimizer
         self._loss = jax.jit(loss_fn)
         self._predict = None if predict is None else jax.jit(predict)
@@ -79,6 +82,7 @@ class JaxModel(Adapted):
             make_trainer=lambda data, seed, _: JaxTrainer(self, data, local, seed),
             make_evaluator=self._evaluator,
             restore=lambda arrays: tree_like(self.params, arrays),
+            frozen=self.frozen,
         )
 
     def _evaluator(self, data: Dataset) -> Evaluator:
@@ -100,7 +104,7 @@ class JaxTrainer:
     """Trains a tree by a compiled step; the vector follows each one."""
 
     def __init__(self, model: JaxModel, data: Dataset, local: LocalTraining, seed: int) -> None:
-        self.spec = model.spec
+        self.spec, self.frozen = model.spec, model.frozen
         self._params = model.params
         self._step = model.compiled_step
         self._init = model.optimizer.init

@@ -8,7 +8,9 @@ import numpy as np
 
 from edgeasync.errors import ConfigError
 from edgeasync.parameters import Parameter
+from edgeasync.protocol.messages import Frozen
 from edgeasync.sdk.models import Arrays
+from edgeasync.training.frozen import FrozenArray, frozen_checksum, pieces_of
 
 
 def _named(tree: Any) -> list[tuple[str, Any]]:
@@ -37,6 +39,13 @@ def shapes_of(tree: Any) -> dict[str, tuple[int, ...]]:
 def arrays_of(tree: Any) -> Arrays:
     """Return the values by the paths of the tree."""
     return {name: np.asarray(leaf) for name, leaf in _named(tree)}
+
+
+def frozen_of(tree: Any) -> Frozen | None:
+    """Return the checksum of a tree's arrays, `None` if it has none."""
+    return frozen_checksum(
+        "jax", [FrozenArray(name, np.shape(leaf), pieces_of(leaf)) for name, leaf in _named(tree)]
+    )
 
 
 def read_tree(tree: Any, arrays: Arrays) -> None:

@@ -123,10 +123,27 @@ class DeviceProfile(msgspec.Struct, frozen=True, array_like=True):
     delay_steps: Annotated[int, Meta(ge=0, le=2**31)] = 0
 
 
+Framework = Literal["jax", "onnx", "torch"]
+"""The framework of a model. Each names arrays in its own way, so checksums of two frameworks do not compare."""
+
+
+class Frozen(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A checksum of the arrays of a model that do not travel, such as its frozen parameters."""
+
+    framework: Framework
+    checksum: Fingerprint
+
+
+OtherFrozen = Literal["refuse", "warn"]
+"""What happens to a device whose frozen arrays differ: it is refused, or it trains and people are warned."""
+
+
 class Hello(Message, frozen=True):
     """Device to hub: who I am and what I hold. The first message on every connection.
 
     `incarnation` counts the starts of an agent on this state; of two with the same state id the higher one wins.
+    `layout` is the fingerprint of my model's arrays, in the order of their roles and names. `frozen` is the
+    checksum of those that do not travel. Both are `None` if I do not know them.
     """
 
     kind = 1
@@ -140,6 +157,8 @@ class Hello(Message, frozen=True):
     codecs: Annotated[tuple[CodecName, ...], Meta(max_length=32)] = ("identity",)
     fingerprint: Fingerprint | None = None
     piece_bytes_max: Annotated[int, Meta(ge=0, le=2**24)] = 0
+    layout: Fingerprint | None = None
+    frozen: Frozen | None = None
 
 
 class Welcome(Message, frozen=True):

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from edgeasync.protocol.messages import CodecName, Count, DeviceId, Message, Unsigned64
+from edgeasync.protocol.messages import CodecName, Count, DeviceId, Frozen, Message, Unsigned64
 from edgeasync.structs import ready
 
 PEERS_MAX = 64
@@ -56,7 +56,8 @@ class PeerPing(Message, frozen=True, gc=False):
     `fingerprint` is of what all peers must have in common: the model's layout, and how they exchange. `number` is
     that of the highest round I know. I am `ready` for a round unless my trainer has yet to begin, or owes work to
     an earlier one. `heard` are the peers I have heard within a lease. `current` is the round I am in, `completed`
-    the last one whose mean I have.
+    the last one whose mean I have. `frozen` is the checksum of my model's arrays that do not
+    travel, `None` if I know of none.
     """
 
     kind = 40
@@ -69,6 +70,7 @@ class PeerPing(Message, frozen=True, gc=False):
     current: RoundId | None = None
     completed: RoundId | None = None
     leaving: bool = False
+    frozen: Frozen | None = None
 
 
 class Propose(Message, frozen=True, gc=False):

@@ -34,9 +34,9 @@ from edgeasync.durable.day_file import DayFile
 from edgeasync.durable.device_keys import DeviceKeys
 from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.errors import NoMemoryError
-from edgeasync.parameters import Vector
+from edgeasync.parameters import Parameter, Vector, layout_of
 from edgeasync.protocol.codecs import known_stages
-from edgeasync.protocol.messages import Push, Welcome
+from edgeasync.protocol.messages import Frozen, Push, Welcome
 from edgeasync.protocol.wire import Buffer
 from edgeasync.runtime.credentials import find_credentials
 from edgeasync.runtime.day_keeper import DayKeeper
@@ -78,6 +78,8 @@ class Agent:
 
     - `make_trainer` is called once, when the hub has described its model. A training graph is then in `graph`.
     - `fingerprint` is the only model that the agent accepts.
+    - `parameters` are the arrays of the device's own model, in any order, and `frozen` is the checksum of those of
+      its arrays that do not travel: the hub refuses a device whose arrays differ.
     - `initial` makes the parameters that this device begins with, where the hub's model is the base of its first
       update. The training thread calls it with the hub's spec; once an update was answered it has no meaning.
     - `parameters_max` is the most values of a model. By default it is what fits into this machine's memory.
@@ -126,6 +128,8 @@ class Agent:
         initial: MakeInitial | None = None,
         examples: int = 0,
         fingerprint: str | None = None,
+        parameters: Sequence[Parameter] = (),
+        frozen: Frozen | None = None,
         graph_bytes_max: int = GRAPH_BYTES_MAX,
         parameters_max: int | None = None,
         graphs: GraphCache | None = None,
@@ -177,6 +181,8 @@ class Agent:
             profile=describe_machine(examples, local_steps_max),
             codecs=known_stages(),
             fingerprint=fingerprint,
+            layout=layout_of(parameters) if parameters else None,
+            frozen=frozen,
             graph_bytes_max=graph_bytes_max,
             parameters_max=parameters_max,
             random=Random(identity.state_id + str(identity.incarnation)),

@@ -16,7 +16,7 @@ from edgeasync.core.device.machine import GRAPH_BYTES_MAX
 from edgeasync.core.peer.settings import PeerSettings
 from edgeasync.parameters import PARAMETERS_MAX
 from edgeasync.plugins import check_name
-from edgeasync.protocol.messages import COUNT_MAX, DEVICE_ID_PATTERN
+from edgeasync.protocol.messages import COUNT_MAX, DEVICE_ID_PATTERN, OtherFrozen
 from edgeasync.runtime.onnx_model import OnnxModel
 from edgeasync.training.local_parameters import Patterns
 from edgeasync.training.micro_batches import MicroBatch
@@ -148,13 +148,18 @@ class PeersSection(Section, frozen=True):
     steps_max: Annotated[int, Meta(ge=0, le=2**62)] | None = None
     epochs: Annotated[float, Meta(gt=0, le=1_000_000)] | None = None
     rounds_max: Annotated[int, Meta(ge=1, le=2**62)] | None = None
+    frozen: OtherFrozen = "refuse"
     out: str | None = None
 
     def core_settings(self) -> PeerSettings:
         """Return what the core of a peer is told; there is no hub."""
         assert self.topology != "star"
         return PeerSettings(
-            topology=self.topology, lease_s=self.lease_s, round_every_s=self.round_every_s, codec=self.codec
+            topology=self.topology,
+            lease_s=self.lease_s,
+            round_every_s=self.round_every_s,
+            codec=self.codec,
+            frozen=self.frozen,
         )
 
     def __post_init__(self) -> None:

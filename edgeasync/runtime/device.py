@@ -1,6 +1,6 @@
 """A device as its settings describe it: who it is, where its state lies, and the agent that is made of it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,7 +17,8 @@ from edgeasync.durable.device_keys import DeviceKeys
 from edgeasync.durable.identity import DeviceIdentity, default_device_id
 from edgeasync.durable.keys import Token
 from edgeasync.errors import ConfigError
-from edgeasync.protocol.messages import Welcome
+from edgeasync.parameters import Parameter
+from edgeasync.protocol.messages import Frozen, Welcome
 from edgeasync.runtime.agent import Agent, OnReport
 from edgeasync.runtime.agent_settings import AgentSection, CareSection
 from edgeasync.runtime.graph_cache import GraphCache
@@ -77,6 +78,8 @@ def make_agent(
     *,
     examples: int,
     fingerprint: str | None,
+    parameters: Sequence[Parameter] = (),
+    frozen: Frozen | None = None,
     on_report: OnReport,
     observe: ObserveDevice | None = None,
     initial: MakeInitial | None = None,
@@ -97,6 +100,8 @@ def make_agent(
         initial=initial,
         examples=examples,
         fingerprint=fingerprint,
+        parameters=parameters,
+        frozen=frozen,
         graph_bytes_max=section.graph_bytes_max,
         parameters_max=section.parameters_max,
         graphs=None if state is None else GraphCache(state / "graphs"),

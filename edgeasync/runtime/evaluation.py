@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.data.dataset import Dataset, Features, check_answers, check_names, check_shape, input_of
-from edgeasync.errors import ConfigError, DataError, GraphError
+from edgeasync.errors import ConfigError, DataError, GraphError, native_reason
 from edgeasync.losses import (
     BinaryCrossEntropy,
     CrossEntropy,
@@ -270,11 +270,11 @@ def _check_labels(labels: Array, classes: int, loss: CrossEntropy) -> None:
 
 def _explain(error: Exception) -> DataError | GraphError:
     """Return what a failed run means: an index that is too large comes from the data."""
-    sentence = " ".join(str(error).split())[:300]
+    sentence = " ".join(str(error).split())
     if "out of data bounds" in sentence:
         detail = sentence.rpartition("Status Message: ")[2]
         return DataError(
             f"the data have a number that the hub's model cannot look up ({detail}): number tokens from 0, and "
             "leave out those that the model does not know"
         )
-    return GraphError(f"the forward model does not run: {sentence}")
+    return GraphError(f"the forward model does not run: {native_reason(error)}")

@@ -13,7 +13,9 @@ from edgeasync.durable.files import replace_file
 from edgeasync.errors import ConfigError, GraphError, ModelMismatchError, StorageError
 from edgeasync.losses import OnnxLoss
 from edgeasync.parameters import ParameterSpec, Vector
+from edgeasync.protocol.messages import Frozen
 from edgeasync.runtime.onnx_model import OnnxModel
+from edgeasync.training.frozen import FrozenArray, frozen_checksum, pieces_of
 from edgeasync.training.graph_check import check_graph
 
 FORWARD_FILE = "forward.onnx"
@@ -24,12 +26,18 @@ MODEL_BYTES_MAX = 1 << 31
 
 
 class HubGraph(msgspec.Struct, frozen=True):
-    """What a hub trains: the graph it ships, its layout and first values, and the forward model it was made of."""
+    """What a hub trains: the graph it ships, its layout and first values, and the forward model it was made of.
+
+    `frozen` is the checksum of the forward model's values that are not trained.
+    """
 
     graph: bytes
     spec: ParameterSpec
     initial: Vector
     forward: bytes | None
+    frozen: Frozen | None = None
+    warnings: tuple[str, ...] = ()
+    """What the model's exporter may have changed in silence."""
 
 
 def load_graph(model: OnnxModel) -> HubGraph:
@@ -74,7 +82,13 @@ def build_graph(content: bytes, model: OnnxModel, where: str) -> HubGraph:
         check_graph(built.model, bytes_max=MODEL_BYTES_MAX)
     except GraphError as error:
         raise GraphError(f"{where}: {error}") from error
-    return HubGraph(built.model, built.spec, built.initial, forward)
+    frozen = None
+    if forward is not None:
+        from edgeasync.autodiff.inspection import frozen_arrays  # noqa: PLC0415 - a device has no onnx
+
+        left = frozen_arrays(forward, {parameter.name for parameter in built.spec.parameters})
+        frozen = frozen_checksum("onnx", (FrozenArray(name, a.shape, pieces_of(a)) for name, a in left))
+    return HubGraph(built.model, built.spec, built.initial, forward, frozen, built.warnings)
 
 
 def keep_files(run: Path, graph: bytes, forward: bytes | None, names: Collection[str] = ()) -> None:

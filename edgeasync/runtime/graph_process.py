@@ -20,6 +20,7 @@ from edgeasync import errors
 from edgeasync.config import convert, to_table
 from edgeasync.errors import EdgeAsyncError, GraphError
 from edgeasync.parameters import ParameterSpec
+from edgeasync.protocol.messages import Frozen
 from edgeasync.runtime.graph_model import HubGraph, load_graph
 from edgeasync.runtime.machine import memory_bytes
 from edgeasync.runtime.onnx_model import OnnxModel
@@ -36,6 +37,8 @@ class _Built(msgspec.Struct, tag="built"):
     spec: ParameterSpec
     initial: bytes
     forward: bytes | None
+    frozen: Frozen | None
+    warnings: tuple[str, ...]
 
 
 class _Refused(msgspec.Struct, tag="refused"):
@@ -71,7 +74,7 @@ def load_graph_apart(model: OnnxModel) -> HubGraph:
         over = f"; {_out_of_memory(model)}" if answer.out_of_memory else ""
         raise getattr(errors, answer.error)(answer.sentence + over)
     initial = np.frombuffer(bytearray(answer.initial), np.float32)
-    return HubGraph(answer.graph, answer.spec, initial, answer.forward)
+    return HubGraph(answer.graph, answer.spec, initial, answer.forward, answer.frozen, answer.warnings)
 
 
 def _died(model: OnnxModel, code: int, said: bytes) -> EdgeAsyncError:
@@ -152,7 +155,7 @@ def _answer(model: OnnxModel) -> _Built | _Refused:
         return _Refused("GraphError", f"{model.file}: there is not the memory to build its training graph", True)
     except EdgeAsyncError as error:
         return _Refused(type(error).__name__, str(error), bool(_NO_MEMORY.search(str(error))))
-    return _Built(found.graph, found.spec, found.initial.tobytes(), found.forward)
+    return _Built(found.graph, found.spec, found.initial.tobytes(), found.forward, found.frozen, found.warnings)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.policies.policy import PolicySet
 from edgeasync.protocol import wire
 from edgeasync.protocol.graph import ShippedGraph
-from edgeasync.protocol.messages import ModelVersion
+from edgeasync.protocol.messages import Frozen, ModelVersion
 from edgeasync.runtime import routing_ids
 from edgeasync.runtime.address import check_bind
 from edgeasync.runtime.channel import COPY_BELOW_BYTES, Channel
@@ -98,6 +98,8 @@ class Hub:
       `edgeasync agent` makes its trainer from them. If your agents make trainers of their own, leave it out.
     - `graph` is a serialized ONNX training graph for the devices. The run folder keeps a copy of it, and of the
       `forward` model that it was built from. It also keeps `record`, the settings.
+    - `frozen` is the checksum of the model's arrays that do not travel, if it has any. `settings.frozen` says what
+      happens to a device whose arrays differ.
     - `keys` is a folder from `edgeasync keys init`. Then every connection is encrypted, and only keys on the
       folder's allow-list are admitted. With `knocking` the hub records other keys, so that a person can accept
       them.
@@ -125,6 +127,7 @@ class Hub:
         training: dict[str, Any] | None = None,
         graph: bytes | None = None,
         forward: bytes | None = None,
+        frozen: Frozen | None = None,
         evaluator: Evaluator | None = None,
         durability: Durability = "journal",
         history_rows_max: int = ROWS_MAX,
@@ -151,7 +154,7 @@ class Hub:
         if evaluator is None and (settings.held_out or settings.stop.accuracy is not None):
             asked = "held_out" if settings.held_out else "stop.accuracy"
             raise ConfigError(f"{asked} needs held-out data to measure on: give Hub an evaluator, or leave it out")
-        settings = msgspec.structs.replace(settings, held_out=evaluator is not None)
+        settings = msgspec.structs.replace(settings, held_out=evaluator is not None, frozen_arrays=frozen)
         self.spec = spec
         """The arrays of the model."""
         self.address = bind

@@ -1,5 +1,6 @@
 """A hub's settings file as frozen structs. `docs/settings.md` lists every key."""
 
+import logging
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +29,7 @@ from edgeasync.losses import CrossEntropy, find_loss, kind_of
 from edgeasync.policies.frequency import AdaptiveFrequency
 from edgeasync.policies.policy import Policy, upgraded
 from edgeasync.protocol.codecs import ELEMENTWISE
+from edgeasync.protocol.messages import OtherFrozen
 from edgeasync.runtime.evaluation import make_evaluator
 from edgeasync.runtime.graph_model import FORWARD_FILE, HubGraph, load_graph, with_own_loss
 from edgeasync.runtime.hub import RECORD_FILE, Hub, OnReport
@@ -38,11 +40,13 @@ from edgeasync.training.local_parameters import choose_local
 from edgeasync.training.numpy_models import Model
 from edgeasync.training.plan import CodeModel, LocalTraining, ShippedModel, TrainingPlan
 
-RECORD_FORMAT = 5
+_log = logging.getLogger(__name__)
+
+RECORD_FORMAT = 6
 """Of `hub.json`, where it stands under `format`. Format 1 has no such key, and other names in its policy.
 
 Up to format 3 `evaluation.every` was a number of updates, `every_updates`; up to format 4 `hub` had no
-`history_rows_max`.
+`history_rows_max`, and up to format 5 no `frozen`.
 """
 
 
@@ -51,7 +55,7 @@ LAST_WITHOUT_QUIET = 3
 
 
 class HubSection(Section, frozen=True):
-    """`[hub]`: where it listens, where its run lies, when it ends, and whether its fleet may rest.
+    """`[hub]`: where it listens, where its run lies, when it ends, whom it refuses, and if its fleet may rest.
 
     Without `quiet` the fleet rests if nothing in `stop` ends the run, and the frequency is adaptive.
     """
@@ -63,6 +67,7 @@ class HubSection(Section, frozen=True):
     history_rows_max: Annotated[int, Meta(ge=0, le=1_000_000)] = ROWS_MAX
     stop: StopCondition = StopCondition()
     quiet: bool | None = None
+    frozen: OtherFrozen = "refuse"
     keys: str | None = None
     knocking: bool = False
     insecure: bool = False
@@ -113,6 +118,7 @@ class RunSettings(Section, frozen=True):
             evaluate_every_s=self.evaluation.every_s,
             quiet=self.quiet,
             codec=self.codec,
+            frozen=self.hub.frozen,
         )
 
     @property
@@ -178,6 +184,8 @@ class HubSettings(RunSettings, frozen=True, kw_only=True):
         loaded: HubGraph | None = None
         if isinstance(self.model, OnnxModel):
             loaded = built = load(self.model)
+            for warning in built.warnings:
+                _log.warning("%s: %s", self.model.file, warning)
             self.local.check_model(built.spec, None if built.forward is None else kind_of(self.model.loss))
             spec, initial = built.spec, lambda: built.initial
             model, graph, forward = ShippedModel(local=self.model.local), built.graph, built.forward
@@ -201,6 +209,7 @@ class HubSettings(RunSettings, frozen=True, kw_only=True):
             training=TrainingPlan(model=model, local=self.local).table(),
             graph=graph,
             forward=forward,
+            frozen=None if loaded is None else loaded.frozen,
             durability=self.hub.durability,
             history_rows_max=self.hub.history_rows_max,
             keys=None if self.hub.keys is None else expanded(self.hub.keys),

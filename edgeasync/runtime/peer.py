@@ -27,7 +27,7 @@ from edgeasync.durable.peers_file import PeerEntry, Peers
 from edgeasync.errors import StorageError
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.protocol.codecs import payload_bytes_limit
-from edgeasync.protocol.messages import COUNT_MAX
+from edgeasync.protocol.messages import COUNT_MAX, Frozen
 from edgeasync.protocol.wire import Buffer
 from edgeasync.runtime.awaited_step import AwaitedStep
 from edgeasync.runtime.disk_watch import DiskWatch
@@ -95,6 +95,7 @@ class Peer:
     - `trainer` trains `parameters` in place.
     - `incarnation` grows with every start.
     - `settings` is what the core is told; layout and fingerprint are filled in here.
+    - `frozen` is the checksum of the model's arrays that do not travel.
     - A round is due every `round_steps` local steps if that is given, else by `settings.round_every_s`. With
       `round_steps` a device waits, up to a lease, before it takes twice as many steps without a mean. With `meets`
       it takes its first step once it has met all others of the list, or after a lease. It then waits for
@@ -119,6 +120,7 @@ class Peer:
         bind: str | None = None,
         round_steps: int | None = None,
         meets: bool = False,
+        frozen: Frozen | None = None,
         steps_max: int | None = None,
         rounds_max: int | None = None,
         steps_total: int = 0,
@@ -171,6 +173,7 @@ class Peer:
             # Rounds before the last one's first step would use `rounds_max` up.
             begins_ready=not meets or rounds_max is None,
             fingerprint=_fingerprint(self._spec, settings),
+            frozen_arrays=frozen,
             codecs=(settings.codec,),
             payload_bytes_max=payload_bytes_limit(self._spec),
             round_every_s=None if round_steps is not None else settings.round_every_s,

@@ -1,5 +1,6 @@
 """A peer as its settings describe it: its model and data, its state folder, and who the others are."""
 
+import logging
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from edgeasync.durable.peers_file import own_entry, read_first_peers
 from edgeasync.errors import ConfigError
 from edgeasync.losses import OnnxLoss
 from edgeasync.parameters import Vector
+from edgeasync.protocol.messages import Frozen
 from edgeasync.runtime.address import host_of
 from edgeasync.runtime.agent_settings import AgentSection, AgentSettings, CareSection, PeersSection
 from edgeasync.runtime.graph_model import HubGraph, load_graph
@@ -22,6 +24,8 @@ from edgeasync.runtime.onnx_model import OnnxModel
 from edgeasync.runtime.peer import PEER_MODEL_FILE, OnReport, Peer
 from edgeasync.training.plan import ReceivedGraph, ShippedModel, TrainingPlan
 from edgeasync.training.trainer import AsyncTrainer, Trainer
+
+_log = logging.getLogger(__name__)
 
 ONNX_SUFFIX = ".onnx"
 
@@ -46,11 +50,15 @@ OF_A_HUB = (
 
 
 class PeerModel(NamedTuple):
-    """What a peer trains: its trainer, the values it begins with, and the forward model if it is of ONNX."""
+    """What a peer trains: its trainer, the values it begins with, and the forward model if it is of ONNX.
+
+    `frozen` is the checksum of the model's arrays that do not travel.
+    """
 
     trainer: Trainer | AsyncTrainer
     initial: Vector
     forward: bytes | None = None
+    frozen: Frozen | None = None
 
 
 def find_unkept(section: AgentSection, care: CareSection) -> str | None:
@@ -76,9 +84,12 @@ def make_model(
         plan = TrainingPlan(model=model, local=settings.local)
         return PeerModel(plan.make_trainer(dataset, section.seed), model.initial(0))
     graph = load(model)
+    for warning in graph.warnings:
+        _log.warning("%s: %s", model.file, warning)
     plan = TrainingPlan(model=ShippedModel(), local=settings.local)
     received = ReceivedGraph(graph.graph, graph.spec, section.cores_used, section.provider)
-    return PeerModel(plan.make_trainer(dataset, section.seed, received), graph.initial.copy(), graph.forward)
+    trainer = plan.make_trainer(dataset, section.seed, received)
+    return PeerModel(trainer, graph.initial.copy(), graph.forward, graph.frozen)
 
 
 def make_peer(
@@ -122,6 +133,7 @@ def make_peer(
         bind=section.bind,
         round_steps=section.round_steps,
         meets=meets,
+        frozen=model.frozen,
         steps_max=steps_max,
         rounds_max=section.rounds_max,
         steps_total=steps,

@@ -5,6 +5,7 @@ from typing import ClassVar, Self
 
 from edgeasync.errors import ConfigError
 from edgeasync.parameters import ParameterSpec
+from edgeasync.protocol.messages import Frozen
 from edgeasync.sdk.models import Prepared, as_dataset, local_training
 from edgeasync.sdk.participants import check_same
 from edgeasync.training.plan import LocalTraining
@@ -17,6 +18,8 @@ class Adapted:
     spec: ParameterSpec
     optimizer_is: ClassVar[str]
     """Where its optimizer is said, since `train` has none for it."""
+    frozen: Frozen | None = None
+    """The checksum of its arrays that do not travel."""
     measures: ClassVar[bool] = False
     """Whether its trainers tell metrics."""
 

@@ -17,7 +17,7 @@ from edgeasync.data.dataset import Dataset
 from edgeasync.durable.identity import DeviceFolder, DeviceIdentity
 from edgeasync.errors import ConfigError, EdgeAsyncError
 from edgeasync.losses import LossSetting, kind_of
-from edgeasync.parameters import Vector
+from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.protocol.messages import Ack, Assignment, Duplicate, Push, Welcome
 from edgeasync.runtime.agent import Agent
 from edgeasync.runtime.agent_settings import AgentSection, CareSection
@@ -25,6 +25,7 @@ from edgeasync.runtime.device import Device, make_agent, planned_trainer
 from edgeasync.runtime.training_thread import MakeInitial
 from edgeasync.sdk import events
 from edgeasync.sdk.models import Prepared, as_dataset, evaluator_of, prepare_as
+from edgeasync.sdk.participants import frozen_of
 from edgeasync.sdk.shares import Share, hold_back
 from edgeasync.training.evaluation import Evaluator, NumpyEvaluator
 from edgeasync.training.passes import PassesTrainer
@@ -109,6 +110,7 @@ class AgentWorker:
     def make(self) -> Agent:
         """Open the state folder, and make the agent; raises what `make_agent` and `DeviceFolder` raise."""
         device, part = self._device, self._part
+        own = self._model if isinstance(part, Dataset) else part
         identity = DeviceIdentity(device.device_id, secrets.token_hex(16), 1)
         if device.state is not None:
             self._folder = DeviceFolder(device.state)
@@ -121,6 +123,8 @@ class AgentWorker:
             initial=self._initial,
             examples=len(part) if isinstance(part, Dataset) else 0,
             fingerprint=None if isinstance(part, Dataset) else part.spec.fingerprint,
+            parameters=spec.parameters if isinstance(spec := getattr(own, "spec", None), ParameterSpec) else (),
+            frozen=frozen_of(own),
             on_report=self._report,
             observe=self._observe,
             care=self._care,

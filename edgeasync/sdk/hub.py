@@ -34,6 +34,8 @@ class Hub(Service):
     - `until`: when training ends; without it, at `stop`. It cannot count epochs: the hub does not hold the data.
     - `keys`: a folder from `edgeasync keys init`. With `knocking` the hub records other keys, so that a person can
       accept them. Without keys a hub listens beyond this machine only if it is `insecure`.
+    - `frozen`: "refuse" refuses a device whose frozen arrays differ from those of the hub's model or, if that has
+      none, of the first device that joined (docs/train/join.md). With "warn" such a device trains.
     - All others are as for `train`.
 
     Its errors are raised by `with`, `start` and `wait`.
@@ -70,6 +72,7 @@ class Hub(Service):
         keys: str | Path | None = None,
         knocking: bool = False,
         insecure: bool = False,
+        frozen: str = "refuse",
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
@@ -82,6 +85,7 @@ class Hub(Service):
         self._shape = input_shape
         self._callbacks = callbacks
         said = {"run": str(self.path), "bind": bind, "seed": seed, "knocking": knocking, "insecure": insecure}
+        said |= {"frozen": frozen}
         self._planned: dict[str, Any] = {
             "hub": said if keys is None else said | {"keys": str(keys)},
             "until": until,

@@ -25,7 +25,7 @@ from edgeasync.sdk.joined_peers import JoinedPeers, peers_section
 from edgeasync.sdk.lockstep import Lockstep
 from edgeasync.sdk.models import maker_of
 from edgeasync.sdk.own_loop import ENDING_S, OwnLoop
-from edgeasync.sdk.participants import Participant, check_same, participant_of
+from edgeasync.sdk.participants import Participant, check_same, frozen_of, participant_of
 from edgeasync.sdk.peers import check_topology
 from edgeasync.training.plan import read_plan
 
@@ -197,6 +197,8 @@ class JoinedLoop(OwnLoop):
                 initial=self._initial,
                 examples=self._examples,
                 fingerprint=None,
+                parameters=self._participant.parameters,
+                frozen=frozen_of(self._participant),
                 on_report=self._report,
                 trains_at_rest=True,
             )

@@ -18,7 +18,7 @@ from edgeasync.runtime.peer import Peer
 from edgeasync.runtime.peer_device import PeerModel, make_peer
 from edgeasync.sdk.lockstep import Lockstep
 from edgeasync.sdk.own_loop import ENDING_S, OwnLoop
-from edgeasync.sdk.participants import Participant
+from edgeasync.sdk.participants import Participant, frozen_of
 
 LOG = logging.getLogger("edgeasync.join")
 
@@ -111,7 +111,7 @@ class JoinedPeers(OwnLoop):
                 self._section,
                 identity,
                 self._state,
-                PeerModel(self._trainer, self._initial),
+                PeerModel(self._trainer, self._initial, frozen=frozen_of(self._participant)),
                 examples_per_step=1,
                 examples=0,
                 meets=True,

@@ -1,5 +1,6 @@
 """What a user gives as a model, made into what a hub and its devices train."""
 
+import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from edgeasync.errors import ConfigError, DataError
 from edgeasync.losses import LossSetting, check_loss, find_loss, kind_of
 from edgeasync.metrics import check_metrics
 from edgeasync.parameters import ParameterSpec, Vector
+from edgeasync.protocol.messages import Frozen
 from edgeasync.runtime.evaluation import make_evaluator
 from edgeasync.runtime.graph_model import FORWARD_FILE, HubGraph, build_graph, load_graph, with_own_loss
 from edgeasync.runtime.onnx_model import OnnxModel
@@ -26,6 +28,8 @@ from edgeasync.training.losses import LossSum
 from edgeasync.training.numpy_models import MlpModel, SoftmaxModel
 from edgeasync.training.plan import LocalTraining, ReceivedGraph, ShippedModel, TrainingPlan
 from edgeasync.training.trainer import Trainer
+
+_log = logging.getLogger(__name__)
 
 Arrays = Mapping[str, npt.NDArray[np.float32]]
 
@@ -42,6 +46,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     `described` is the model as a settings file would have it, `None` for one that only Python code describes.
     `loss` is the kind of its loss, `None` if that is not known.
     `accumulates` is whether its trainers heed `accumulation_steps`.
+    `frozen` is the checksum of its arrays that do not travel.
     `restore` returns the model in the kind that the user gave, with trained arrays.
     """
 
@@ -52,6 +57,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     restore: Callable[[Arrays], Any]
     described: SoftmaxModel | MlpModel | OnnxModel | None = None
     graph: HubGraph | None = None
+    frozen: Frozen | None = None
     loss: str | None = None
     accumulates: bool = True
 
@@ -148,6 +154,8 @@ def _numpy(model: SoftmaxModel | MlpModel, local: LocalTraining, loss: LossSetti
 def _onnx(described: OnnxModel, forward: bytes | None, local: LocalTraining) -> Prepared:
     described = with_own_loss(described)
     graph = load_graph(described) if forward is None else build_graph(forward, described, "the model")
+    for warning in graph.warnings:
+        _log.warning("%s", warning)
     plan = TrainingPlan(model=ShippedModel(), local=local)
 
     def restore(arrays: Arrays) -> Any:
@@ -169,6 +177,7 @@ def _onnx(described: OnnxModel, forward: bytes | None, local: LocalTraining) -> 
         restore=restore,
         described=described,
         graph=graph,
+        frozen=graph.frozen,
         loss=None if graph.forward is None else kind_of(described.loss),
     )
 

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from edgeasync.core.arrays.spool import TrainerState
 from edgeasync.errors import ConfigError, ModelMismatchError
 from edgeasync.parameters import Parameter, ParameterSpec
+from edgeasync.protocol.messages import Frozen
 
 Arrays = Mapping[str, npt.NDArray[np.float32]]
 
@@ -46,6 +47,12 @@ class Participant(Protocol):
         """Resume from such a state; raises `ValueError` if it is another model's."""
 
 
+def frozen_of(model: object) -> Frozen | None:
+    """Return the checksum of a model's or a trainer's arrays that do not travel, if it has one."""
+    found = getattr(model, "frozen", None)
+    return found if isinstance(found, Frozen) else None
+
+
 def rounds(model: Participant) -> bool:
     """Return whether a model may round values written to it. Assume so for unknown types."""
     return bool(getattr(model, "rounds", True))
@@ -60,13 +67,16 @@ def pending(model: Participant) -> str | None:
 class ArrayParticipant:
     """Named numpy arrays, which the user's loop changes in place; without a `spec` all of them are trained."""
 
-    def __init__(self, arrays: Mapping[str, Any], spec: ParameterSpec | None = None) -> None:
+    def __init__(
+        self, arrays: Mapping[str, Any], spec: ParameterSpec | None = None, frozen: Frozen | None = None
+    ) -> None:
         for name, array in arrays.items():
             if not isinstance(array, np.ndarray) or array.dtype.kind != "f" or not array.flags.writeable:
                 raise ConfigError(f"model[{name!r}] is no array of floats that can be written; give numpy arrays")
         self._arrays = arrays
         trained = [Parameter(name, array.shape) for name, array in arrays.items()]
         self.parameters = trained if spec is None else spec.parameters
+        self.frozen = frozen
 
     @property
     def rounds(self) -> bool:
@@ -122,7 +132,7 @@ def participant_of(model: object, optimizer: object, also: Sequence[object]) -> 
     if isinstance(model, Mapping):
         return ArrayParticipant(model)
     if isinstance(spec := getattr(model, "spec", None), ParameterSpec) and hasattr(model, "arrays"):
-        return ArrayParticipant(model.arrays, spec)  # such as edgeasync.networks.Network
+        return ArrayParticipant(model.arrays, spec, frozen_of(model))  # such as edgeasync.networks.Network
     if all(hasattr(model, name) for name in ("parameters", "read", "write", "attach")):
         return model  # type: ignore[return-value]
     raise ConfigError(

@@ -92,7 +92,7 @@ class PeerWorker:
             self._peers,
             identity,
             self._state,
-            PeerModel(trainer, np.array(prepared.initial)),
+            PeerModel(trainer, np.array(prepared.initial), frozen=prepared.frozen),
             examples_per_step=local.batch_size * local.accumulation_steps,
             examples=0 if example is None else len(example),
             step_s_min=self._section.step_s_min,

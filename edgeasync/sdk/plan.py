@@ -132,6 +132,7 @@ def make_hub(
         training=TrainingPlan(model=model, local=sections.local).table(),
         graph=None if graph is None else graph.graph,
         forward=None if graph is None else graph.forward,
+        frozen=prepared.frozen,
         evaluator=plan.evaluator,
         durability=settings.durability,
         history_rows_max=settings.history_rows_max,

@@ -19,6 +19,8 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from edgeasync.core.arrays.spool import TrainerState
 from edgeasync.errors import ConfigError, ModelMismatchError
 from edgeasync.parameters import Parameter
+from edgeasync.protocol.messages import Frozen
+from edgeasync.training.frozen import PIECE, FrozenArray, frozen_checksum
 
 LOG = logging.getLogger("edgeasync.join")
 
@@ -78,6 +80,7 @@ class TorchParticipant:
         self._optimizer = optimizer
         self._module = module
         self.parameters = parameters_of(module)
+        self.frozen = frozen_of(module)
         self._layout = Layout(module)
         self._exchanged: dict[str, Tensor] = {}
         self._trained: set[int] = set()
@@ -410,6 +413,47 @@ def parameters_of(module: nn.Module) -> list[Parameter]:
         Parameter(name, tuple(tensor.shape), "trained" if _is_trained(tensor) else "statistic")
         for name, tensor in exchanged_of(module).items()
     ]
+
+
+def frozen_of(module: nn.Module) -> Frozen | None:
+    """Return the checksum of a module's tensors that stay here, `None` if there are none or one cannot be read."""
+    try:
+        return frozen_checksum(
+            "torch",
+            [FrozenArray(name, tensor.shape, _pieces_of(tensor)) for name, tensor in _staying_in(module).items()],
+        )
+    except (NotImplementedError, RuntimeError, TypeError) as error:
+        LOG.warning("the frozen parameters cannot be compared with those of other devices: %s", error)
+        return None
+
+
+def _staying_in(module: nn.Module) -> dict[str, Tensor]:
+    """Return frozen parameters, and persistent buffers that are not of floats: tables, masks, quantized weights.
+
+    A buffer of a single value counts something, as a batch norm's batches.
+    """
+    found = {
+        name: tensor
+        for name, tensor in tensors_of(module).items()
+        if isinstance(tensor, nn.Parameter) and not tensor.requires_grad
+    }
+    for prefix, part in unwrapped(module).named_modules():
+        for name, tensor in part._buffers.items():  # noqa: SLF001 - only there it says what is persistent
+            if tensor is None or tensor.is_floating_point() or tensor.numel() < 2:
+                continue
+            if name not in part._non_persistent_buffers_set:  # noqa: SLF001
+                found[f"{prefix}.{name}".removeprefix(".").replace("_orig_mod.", "")] = tensor
+    return found
+
+
+def _pieces_of(tensor: Tensor) -> Iterator[npt.NDArray[Any]]:
+    """Yield a tensor's values in pieces, of floats as float32."""
+    if hasattr(tensor, "full_tensor"):
+        raise TypeError("a part of a parameter is in another process")
+    flat = tensor.detach().reshape(-1)
+    for start in range(0, len(flat), PIECE):
+        piece = flat[start : start + PIECE].cpu()
+        yield (piece.float() if piece.is_floating_point() else piece).numpy()
 
 
 def rounds(tensors: Mapping[str, Tensor]) -> bool:

@@ -19,9 +19,9 @@ from edgeasync.core.engine.clock import OffsetClock
 from edgeasync.core.engine.device_engine import DeviceEngine
 from edgeasync.core.engine.sender import ANYBODY, Sender
 from edgeasync.core.hub.events import Peer
-from edgeasync.parameters import Vector
+from edgeasync.parameters import Vector, layout_of
 from edgeasync.protocol.codecs import STAGES
-from edgeasync.protocol.messages import DeviceProfile, Welcome
+from edgeasync.protocol.messages import DeviceProfile, Frozen, Welcome
 from edgeasync.protocol.wire import Buffer
 from edgeasync.simulation.clock import VirtualClock
 from edgeasync.simulation.hub import SimulatedHub
@@ -64,6 +64,7 @@ class SimulatedDevice:
         initial: Vector | None = None,
         validate: Callable[[Vector], float | None] | None = None,
         limits: CareLimits | None = None,
+        frozen: Frozen | None = None,
         sender: Sender = ANYBODY,
     ) -> None:
         self._random = Random(f"{seed}/{device_id}")
@@ -81,6 +82,7 @@ class SimulatedDevice:
         self._bytes_per_day_max = bytes_per_day_max
         self._day_record: DayRecord | None = None
         self._keeps = keeps
+        self._frozen = frozen
         self._sender = sender
         self._alone_steps_max = alone_steps_max
         self._local_steps_max, self._delay_steps = local_steps_max, delay_steps
@@ -241,6 +243,8 @@ class SimulatedDevice:
             profile=DeviceProfile(examples=self._examples, local_steps_max=self._local_steps_max),
             codecs=STAGES,
             fingerprint=None,
+            layout=layout_of(self._trainer.spec.parameters),
+            frozen=self._frozen,
             graph_bytes_max=GRAPH_BYTES_MAX,
             random=self._random,
             offline_steps_max=self._alone_steps_max,

@@ -37,26 +37,41 @@ _NAMES = """
     Abs Acos Acosh Add And ArgMax ArgMin Asin Asinh Atan Atanh AveragePool BatchNormalization
     BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast CastLike Ceil Celu CenterCropPad Clip Col2Im
     Compress Concat Constant ConstantOfShape Conv ConvTranspose Cos Cosh CumProd CumSum DepthToSpace
-    DequantizeLinear Det Div Dropout Einsum Elu Equal Erf Exp Expand EyeLike Flatten Floor GRU Gather
-    GatherElements GatherND Gelu Gemm GlobalAveragePool GlobalLpPool GlobalMaxPool Greater GreaterOrEqual
-    GridSample GroupNormalization HardSigmoid HardSwish Hardmax Identity InstanceNormalization IsInf IsNaN LRN
-    LSTM LayerNormalization LeakyRelu Less LessOrEqual Log LogSoftmax LpNormalization LpPool MatMul Max MaxPool
-    MaxUnpool Mean MeanVarianceNormalization Min Mish Mod Mul Neg NegativeLogLikelihoodLoss NonZero Not OneHot
-    Or PRelu Pad Pow QuantizeLinear RMSNormalization RNN Range Reciprocal ReduceL1 ReduceL2 ReduceLogSum
+    DequantizeLinear Det Div Dropout DynamicQuantizeLinear Einsum Elu Equal Erf Exp Expand EyeLike Flatten
+    Floor GRU Gather GatherElements GatherND Gelu Gemm GlobalAveragePool GlobalLpPool GlobalMaxPool Greater
+    GreaterOrEqual GridSample GroupNormalization HardSigmoid HardSwish Hardmax Identity
+    InstanceNormalization IsInf IsNaN LRN LSTM LayerNormalization LeakyRelu Less LessOrEqual Log LogSoftmax
+    LpNormalization LpPool MatMul MatMulInteger Max MaxPool MaxUnpool Mean MeanVarianceNormalization Min
+    Mish Mod Mul Neg NegativeLogLikelihoodLoss NonZero Not OneHot Or PRelu Pad Pow QuantizeLinear
+    RMSNormalization RNN RandomNormalLike RandomUniformLike Range Reciprocal ReduceL1 ReduceL2 ReduceLogSum
     ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Relu Reshape Resize
-    ReverseSequence RotaryEmbedding Round Scan ScatterElements ScatterND Selu Shape Shrink Sigmoid Sign Sin Sinh
-    Size Slice Softmax SoftmaxCrossEntropyLoss Softplus Softsign SpaceToDepth Split Sqrt Squeeze Sub Sum Swish
-    Tan Tanh ThresholdedRelu Tile TopK Transpose Trilu Unsqueeze Where Xor
+    ReverseSequence RotaryEmbedding Round Scan ScatterElements ScatterND Selu Shape Shrink Sigmoid Sign Sin
+    Sinh Size Slice Softmax SoftmaxCrossEntropyLoss Softplus Softsign SpaceToDepth Split Sqrt Squeeze Sub
+    Sum Swish Tan Tanh ThresholdedRelu Tile TopK Transpose Trilu Unsqueeze Where Xor
 """
 ALLOWED = frozenset(_NAMES.split())
-"""Standard operators that compute tensors from tensors; none that loops freely, branches or draws at random.
+"""Standard operators that compute tensors from tensors; none that loops freely or branches.
 
-Dropout is there because a training graph needs it; `Loop` and `If` are not, nor sequences, text and images.
+Those that draw at random do so for the size of another tensor. `Loop` and `If` are not there, nor sequences, text
+and images.
 """
 
-_DIVISORS = frozenset({b"group", b"num_groups", b"num_heads", b"q_num_heads", b"kv_num_heads", b"blocksize"})
+_OWN_NAMES = """
+    BiasGelu DynamicQuantizeMatMul FastGelu FusedMatMul Gelu MatMulIntegerToFloat MatMulNBits QuickGelu
+    SkipLayerNormalization SkipSimplifiedLayerNormalization
+"""
+ALLOWED_OWN = frozenset(_OWN_NAMES.split())
+"""Operators of onnxruntime's own domain: of quantized weights, and what its optimizer makes of frozen layers."""
 
-_ITEM_BITS = {1: 32, 2: 8, 3: 8, 4: 16, 5: 16, 6: 32, 7: 64, 9: 8, 10: 16, 11: 64, 12: 32, 13: 64, 16: 16}
+_OWN = b"com.microsoft"
+
+_DIVISORS = frozenset(
+    {b"group", b"num_groups", b"num_heads", b"q_num_heads", b"kv_num_heads", b"blocksize", b"K", b"N", b"bits",
+     b"block_size"}
+)  # fmt: skip
+
+_ITEM_BITS = {1: 32, 2: 8, 3: 8, 4: 16, 5: 16, 6: 32, 7: 64, 9: 8, 10: 16, 11: 64, 12: 32, 13: 64, 16: 16,
+              21: 4, 22: 4}  # fmt: skip
 """Bits of a value by TensorProto.DataType: numbers and booleans only."""
 
 _MEND = "give the hub one self-contained graph of standard operators"
@@ -155,36 +170,42 @@ class _Screen:
 
     def model(self, view: memoryview) -> GraphSummary:
         graph: memoryview | None = None
-        opsets = 0
+        opsets: list[bool] = []
         for name, value in self._walk(view, _MODEL, "the graph"):
             if name == "graph":
                 graph = _bytes(value)
             elif name == "opset_import":
-                self._opset(_bytes(value))
-                opsets += 1
+                opsets.append(self._opset(_bytes(value)))
             elif name in _FOREIGN:
                 raise GraphError(
                     f"the graph has {_FOREIGN[name]}; give the hub a graph of standard operators only"
                 )
         if graph is None:
             raise GraphError("the hub's file holds no graph; give the hub an ONNX model")
-        if opsets != 1:
-            raise GraphError(f"the graph imports {opsets} sets of operators; it must import ai.onnx alone, once")
+        if sorted(opsets) not in ([False], [False, True]):
+            raise GraphError(
+                f"the graph imports {len(opsets)} sets of operators; it must import ai.onnx once, and may import "
+                "com.microsoft once"
+            )
         inputs, outputs = self._graph(graph, 1)
         if b"Scan" in self._operators:
             check_scans(graph)
         return GraphSummary(self._nodes, len(self._operators), inputs, outputs)
 
-    def _opset(self, view: memoryview) -> None:
+    def _opset(self, view: memoryview) -> bool:
+        """Check an import; return whether it is of onnxruntime's own operators."""
         domain, version = b"", 0
         for name, value in self._walk(view, _OPSET, "an opset_import"):
             if name == "domain":
                 domain = bytes(_bytes(value))
             else:
                 version = _int(value)
+        if domain == _OWN and version == 1:
+            return True
         _check_domain(domain, "the graph imports")
         if not OPSET_MIN <= version <= OPSET_MAX:
             raise GraphError(f"the graph is of opset {version}; give the hub one of {OPSET_MIN} to {OPSET_MAX}")
+        return False
 
     def _graph(self, view: memoryview, depth: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
         if depth > DEPTH_MAX:
@@ -224,8 +245,12 @@ class _Screen:
                 case "attribute":
                     attributes.append(_bytes(value))
         where = _where(node_name, operator)
-        _check_domain(domain, f"{where} is")
-        if operator.decode("ascii", "replace") not in ALLOWED:
+        allowed = ALLOWED
+        if domain == _OWN:
+            allowed = ALLOWED_OWN
+        else:
+            _check_domain(domain, f"{where} is")
+        if operator.decode("ascii", "replace") not in allowed:
             raise GraphError(f"{where}: a device does not run this operator; give the hub a graph without it")
         self._operators.add(operator)
         for attribute in attributes:
@@ -276,7 +301,7 @@ class _Screen:
                 f"tensor {_shown(tensor)} has values of ONNX type {data_type}; give the hub one of plain numbers"
             )
         size = math.prod(dims)
-        sound = size <= held if raw is None else 8 * raw == size * _ITEM_BITS[data_type] and not held
+        sound = size <= held if raw is None else raw == (size * _ITEM_BITS[data_type] + 7) // 8 and not held
         if not sound or any(dim >= 1 << 63 for dim in dims):
             raise GraphError(
                 f"tensor {_shown(tensor)} does not hold as many values as its shape says; is it damaged?"

@@ -16,8 +16,24 @@ import numpy.typing as npt
 import onnxruntime
 
 from edgeasync.core.arrays.spool import TrainerState
-from edgeasync.data.dataset import Dataset, Features, batches, check_answers, check_names, check_shape, input_of
-from edgeasync.errors import ConfigError, DataError, GraphError, ModelMismatchError, NoMemoryError
+from edgeasync.data.dataset import (
+    Dataset,
+    Features,
+    batches,
+    check_answers,
+    check_names,
+    check_shape,
+    input_of,
+    warn_of_one_class,
+)
+from edgeasync.errors import (
+    ConfigError,
+    DataError,
+    GraphError,
+    ModelMismatchError,
+    NoMemoryError,
+    native_reason,
+)
 from edgeasync.metrics import Accuracy, Meter, MetricSetting, find_metrics
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.policies.transforms import Transform
@@ -93,6 +109,8 @@ class OnnxTrainer:
         self._machine = machine or ThisMachine()
         self._gradient = gradient = GraphGradient(graph, spec, threads=threads, provider=provider)
         gradient.check_data(dataset)
+        if not gradient.own_target:
+            warn_of_one_class(dataset.y)
         fixed = gradient.batch_size
         self._fits = micro_batch_size == "auto" or fixed is not None
         """Whether nothing is to be tried: the size is chosen step by step, or there is only one."""
@@ -279,7 +297,7 @@ class GraphGradient:
             self._bind(parameters, out)
         # Names that live until the run is over: the binding holds bare addresses.
         fed_x = [fed.bind(self._binding, input_of(x, fed.name)) for fed in self._x]
-        fed_y = self._y.bind(self._binding, fed_x[0] if self._own_target else y)
+        fed_y = self._y.bind(self._binding, fed_x[0] if self.own_target else y)
         if self._meter is not None:
             self._binding.bind_output(self._output, "cpu")  # for each run: the last batch of an epoch is shorter
         try:
@@ -299,7 +317,7 @@ class GraphGradient:
         Nothing changes. Raises what a call raises. From any thread.
         """
         fed = {each.name: each.form(input_of(batch.features, each.name)) for each in self._x}
-        target = self._y.form(next(iter(fed.values())) if self._own_target else batch.y)
+        target = self._y.form(next(iter(fed.values())) if self.own_target else batch.y)
         names = [LOSS, *([WEIGHT] if self.tells_weight else []), *([self._output] if meter is not None else [])]
         try:
             found = self._session.run(names, {**self._spec.views(parameters), **fed, self._y.name: target})
@@ -320,7 +338,8 @@ class GraphGradient:
         self._options.terminate = True
 
     @property
-    def _own_target(self) -> bool:
+    def own_target(self) -> bool:
+        """Whether each example is its own target, as of an autoencoder."""
         return bool(self._metadata.get("edgeasync.target") == "input")
 
     def _bind(self, parameters: Vector, out: Vector) -> None:
@@ -372,8 +391,8 @@ class GraphGradient:
         for fed in self._x:
             fed.check(input_of(dataset.features, fed.name), "examples")
         if self._loss_settings.get("kind") == "bce_with_logits":
-            check_answers(input_of(dataset.features, self._x[0].name) if self._own_target else dataset.y)
-        if self._own_target:
+            check_answers(input_of(dataset.features, self._x[0].name) if self.own_target else dataset.y)
+        if self.own_target:
             return
         labels = self._y.dtype.kind == "i"
         if labels and dataset.y.dtype.kind != "i":
@@ -443,7 +462,7 @@ def open_session(graph: bytes, threads: int, provider: Provider) -> onnxruntime.
         session = onnxruntime.InferenceSession(graph, options, chosen)
     except Exception as error:
         raise GraphError(
-            f"onnxruntime cannot load the graph: {_sentence(error)}; install a newer onnxruntime"
+            f"onnxruntime cannot load the graph: {native_reason(error)}; install a newer onnxruntime"
         ) from error
     taken = session.get_providers()
     if chosen[0] not in taken:
@@ -469,7 +488,7 @@ def _providers(provider: Provider, available: list[str]) -> list[str]:
 
 def _explain(error: Exception) -> DataError | GraphError | NoMemoryError:
     """Return what a step's failure means: an index that is too large comes from the data."""
-    sentence = _sentence(error)
+    sentence = " ".join(str(error).split())
     if "out of data bounds" in sentence:
         detail = sentence.rpartition("Status Message: ")[2]
         return DataError(
@@ -477,12 +496,8 @@ def _explain(error: Exception) -> DataError | GraphError | NoMemoryError:
             "from 0, and leave out those that the model does not know"
         )
     if "allocate memory" in sentence or "bad_alloc" in sentence:
-        return NoMemoryError(f"there is not the memory for a step: {sentence}")
-    return GraphError(f"the hub's graph does not run on this device: {sentence}")
-
-
-def _sentence(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
+        return NoMemoryError(f"there is not the memory for a step: {native_reason(error)}")
+    return GraphError(f"the hub's graph does not run on this device: {native_reason(error)}")
 
 
 def _check_spec(

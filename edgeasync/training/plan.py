@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from edgeasync.config import Section, convert, to_table
-from edgeasync.data.dataset import Dataset, batches
+from edgeasync.data.dataset import Dataset, batches, warn_of_one_class
 from edgeasync.errors import ConfigError, GraphError, ModelMismatchError
 from edgeasync.metrics import Meter, MetricSettings, find_metrics
 from edgeasync.parameters import ParameterSpec
@@ -157,6 +157,7 @@ class TrainingPlan(Section, frozen=True):
         if spec is not None and self.model.spec != spec:
             raise ModelMismatchError("the model of the hub's settings is not the hub's own: do not trust this hub")
         self.model.check_data(dataset)
+        warn_of_one_class(dataset.y)
         return self.local.make_trainer(
             self.model.spec, self.model.gradient, dataset, seed, self.local.make_meter("cross_entropy")
         )

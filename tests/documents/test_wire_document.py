@@ -31,6 +31,7 @@ from edgeasync.protocol.messages import (
     Deltas,
     DeviceProfile,
     Duplicate,
+    Frozen,
     Hello,
     ModelVersion,
     Quarantine,
@@ -77,7 +78,9 @@ def test_every_field_is_described_in_order_with_its_default(kind):
     check_fields(message, section(f"### {message.__name__} ({kind})"))
 
 
-@pytest.mark.parametrize("struct", [ModelVersion, DeviceProfile, Deltas, Quarantine, ParameterSpec, Parameter])
+@pytest.mark.parametrize(
+    "struct", [ModelVersion, DeviceProfile, Deltas, Frozen, Quarantine, ParameterSpec, Parameter]
+)
 def test_inner_arrays_are_described_in_order(struct):
     check_fields(struct, section(f"### {struct.__name__}"))
 
@@ -89,6 +92,10 @@ def test_bounds_stand_in_the_row_of_their_field(kind):
 
 def test_bounds_of_a_profile_stand_in_their_rows():
     check_bounds(DeviceProfile, section("### DeviceProfile"))
+
+
+def test_bounds_of_a_checksum_of_frozen_arrays_stand_in_their_rows():
+    check_bounds(Frozen, section("### Frozen"))
 
 
 def check_bounds(struct, text):

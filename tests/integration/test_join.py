@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import shutil
 import threading
 
 import msgspec
@@ -12,10 +13,12 @@ import edgeasync
 from edgeasync import Hub, Stop, join, nn
 from edgeasync.errors import ModelMismatchError, RefusedError
 from edgeasync.networks import Network
+from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.aggregation import ImmediateAggregator
 from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
+from edgeasync.protocol.messages import Frozen
 from edgeasync.sdk import own_loop
 from edgeasync.sdk.lockstep import Lockstep
 from edgeasync.sdk.participants import ArrayParticipant
@@ -302,3 +305,28 @@ def test_a_network_joins_with_its_statistics(tmp_path):
             hub.wait_until_left(timeout_s=0.01)
         session.abort()
         hub.wait_until_left(PATIENCE_S)
+
+
+class Held:
+    """A model with frozen arrays, as `join` sees one of torch."""
+
+    def __init__(self, frozen):
+        self.spec = ParameterSpec((Parameter("w", (6,)),))
+        self.arrays = {"w": np.zeros(6, np.float32)}
+        self.frozen = Frozen("torch", frozen * 32)
+
+
+def test_a_killed_hub_knows_which_frozen_arrays_came_first(hub, tmp_path):
+    first = Held("a")
+    with join(hub.address, first, name="first", timeout_s=PATIENCE_S) as session:
+        take_steps(first.arrays, session, 4)
+        shutil.copytree(hub.path, tmp_path / "killed")  # what a power cut would leave
+    with pytest.raises(ModelMismatchError, match="differ from those of first, which joined first"):
+        join(hub.address, Held("b"), name="second", timeout_s=PATIENCE_S)
+    with Hub(
+        {"w": np.zeros(6)}, run=tmp_path / "killed", bind="tcp://127.0.0.1:*", policy=POLICY, settings=FLOAT32
+    ) as resumed:
+        with pytest.raises(ModelMismatchError, match="differ from those of first, which joined first"):
+            join(resumed.address, Held("b"), name="second", timeout_s=PATIENCE_S)
+        with join(resumed.address, Held("a"), name="third", timeout_s=PATIENCE_S) as session:
+            assert session.connected

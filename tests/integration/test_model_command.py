@@ -107,6 +107,23 @@ def test_a_model_of_two_inputs_is_checked(commands):
     assert json.loads(say(commands, "model", "check", path, "--loss", "mse", "--json"))["passed"]
 
 
+def test_what_an_exporter_may_have_changed_is_told(commands, forward):
+    """A bias of zeros is not in a file of tf2onnx: a hub says that too, and trains."""
+    model = onnx.load(forward)
+    model.producer_name = "tf2onnx"
+    model.graph.node[0].CopyFrom(
+        onnx.helper.make_node("MatMul", model.graph.node[0].input[:2], model.graph.node[0].output)
+    )
+    onnx.save(model, forward)
+    sentence = "tf2onnx leaves out biases whose values are all 0, and these have none: body.weight;"
+    for verb in ("inspect", "check"):
+        assert f"warning: {sentence}" in say(commands, "model", verb, forward)
+        assert json.loads(say(commands, "model", verb, forward, "--json"))["warnings"][0].startswith(sentence)
+    told = commands.run("hub", "--model", forward, "--run", commands.folder / "run", "--check")
+    assert told.returncode == 0
+    assert sentence in told.stderr
+
+
 def test_a_fixed_batch_is_told(commands, forward):
     model = onnx.load(forward)
     for value in (model.graph.input[0], model.graph.output[0]):

@@ -44,6 +44,7 @@ from edgeasync.protocol.messages import (
     Enrolled,
     Fetch,
     FetchGraph,
+    Frozen,
     Graph,
     Hello,
     Leave,
@@ -142,6 +143,7 @@ def write_run(folder):
             limits=LIMITS,
             local_steps_max=64,
             delay_steps=2 if number == 3 else None,
+            frozen=Frozen("torch", "f" * 32),
         )
         device.start()
     assert clock.run(lambda: device.engine.core.link == "joined", 1.0)
@@ -208,7 +210,7 @@ def make_messages():
     return [
         Hello(
             (1, 2, 3, 4), "device-1", bytes.fromhex(STATE_ID), 3, SESSION, 6, PROFILE, ("identity", "int8"),
-            "a" * 32, 1 << 18,
+            "a" * 32, 1 << 18, "c" * 32, Frozen("torch", "d" * 32),
         ),
         Welcome(
             SESSION, MODEL.spec, {"local": {"batch_size": 8}}, 6, "int8", 5.0, 15.0, 1 << 20, "b" * 64, 4096,

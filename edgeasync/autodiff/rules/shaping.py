@@ -45,8 +45,8 @@ def _split(step: Step) -> Gradients:
     return [parts[0] if len(parts) == 1 else op("Concat", *parts, axis=step.axis(0))]
 
 
-_OPEN_END = 2**31 - 1
-"""An end from which on exporters mean all there is."""
+_OPEN_END = 1_000_001
+"""An end from which on a slice takes the whole batch: batches have at most a million examples."""
 
 
 @rule("Slice")
@@ -54,6 +54,8 @@ def _slice(step: Step) -> Gradients:
     """Put the gradient where it was cut from: turned for a negative step, spread for a wide one, then padded."""
     graph, gradient = step.graph, step.gradient
     rank = len(step.shape(0))
+    if step.input(2) not in graph.constants and step.output_shape == step.shape(0):
+        return [_whole(step)]
     starts, ends = step.constant(1), step.constant(2)
     axes = step.constant(3, np.arange(len(starts)))
     strides = step.constant(4, np.ones(len(starts), np.int64))
@@ -77,6 +79,18 @@ def _slice(step: Step) -> Gradients:
         low, high = min(chosen[0], chosen[-1]), max(chosen[0], chosen[-1])
         before[axis], after[axis] = low, size - 1 - high
     return [_pad(graph, gradient, before, after)]
+
+
+def _whole(step: Step) -> str:
+    """Return the gradient of a slice that ends where the batch does, as far as two batch sizes tell.
+
+    Where it ends earlier all the same, what it left out gets zeros.
+    """
+    if step.constant(1).any() or (step.constant(4, np.ones(1)) != 1).any():
+        raise step.refused("it cuts along the batch")
+    op, rank = step.graph.op, len(step.shape(0))
+    after = op("Sub", op("Shape", step.input(0)), op("Shape", step.output()))
+    return op("Pad", step.gradient, op("Concat", step.graph.ints(*[0] * rank), after, axis=0))
 
 
 def _end(end: int, size: int, stride: int) -> int | None:
@@ -164,6 +178,15 @@ def _gather(step: Step) -> Gradients:
     column = op("Reshape", indices, graph.ints(*[1] * axis, -1, *[1] * len(width)))
     spread = op("Expand", column, op("Shape", flat))
     return [op("ScatterElements", base, spread, flat, axis=axis, reduction="add")]
+
+
+@rule("GatherElements")
+def _gather_elements(step: Step) -> Gradients:
+    op, axis = step.graph.op, step.axis(0)
+    if step.shape(0)[axis] is None:
+        raise step.refused("it picks along the batch")
+    base = op("ConstantOfShape", op("Shape", step.input(0)))
+    return [op("ScatterElements", base, step.input(1), step.gradient, axis=axis, reduction="add")]
 
 
 def _need(step: Step, dim: int | None) -> int:

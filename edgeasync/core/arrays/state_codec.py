@@ -12,10 +12,10 @@ from edgeasync.parameters import Vector
 from edgeasync.protocol import wire
 from edgeasync.structs import ready
 
-FORMAT = 10
+FORMAT = 11
 """The number of this format. Increase it when a field of a state changes: older versions then refuse the state."""
 
-FORMATS = (1, 2, 3, 4, 5, 6, 7, 8, 9, FORMAT)
+FORMATS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, FORMAT)
 """The formats that can be read. A field that an older format lacks gets its default."""
 
 Upgrade = Callable[[dict[str, Any], int], dict[str, Any]]

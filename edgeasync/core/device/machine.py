@@ -48,6 +48,7 @@ from edgeasync.protocol.messages import (
     Ack,
     Assignment,
     DeviceProfile,
+    Frozen,
     Graph,
     Hello,
     Leave,
@@ -108,6 +109,8 @@ class DeviceCore:
         profile: DeviceProfile,
         codecs: tuple[str, ...],
         fingerprint: str | None,
+        layout: str | None = None,
+        frozen: Frozen | None = None,
         graph_bytes_max: int,
         random: Random,
         parameters_max: int = PARAMETERS_MAX,
@@ -142,7 +145,7 @@ class DeviceCore:
         self._incarnation = incarnation
         self._profile = msgspec.structs.replace(profile, delay_steps=delay_steps or 0)
         self._codecs = codecs
-        self._fingerprint = fingerprint
+        self._fingerprint, self._layout, self._frozen = fingerprint, layout, frozen
         self._graph_bytes_max = graph_bytes_max
         self._parameters_max = parameters_max
         self._random = random
@@ -362,6 +365,8 @@ class DeviceCore:
             codecs=self._codecs,
             fingerprint=self._fingerprint,
             piece_bytes_max=piece_bytes_max,
+            layout=self._layout,
+            frozen=self._frozen,
         )
 
     def _welcomed(self, welcome: Welcome, now_s: float) -> list[DeviceEffect]:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from edgeasync.core.hub.frozen_arrays import FrozenArrays
 from edgeasync.core.hub.membership import Member, RefusalError
 from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.parameters import ParameterSpec
@@ -18,6 +19,7 @@ class Handshake:
         spec: ParameterSpec,
         training: dict[str, Any],
         settings: HubCoreSettings,
+        frozen_arrays: FrozenArrays,
         *,
         graph: ShippedGraph | None,
         policy: PolicySet,
@@ -25,13 +27,14 @@ class Handshake:
         self._spec = spec
         self._training = training
         self._settings = settings
+        self.frozen_arrays = frozen_arrays
         self._graph = graph
         self._policy = policy
 
     def check(self, hello: Hello) -> int:
         """Return the newest protocol version that both sides speak.
 
-        Raises `RefusalError` for a device of another protocol or with another model.
+        Raises `RefusalError` for a device of another protocol, with another model, or with other frozen arrays.
         """
         common = set(PROTOCOL_VERSIONS).intersection(hello.protocol_versions)
         if not common:
@@ -46,6 +49,12 @@ class Handshake:
                 f"the device's model {hello.fingerprint[:8]} is not the hub's {self._spec.fingerprint[:8]}: "
                 "give both the same names and shapes; start the agent without a model of its own, or with the "
                 "hub's [model] settings",
+            )
+        if self.frozen_arrays.refuses and (difference := self.frozen_arrays.difference(hello)):
+            raise RefusalError(
+                "model_mismatch",
+                f"{difference}: load the same base model on all devices, or let this device train with "
+                "frozen = 'warn' in the hub's [hub] settings, Hub(frozen='warn') in Python",
             )
         return max(common)
 

@@ -40,6 +40,7 @@ from edgeasync.core.hub.events import (
     StopRequested,
     Ticked,
 )  # fmt: skip
+from edgeasync.core.hub.frozen_arrays import FrozenArrays
 from edgeasync.core.hub.handshake import Handshake
 from edgeasync.core.hub.membership import SAMPLE, Member, Membership, RefusalError
 from edgeasync.core.hub.policy_engine import PolicyEngine
@@ -109,6 +110,7 @@ class HubCore:
         self.publish_schedule = PublishSchedule(settings.codec, version.number, now_s)
         self.codecs = CodecAgreement(settings.codec, policy, spec.length)
         self.budgets = Budgets(settings, self.members, spec.length)
+        self.frozen_arrays = FrozenArrays(spec, settings)
         self.messages_refused = 0
         self.messages_accepted: Counter[str] = Counter()
         self.messages_ignored = 0
@@ -117,7 +119,7 @@ class HubCore:
             self.members,
             self.policy_engine,
             self.codecs,
-            Handshake(spec, training, settings, graph=graph, policy=policy),
+            Handshake(spec, training, settings, self.frozen_arrays, graph=graph, policy=policy),
             settings,
             make_session=make_session,
         )
@@ -289,6 +291,9 @@ class HubCore:
         effects.append(Send(event.peer, refusal.refuse))
         if refusal.refuse.code in ("sequence", "malformed"):
             effects += self.presence.strike(event.peer, str(refusal), now_s, event.key)
+        if isinstance(event, Received) and refusal.refuse.code == "model_mismatch":
+            assert isinstance(event.message, Hello), "who is a member has the hub's model"
+            effects += self.presence.warn_once(event.message.device_id, f"refused: {refusal}")
         return effects
 
     def _on_malformed(self, event: Malformed, now_s: float) -> list[HubEffect]:

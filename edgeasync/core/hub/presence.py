@@ -7,7 +7,14 @@ from edgeasync.core.hub.codec_agreement import CodecAgreement
 from edgeasync.core.hub.effects import Disconnect, Expel, HubEffect, Report, Send
 from edgeasync.core.hub.events import Peer
 from edgeasync.core.hub.handshake import Handshake
-from edgeasync.core.hub.membership import MALFORMED, Member, Membership, RefusalError, Strangers
+from edgeasync.core.hub.membership import (
+    MALFORMED,
+    STRANGERS_MAX,
+    Member,
+    Membership,
+    RefusalError,
+    Strangers,
+)
 from edgeasync.core.hub.policy_engine import PolicyEngine
 from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.protocol.messages import Hello, Key, Leave, Ping, Pong
@@ -40,6 +47,7 @@ class Presence:
         self._progress_s = settings.liveness.progress_s
         self._make_session = make_session
         self._strangers = Strangers(settings.limits.strikes_max, settings.limits.quarantine_s)
+        self._warned: dict[str, str] = {}
 
     def expire(self, now_s: float) -> list[HubEffect]:
         """End the leases of members that were silent too long."""
@@ -79,7 +87,20 @@ class Presence:
         if was_live and arrival == "rejoined":
             effects.append(Report("lost", member.device_id, f"replaced by its start {member.incarnation}"))
         effects.append(Report(arrival, member.device_id, f"start {member.incarnation}"))
+        if difference := self._handshake.frozen_arrays.difference(hello):
+            effects += self.warn_once(member.device_id, f"{difference}; it trains, because of hub.frozen = 'warn'")
+        self._handshake.frozen_arrays.note(hello)
         return [*effects, Send(peer, self._handshake.welcome(member))]
+
+    def warn_once(self, device_id: str, sentence: str) -> list[HubEffect]:
+        """Warn people about a device's model, unless that was the last thing said about the device."""
+        if self._warned.pop(device_id, None) == sentence:
+            self._warned[device_id] = sentence
+            return []
+        self._warned[device_id] = sentence
+        if len(self._warned) > STRANGERS_MAX:
+            del self._warned[next(iter(self._warned))]
+        return [Report("warning", device_id, sentence)]
 
     def _others(self, peer: Peer, key: Key) -> list[Member]:
         """Return who has the strikes of a sender: its key's members or, without keys, its connection's."""
@@ -105,6 +126,7 @@ class Presence:
             self._members.retire(member, "left")
         self._policy_engine.forget(member)
         self._policy_engine.revoke(member.voter)
+        self._handshake.frozen_arrays.forget(member.device_id)
         self._members.expel(member)
         return effects
 

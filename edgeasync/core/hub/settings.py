@@ -9,7 +9,7 @@ from msgspec import Meta
 from edgeasync.config import ByteCount, Section
 from edgeasync.parameters import PARAMETERS_MAX
 from edgeasync.protocol.codecs import ELEMENTWISE, check_codec_name
-from edgeasync.protocol.messages import DAY_S, HEARTBEAT_BYTES, SECONDS_MAX
+from edgeasync.protocol.messages import DAY_S, HEARTBEAT_BYTES, SECONDS_MAX, Frozen, OtherFrozen
 from edgeasync.protocol.transfers import PIECE_BYTES_MAX, PIECE_BYTES_MIN
 
 _SECONDS = {"s": 1.0, "second": 1.0, "min": 60.0, "minute": 60.0, "h": 3600.0, "hour": 3600.0}
@@ -151,6 +151,9 @@ class HubCoreSettings(Section, frozen=True):
     of the devices reach takes the place of an evaluation. The model is evaluated every `evaluate_every_updates`
     or, with `evaluate_every_s`, after that time. A `quiet` hub lets its devices rest while the model stands still,
     if its frequency is adaptive.
+
+    `frozen` says what happens to a device whose frozen arrays differ from those of the hub's model. A `Hub` sets
+    their checksum, `frozen_arrays`. Without it the hub compares all devices with the first one.
     """
 
     liveness: Liveness = Liveness()
@@ -162,6 +165,8 @@ class HubCoreSettings(Section, frozen=True):
     quiet: bool = False
     held_out: bool = False
     codec: CodecSettings = CodecSettings()
+    frozen: OtherFrozen = "refuse"
+    frozen_arrays: Frozen | None = None
 
     def __post_init__(self) -> None:
         pings_bytes = round(DAY_S / self.liveness.heartbeat_s) * HEARTBEAT_BYTES

@@ -26,7 +26,7 @@ from edgeasync.core.peer.events import (
     WorkEvent,
     WorkFailed,
 )
-from edgeasync.core.peer.neighbours import Neighbour, Neighbours, all_hear_each_other
+from edgeasync.core.peer.neighbours import OTHER_FROZEN, Neighbour, Neighbours, all_hear_each_other
 from edgeasync.core.peer.round import OWN_WORK, Refused, Round
 from edgeasync.core.peer.settings import PeerSettings
 from edgeasync.protocol.peer_messages import (
@@ -78,7 +78,7 @@ class PeerCore:
         self.completed: RoundId | None = None
         """The last round whose mean is in the model."""
         self.over = False
-        self.neighbours = Neighbours(name, peers, settings.lease_s, settings.fingerprint)
+        self.neighbours = Neighbours(name, peers, settings)
         self._blame = Blame(settings.lease_s)
         self._told: set[tuple[str, str]] = set()
         self._owed = 0
@@ -201,6 +201,7 @@ class PeerCore:
             current=None if self.round is None else self.round.id,
             completed=self.completed,
             leaving=leaving,
+            frozen=self.settings.frozen_arrays,
         )
 
     def _ping_all(self, now_s: float, *, leaving: bool = False) -> list[PeerEffect]:
@@ -219,6 +220,11 @@ class PeerCore:
             return self._refuse(neighbour.name, refusal)
         if ping.number > self._number + ROUND_LEAP_MAX:
             return self._refuse(neighbour.name, "a round too far ahead")
+        effects: list[PeerEffect] = []
+        if self.neighbours.has_other_frozen(ping) and (neighbour.name, OTHER_FROZEN) not in self._told:
+            self._told.add((neighbour.name, OTHER_FROZEN))
+            detail = f"{OTHER_FROZEN}; it takes part, because of peers.frozen = 'warn'"
+            effects.append(Report("warning", detail, neighbour.name))
         is_new = not self.neighbours.hears(neighbour, now_s)
         if neighbour.ping is None or neighbour.ping.incarnation != ping.incarnation:
             is_new = True
@@ -226,7 +232,6 @@ class PeerCore:
         neighbour.ping = ping
         neighbour.heard_s = -math.inf if ping.leaving else now_s
         self._number = max(self._number, ping.number)
-        effects: list[PeerEffect] = []
         round_ = self.round
         if round_ is not None and neighbour.name in round_.others:
             if ping.leaving and ping.completed == round_.id:

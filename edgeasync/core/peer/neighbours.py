@@ -5,7 +5,10 @@ from collections.abc import Iterator
 
 import msgspec
 
+from edgeasync.core.peer.settings import PeerSettings
 from edgeasync.protocol.peer_messages import Abandon, Offer, PeerPing, RoundMember
+
+OTHER_FROZEN = "its frozen arrays, which do not travel, differ from this device's"
 
 
 class Neighbour:
@@ -36,10 +39,10 @@ class Neighbours:
     link that works one way only is no use to a round.
     """
 
-    def __init__(self, name: str, peers: tuple[str, ...], lease_s: float, fingerprint: str) -> None:
+    def __init__(self, name: str, peers: tuple[str, ...], settings: PeerSettings) -> None:
         self._name = name
-        self._lease_s = lease_s
-        self._fingerprint = fingerprint
+        self._settings = settings
+        self._lease_s = settings.lease_s
         self._listed: dict[str, Neighbour] = {}
         self.replace(peers)
 
@@ -62,8 +65,12 @@ class Neighbours:
 
         A start with a lower number than the last one counts once that one is silent: a backup was put back.
         """
-        if ping.fingerprint != self._fingerprint:
+        if ping.fingerprint != self._settings.fingerprint:
             return "another model, or other ways to exchange it"
+        if self._settings.frozen == "refuse" and self.has_other_frozen(ping):
+            return (
+                f"{OTHER_FROZEN}: load the same base model on all devices, or set frozen = 'warn' on all of them"
+            )
         neighbour = self._listed[name]
         if neighbour.ping is None:
             return ""
@@ -73,6 +80,13 @@ class Neighbours:
         if ping.incarnation == known.incarnation and ping.count <= known.count:
             return "an old ping"
         return ""
+
+    def has_other_frozen(self, ping: PeerPing) -> bool:
+        """Return whether a peer's frozen arrays are known to differ from this device's."""
+        ours, theirs = self._settings.frozen_arrays, ping.frozen
+        if ours is None or theirs is None:
+            return False
+        return ours.framework == theirs.framework and ours.checksum != theirs.checksum
 
     def hears(self, neighbour: Neighbour, now_s: float) -> bool:
         """Return whether the peer has said something within a lease."""

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from edgeasync.protocol.messages import Frozen, OtherFrozen
 from edgeasync.protocol.peer_messages import Topology
 
 
@@ -14,6 +15,8 @@ class PeerSettings(msgspec.Struct, frozen=True, gc=False):
     A round is due `round_every_s` after the last one; with `None` only `RoundDue` says so. `codec` is used in own
     rounds, all `codecs` are known. `payload_bytes_max` bounds a whole coded model. Not more than `window_bytes` of
     a payload are in flight. Unless a peer `begins_ready`, it is in no round before `TrainingBegun`.
+
+    `frozen` says what happens to a peer whose frozen arrays differ from `frozen_arrays`, those of this device.
     """
 
     topology: Topology = "ring"
@@ -27,3 +30,5 @@ class PeerSettings(msgspec.Struct, frozen=True, gc=False):
     piece_bytes: int = 1 << 16
     window_bytes: int = 1 << 19
     begins_ready: bool = True
+    frozen: OtherFrozen = "refuse"
+    frozen_arrays: Frozen | None = None

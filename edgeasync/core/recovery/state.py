@@ -20,6 +20,7 @@ from edgeasync.core.arrays.state_codec import Array, decode_state, encode_state
 from edgeasync.core.hub.budgets import BudgetState
 from edgeasync.core.hub.digests import digest
 from edgeasync.core.hub.events import Evaluated
+from edgeasync.core.hub.frozen_arrays import FrozenState
 from edgeasync.core.hub.machine import HubCore, HubCoreState
 from edgeasync.core.hub.membership import Member
 from edgeasync.core.hub.policy_engine import PolicyEngineState
@@ -39,6 +40,7 @@ class CoreState(msgspec.Struct):
     members: list[Member]
     publish_schedule: PublishState
     budgets: BudgetState = msgspec.field(default_factory=BudgetState)
+    frozen_arrays: FrozenState = msgspec.field(default_factory=FrozenState)
 
 
 def upgrade(core: dict[str, Any], made_by: int) -> dict[str, Any]:
@@ -52,7 +54,7 @@ def upgrade(core: dict[str, Any], made_by: int) -> dict[str, Any]:
         _count_causes(core)
     if made_by < 10:
         _unwrap_firsts(core)
-    return core  # format 6 counted no bytes, format 7 no paces, format 8 no delays of devices
+    return core  # format 6 counted no bytes, format 7 no paces, format 8 no delays, format 10 no frozen arrays
 
 
 _STATE_ID, _SESSION, _RETIRED, _KEY = map(
@@ -165,6 +167,7 @@ def dump_state(core: HubCore) -> bytes:
             members=core.members.dump_state(),
             publish_schedule=core.publish_schedule.state,
             budgets=core.budgets.state,
+            frozen_arrays=core.frozen_arrays.state,
         )
     )
 
@@ -179,6 +182,7 @@ def load_state(core: HubCore, state: bytes) -> None:
     core.members.load_state(found.members)
     core.publish_schedule.state = found.publish_schedule
     core.budgets.state = found.budgets
+    core.frozen_arrays.state = found.frozen_arrays
     for member in core.members.members.values():
         core.codecs.begin(member)
 
@@ -250,6 +254,7 @@ def succeed(core: HubCore, old: HubCore) -> None:
     core.state.saved_updates = before.updates_applied
     core.state.duplicates = old.state.duplicates
     core.budgets.state = old.budgets.state
+    core.frozen_arrays.state = old.frozen_arrays.state
     for member in core.members.members.values():
         member.codecs_push, member.follows = (), False
         core.codecs.begin(member)

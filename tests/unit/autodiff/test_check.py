@@ -10,6 +10,8 @@ from edgeasync.autodiff.build import build_training_graph
 from edgeasync.autodiff.check import check_gradients
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import GraphError
+from edgeasync.losses import CrossEntropy
+from edgeasync.training.graph_check import check_graph
 from tests.support.gradients import forward, numbers
 from tests.support.size import repetitions
 
@@ -190,3 +192,28 @@ def gradients(graph):
     names = [f"{parameter.name}.grad" for parameter in graph.spec.parameters]
     values = open_session(graph.model).run(names, feeds)
     return {name.removesuffix(".grad"): value for name, value in zip(names, values, strict=True)}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "r = RandomNormalLike(h)\nn = Mul(r, s)\na = Add(h, n)\ny = Tanh(a)",
+        "r = RandomUniformLike<low=1.0>(h)\ny = Mul(h, r)",
+    ],
+)
+def test_random_numbers_are_constants_meanwhile(text):
+    """Random numbers drawn for a tensor's shape do not depend on its values, so no gradient passes."""
+    parameters = {"p": numbers((1, 3), 1)} | ({"s": numbers((3,), 2)} if "s)" in text else {})
+    model = forward(f"h = Mul(x, p)\n{text}", parameters, (3,))
+    graph = build_training_graph(model, GraphSettings(loss="mse"))
+    check_graph(graph.model, bytes_max=1 << 20)
+    checks = check_gradients(graph.model, graph.spec, graph.initial)
+    assert [check.name for check in checks] == list(parameters)
+    assert all(check.passed and check.slope for check in checks)
+
+
+def test_a_loss_that_nothing_moves_is_no_error():
+    """No class counts, so loss, gradients and differences are exactly 0."""
+    graph = built(MLP, (8,), loss=CrossEntropy(class_weights=(0.0, 0.0, 0.0)))
+    checks = check_gradients(graph.model, graph.spec, graph.initial)
+    assert {(check.passed, check.slope, check.difference) for check in checks} == {(True, 0.0, 0.0)}

@@ -160,7 +160,12 @@ def test_no_loss_overflows(loss):
 @pytest.mark.parametrize(
     ("text", "shape", "setting", "why"),
     [
-        ("y = ReduceSum<keepdims=0>(h, one)", (3,), "cross_entropy", "needs scores of shape"),
+        (
+            "y = ReduceSum<keepdims=0>(h, one)",
+            (3,),
+            "cross_entropy",
+            "has one score .* use the loss bce_with_logits",
+        ),
         ("y = Transpose(h)", (3,), "cross_entropy", "needs scores of shape"),
         ("y = Identity(h)", (3,), CrossEntropy(class_weights=(1.0, 2.0)), "2 class weights, but the output has 3"),
         ("y = Softmax(h)", (3,), "cross_entropy", "comes from Softmax, .* name 'h' as the output"),

@@ -124,6 +124,72 @@ def test_slice(starts, ends, axes, steps):
           {"starts": ints(*starts), "ends": ints(*ends), "axes": ints(*axes), "steps": ints(*steps)})  # fmt: skip
 
 
+@pytest.mark.parametrize("end", [1_000_001, 10**9, 2**31 - 1, 2**63 - 1])
+def test_a_slice_of_the_whole_batch(end):
+    check("a = Slice(h, starts, ends)\ny = Mul(a, a)", (6,),
+          {"starts": np.array([0, 1]), "ends": np.array([end, end])})  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        "e = Shape(h)",
+        "s = Shape<end=1>(h)\ne = Concat<axis=0>(s, six)",
+        "s = Shape(h)\nt = Add(s, s)\ne = Max(t, s)",
+    ],
+)
+def test_a_slice_to_the_end_that_the_graph_computes(ends):
+    constants = {"starts": np.array([0, 0]), "six": np.array([6])}
+    used = {name: value for name, value in constants.items() if name == "starts" or name in ends}
+    check(f"{ends}\na = Slice(h, starts, e)\ny = Mul(a, a)", (6,), used)
+
+
+@pytest.mark.parametrize(
+    ("starts", "ends"),
+    [("e = Shape(h)\nb = Sub(e, e)", "e"), ("b = Constant<value_ints=[1, 0]>()\ne = Shape(h)", "e")],
+)
+def test_a_slice_that_cuts_the_batch_is_refused_wherever_it_ends(starts, ends):
+    with pytest.raises(
+        GraphError, match=r"cannot be trained through: (it cuts along the batch|its input .* constant)"
+    ):
+        build_training_graph(
+            forward(f"h = Mul(x, p)\n{starts}\ny = Slice(h, b, {ends})", {"p": numbers((1, 6))}, (6,)),
+            GraphSettings(loss="mse"),
+        )
+
+
+@pytest.mark.parametrize(("axis", "shape"), [(1, (4, 2, 3)), (-1, (4, 5, 2)), (1, (4, 4, 2))])
+def test_values_that_are_picked_one_by_one(axis, shape):
+    places = np.random.Generator(np.random.PCG64(1)).integers(-3, 3, shape)
+    text = f"h = Mul(x, p)\na = GatherElements<axis={axis}>(h, places)\ny = Mul(a, a)"
+    parameters = {"p": numbers((1, 5, 3), 1), "places": places}
+    graph = build_training_graph(forward(text, parameters, (5, 3), batch=4), GraphSettings(loss="mse"))
+    x = numbers((4, 5, 3), 2)
+    found = run(graph, {"x": x, "target": np.zeros(shape, np.float32)})
+    expected = np.zeros((4, 5, 3))
+    for place in np.ndindex(*shape):
+        read = list(place)
+        read[axis] = places[place]
+        expected[tuple(read)] += 4 * (x * parameters["p"])[tuple(read)] ** 3 / places.size
+    np.testing.assert_allclose(found["p.grad"][0], (expected * x).sum(0), rtol=1e-4)
+
+
+def test_the_last_step_of_a_padded_sequence():
+    """As torch's `gather` writes it: the place of the last step that is not 0, for each example."""
+    check("n = Abs(x)\ns = ReduceSum<keepdims=0>(n, last)\ng = Greater(s, zero)\ni = Cast<to=7>(g)\n"
+          "c = ReduceSum(i, one)\nl = Sub(c, unit)\nu = Unsqueeze(l, last)\nk = Expand(u, wide)\n"
+          "y = GatherElements<axis=1>(h, k)", (5, 3), {"last": np.array([2]), "zero": np.float32(0),
+          "one": np.array([1]), "unit": np.array([1]), "wide": np.array([1, 1, 3])})  # fmt: skip
+
+
+def test_picking_along_the_batch_one_by_one_is_refused():
+    text = (
+        "h = Mul(x, p)\ns = Shape(h)\nk = ConstantOfShape<value=int64[1] {0}>(s)\ny = GatherElements<axis=0>(h, k)"
+    )
+    with pytest.raises(GraphError, match="it picks along the batch"):
+        build_training_graph(forward(text, {"p": numbers((1, 3))}, (3,)), GraphSettings(loss="mse"))
+
+
 def test_slice_without_axes_or_steps_and_of_a_parameter():
     check("a = Slice(w, starts, ends)\ny = MatMul(h, a)", (3,),
           {"w": numbers((5, 4), 4), "starts": ints(1), "ends": ints(4)})  # fmt: skip

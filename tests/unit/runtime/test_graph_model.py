@@ -10,6 +10,7 @@ from edgeasync.runtime.graph_model import (
     FORWARD_FILE,
     TRAINING_FILE,
     OnnxModel,
+    build_graph,
     keep_files,
     load_graph,
 )
@@ -98,3 +99,18 @@ def test_a_run_resumes_with_other_first_values_but_not_with_other_constants(tmp_
     ):
         with pytest.raises(ModelMismatchError, match="begun with another model"):
             keep_files(tmp_path, b"graph", content, names)
+
+
+def test_values_that_are_not_trained_have_a_checksum():
+    """Peers compare it: each reads a file of its own."""
+    layers = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+
+    def frozen_of(seed, **chosen):
+        forward = nn.to_onnx(layers, (3,), seed=seed).SerializeToString()
+        return build_graph(forward, OnnxModel(file="", **chosen), "the model").frozen
+
+    assert frozen_of(0) is None
+    head, same, other = (frozen_of(seed, train=["2.*"]) for seed in (0, 0, 1))
+    assert head.framework == "onnx"
+    assert head == same != other
+    assert frozen_of(0, train=["0.*"]) not in (None, head)

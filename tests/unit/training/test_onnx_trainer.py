@@ -430,6 +430,27 @@ def test_a_graph_that_fails_in_a_step():
         gradient(graph.initial, numbers((4, 8)), np.arange(3), np.zeros_like(graph.initial))
 
 
+@pytest.mark.parametrize(
+    ("targets", "settings", "told"),
+    [
+        (np.zeros(50, np.int64), {}, True),
+        (np.full(50, 2), {}, True),
+        (LABELS, {}, False),
+        (np.zeros((50, 3), np.float32), {"loss": "bce_with_logits"}, True),
+        (np.tile([0, 1, 1], (50, 1)), {"loss": "bce_with_logits"}, False),
+    ],
+)
+def test_a_device_with_one_class_is_told_so(caplog, targets, settings, told):
+    trainer(built(MLP, (8,), **settings), numbers((50, 8)), targets)
+    assert ("it teaches the model no other; check y" in caplog.text) == told
+
+
+def test_an_autoencoder_s_placeholders_for_labels_are_no_class(caplog):
+    layers = nn.Sequential(nn.Linear(8, 3), nn.Linear(3, 8))
+    trainer(built(layers, (8,), loss="mse", target="input"), numbers((50, 8)), np.zeros(50, np.int64))
+    assert not caplog.text
+
+
 # -- providers and threads -------------------------------------------------------------------------------------
 
 

@@ -1,7 +1,10 @@
-from edgeasync.core.peer.effects import Send
+import pytest
+
+from edgeasync.core.peer.effects import Report, Send
 from edgeasync.core.peer.events import Received, TrainingBegun
 from edgeasync.core.peer.machine import PeerCore
 from edgeasync.core.peer.settings import PeerSettings
+from edgeasync.protocol.messages import Frozen
 from edgeasync.protocol.peer_messages import ROUND_NUMBER_MAX, PeerPing
 
 TICKS_MAX = 20
@@ -36,3 +39,30 @@ def test_a_peer_without_round_numbers_left_does_not_run_hot():
         ticks += 1
     assert ticks < TICKS_MAX
     assert core.round is None
+
+
+RIGHT, OTHER, ONNX = Frozen("torch", "a" * 32), Frozen("torch", "b" * 32), Frozen("onnx", "c" * 32)
+
+
+@pytest.mark.parametrize(
+    ("frozen", "theirs", "event", "live"),
+    [
+        ("refuse", OTHER, "refused", ()),
+        ("warn", OTHER, "warning", ("b",)),
+        ("refuse", RIGHT, None, ("b",)),
+        ("refuse", None, None, ("b",)),
+        ("refuse", ONNX, None, ("b",)),
+    ],
+)
+def test_a_peer_with_other_frozen_arrays(frozen, theirs, event, live):
+    """It is refused, or people are warned, once; one of which nothing is known, or with other names, is heard."""
+    core = PeerCore("a", 1, ("b",), PeerSettings(frozen=frozen, frozen_arrays=RIGHT))
+    (ping,) = [effect.message for effect in core.begin(0.0) if isinstance(effect, Send)]
+    assert ping.frozen == RIGHT
+    effects = []
+    for count in (1, 2):
+        effects += core.handle(Received("b", PeerPing(1, count, "", 0, True, ("a",), frozen=theirs)), 0.0)
+    told = [each for each in effects if isinstance(each, Report) and each.event in ("refused", "warning")]
+    assert [each.event for each in told] == ([] if event is None else [event])
+    assert all("frozen arrays, which do not travel, differ" in each.detail for each in told)
+    assert core.live == live

@@ -1,0 +1,129 @@
+"""Files that real exporters and onnxruntime's real optimizer wrote train as told; what changed is told."""
+
+import io
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+torch = pytest.importorskip("torch")
+skl2onnx = pytest.importorskip("skl2onnx")
+from sklearn.linear_model import LogisticRegression, SGDClassifier
+from sklearn.neural_network import MLPClassifier, MLPRegressor
+
+import edgeasync
+from edgeasync.autodiff.build import build_training_graph
+from edgeasync.autodiff.producers import kind_of_producer
+from edgeasync.autodiff.settings import GraphSettings
+from tests.support.followed import assert_trains, examples, follow
+from tests.support.gradients import numbers, run, session
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of exporters, and of fits that are stopped early
+
+X, LABELS = numbers((60, 4), 1), np.arange(60) % 3
+
+
+def scikit_learn(estimator, targets, **options):
+    estimator.fit(X, targets)
+    return skl2onnx.to_onnx(estimator, X[:1], options=options or None, target_opset=18)
+
+
+@pytest.mark.parametrize("zipmap", [True, False])
+def test_a_network_of_scikit_learn(zipmap):
+    """Its loss and its gradients are those of the estimator's probabilities."""
+    estimator = MLPClassifier((8,), max_iter=3, random_state=0)
+    model = scikit_learn(estimator, LABELS, zipmap=zipmap)
+    graph, settings, refusals = follow(model.SerializeToString())
+    assert len(refusals) == 1 + zipmap
+    assert settings["output"] == "add_result1"
+    assert_trains(graph)
+    feeds = examples(graph)
+    expected = -np.log(estimator.predict_proba(feeds["X"])[np.arange(16), feeds["target"]]).mean()
+    np.testing.assert_allclose(run(graph, feeds)["loss"], expected, rtol=1e-5)
+
+
+def test_a_yes_or_no_network_of_scikit_learn():
+    model = scikit_learn(MLPClassifier((8,), max_iter=3, random_state=0), LABELS > 0, zipmap=False)
+    graph, settings, _ = follow(model.SerializeToString())
+    assert settings["loss"] == "bce_with_logits"
+    assert_trains(graph)
+
+
+def test_a_regression_of_scikit_learn():
+    model = scikit_learn(MLPRegressor(hidden_layer_sizes=(8,), max_iter=3, random_state=0), X[:, 0])
+    assert_trains(build_training_graph(model.SerializeToString(), GraphSettings(loss="mse")), rate=0.01)
+
+
+@pytest.mark.parametrize("zipmap", [True, False])
+def test_an_operator_of_scikit_learn(zipmap):
+    model = scikit_learn(LogisticRegression(), LABELS, zipmap=zipmap).SerializeToString()
+    told = (
+        r"\(LinearClassifier\) is of the domain 'ai.onnx.ml'.* train an SGDClassifier .*by edgeasync.sklearn.model"
+    )
+    with pytest.raises(AssertionError, match=told):
+        follow(model)
+    estimator = SGDClassifier(loss="log_loss", learning_rate="constant", eta0=0.01)
+    instead = edgeasync.sklearn.model(estimator, features=4, classes=3)
+    assert edgeasync.train(instead, (X, LABELS), until=edgeasync.Stop(updates=5)).updates >= 5
+
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = torch.nn.Linear(6, 6), torch.nn.BatchNorm1d(6)
+        self.second, self.head = torch.nn.LayerNorm(6), torch.nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.head(self.second(torch.nn.functional.gelu(self.norm(self.first(x)))))
+
+
+def exported(module, *, dynamo):
+    options = {"dynamo": True, "optimize": False, "external_data": False, "verbose": False,
+               "dynamic_shapes": ({0: torch.export.Dim("batch")},)}  # fmt: skip
+    if not dynamo:
+        options = {"dynamo": False, "training": torch.onnx.TrainingMode.TRAINING, "do_constant_folding": False,
+                   "opset_version": 18, "input_names": ["x"], "dynamic_axes": {"x": {0: "batch"}}}  # fmt: skip
+    target = io.BytesIO()
+    torch.onnx.export(module.train(), (torch.ones(4, 6) * 3 + torch.randn(4, 6),), target, **options)
+    return target.getvalue()
+
+
+@pytest.mark.parametrize("dynamo", [True, False])
+def test_tracing_that_moves_running_statistics_is_told_and_only_that(dynamo):
+    torch.manual_seed(0)
+    module = Block()
+    content = exported(module, dynamo=dynamo)
+    model = onnx.load_model_from_string(content)
+    assert kind_of_producer(model) == ("dynamo" if dynamo else "torchscript")
+    graph = build_training_graph(content, GraphSettings())
+    moved = bool(graph.spec.views(graph.initial)["norm.running_mean"].any())
+    assert moved == (not dynamo)
+    assert ["which moved the running statistics" in said for said in graph.warnings] == [True] * moved
+    assert_trains(graph)
+
+
+@pytest.mark.parametrize("level", ["BASIC", "EXTENDED"])
+def test_a_file_that_onnxruntime_optimized(level, tmp_path):
+    torch.manual_seed(0)
+    torch.onnx.export(
+        torch.nn.Sequential(torch.nn.LayerNorm(6), torch.nn.Linear(6, 6), torch.nn.GELU(), torch.nn.LayerNorm(6),
+                            torch.nn.Linear(6, 3)),
+        (torch.randn(4, 6),), str(tmp_path / "plain.onnx"), dynamo=False, opset_version=18, input_names=["x"],
+        do_constant_folding=False, dynamic_axes={"x": {0: "batch"}},
+    )  # fmt: skip
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, f"ORT_ENABLE_{level}")
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    onnxruntime.InferenceSession(tmp_path / "plain.onnx", options, providers=["CPUExecutionProvider"])
+    model = onnx.load(tmp_path / "optimized.onnx")
+    assert kind_of_producer(model) == "onnxruntime"
+    graph, settings, refusals = follow(model.SerializeToString())
+    assert "use the file from before onnxruntime optimized it" in refusals[0]
+    assert settings["freeze"]
+    assert_trains(graph)
+    feeds = examples(graph)
+    (scores,) = session(model.SerializeToString()).run(None, {"x": feeds["x"]})
+    shifted = scores - np.logaddexp.reduce(scores, axis=1, keepdims=True)
+    expected = -shifted[np.arange(16), feeds["target"]].mean()
+    np.testing.assert_allclose(run(graph, feeds)["loss"], expected, rtol=1e-4)

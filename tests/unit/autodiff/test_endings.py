@@ -1,0 +1,249 @@
+"""What models end in: raw scores train, everything else is refused by a sentence that can be followed."""
+
+import numpy as np
+import pytest
+
+from edgeasync.autodiff.build import build_training_graph
+from edgeasync.autodiff.settings import GraphSettings
+from edgeasync.errors import GraphError
+from tests.support.followed import assert_trains, examples, follow
+from tests.support.gradients import Reference, assert_slopes, forward, numbers, run
+
+HEAD = "a = MatMul(x, w)\nh = Tanh(a)\nb = MatMul(h, v)\nz = Add(b, c)\n"
+CONSTANTS = {
+    "one": np.array([1]),
+    "first": np.array([0]),
+    "shape": np.array([-1, 3]),
+    "unit": np.float32(1),
+    "low": np.float32(1e-7),
+    "high": np.float32(1 - 1e-7),
+    "zero": np.float32(0),
+    "hundred": np.float32([100]),
+    "half": np.float32(0.5),
+    "smooth": np.float32(0.9),
+    "rest": np.float32(0.1 / 3),
+    "two": np.float32(2),
+    "six": np.float32(6),
+    "three": np.float32(3),
+}
+
+
+def ending(text, classes=3, output="y"):
+    """Return a model of two layers whose scores are `z`, with what `text` makes of them."""
+    parameters = {"w": numbers((4, 5), 1), "v": numbers((5, classes), 2), "c": numbers((classes,), 3)}
+    words = set(text.replace(",", " ").replace("(", " ").replace(")", " ").split())
+    constants = {name: value for name, value in CONSTANTS.items() if name in words}
+    return forward(HEAD + text, parameters | constants, (4,), output=output)
+
+
+DECOMPOSED = "e = Exp(z)\ns = ReduceSum(e, one)\n"
+CENTRED = "m = ReduceMax(z, one)\nd = Sub(z, m)\ne = Exp(d)\ns = ReduceSum(e, one)\n"
+SIGMOID = "n = Neg(z)\ne = Exp(n)\ns = Add(e, unit)\n"
+
+REFUSED = {
+    "softmax": ("y = Softmax<axis=1>(z)", "comes from Softmax"),
+    "softmax by arithmetic": (f"{DECOMPOSED}y = Div(e, s)", "a softmax by arithmetic"),
+    "softmax by arithmetic, less the maximum": (f"{CENTRED}y = Div(e, s)", "a softmax by arithmetic"),
+    "softmax by a reciprocal": (f"{CENTRED}r = Reciprocal(s)\ny = Mul(e, r)", "a softmax by arithmetic"),
+    "softmax as the exponential of its logarithm": ("l = LogSoftmax<axis=1>(z)\ny = Exp(l)", "a softmax by arith"),
+    "softmax by logsumexp": (
+        "l = ReduceLogSumExp(z, one)\nd = Sub(z, l)\ny = Exp(d)",
+        "a softmax by arithmetic",
+    ),
+    "softmax, reshaped": ("p = Softmax<axis=1>(z)\ny = Reshape(p, shape)", "comes from Softmax"),
+    "softmax by arithmetic, reshaped": (
+        f"{CENTRED}p = Div(e, s)\ny = Reshape(p, shape)",
+        "a softmax by arithmetic",
+    ),
+    "softmax, clipped": ("p = Softmax<axis=1>(z)\ny = Clip(p, low, high)", "comes from Softmax"),
+    "softmax, clipped by reshaped bounds": (
+        "p = Softmax<axis=1>(z)\nk = Unsqueeze(low, first)\nl = Squeeze(k)\ny = Clip(p, l, high)",
+        "comes from Softmax",
+    ),
+    "softmax by arithmetic, clipped": (
+        f"{CENTRED}p = Div(e, s)\ny = Clip(p, low, high)",
+        "a softmax by arithmetic",
+    ),
+    "softmax in percent": ("p = Softmax<axis=1>(z)\ny = Mul(p, hundred)", "comes from Softmax"),
+    "softmax by arithmetic in percent": (
+        f"{CENTRED}p = Div(e, s)\ny = Mul(hundred, p)",
+        "a softmax by arithmetic",
+    ),
+    "softmax, smoothed": ("p = Softmax<axis=1>(z)\nq = Mul(p, smooth)\ny = Add(q, rest)", "comes from Softmax"),
+    "softmax from -1 to 1": ("p = Softmax<axis=1>(z)\nq = Mul(p, two)\ny = Sub(q, unit)", "comes from Softmax"),
+    "1 - softmax": ("p = Softmax<axis=1>(z)\ny = Sub(unit, p)", "comes from Softmax"),
+    "logarithm of a softmax": ("p = Softmax<axis=1>(z)\ny = Log(p)", "the logarithm of Softmax"),
+    "logarithm of a softmax, kept from 0": (
+        "p = Softmax<axis=1>(z)\nq = Add(p, low)\ny = Log(q)",
+        "the logarithm of Softmax",
+    ),
+    "logarithm of a softmax by arithmetic": (
+        f"{CENTRED}p = Div(e, s)\ny = Log(p)",
+        "the logarithm of a softmax by",
+    ),
+    "sigmoid": ("y = Sigmoid(z)", "comes from Sigmoid"),
+    "sigmoid by arithmetic": (f"{SIGMOID}y = Div(unit, s)", "a sigmoid by arithmetic"),
+    "sigmoid by a reciprocal": (f"{SIGMOID}y = Reciprocal(s)", "a sigmoid by arithmetic"),
+    "sigmoid as a share": ("e = Exp(z)\ns = Add(e, unit)\ny = Div(e, s)", "a sigmoid by arithmetic"),
+    "sigmoid by a tanh": (
+        "i = Mul(z, half)\nt = Tanh(i)\nu = Add(t, unit)\ny = Mul(u, half)",
+        "a sigmoid by arithmetic",
+    ),
+    "sigmoid in percent": ("p = Sigmoid(z)\ny = Mul(p, hundred)", "comes from Sigmoid"),
+    "logarithm of a sigmoid": ("p = Sigmoid(z)\ny = Log(p)", "the logarithm of Sigmoid"),
+    "logarithm of a sigmoid by arithmetic": (
+        "n = Neg(z)\ns = Softplus(n)\ny = Neg(s)",
+        "the logarithm of a sigmoid",
+    ),
+    "hard sigmoid": ("y = HardSigmoid(z)", "comes from HardSigmoid"),
+    "hard sigmoid by arithmetic": (
+        "a1 = Add(z, three)\nq = Div(a1, six)\ny = Clip(q, zero, unit)",
+        "comes from Clip",
+    ),
+}
+
+
+def assert_right(model, graph, settings):
+    """Hold gradients against differences of the loss, computed in float64 from the named scores."""
+    feeds = examples(graph)
+    oracle = Reference(model)
+    oracle._evaluator.output_names[:] = [settings["output"]]
+    target = feeds["target"]
+
+    def loss(scores):
+        if settings.get("loss") == "bce_with_logits":
+            return np.mean(np.logaddexp(0, scores) - scores * target)
+        shifted = scores - scores.max(1, keepdims=True)
+        return -np.mean((shifted - np.log(np.exp(shifted).sum(1, keepdims=True)))[np.arange(len(target)), target])
+
+    found = run(graph, feeds)
+    np.testing.assert_allclose(found["loss"], loss(oracle(feeds["x"])), rtol=1e-5)
+    trained = [entry.name for entry in graph.spec.parameters]
+    assert_slopes({name: found[f"{name}.grad"] for name in trained}, oracle, feeds["x"], loss)
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "bce_with_logits"])
+@pytest.mark.parametrize(("text", "why"), REFUSED.values(), ids=REFUSED)
+def test_probabilities_are_refused_and_their_scores_train(text, why, loss):
+    graph, settings, refusals = follow(ending(text), {"loss": loss})
+    assert [why in said for said in refusals] == [True], refusals
+    assert "name '" in refusals[0]
+    assert settings["loss"] == loss
+    assert {entry.name for entry in graph.spec.parameters} >= {"w", "v", "c"}
+    assert_trains(graph)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "softmax",
+        "softmax by arithmetic, less the maximum",
+        "softmax, clipped",
+        "softmax in percent",
+        "logarithm of a softmax",
+        "sigmoid by arithmetic",
+    ],
+)
+def test_the_named_scores_have_the_gradients_of_the_formula(case):
+    model = ending(REFUSED[case][0])
+    for loss in ("cross_entropy", "bce_with_logits"):
+        graph, settings, _ = follow(model, {"loss": loss})
+        assert settings["output"] == "z"
+        assert_right(model, graph, settings)
+
+
+@pytest.mark.parametrize("text", ["y = Identity(z)", "y = Squeeze(z, one)", "y = Unsqueeze(z, one)"])
+def test_one_score_is_refused_for_classes(text):
+    graph, settings, refusals = follow(ending(text, classes=1))
+    assert "has one score for each example" in refusals[0]
+    assert settings["loss"] == "bce_with_logits"
+    assert_trains(graph)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "y = Sigmoid(z)",
+        f"{SIGMOID}y = Reciprocal(s)",
+        "p = Sigmoid(z)\nq = Sub(unit, p)\ny = Concat<axis=1>(q, p)",
+    ],
+)
+def test_a_probability_of_one_score_is_refused_with_the_loss_and_the_output_at_once(text):
+    graph, settings, refusals = follow(ending(text, classes=1))
+    assert len(refusals) == 1
+    assert (settings["loss"], settings["output"]) == ("bce_with_logits", "z")
+    assert_trains(graph)
+
+
+RIGHT = {
+    "scores": ("y = Identity(z)", "cross_entropy"),
+    "multi-label scores": ("y = Identity(z)", "bce_with_logits"),
+    "LogSoftmax": ("y = LogSoftmax<axis=1>(z)", "cross_entropy"),
+    "LogSoftmax by arithmetic": (f"{CENTRED}l = Log(s)\ny = Sub(d, l)", "cross_entropy"),
+    "scores by a temperature": ("y = Div(z, two)", "cross_entropy"),
+    "scores less their mean": ("m = ReduceMean(z, one)\ny = Sub(z, m)", "cross_entropy"),
+    "positive scores": ("y = Softplus(z)", "cross_entropy"),
+    "scores bounded on purpose": ("p = Sigmoid(z)\nq = Mul(p, six)\ny = Sub(q, three)", "cross_entropy"),
+    "a gate": ("p = Sigmoid(z)\ny = Mul(z, p)", "cross_entropy"),
+    "a gate of a softmax": ("p = Softmax<axis=1>(z)\ny = Mul(z, p)", "bce_with_logits"),
+    "shares under a regression": ("y = Softmax<axis=1>(z)", "mse"),
+    "a regression": ("y = Identity(z)", "huber"),
+    "an embedding": ("q = Mul(z, z)\ns = ReduceSum(q, one)\nr = Sqrt(s)\ny = Div(z, r)", "l1"),
+}
+
+
+@pytest.mark.parametrize(("text", "loss"), RIGHT.values(), ids=RIGHT)
+def test_scores_are_trained_as_they_are(text, loss):
+    assert_trains(build_training_graph(ending(text), GraphSettings(loss=loss)))
+
+
+def test_log_probabilities_are_no_scores_of_answers():
+    for text in (RIGHT["LogSoftmax"][0], RIGHT["LogSoftmax by arithmetic"][0]):
+        graph, settings, refusals = follow(ending(text), {"loss": "bce_with_logits"})
+        assert "comes from LogSoftmax" in refusals[0]
+        assert settings["output"] == "z"
+        assert_trains(graph)
+
+
+def test_shares_without_scores():
+    """Values over their sum are not made of scores that a loss could take instead."""
+    graph, settings, refusals = follow(ending("q = Softplus(z)\ns = ReduceSum(q, one)\ny = Div(q, s)"))
+    assert "rows that are positive and sum to 1" in refusals[0]
+    assert settings["loss"] == "mse"
+    assert_trains(graph)
+
+
+def test_classes_at_another_axis_are_not_the_loss_s():
+    parameters = {"w": numbers((4, 3), 1)}
+    model = forward("z = MatMul(x, w)\ny = Softmax(z)", parameters, (6, 4))
+    with pytest.raises(GraphError, match="export the scores instead, with the classes at axis 1"):
+        build_training_graph(model, GraphSettings())
+    turned = forward("z = MatMul(x, w)\np = Softmax(z)\ny = Transpose<perm=[0, 2, 1]>(p)", parameters, (6, 4))
+    with pytest.raises(GraphError, match="export the scores instead, with the classes at axis 1"):
+        build_training_graph(turned, GraphSettings())
+    raw = forward("z = MatMul(x, w)\ny = Transpose<perm=[0, 2, 1]>(z)", parameters, (6, 4))
+    assert_trains(build_training_graph(raw, GraphSettings()))
+
+
+def test_scores_of_a_new_model_that_are_all_0():
+    model = forward(
+        "z = MatMul(x, w)\ne = Exp(z)\ns = ReduceSum(e, one)\ny = Div(e, s)",
+        {"w": np.zeros((4, 3), np.float32), "one": np.array([1])},
+        (4,),
+    )
+    with pytest.raises(GraphError, match="name 'z' as the output"):
+        build_training_graph(model, GraphSettings())
+    zeros = forward(
+        "z = MatMul(x, w)\ny = Add(z, b)",
+        {"w": np.zeros((4, 3), np.float32), "b": np.full(3, 1 / 3, np.float32)},
+        (4,),
+    )
+    assert_trains(build_training_graph(zeros, GraphSettings(train=("w", "b"))))
+
+
+def test_a_model_that_runs_on_no_random_input_is_judged_by_its_operators():
+    """The table has one row, and a random index may be 1."""
+    text = "g = Gather(t, x)\nr = Squeeze(g, one)\nz = MatMul(r, w)\ny = Softmax<axis=1>(z)"
+    parameters = {"t": numbers((1, 4), 1), "w": numbers((4, 3), 2), "one": np.array([1])}
+    with pytest.raises(GraphError, match="comes from Softmax"):
+        build_training_graph(forward(text, parameters, (1,), kind=7), GraphSettings())
