@@ -18,7 +18,7 @@ from edgeasync.autodiff.inspection import Inspection
 from edgeasync.cli.main import app
 from edgeasync.durable.run_replay import Beginning, Evaluation, Happening, Update
 from edgeasync.policies.catalogue import Kind, Parameter, catalogue
-from edgeasync.runtime.runs import CheckpointSummary, Mark, RunSummary
+from edgeasync.runtime.runs import Best, CheckpointSummary, Mark, RunSummary
 from edgeasync.sdk.service import Service
 
 MARK = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
@@ -227,7 +227,7 @@ def replay_keys() -> str:
 
 def runs_keys() -> str:
     """Return the keys of the lines of `edgeasync runs --json`."""
-    return "\n\n".join(_keys(struct) for struct in (RunSummary, Mark, CheckpointSummary))
+    return "\n\n".join(_keys(struct) for struct in (RunSummary, Mark, Best, CheckpointSummary))
 
 
 def inspection_keys() -> str:

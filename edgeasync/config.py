@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import msgspec
 from msgspec import inspect as types
@@ -20,6 +20,7 @@ from edgeasync.errors import ConfigError, PluginError
 from edgeasync.structs import ready
 
 Settings = TypeVar("Settings")
+Given = TypeVar("Given")
 
 SIZE_DIGITS_MAX = 19
 """A number of bytes with more digits is none: Python reads no number of thousands of digits."""
@@ -59,10 +60,42 @@ class ByteCount(int):
         raise ValueError(f"{value!r} is not a size; write bytes or one of {', '.join(_UNITS)} as in '64 MiB'")
 
 
+class FilePath(str):
+    """A path in a settings file: absolute from the moment that it is read, so that no `chdir` moves it."""
+
+    __slots__ = ()
+
+    @classmethod
+    def parse(cls, value: object) -> "FilePath":
+        """Read a path; raises `ValueError`."""
+        if not isinstance(value, str | Path):
+            raise ValueError(f"expected `str`, got `{type(value).__name__}`")  # noqa: TRY004 - as msgspec says it
+        try:
+            return cls(expanded(value))
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+
+
+def whole_path(given: Given) -> Given:
+    """Return a path as an absolute one, also those in a list, and anything else as it is.
+
+    For what a caller hands over before it is used: the program may change its working directory meanwhile.
+    """
+    found: Any = given
+    if isinstance(given, str | Path):
+        found = expanded(given)
+    elif isinstance(given, list):
+        found = [whole_path(one) for one in given]
+    return cast("Given", found)
+
+
 def expanded(path: str | Path) -> Path:
-    """Return a path with the home that a leading `~` stands for; raises `ConfigError` if there is no such home."""
+    """Return an absolute path, with the home that a leading `~` stands for.
+
+    Call it where a path is handed over, and keep the result. Raises `ConfigError` if there is no such home.
+    """
     try:
-        return Path(path).expanduser()
+        return Path(path).expanduser().absolute()
     except RuntimeError:
         raise ConfigError(f"{path}: there is no such home; write the whole path") from None
 
@@ -121,7 +154,11 @@ def convert(table: object, settings: type[Settings], *, where: str) -> Settings:
 
 def to_table(settings: object) -> Any:
     """Turn settings back into plain tables and values, as they would stand in TOML."""
-    return msgspec.to_builtins(settings, enc_hook=int)
+    return msgspec.to_builtins(settings, enc_hook=_encode)
+
+
+def _encode(value: object) -> int | str:
+    return str(value) if isinstance(value, FilePath) else int(cast("ByteCount", value))
 
 
 class Kinds(NamedTuple):
@@ -160,6 +197,8 @@ def kinds_of(described: types.Type) -> types.Type:
 def _decode(wanted: type, value: object) -> object:
     if wanted is ByteCount:
         return ByteCount.parse(value)
+    if wanted is FilePath:
+        return FilePath.parse(value)
     if wanted in _KINDS:
         return _read_kind(_KINDS[wanted], value)
     raise NotImplementedError(f"no reader for {wanted}")

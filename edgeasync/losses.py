@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from edgeasync.config import Section, convert
+from edgeasync.config import Section, convert, expanded
 from edgeasync.errors import ConfigError
 
 __all__ = ["BinaryCrossEntropy", "CrossEntropy", "Huber", "MeanAbsoluteError", "MeanSquaredError", "OnnxLoss"]
@@ -95,8 +95,8 @@ class OnnxLoss(Section, frozen=True, tag_field="kind", tag="onnx"):
     The number is the mean over the batch. Give the `file` of the graph, or the serialized `graph` itself.
 
     >>> from edgeasync import losses
-    >>> losses.OnnxLoss(file="loss.onnx").file
-    'loss.onnx'
+    >>> losses.OnnxLoss(file="/models/loss.onnx").file
+    '/models/loss.onnx'
     """
 
     file: str | None = None
@@ -105,6 +105,8 @@ class OnnxLoss(Section, frozen=True, tag_field="kind", tag="onnx"):
     def __post_init__(self) -> None:
         if (self.file is None) == (self.graph is None):
             raise ConfigError("a loss of kind onnx has a file or a graph: give one of the two")
+        if self.file is not None:
+            msgspec.structs.force_setattr(self, "file", str(expanded(self.file)))
 
     @property
     def content(self) -> bytes:

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeasync import nn
+from edgeasync.config import FilePath
 from edgeasync.data.dataset import Dataset, fits
 from edgeasync.errors import ConfigError, DataError, ModelMismatchError
 from edgeasync.losses import CrossEntropy, LossSetting, MeanSquaredError, OnnxLoss, check_loss, find_loss
@@ -109,7 +110,7 @@ class Network:
         loss = find_loss(check_loss(loss, "gradient"))
         batch = Dataset.of(x, y, where="the batch")
         if loss not in self._gradients:
-            graph = build_graph(self._forward, OnnxModel(file="", loss=loss), "the model").graph
+            graph = build_graph(self._forward, OnnxModel(file=FilePath(), loss=loss), "the model").graph
             made = GraphGradient(graph, self.spec, threads=self._threads)
             self._gradients[loss] = made, np.empty(self.spec.length, np.float32)
         gradient, out = self._gradients[loss]
@@ -166,9 +167,9 @@ def mean_loss(loss: LossSetting, scores: npt.ArrayLike, targets: npt.ArrayLike) 
 
 def _build(model: object, input_shape: Sequence[int] | None, seed: int) -> tuple[bytes, HubGraph]:
     """Return the forward model, and what of it is trained."""
-    settings = OnnxModel(file="", loss=MeanSquaredError())  # which fits every output
+    settings = OnnxModel(file=FilePath(), loss=MeanSquaredError())  # which fits every output
     if isinstance(model, str | Path):
-        graph = load_graph(OnnxModel(file=str(model), loss=MeanSquaredError()))
+        graph = load_graph(OnnxModel(file=FilePath.parse(model), loss=MeanSquaredError()))
         if graph.forward is None:
             raise ConfigError(f"{model}: is a training graph; give the forward model that it was built from")
         return graph.forward, graph

@@ -8,7 +8,7 @@ from typing import Any, Self, TypedDict, Unpack
 
 from edgeasync import SGD, Hub, Policy, Run, join
 from edgeasync.async_train.distributed import find_master
-from edgeasync.async_train.given import as_address, put_back
+from edgeasync.async_train.given import as_address, put_back, settled
 from edgeasync.async_train.loops import Loop
 from edgeasync.async_train.running import temporary_run
 from edgeasync.errors import ConfigError, EdgeAsyncError
@@ -86,7 +86,8 @@ class Communication:
         world_size: int = 1,
     ) -> None:
         self._model, self._loop, self._master, self._world_size = model, loop, master, world_size
-        self._session_arguments, self._hub_arguments = session, hub
+        self._session_arguments = settled(session)
+        self._hub_arguments = None if hub is None else settled(hub)
         self.hub: Hub | None = None
         self.session: Any = None
 

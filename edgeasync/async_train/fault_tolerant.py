@@ -62,7 +62,7 @@ class FaultTolerantTrainer:
         seed: int = 0,
     ) -> None:
         self.model, self._workers, self._seed = model, workers, seed
-        self._folder = Path(checkpoint_dir).expanduser()
+        self._folder = Path(checkpoint_dir).expanduser().absolute()
         self._rules = _rules(self._folder, checkpoint_frequency, recovery_strategy, update_frequency)
 
     def train(

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from edgeasync import SGD, Adam, Dataset
@@ -20,8 +21,20 @@ from edgeasync.losses import (
     MeanSquaredError,
 )
 
+PLACES = ("run", "keys", "state", "peers", "validation")
+"""Arguments of `Hub`, `Agent` and `join` that may be paths."""
+
 BATCH_SIZE = 32
 """Where nobody says one, and data come in no batches."""
+
+
+def settled(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments that are used later, with absolute paths: the working directory may be another one then."""
+    return {
+        name: Path(value).expanduser().absolute() if name in PLACES and isinstance(value, str | Path) else value
+        for name, value in arguments.items()
+    }
+
 
 TORCH_LOSSES: dict[str, Callable[[Any], Loss]] = {
     "BCEWithLogitsLoss": lambda _: BinaryCrossEntropy(),

@@ -5,6 +5,7 @@ from typing import Any, Self
 
 from edgeasync import join
 from edgeasync.async_train.communication import Averaging, Communication, through_hub
+from edgeasync.async_train.given import settled
 from edgeasync.async_train.loops import Loop
 from edgeasync.errors import ConfigError
 
@@ -25,7 +26,8 @@ class PeerCommunication:
     ) -> None:
         self._loop = loop
         usual = {"name": f"rank-{rank}", "state": checkpoint_dir, "keep_optimizer_state": True}
-        self._arguments = {"topology": topology, "peers": peers} | make_rounds(**averaging) | usual | (agent or {})
+        arguments = {"topology": topology, "peers": peers} | make_rounds(**averaging) | usual | (agent or {})
+        self._arguments = settled(arguments)
         self.session: Any = None
 
     def start(self) -> Self:

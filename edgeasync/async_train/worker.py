@@ -5,7 +5,16 @@ from collections.abc import Sequence
 from typing import Any, TypedDict, Unpack
 
 from edgeasync import Agent
-from edgeasync.async_train.given import as_address, as_data, as_loss, as_maker, as_stages, batch_size_of, is_torch
+from edgeasync.async_train.given import (
+    as_address,
+    as_data,
+    as_loss,
+    as_maker,
+    as_stages,
+    batch_size_of,
+    is_torch,
+    settled,
+)
 from edgeasync.callbacks import ExchangeEvent
 from edgeasync.errors import ConfigError, EdgeAsyncError
 
@@ -63,7 +72,7 @@ class AsyncWorker:
         provider = "cuda" if device.startswith("cuda") else "cpu"
         said = {"delay_steps": delay, "bandwidth_bytes_per_s_max": bandwidth_limit_bytes_per_s}
         own = {name: value for name, value in said.items() if value is not None}
-        self._settings = {"local_steps_max": update_frequency, "provider": provider, **own, **agent}
+        self._settings = settled({"local_steps_max": update_frequency, "provider": provider, **own, **agent})
         self.agent: Agent | None = None
 
     def train(self, dataset: object = None, **training: Unpack[Training]) -> None:

@@ -1,15 +1,12 @@
 """`SaveBest`: writes the best model so far to a file."""
 
-import io
-import zipfile
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from edgeasync.config import expanded
 from edgeasync.durable.files import replace_file
 from edgeasync.errors import ConfigError
+from edgeasync.runtime.export import NPZ_SUFFIX, ONNX_SUFFIX, check_suffix, refuse_onnx, write_arrays
 from edgeasync.sdk.events import Best
 
 
@@ -17,8 +14,9 @@ class SaveBest:
     """Writes the model to `path` whenever an evaluation is the best so far.
 
     A model that is ONNX becomes an ONNX file for inference, any other a file of its named arrays, `.npz`. A `path`
-    that ends in `.npz` is always one of arrays; to one without an ending, the right one is added: `saved` says
-    where the file is. For `train` and `Hub`: an agent evaluates no model of the run.
+    that ends in `.npz` or `.safetensors` is always one of arrays; to one without an ending, the right one is
+    added: `saved` says where the file is. Another ending is refused. For `train` and `Hub`: an agent evaluates no
+    model of the run.
 
     Without held-out data (`evaluate=`), the best is the version of the lowest loss that most devices reach.
 
@@ -39,20 +37,24 @@ class SaveBest:
 
     def __init__(self, path: str | Path) -> None:
         self._path = expanded(path)
+        if self._path.suffix:
+            check_suffix("SaveBest", self._path)
         self.saved: Path | None = None
         """The file that was written last."""
 
     def on_best(self, event: Best) -> None:
         """Write the model; raises `ConfigError` for a path that says another kind, and `StorageError`."""
-        model = None if self._path.suffix == ".npz" else _onnx(event)
-        suffix = self._path.suffix or (".npz" if model is None else ".onnx")
-        if model is None and suffix != ".npz":
-            raise ConfigError(
-                f"{self._path}: this model is not ONNX; write SaveBest({self._path.stem + '.npz'!r})"
-            )
-        path = self._path.with_suffix(suffix)
+        model = _onnx(event) if self._path.suffix in ("", ONNX_SUFFIX) else None
+        if model is None and self._path.suffix == ONNX_SUFFIX:
+            raise refuse_onnx("SaveBest", self._path)
+        path = self._path
+        if not path.suffix:
+            path = path.with_suffix(NPZ_SUFFIX if model is None else ONNX_SUFFIX)
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, _arrays(event) if model is None else model.SerializeToString(), private=False)
+        if model is None:
+            write_arrays(path, event.arrays, {"edgeasync.version": str(event.version)})
+        else:
+            replace_file(path, model.SerializeToString(), private=False)
         self.saved = path
 
 
@@ -63,12 +65,3 @@ def _onnx(event: Best) -> Any:
     except ConfigError:  # a training graph, which cannot be given back
         return None
     return model if hasattr(model, "SerializeToString") else None
-
-
-def _arrays(event: Best) -> bytes:
-    content = io.BytesIO()
-    with zipfile.ZipFile(content, "w") as file:  # numpy.savez takes no array of the name "file"
-        for name, array in event.arrays.items():
-            with file.open(f"{name}.npy", "w") as entry:
-                np.lib.format.write_array(entry, array)
-    return content.getvalue()

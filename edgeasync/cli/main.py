@@ -332,7 +332,7 @@ def policies(
 @app.command()
 def export(
     run: Annotated[Path, typer.Argument(help="Folder of a run.")],
-    out: Annotated[Path, typer.Option(help="Where to write the ONNX file.")],
+    out: Annotated[Path, typer.Option(help="The file: .onnx, or .safetensors or .npz for arrays.")],
     model: Annotated[
         Path | None, typer.Option(help="The forward model [default: the one in the run's folder].")
     ] = None,
@@ -341,7 +341,7 @@ def export(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Write the model of a run as a plain ONNX file for inference. The run's hub may be running."""
+    """Write the model of a run: an ONNX file for inference, or its arrays. The run's hub may be running."""
     from edgeasync.cli.model import export_run
 
     export_run(run, model, out, Printer(json=json), best=best)

@@ -1,4 +1,4 @@
-"""`edgeasync model` and `edgeasync export`: ONNX files in, ONNX files out; nothing runs a hub here."""
+"""`edgeasync model` and `edgeasync export`: models in, models out; nothing runs a hub here."""
 
 from pathlib import Path
 from typing import Any, get_args
@@ -12,9 +12,10 @@ from edgeasync.durable.files import check_out, replace_file
 from edgeasync.errors import ConfigError, GraphError, ModelMismatchError, StorageError
 from edgeasync.losses import LossName
 from edgeasync.plugins import is_name
+from edgeasync.runtime.export import ONNX_SUFFIX, check_suffix, refuse_onnx, write_arrays
 from edgeasync.runtime.graph_model import FORWARD_FILE, HubGraph
 from edgeasync.runtime.graph_process import load_graph_apart
-from edgeasync.runtime.model_file import MODEL_FILE, VALUES_SUFFIX
+from edgeasync.runtime.model_file import VALUES_SUFFIX
 from edgeasync.runtime.onnx_model import OnnxModel
 from edgeasync.runtime.trained import TrainedModel, best_model, local_patterns, newest_model
 from edgeasync.runtime.wall_clock import written
@@ -111,34 +112,45 @@ def check_model(path: Path, flags: dict[str, Any], batch_size: int, printer: Pri
 
 
 def export_run(run: Path, forward: Path | None, out: Path, printer: Printer, *, best: bool) -> None:
-    """Write the trained model of a run, its newest version or the `best`, as an inference file."""
-    try:
-        from edgeasync.autodiff.export import export_model  # noqa: PLC0415 - needs onnx
-    except ModuleNotFoundError as error:
-        raise ConfigError("export needs the package onnx: pip install 'edgeasync[hub]'") from error
+    """Write the trained model of a run, its newest version or the `best`: for inference, or its named arrays."""
+    check_suffix("--out", out)
     if not run.is_dir():
         raise StorageError(f"{run}: no such folder; give the folder of a hub's run")
-    source = forward or run / FORWARD_FILE
-    content = _read(
-        source,
-        "give --model FILE.onnx, the forward model that was trained; without one, as for a model of numpy or of "
-        f"code, the trained arrays are in {run / MODEL_FILE}",
-    )
+    source, content = forward or run / FORWARD_FILE, None
     check_out("--out", out, source, run=run)
+    if out.suffix == ONNX_SUFFIX:
+        if forward is None and not source.exists():
+            raise ConfigError(f"{refuse_onnx('--out', out)}; or give --model, the forward model that was trained")
+        content = _read(source, "give --model FILE.onnx, the forward model that was trained")
+    elif forward is not None:
+        raise ConfigError(
+            f"--model {forward}: {out.name} has arrays alone; leave --model out, or write an ONNX file"
+        )
     trained = best_model(run) if best else newest_model(run)
     if local := local_patterns(run):
         trained.remarks.append(f"{', '.join(local)}: each device has its own values; these are the hub's")
-    try:
-        exported = export_model(content, trained.arrays, trained.metadata())
-    except (GraphError, ModelMismatchError) as error:
-        raise type(error)(f"{trained.source} into {source}: {error}") from error
-    replace_file(out, exported, private=False)
+    if content is None:
+        write_arrays(out, trained.arrays, trained.metadata())
+    else:
+        replace_file(out, _exported(source, content, trained), private=False)
     printer.result(
         _describe(out, trained),
         f"{out}: {len(trained.arrays)} trained arrays of {trained.source}",
         f"version {trained.version} of {written(trained.made_s)}, {_worth(trained)}",
         *[f"note: {remark}" for remark in trained.remarks],
     )
+
+
+def _exported(source: Path, content: bytes, trained: TrainedModel) -> bytes:
+    """Return the forward model of a file with the trained arrays; raises `GraphError`, `ModelMismatchError`."""
+    try:
+        from edgeasync.autodiff.export import export_model  # noqa: PLC0415 - needs onnx
+    except ModuleNotFoundError as error:
+        raise ConfigError("export needs the package onnx: pip install 'edgeasync[hub]'") from error
+    try:
+        return export_model(content, trained.arrays, trained.metadata())
+    except (GraphError, ModelMismatchError) as error:
+        raise type(error)(f"{trained.source} into {source}: {error}") from error
 
 
 def _describe(out: Path, trained: TrainedModel) -> dict[str, Any]:

@@ -84,10 +84,10 @@ def _update(update: Update) -> str:
     stale = "" if update.staleness is None else f", staleness {update.staleness}"
     loss = "no loss" if update.loss is None else f"loss {update.loss:.4g}"
     norm = "" if update.norm is None else f", norm {update.norm:.3g}"
-    return (
-        f"{update.device} seq {update.seq}, {update.local_steps} steps from version {update.base}: {outcome}"
-        f"{stale}, {loss}{norm}, version {update.version}"
-    )
+    trained = f"{update.local_steps} steps from version {update.base}"
+    if update.delay_steps:
+        trained += f", delay {update.delay_steps}"
+    return f"{update.device} seq {update.seq}, {trained}: {outcome}{stale}, {loss}{norm}, version {update.version}"
 
 
 def _print_summary(summary: dict[str, Any], printer: Printer) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from edgeasync.cli.output import Printer, print_table
 from edgeasync.cli.status import in_bytes
-from edgeasync.runtime.runs import CheckpointSummary, Mark, RunSummary, is_run, list_checkpoints, list_runs
+from edgeasync.runtime.runs import Best, CheckpointSummary, Mark, RunSummary, is_run, list_checkpoints, list_runs
 
 
 def print_runs(folder: Path, printer: Printer) -> None:
@@ -82,7 +82,7 @@ def _time(written_s: float | None) -> str:
     return "-" if written_s is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(written_s))
 
 
-def _quality(mark: Mark | CheckpointSummary | None) -> str:
+def _quality(mark: Mark | Best | CheckpointSummary | None) -> str:
     if mark is None or mark.loss is None:
         return "-"
     return f"{mark.loss:.4g}" if mark.accuracy is None else f"{mark.loss:.4g}, {mark.accuracy:.2%}"

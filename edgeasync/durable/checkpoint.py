@@ -16,6 +16,7 @@ import numpy.typing as npt
 import xxhash
 from msgspec import Meta
 
+from edgeasync.core.hub.evaluation_tracker import goodness
 from edgeasync.durable.disk import Disk
 from edgeasync.durable.tensors import read_tensors, tensor_parts
 from edgeasync.errors import ModelMismatchError, StorageError
@@ -310,13 +311,8 @@ def _age(name: str) -> tuple[int, int, int]:
 
 def _evaluation(manifest: Manifest) -> tuple[float, float] | None:
     """Return what is higher the better a checkpoint is, or None if it was not evaluated."""
-    if manifest.accuracy is None and manifest.loss is None:
-        return None
-    worst = -np.inf
-    return (
-        worst if manifest.accuracy is None else manifest.accuracy,
-        worst if manifest.loss is None else -manifest.loss,
-    )
+    loss, accuracy = manifest.loss, manifest.accuracy
+    return None if loss is None and accuracy is None else goodness(loss, accuracy)
 
 
 def best_first(newest_first: list[tuple[str, Manifest]]) -> list[tuple[str, Manifest]]:

@@ -1,15 +1,16 @@
 """The history of a run: one row for each update that the hub decided about, and for each evaluation.
 
 The file `history` is a header and blocks, which are appended. A block is a header and a msgpack array of some
-hundred rows, deflated. It stands for itself but for the names of devices, which are told once. So who reads or
-copies the file while a hub writes it has all blocks up to one that is not whole.
+hundred rows, deflated. It stands for itself but for the names of devices, which are told once, and for outcomes:
+what became of an update that waited is in a later block, as a correction. So who reads or copies the file while a
+hub writes it has all blocks up to one that is not whole.
 
 `docs/reference/files.md` describes every byte.
 """
 
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -81,10 +82,20 @@ class EvaluationRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     accuracy: float | None
 
 
+class Correction(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What became of an update that waited: the outcome of an earlier `row` from then on."""
+
+    row: _Count
+    entry: _Count
+    time_s: float
+    outcome: str
+
+
 class Block(msgspec.Struct, frozen=True, array_like=True):
     """Some rows. `places` says of each update where its device is in the names told so far, from 0.
 
-    Of these the first `known` still hold, and `devices` are those behind them.
+    Of these the first `known` still hold, and `devices` are those behind them. `corrections` are of rows of this
+    block or earlier ones, and do not count as rows.
     """
 
     known: _Count
@@ -92,6 +103,7 @@ class Block(msgspec.Struct, frozen=True, array_like=True):
     places: list[_Count]
     updates: list[UpdateRow]
     evaluations: list[EvaluationRow]
+    corrections: list[Correction] = []
 
 
 class Last(msgspec.Struct, frozen=True):
@@ -151,7 +163,7 @@ def write_block(block: Block, last: Last, synced: int) -> bytes:
 def last_of(block: Block, before: Last) -> Last:
     """Return what a block's header says of its last row; `before` is of the block before."""
     update, evaluation = block.updates[-1:], block.evaluations[-1:]
-    ends: list[UpdateRow | EvaluationRow] = [*update, *evaluation]
+    ends: list[UpdateRow | EvaluationRow | Correction] = [*update, *evaluation, *block.corrections[-1:]]
     return Last(
         max((row.entry for row in ends), default=before.entry),
         max((row.time_s for row in ends), default=before.time_s),
@@ -204,6 +216,12 @@ def blocks(content: Buffer, places: list[BlockPlace], names: list[str]) -> Itera
         yield devices, block
 
 
+def correct(row: UpdateRow, corrected: Mapping[int, str]) -> UpdateRow:
+    """Return a row with the outcome that corrections give it; `corrected` has them by the number of the row."""
+    outcome = corrected.get(row.row)
+    return row if outcome is None else msgspec.structs.replace(row, outcome=outcome)
+
+
 def read_history(run: Path) -> Rows:
     """Return the history in a run's folder, also while a hub writes it; raises nothing for a damaged one."""
     return read_rows(FolderDisk(run))
@@ -228,13 +246,16 @@ def read_rows(disk: ReadableDisk, nbytes: int | None = None) -> Rows:
     if sum(place.rows for place in found.places) > ROWS_READ_MAX:
         rows.trouble = "it has more rows than any hub keeps"
         return rows
+    corrected: dict[int, str] = {}
     try:
         for devices, block in blocks(content, found.places, []):
             rows.devices += devices
             rows.updates += block.updates
             rows.evaluations += block.evaluations
+            corrected |= {one.row: one.outcome for one in block.corrections}
     except StorageError as error:
         rows.trouble = str(error)
+    rows.updates = [correct(row, corrected) for row in rows.updates]
     return rows
 
 

@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Sequence
 from typing import NoReturn
 
+from edgeasync.core.hub.outcomes import BUFFERED
 from edgeasync.durable.disk import Disk
 from edgeasync.durable.history import (
     BLOCK_ROWS_MAX,
@@ -12,10 +13,12 @@ from edgeasync.durable.history import (
     HISTORY_FILE,
     Block,
     BlockPlace,
+    Correction,
     EvaluationRow,
     Last,
     UpdateRow,
     blocks,
+    correct,
     last_of,
     scan,
     write_block,
@@ -26,8 +29,8 @@ from edgeasync.protocol.wire import Buffer
 ASIDE_FILE = f"{HISTORY_FILE}.aside"
 _PART = f"{HISTORY_FILE}.part"
 
-Row = tuple[str, UpdateRow] | EvaluationRow
-"""An update with its device, or an evaluation."""
+Row = tuple[str, UpdateRow] | EvaluationRow | Correction
+"""An update with its device, an evaluation, or a correction of an update."""
 
 
 class HistoryFile:
@@ -35,10 +38,12 @@ class HistoryFile:
 
     What raises `OSError` may be called again. A file that cannot be read is put aside. `last` is of the last row.
     So is one that is damaged while it is written; that raises `StorageError`, and the next call begins a new one.
+    After `resume`, `buffered` has the rows of updates that still wait, by their devices.
     """
 
     def __init__(self, disk: Disk, rows_max: int) -> None:
         self.last = Last()
+        self.buffered: dict[str, list[int]] = {}
         self._disk = disk
         self._rows_max = rows_max
         self._devices: dict[str, int] = {}
@@ -67,7 +72,7 @@ class HistoryFile:
         if found.trouble:
             return [], self._put_aside(found.trouble)
 
-        def belongs(last: UpdateRow | EvaluationRow | Last) -> bool:
+        def belongs(last: UpdateRow | EvaluationRow | Correction | Last) -> bool:
             return last.entry <= entry if last.entry else last.time_s <= time_s
 
         count = next((at for at, place in enumerate(found.places) if not belongs(place.last)), len(found.places))
@@ -80,7 +85,12 @@ class HistoryFile:
             pairs = zip(devices, block.updates, strict=True)
             again += [(device, row) for device, row in pairs if belongs(row)]
             again += [row for row in block.evaluations if belongs(row)]
+            again += [row for row in block.corrections if belongs(row)]
         kept = found.places[:count]
+        try:
+            self.buffered = _buffered(content, kept, again)
+        except StorageError as error:
+            return [], self._put_aside(str(error))
         self._nbytes = kept[-1].end if kept else min(found.end, len(FILE_HEADER))
         self._rows = sum(place.rows for place in kept)
         self.last = kept[-1].last if kept else Last()
@@ -90,7 +100,7 @@ class HistoryFile:
 
     def append(self, rows: Sequence[Row]) -> None:
         """Append rows; after an error none of them counts as written."""
-        self._repair(thinned=self._rows > 0 and self._rows + len(rows) > self._rows_max)
+        self._repair(thinned=self._rows > 0 and self._rows + _count(rows) > self._rows_max)
         self._append(rows)
 
     def sync(self) -> None:
@@ -131,7 +141,7 @@ class HistoryFile:
             raise
         self.last = last
         self._nbytes += sum(map(len, parts))
-        self._rows += len(rows)
+        self._rows += _count(rows)
 
     def _sync(self) -> None:
         file = self._disk.reopen(HISTORY_FILE)
@@ -191,8 +201,14 @@ class HistoryFile:
             stride *= 2
         thinned, names = Thinned(), list[str]()
         waiting, seen = list[Row](), 0
+        corrections = [one for _, block in blocks(content, places[:older], []) for one in block.corrections]
+        corrected = {one.row: one.outcome for one in corrections}
         for devices, block in blocks(content, places[:older], names):
-            rows_here: list[Row] = [*zip(devices, block.updates, strict=True), *block.evaluations]
+            updates = [correct(row, corrected) for row in block.updates]
+            rows_here: list[tuple[str, UpdateRow] | EvaluationRow] = [
+                *zip(devices, updates, strict=True),
+                *block.evaluations,
+            ]
             for row in rows_here:
                 number = row.row if isinstance(row, EvaluationRow) else row[1].row
                 if seen >= half or number % stride == 0:
@@ -239,10 +255,13 @@ class Thinned:
 def _block(rows: Sequence[Row], known: dict[str, int]) -> Block:
     """Return a block of rows; the names of devices that are not known yet are told, and known from then on."""
     before, devices = len(known), list[str]()
-    places, updates, evaluations = [], [], []
+    places, updates, evaluations, corrections = [], [], [], []
     for row in rows:
         if isinstance(row, EvaluationRow):
             evaluations.append(row)
+            continue
+        if isinstance(row, Correction):
+            corrections.append(row)
             continue
         device, update = row
         place = known.get(device)
@@ -251,4 +270,29 @@ def _block(rows: Sequence[Row], known: dict[str, int]) -> Block:
             devices.append(device)
         places.append(place)
         updates.append(update)
-    return Block(before, devices, places, updates, evaluations)
+    return Block(before, devices, places, updates, evaluations, corrections)
+
+
+def _count(rows: Sequence[Row]) -> int:
+    return sum(not isinstance(row, Correction) for row in rows)
+
+
+def _buffered(content: Buffer, places: list[BlockPlace], again: Sequence[Row]) -> dict[str, list[int]]:
+    """Return the rows whose updates wait, by their devices; raises `StorageError`."""
+    waiting: dict[int, str] = {}
+    rows = [*again]
+    for devices, block in blocks(content, places, []):
+        pairs = zip(devices, block.updates, strict=True)
+        waiting |= {row.row: device for device, row in pairs if row.outcome == BUFFERED}
+        for one in block.corrections:
+            waiting.pop(one.row, None)
+    for row in rows:
+        if isinstance(row, tuple) and row[1].outcome == BUFFERED:
+            waiting[row[1].row] = row[0]
+    for row in rows:
+        if isinstance(row, Correction):
+            waiting.pop(row.row, None)
+    found: dict[str, list[int]] = {}
+    for number, device in waiting.items():
+        found.setdefault(device, []).append(number)
+    return found

@@ -13,15 +13,16 @@ from functools import partial
 from itertools import islice
 from typing import Any, Protocol, TypeVar
 
-from edgeasync.core.hub.effects import HubEffect, Report
-from edgeasync.core.hub.events import Evaluated, HubEvent, PushArrived
+from edgeasync.core.hub.effects import Discard, Fold, HubEffect, Report
+from edgeasync.core.hub.events import Evaluated, HubEvent, PushArrived, Revoked
 from edgeasync.core.hub.machine import HubCore
-from edgeasync.core.hub.outcomes import first_outcome, is_weighed, outcome_name
+from edgeasync.core.hub.outcomes import BUFFERED, first_outcome, is_weighed, outcome_name
 from edgeasync.core.recovery.log import Log
 from edgeasync.durable.disk import Disk
-from edgeasync.durable.history import EvaluationRow, UpdateRow
+from edgeasync.durable.history import Correction, EvaluationRow, UpdateRow, correct
 from edgeasync.durable.history_file import HistoryFile, Row
 from edgeasync.errors import StorageError
+from edgeasync.policies.aggregation import Contribution
 from edgeasync.protocol.messages import Applied, Push
 
 FLUSH_S = 2.0
@@ -38,7 +39,7 @@ REPLAYED_ROWS = 4_096
 
 Result = TypeVar("Result")
 
-Noted = tuple[int, str, tuple[Any, ...]] | tuple[int, EvaluationRow]
+Noted = tuple[int, str, tuple[Any, ...]] | tuple[int, EvaluationRow | Correction]
 """The entry, and a row. Of an update these are the device and the fields: an object would take the loop longer."""
 
 
@@ -55,14 +56,28 @@ class HistoryWriter:
         self._waiting: deque[Noted] = deque(maxlen=WAITING_MAX)
         self._unwritten: list[Row] = []
         self._updates = self._evaluations = 0
+        self._buffered: dict[int, int] = {}
+        """The rows of updates that wait to be folded, by their handles."""
 
     def begin(self) -> list[str]:
         """Begin the history of a new run; return sentences for a person."""
         return self._start(lambda: ([], self._file.begin()))
 
-    def resume(self, entry: int, now_s: float) -> list[str]:
-        """Continue a history behind this entry of the journal, or this time; return sentences for a person."""
-        return self._start(partial(self._file.resume, entry, now_s))
+    def resume(self, entry: int, now_s: float, waiting: Sequence[Contribution] = ()) -> list[str]:
+        """Continue a history behind this entry of the journal, or this time; return sentences for a person.
+
+        The updates that are `waiting` then are the last ones of their devices that have no other outcome yet.
+        """
+        remarks = self._start(partial(self._file.resume, entry, now_s))
+        for one in reversed(waiting):
+            if rows := self._file.buffered.get(one.device_id):
+                self._buffered[one.handle] = rows.pop()
+        return remarks
+
+    def note_folded(self, entry: int, now_s: float) -> None:
+        """Note that all updates that waited were folded, where no event says so."""
+        for handle in tuple(self._buffered):
+            self._correct(handle, "applied", entry, now_s)
 
     def _start(self, start: Callable[[], tuple[list[Row], str]]) -> list[str]:
         try:
@@ -74,7 +89,7 @@ class HistoryWriter:
         for row in self._unwritten:
             if isinstance(row, EvaluationRow):
                 self._evaluations = row.row
-            else:
+            elif not isinstance(row, Correction):
                 self._updates = row[1].row
         return [remark] if remark else []
 
@@ -106,14 +121,31 @@ class HistoryWriter:
                     metrics_of(push),
                 )
                 self._gather((entry, member.device_id, row))
+                if name == BUFFERED:
+                    self._buffered[event.handle] = number
                 noted = True
         for effect in effects:
-            if type(effect) is Report and effect.event == "evaluated":
+            kind = type(effect)
+            if kind is Fold:
+                for handle in effect.handles:  # type: ignore[union-attr]
+                    self._correct(handle, "applied", entry, now_s)
+                noted = True
+            elif kind is Discard and effect.handle in self._buffered:  # type: ignore[union-attr]
+                reason = "revoked" if type(event) is Revoked else "rolled_back"
+                self._correct(effect.handle, reason, entry, now_s)  # type: ignore[union-attr]
+                noted = True
+            elif kind is Report and effect.event == "evaluated":  # type: ignore[union-attr]
                 last = core.policy_engine.state.evaluations.last
                 assert last is not None
                 self.add_evaluation(entry, now_s, last)
                 noted = True
         return noted
+
+    def _correct(self, handle: int, outcome: str, entry: int, now_s: float) -> None:
+        """Gather the outcome of an update that waited; nothing for one that did not wait."""
+        row = self._buffered.pop(handle, None)
+        if row is not None:
+            self._gather((entry, Correction(row, entry, now_s, outcome)))
 
     def add_evaluation(self, entry: int, now_s: float, found: Evaluated) -> None:
         """Gather an evaluation."""
@@ -144,6 +176,7 @@ class HistoryWriter:
         while count and waiting[count - 1][0] > through:
             count -= 1
         rows += [row_of(waiting.popleft()) for _ in range(count)]
+        rows = self._unwritten = _corrected(rows)
         if self._off:
             rows.clear()
         try:
@@ -157,6 +190,19 @@ class HistoryWriter:
             self.trouble = getattr(error, "strerror", None) or str(error)
             self.lost += max(0, len(rows) - WAITING_MAX)
             self._unwritten = rows[-WAITING_MAX:]
+
+
+def _corrected(rows: list[Row]) -> list[Row]:
+    """Return rows with the outcomes of the corrections among them, and the corrections of earlier rows."""
+    corrected = {row.row: row.outcome for row in rows if isinstance(row, Correction)}
+    if not corrected:
+        return rows
+    here = {row[1].row for row in rows if isinstance(row, tuple)}
+    return [
+        (row[0], correct(row[1], corrected)) if isinstance(row, tuple) else row
+        for row in rows
+        if not (isinstance(row, Correction) and row.row in here)
+    ]
 
 
 def metrics_of(push: Push) -> dict[str, float] | None:

@@ -214,7 +214,7 @@ def recover(
         return None
     found = open_checkpoint(chosen, make_core, draw_session)
     if history is not None:
-        found.remarks += history.resume(found.last, found.now_s)
+        found.remarks += history.resume(found.last, found.now_s, found.core.policy_engine.state.contributions)
         on_entry = _noting(history, found, on_entry)
     reading = read_journal(disk, chosen.manifest.journal)
     if recovery == "latest":

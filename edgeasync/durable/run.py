@@ -102,6 +102,8 @@ class Run:
             self.publisher = Publisher(rules.spec, self.model, rules.settings.codec)
         else:
             found.go_on_under(rules, make_core)
+            if self.history is not None and not found.core.policy_engine.updates_waiting:
+                self.history.note_folded(found.last, found.now_s)
             self.core, self.model, self.publisher = found.core, found.model, found.publisher
             self.sessions = found.sessions
             self.now_s, self.entries, self.checkpoint = found.now_s, found.entries, found.checkpoint

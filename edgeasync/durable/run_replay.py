@@ -39,7 +39,8 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
     """An update that arrived, and its outcome.
 
     `staleness` is in versions. `version` is the newest version after the event. `reason` says why the hub
-    rejected or ignored the update. For a duplicate it is the earlier outcome. `metrics` are the device's.
+    rejected or ignored the update. For a duplicate it is the earlier outcome. `metrics` are the device's. Of its
+    `local_steps` the device took the first `delay_steps` before it used the answer to its update before.
     """
 
     event: str = "update"
@@ -50,6 +51,7 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
     base_lineage: str
     base: int
     local_steps: int
+    delay_steps: int
     examples: int
     outcome: str
     reason: str
@@ -153,6 +155,8 @@ class RunReplay:
         self.created_s = 0.0
         """When the checkpoint that it begins with was written, by the wall clock."""
         self.remarks: list[str] = []
+        self.earlier: int | None = None
+        """The last entry of the part of the story before this one, which `until` tells; `None` without one."""
         try:
             begin = self._begin_early if checkpoint is None else self._begin_at
             self._state = begin(manifests, checkpoint or "")
@@ -221,6 +225,11 @@ class RunReplay:
         saved = open_checkpoint(Chosen(name, manifest, tensors, []), Rules.make_core, lambda: bytes(16))
         check_state(state.core, state.model, saved.core, saved.model, number)
 
+    def devices(self) -> list[dict[str, Any]]:
+        """Return what the status says of the devices at the point that the story has come to."""
+        found: list[dict[str, Any]] = self._state.core.status(self._state.now_s)["devices"]
+        return found
+
     def summary(self) -> dict[str, Any]:
         """Return the state that the story has come to, for people and scripts."""
         core, state = self._state.core, self._state
@@ -278,7 +287,11 @@ class RunReplay:
                 except StorageError as error:
                     troubles.append(str(error))
                     continue
-                self.remarks += troubles + _earlier_parts([*leads[: leads.index(lead)], lead])
+                before = leads[: leads.index(lead)]
+                self.remarks += troubles + _earlier_parts([*before, lead])
+                self.earlier = max(
+                    (one.last for one in before if one.last > one.starts[0][1].journal), default=None
+                )
                 return self._open(Chosen(name, manifest, tensors, []))
         if troubles:
             raise StorageError(f"no checkpoint can be used: {' | '.join(troubles)}")
@@ -352,6 +365,7 @@ class _Teller:
             base_lineage=push.base.lineage,
             base=push.base.number,
             local_steps=push.local_steps,
+            delay_steps=push.overlap_steps,
             examples=push.examples,
             outcome=outcome,
             reason=reason,
@@ -495,7 +509,7 @@ def _word(outcome: FirstOutcome) -> str:
 def _describe(member: Member) -> dict[str, Any]:
     return {
         "id": member.device_id,
-        "state": member.state,
+        "state": member.shown_state,
         "seq_last": member.seq_last,
         "updates_applied": member.updates_applied,
     }

@@ -5,7 +5,7 @@ import statistics
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Annotated, ClassVar, Literal, Protocol, overload, runtime_checkable
 
 import msgspec
 from msgspec import Meta
@@ -71,6 +71,109 @@ class Fleet(msgspec.Struct, frozen=True, gc=False):
     def vote(self, voter: str) -> float:
         """Return the part of its voter's vote that one device has."""
         return 1.0 / self.names.get(voter, 1)
+
+
+class Ballot:
+    """Who has spoken among the updates that wait, in order, and how many votes there were with each of them.
+
+    Rare devices count only on a ballot of `all_devices`. Neither mapping of the fleet may change.
+    """
+
+    def __init__(self, fleet: Fleet, *, all_devices: bool) -> None:
+        self.fleet = fleet
+        self.votes_without = 0.0 if all_devices else math.fsum(fleet.rare.values())
+        """The votes of those that do not count."""
+        self.first: list[Contribution] = []
+        """The first update of each device."""
+        self.votes: list[float] = []
+        self._all_devices = all_devices
+        self._counted = 0
+        self._devices: set[str] = set()
+        self._of_voter: dict[str, float] = {}
+
+    def count(self, updates: list[Contribution]) -> None:
+        """Count the updates that were appended since the last call."""
+        total = self.votes[-1] if self.votes else 0.0
+        without: Mapping[str, float] = {} if self._all_devices else self.fleet.rare
+        for one in updates[self._counted :]:
+            if one.device_id in self._devices or one.device_id in without:
+                continue
+            self._devices.add(one.device_id)
+            before = self._of_voter.get(one.voter, 0.0)
+            self._of_voter[one.voter] = after = min(1.0, before + self.fleet.vote(one.voter))
+            total += after - before
+            self.first.append(one)
+            self.votes.append(total)
+        self._counted = len(updates)
+
+    def holds(self, fleet: Fleet) -> bool:
+        """Whether the votes that were counted are those of this fleet, too."""
+        return self.fleet.names is fleet.names and (self._all_devices or self.fleet.rare is fleet.rare)
+
+    def reached_s(self, needed: float) -> float | None:
+        """Return when this number of votes was reached, and at least one device had spoken; `None` if not yet."""
+        position = bisect_left(self.votes, needed - NEARLY)
+        return self.first[position].arrived_s if position < len(self.first) else None
+
+
+class Waiting(Sequence[Contribution]):
+    """Updates that wait to be folded, in the order of arrival, with counts that each new update continues.
+
+    It appends to the list that it is made of; after any other change of that list, make another one.
+    """
+
+    def __init__(self, updates: list[Contribution]) -> None:
+        self._updates = updates
+        self._ballots: dict[bool, Ballot] = {}
+        self.of_voter: dict[str, int] = {}
+        """How many of each voter's updates wait."""
+        self.of_device: dict[str, Contribution] = {}
+        """The first update of each device."""
+        for one in updates:
+            self._count(one)
+
+    @staticmethod
+    def of(updates: Sequence[Contribution]) -> "Waiting":
+        """Return updates as they are if they are counted already, and else counted."""
+        return updates if isinstance(updates, Waiting) else Waiting(list(updates))
+
+    def __len__(self) -> int:
+        return len(self._updates)
+
+    @overload
+    def __getitem__(self, place: int) -> Contribution: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Contribution]: ...
+    def __getitem__(self, place: int | slice) -> Contribution | list[Contribution]:
+        return self._updates[place]
+
+    def append(self, one: Contribution) -> None:
+        """Add an update."""
+        self._updates.append(one)
+        self._count(one)
+
+    def _count(self, one: Contribution) -> None:
+        self.of_voter[one.voter] = self.of_voter.get(one.voter, 0) + 1
+        self.of_device.setdefault(one.device_id, one)
+
+    def ballot(self, fleet: Fleet, *, all_devices: bool = True) -> Ballot:
+        """Return who has spoken; all is counted afresh only once the fleet has other names or rare devices."""
+        found = self._ballots.get(all_devices)
+        if found is None or not found.holds(fleet):
+            found = self._ballots[all_devices] = Ballot(fleet, all_devices=all_devices)
+        found.count(self._updates)
+        return found
+
+    def check(self, updates: list[Contribution], fleet: Fleet) -> None:
+        """Raise `AssertionError` unless all counts are those of a list that is counted at once."""
+        again = Waiting(updates)
+        assert self._counts(fleet) == again._counts(fleet)
+
+    def _counts(self, fleet: Fleet) -> object:
+        ballots = [self.ballot(fleet, all_devices=all_devices) for all_devices in (True, False)]
+        first = [[one.handle for one in ballot.first] for ballot in ballots]
+        votes = [(ballot.votes, ballot.votes_without) for ballot in ballots]
+        return self.of_voter, [(name, one.handle) for name, one in self.of_device.items()], first, votes
 
 
 @runtime_checkable
@@ -240,18 +343,19 @@ class QuorumAggregator(Averaging, frozen=True, tag_field="kind", tag="quorum"):
 
     def flush_at_s(self, buffered: Sequence[Contribution], fleet: Fleet) -> float | None:
         """Return the arrival of the last live device, the end of the grace, or the end of patience."""
+        waiting = Waiting.of(buffered)
         due_s = buffered[0].arrived_s + self.patience * (fleet.period_s or PERIOD_S)
         quorum = self.share * fleet.voters_live
         if len(buffered) >= quorum - NEARLY:  # no update brings more than a vote
-            first, votes = _votes(buffered, fleet)
-            if _reached_s(first, votes, fleet.voters_live) is not None:
-                return first[-1].arrived_s
-            quorum_s = _reached_s(first, votes, quorum)
+            ballot = waiting.ballot(fleet)
+            if ballot.reached_s(fleet.voters_live) is not None:
+                return ballot.first[-1].arrived_s
+            quorum_s = ballot.reached_s(quorum)
             if quorum_s is not None:
                 due_s = min(due_s, quorum_s + self.grace * fleet.period_s)
-        if fleet.rare and (often := [one for one in buffered if one.device_id not in fleet.rare]):
-            needed = fleet.voters_live - math.fsum(fleet.rare.values())
-            all_s = _reached_s(*_votes(often, fleet), needed)
+        if fleet.rare:
+            ballot = waiting.ballot(fleet, all_devices=False)
+            all_s = ballot.reached_s(fleet.voters_live - ballot.votes_without)
             due_s = due_s if all_s is None else min(due_s, all_s)
         return due_s
 
@@ -292,35 +396,9 @@ class SynchronousAggregator(Averaging, frozen=True, tag_field="kind", tag="synch
         if self.count is not None:
             needed = max(1.0, min(self.count, fleet.voters_live))
         enough = len(buffered) >= needed - NEARLY  # no update brings more than a vote
-        if enough and (reached_s := _reached_s(*_votes(buffered, fleet), needed)) is not None:
+        if enough and (reached_s := Waiting.of(buffered).ballot(fleet).reached_s(needed)) is not None:
             return reached_s
         return None if self.deadline_s is None else buffered[0].arrived_s + self.deadline_s
-
-
-def _votes(buffered: Sequence[Contribution], fleet: Fleet) -> tuple[Sequence[Contribution], Sequence[float]]:
-    """Return the first update of each device, in order, and how many votes there were with each of them."""
-    if not fleet.names and len({one.device_id for one in buffered}) == len(buffered):
-        return buffered, range(1, len(buffered) + 1)  # the usual case
-    by_device: dict[str, Contribution] = {}
-    for one in buffered:
-        by_device.setdefault(one.device_id, one)
-    first = list(by_device.values())
-    if not fleet.names:
-        return first, range(1, len(first) + 1)
-    by_voter: dict[str, float] = {}
-    total, votes = 0.0, []
-    for one in first:
-        before = by_voter.get(one.voter, 0.0)
-        by_voter[one.voter] = after = min(1.0, before + fleet.vote(one.voter))
-        total += after - before
-        votes.append(total)
-    return first, votes
-
-
-def _reached_s(first: Sequence[Contribution], votes: Sequence[float], needed: float) -> float | None:
-    """Return when this number of votes was reached, and at least one device had spoken; `None` if not yet."""
-    position = bisect_left(votes, needed - NEARLY)
-    return first[position].arrived_s if position < len(first) else None
 
 
 def _check_seconds(name: str, seconds: float | None) -> None:

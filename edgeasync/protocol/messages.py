@@ -333,10 +333,13 @@ class Pong(Message, frozen=True, gc=False):
 
 
 class Leave(Message, frozen=True):
-    """Either way: a clean goodbye. From a hub, `finished` ends the device's work; `stopping` does not."""
+    """Either way: a clean goodbye. From a hub, `finished` ends the device's work; `stopping` does not.
+
+    A device whose person or program wants a pause is `paused`: it says goodbye, and will be back.
+    """
 
     kind = 11
-    reason: Literal["finished", "stopping"]
+    reason: Literal["finished", "stopping", "paused"]
     session: Identity | None = None
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from edgeasync.config import ByteCount, Section
+from edgeasync.config import ByteCount, FilePath, Section
 from edgeasync.core.arrays.peer_round import check_peer_codec
 from edgeasync.core.device.care import HYSTERESIS_C, CareLimits
 from edgeasync.core.device.day import BYTES_PER_DAY_MIN
@@ -31,10 +31,10 @@ class AgentSection(Section, frozen=True):
     """`[agent]`: which hub, which data, and who this device is."""
 
     hub: str | Annotated[tuple[str, ...], Meta(min_length=1, max_length=16)] | None = None
-    data: str | None = None
+    data: FilePath | None = None
     trainer: str | None = None
     device_id: str | None = None
-    state: str | None = None
+    state: FilePath | None = None
     seed: Annotated[int, Meta(ge=0, lt=2**62)] = 0
     step_s_min: Annotated[float, Meta(ge=0, le=3600)] = 0.0
     micro_batch_size: MicroBatch | None = None
@@ -139,7 +139,7 @@ class PeersSection(Section, frozen=True):
     """`[peers]`: how this device averages its model with others' without a hub, and when it ends."""
 
     topology: Literal["star", "ring", "all_to_all"] = "star"
-    peers: str | None = None
+    peers: FilePath | None = None
     bind: str | None = None
     round_every_s: Annotated[float, Meta(gt=0, le=86400)] = 1.0
     round_steps: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
@@ -149,7 +149,7 @@ class PeersSection(Section, frozen=True):
     epochs: Annotated[float, Meta(gt=0, le=1_000_000)] | None = None
     rounds_max: Annotated[int, Meta(ge=1, le=2**62)] | None = None
     frozen: OtherFrozen = "refuse"
-    out: str | None = None
+    out: FilePath | None = None
 
     def core_settings(self) -> PeerSettings:
         """Return what the core of a peer is told; there is no hub."""

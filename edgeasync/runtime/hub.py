@@ -51,7 +51,7 @@ from edgeasync.runtime.frame_log import log_frame
 from edgeasync.runtime.gate import Gate
 from edgeasync.runtime.graph_model import keep_file, keep_files
 from edgeasync.runtime.memory import Part, most_memory
-from edgeasync.runtime.model_file import BEST_FILE, MODEL_FILE, load_model, save_model
+from edgeasync.runtime.model_file import BEST_FILE, MODEL_FILE, load_model, read_header, save_model
 from edgeasync.runtime.worker import Worker
 from edgeasync.training.evaluation import Evaluator, plain
 
@@ -336,6 +336,18 @@ class Hub:
             keep_file(self.model_file.parent / RECORD_FILE, self._record)
         if not self.model_file.exists():
             self._save_model(self._run.model.current, self._run.core.lineage)
+        self._put_best_aside()
+
+    def _put_best_aside(self) -> None:
+        """Rename the best version's file if the run has gone back behind that version: its own best is another."""
+        try:
+            kept = read_header(self.best_file)
+        except StorageError:
+            return
+        ancestry = self._run.core.policy_engine.state.ancestry
+        if not ancestry.knows(ModelVersion(kept.lineage, kept.version)):
+            with contextlib.suppress(OSError):
+                self.best_file.rename(self.best_file.with_name(f"{BEST_FILE}.aside"))
 
     def _save_model(self, snapshot: Snapshot, lineage: str) -> None:
         """Write the model by itself; raises `StorageError`, or `OSError` where the folder is gone."""

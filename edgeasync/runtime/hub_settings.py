@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from edgeasync.config import Section, convert, expanded, to_table
+from edgeasync.config import FilePath, Section, convert, expanded, to_table
 from edgeasync.core.hub.settings import (
     CheckpointSettings,
     CodecSettings,
@@ -61,14 +61,14 @@ class HubSection(Section, frozen=True):
     """
 
     bind: str = "tcp://127.0.0.1:5555"
-    run: str = "runs/default"
+    run: FilePath = FilePath("runs/default")
     seed: Annotated[int, Meta(ge=0, lt=2**62)] = 0
     durability: Literal["journal", "checkpoint"] = "journal"
     history_rows_max: Annotated[int, Meta(ge=0, le=1_000_000)] = ROWS_MAX
     stop: StopCondition = StopCondition()
     quiet: bool | None = None
     frozen: OtherFrozen = "refuse"
-    keys: str | None = None
+    keys: FilePath | None = None
     knocking: bool = False
     insecure: bool = False
 
@@ -76,7 +76,7 @@ class HubSection(Section, frozen=True):
 class EvaluationSection(Section, frozen=True):
     """`[evaluation]`: how often the model is evaluated, and on which data; without any, by the devices' losses."""
 
-    data: str | None = None
+    data: FilePath | None = None
     every: str = "100 updates"
 
     def __post_init__(self) -> None:
@@ -220,22 +220,14 @@ class HubSettings(RunSettings, frozen=True, kw_only=True):
         )
 
     def record(self) -> bytes:
-        """Return the settings as JSON, to begin the same hub from any folder: with whole paths.
+        """Return the settings as JSON, to begin the same hub from any folder.
 
         To resume from another checkpoint than the latest is done once, and not noted.
         """
-        model, data, latest = self.model, self.evaluation.data, CheckpointSettings().recovery
-        if isinstance(model, OnnxModel):
-            model = replace(model, file=_whole(model.file))
+        latest, run = CheckpointSettings().recovery, FilePath.parse(self.hub.run)  # which the default is not yet
         noted = replace(
             self,
-            model=model,
-            hub=replace(
-                self.hub,
-                run=_whole(self.hub.run),
-                keys=None if self.hub.keys is None else _whole(self.hub.keys),
-            ),
-            evaluation=replace(self.evaluation, data=None if data is None else _whole(data)),
+            hub=replace(self.hub, run=run),
             checkpoint=replace(self.checkpoint, recovery=latest),
         )
         table = {"format": RECORD_FORMAT} | to_table(noted)
@@ -290,8 +282,8 @@ def read_record(run: Path) -> HubSettings:
     settings = convert(table, HubSettings, where=str(path))
     model, forward = settings.model, run / FORWARD_FILE
     if isinstance(model, OnnxModel) and forward.exists():
-        model = replace(model, file=str(forward))  # wherever the folder has come from
-    return replace(settings, model=model, hub=replace(settings.hub, run=str(run)))
+        model = replace(model, file=FilePath.parse(forward))  # wherever the folder has come from
+    return replace(settings, model=model, hub=replace(settings.hub, run=FilePath.parse(run)))
 
 
 def _upgrade(table: dict[str, Any]) -> None:
@@ -301,7 +293,3 @@ def _upgrade(table: dict[str, Any]) -> None:
         evaluation["every"] = f"{evaluation.pop('every_updates')} updates"
     if isinstance(hub, dict):
         hub.setdefault("quiet", False)
-
-
-def _whole(path: str) -> str:
-    return str(expanded(path).absolute())

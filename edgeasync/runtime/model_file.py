@@ -60,9 +60,18 @@ def check_finite(path: Path, vector: Vector) -> None:
 
 def read_model(path: Path) -> SavedModel:
     """Read a model that `save_model` or another maker wrote; raises `StorageError` if it is not readable."""
+    return _read(path, arrays=True)
+
+
+def read_header(path: Path) -> SavedModel:
+    """Read a model as `read_model` does, without its arrays."""
+    return _read(path, arrays=False)
+
+
+def _read(path: Path, *, arrays: bool) -> SavedModel:
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            found = {name: file.get_tensor(name) for name in (file.keys() if arrays else ())}
             metadata = file.metadata() or {}
         if metadata.get("format") != "edgeasync":
             metadata = {}  # what another maker wrote there means something else
@@ -79,7 +88,7 @@ def read_model(path: Path) -> SavedModel:
         raise StorageError(f"{path}: no such file; give the folder of a run that has saved its model") from None
     except (OSError, ValueError, OverflowError, safetensors.SafetensorError) as error:
         raise StorageError(f"{path}: not a readable safetensors file ({error}); move it away") from error
-    return SavedModel(arrays, metadata.get("lineage", ""), version, evaluation, saved_s)
+    return SavedModel(found, metadata.get("lineage", ""), version, evaluation, saved_s)
 
 
 def load_kept(path: Path, spec: ParameterSpec, initial: Vector) -> tuple[Vector, int]:

@@ -5,7 +5,7 @@ from typing import Annotated
 from msgspec import UNSET, Meta, UnsetType
 
 from edgeasync.autodiff.settings import GraphSettings
-from edgeasync.config import ByteCount
+from edgeasync.config import ByteCount, FilePath
 from edgeasync.training.local_parameters import Patterns
 
 
@@ -15,7 +15,7 @@ class OnnxModel(GraphSettings, frozen=True, tag_field="kind", tag="onnx", kw_onl
     The limits hold where it is built in a process of its own, as the commands do (`graph_process.py`).
     """
 
-    file: str
+    file: FilePath
     build_s_max: Annotated[float, Meta(gt=0, le=86_400)] = 600.0
     build_bytes_max: ByteCount | None = None
     local: Patterns | UnsetType = UNSET

@@ -18,6 +18,7 @@ from edgeasync.parameters import Vector
 from edgeasync.protocol.messages import Frozen
 from edgeasync.runtime.address import host_of
 from edgeasync.runtime.agent_settings import AgentSection, AgentSettings, CareSection, PeersSection
+from edgeasync.runtime.export import ONNX_SUFFIX
 from edgeasync.runtime.graph_model import HubGraph, load_graph
 from edgeasync.runtime.model_file import VALUES_SUFFIX, check_finite, load_kept, save_model
 from edgeasync.runtime.onnx_model import OnnxModel
@@ -26,8 +27,6 @@ from edgeasync.training.plan import ReceivedGraph, ShippedModel, TrainingPlan
 from edgeasync.training.trainer import AsyncTrainer, Trainer
 
 _log = logging.getLogger(__name__)
-
-ONNX_SUFFIX = ".onnx"
 
 OF_A_HUB = (
     "hub",
@@ -173,7 +172,8 @@ def check_trained_out(out: Path, settings: AgentSettings, state: Path, forward: 
 
 def _files_read(settings: AgentSettings) -> list[Path]:
     """Return the files of a peer's own: the data, the list of peers, the model with its values, and its loss."""
-    model, names = settings.model, [settings.agent.data, settings.peers.peers]
+    model = settings.model
+    names: list[str | None] = [settings.agent.data, settings.peers.peers]
     if isinstance(model, OnnxModel):
         names += [model.file, str(Path(model.file).with_suffix(VALUES_SUFFIX))]
         names += [model.loss.file] if isinstance(model.loss, OnnxLoss) else []

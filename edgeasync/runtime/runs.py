@@ -5,13 +5,13 @@ from pathlib import Path
 
 import msgspec
 
-from edgeasync.durable.checkpoint import CheckpointStore, Manifest, best_first
+from edgeasync.durable.checkpoint import CheckpointStore, Manifest
 from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.files import is_locked
 from edgeasync.durable.run_replay import JournalEnd, follow_journal, look_at
 from edgeasync.errors import StorageError
 from edgeasync.runtime.hub import RECORD_FILE
-from edgeasync.runtime.model_file import MODEL_FILE
+from edgeasync.runtime.model_file import BEST_FILE, MODEL_FILE, read_header
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,6 +20,14 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: str
     version: int
     loss: float | None
+    accuracy: float | None
+
+
+class Best(msgspec.Struct, frozen=True, kw_only=True):
+    """The best version by evaluation, which is in `best.safetensors`."""
+
+    version: int
+    loss: float
     accuracy: float | None
 
 
@@ -45,9 +53,9 @@ class CheckpointSummary(msgspec.Struct, frozen=True, kw_only=True):
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     """A run in a folder of runs.
 
-    `version`, `updates_applied` and `lineage` are the values after the journal's last entry. `newest` and `best`
-    are checkpoints. `written_s` is the time of the last write by the wall clock. `trouble` has a sentence for
-    each problem.
+    `version`, `updates_applied` and `lineage` are the values after the journal's last entry. `newest` is a
+    checkpoint. `best` is what the status and `export --best` call so. `written_s` is the time of the last write by
+    the wall clock. `trouble` has a sentence for each problem.
     """
 
     name: str
@@ -58,7 +66,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     checkpoints: int
     journal_bytes: int
     newest: Mark | None
-    best: Mark | None
+    best: Best | None
     in_use: bool
     trouble: list[str]
 
@@ -132,7 +140,6 @@ def _summarize(run: Path) -> RunSummary | None:
         trouble.append(end.trouble)
     if segments and not manifests:
         trouble.append("has a journal but no checkpoint to begin from")
-    best = best_first(manifests)[0] if manifests else None
     times = [status.st_mtime for status in segments] + [manifest.created_s for _, manifest in manifests]
     return RunSummary(
         name=run.name,
@@ -143,7 +150,7 @@ def _summarize(run: Path) -> RunSummary | None:
         checkpoints=len(manifests),
         journal_bytes=sum(status.st_size for status in segments),
         newest=_mark(*manifests[0]) if manifests else None,
-        best=None if best is None else _mark(*best),
+        best=_best(run),
         in_use=is_locked(run),
         trouble=trouble,
     )
@@ -159,6 +166,15 @@ def _wrong_with(run: Path, name: str, manifest: Manifest) -> str:
     except OSError as error:
         return f"{name}: cannot be read: {error.strerror}"
     return "" if nbytes == manifest.nbytes else f"{name}: has {nbytes} bytes, not {manifest.nbytes}"
+
+
+def _best(run: Path) -> Best | None:
+    """Return the evaluation of the best version, as its file tells it."""
+    try:
+        found = read_header(run / BEST_FILE).evaluation
+    except StorageError:
+        return None
+    return None if found is None else Best(version=found.number, loss=found.loss, accuracy=found.accuracy)
 
 
 def _mark(name: str, manifest: Manifest) -> Mark:

@@ -8,6 +8,7 @@ import contextlib
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -31,7 +32,8 @@ class TrainedModel(msgspec.Struct, frozen=True, kw_only=True):
     Of a model that was read from a file of its own, the time is when a hub saved it. `updates` are part of it, as
     far as that is known.
     `evaluation` is the last one up to this version; its number tells of which. `source` is the file or folder that
-    was read, and `remarks` are sentences for a person.
+    was read, and `remarks` are sentences for a person. `devices` is what the status says of every device after the
+    newest version; a model that was read from a file of its own has none.
     """
 
     arrays: Mapping[str, npt.NDArray[np.float32]]
@@ -42,6 +44,7 @@ class TrainedModel(msgspec.Struct, frozen=True, kw_only=True):
     updates: int | None = None
     evaluation: Evaluated | None = None
     remarks: list[str] = []
+    devices: list[dict[str, Any]] = []
 
     def metadata(self) -> dict[str, str]:
         """Return what is known of the model as texts, for the metadata of an exported file."""
@@ -83,7 +86,7 @@ def best_model(run: Path) -> TrainedModel:
         with contextlib.suppress(StorageError):  # the journal may lead there all the same
             kept = _read_file(run / BEST_FILE)
     try:
-        _, best, ancestry = _newest(run)
+        newest, best, ancestry = _newest(run)
     except StorageError as error:
         if kept is None or kept.evaluation is None:
             raise
@@ -92,7 +95,7 @@ def best_model(run: Path) -> TrainedModel:
     if kept is not None and ancestry is not None and not ancestry.knows(ModelVersion(kept.lineage, kept.version)):
         kept = None  # of a branch that was left
     if kept is not None and kept.evaluation is not None and (best is None or not is_better(best, kept.evaluation)):
-        return kept
+        return msgspec.structs.replace(kept, devices=newest.devices)
     if best is None:
         raise ConfigError(
             f"{run}: no version was evaluated yet; wait for one ([evaluation] every), or leave out best (--best)"
@@ -109,7 +112,7 @@ def best_model(run: Path) -> TrainedModel:
             f"{run}: version {best.number} was the best, but it is not in {BEST_FILE}, and the journal does not "
             "lead there any more; leave out best (--best)"
         )
-    return msgspec.structs.replace(found, evaluation=best)
+    return msgspec.structs.replace(found, evaluation=best, devices=newest.devices)
 
 
 def _newest(run: Path) -> tuple[TrainedModel, Evaluated | None, Ancestry | None]:
@@ -157,6 +160,7 @@ def _tell(replay: RunReplay, run: Path, wanted: int | None = None) -> TrainedMod
         updates=core.updates_applied,
         evaluation=core.policy_engine.state.evaluations.last,
         remarks=list(replay.remarks),
+        devices=replay.devices(),
     )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import zmq
 
-from edgeasync.config import convert
+from edgeasync.config import convert, whole_path
 from edgeasync.core.device.effects import Report
 from edgeasync.durable.identity import default_device_id
 from edgeasync.errors import ConfigError, HubUnreachableError
@@ -145,8 +145,8 @@ class Agent(Service):
             raise ConfigError("epochs are passes over data: give a number over 0, and data, not a trainer")
         if epochs is not None and self._section.delay_steps:
             raise ConfigError("delay_steps counts steps between two exchanges: give local_steps_max, not epochs")
-        self._data = data
-        self._model = model
+        self._data = whole_path(data)
+        self._model = whole_path(model)
         self._given = trainer
         self._initial = None if initial is None else maker_of(initial)
         chosen = {
@@ -161,7 +161,7 @@ class Agent(Service):
         self._loss = None if loss is None else check_loss(loss, "Agent")
         if passes is not None and (passes < 1 or trainer is not None):
             raise ConfigError("passes are over data: give 1 or more, and data, not a trainer")
-        self._validation = validation
+        self._validation = whole_path(validation)
         self._epochs = epochs
         self._passes = passes
         self._care = None if care is None else convert(dict(care), CareSection, where="Agent(care=...)")

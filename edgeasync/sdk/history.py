@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -88,7 +89,7 @@ class History(Table):
     | `version` | the newest version after the update |
     | `update` | the update's number, as its device counts |
     | `device` | the name of the device |
-    | `outcome` | `applied`, `buffered` until the next version, or why it never counts |
+    | `outcome` | `applied`, or why it never counts; `buffered` while it waits for the next version |
     | `loss` | the mean of the update's local steps, as its device told it |
     | `staleness` | by how many versions the model had moved on |
     | `local_steps`, `examples` | what the device trained |
@@ -121,21 +122,25 @@ class History(Table):
     def plot(self) -> Any:
         """Return a matplotlib figure of the losses and accuracies; raises `ConfigError` without matplotlib.
 
-        A notebook shows the figure if this is the last line of a cell.
+        Outliers lie outside the axis of the losses, which otherwise would show nothing else. A notebook shows the
+        figure if this is the last line of a cell.
         """
         figure = _library("matplotlib.figure").Figure(figsize=(7, 4), layout="constrained")
         axes = figure.subplots()
-        axes.plot(self["time"], self["loss"], ".", markersize=2, alpha=0.4, label="updates")
+        curves = axes.plot(self["time"], self["loss"], ".", markersize=2, alpha=0.4, label="loss of updates")
         found = self.evaluations
         if len(found):
-            axes.plot(found["time"], found["loss"], label="evaluations")
+            curves += axes.plot(found["time"], found["loss"], "C1", label="loss of evaluations")
         axes.set_xlabel("time, s")
         axes.set_ylabel("loss")
-        if len(found) and not np.isnan(found["accuracy"]).all():
+        if (limits := _robust_limits(self["loss"], found["loss"])) is not None:
+            axes.set_ylim(*limits)
+        if not np.isnan(found["accuracy"]).all():
             right = axes.twinx()
-            right.plot(found["time"], found["accuracy"], "C2", label="accuracy")
+            curves += right.plot(found["time"], found["accuracy"], "C2", label="accuracy")
             right.set_ylabel("accuracy")
-        axes.legend()
+            right.set_ylim(0.0, 1.0)
+        axes.legend(handles=curves)  # of both axes, which have a legend each otherwise
         return figure
 
 
@@ -167,6 +172,27 @@ def _evaluation_columns(rows: list[EvaluationRow]) -> dict[str, Column]:
         "loss": _floats([row.loss for row in rows]),
         "accuracy": _floats([row.accuracy for row in rows]),
     }
+
+
+def _robust_limits(*curves: Column) -> tuple[float, float] | None:
+    """Return the limits of an axis that shows these curves without outliers; `None` if they leave no range.
+
+    Outliers are neither among the middle 98 % of a curve nor within 3 interquartile ranges of its quartiles.
+    """
+    shown = []
+    for curve in curves:
+        values = np.sort(curve[np.isfinite(curve)])
+        if not len(values):
+            continue
+        quarter, three_quarters = np.percentile(values, [25, 75])
+        reach, most = 3.0 * (three_quarters - quarter), len(values) - 1
+        low = min(values[math.ceil(0.01 * most)], quarter - reach)
+        high = max(values[math.floor(0.99 * most)], three_quarters + reach)
+        shown += [one for one in values.tolist() if low <= one <= high]
+    if not shown or not min(shown) < max(shown):
+        return None
+    margin = 0.05 * (max(shown) - min(shown))
+    return min(shown) - margin, max(shown) + margin
 
 
 def _floats(values: list[Any]) -> Column:

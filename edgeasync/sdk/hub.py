@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from edgeasync.config import expanded, whole_path
 from edgeasync.data.dataset import Dataset
 from edgeasync.errors import ConfigError, EdgeAsyncError
 from edgeasync.losses import LossSetting
@@ -80,17 +81,17 @@ class Hub(Service):
             raise ConfigError("until.epochs: a hub has no data, so it cannot count passes over them; give updates")
         self.path = as_path(run, "run")
         """The run's folder."""
-        self._model = model
+        self._model = whole_path(model)
         self._bind = bind
         self._shape = input_shape
         self._callbacks = callbacks
         said = {"run": str(self.path), "bind": bind, "seed": seed, "knocking": knocking, "insecure": insecure}
         said |= {"frozen": frozen}
         self._planned: dict[str, Any] = {
-            "hub": said if keys is None else said | {"keys": str(keys)},
+            "hub": said if keys is None else said | {"keys": str(expanded(keys))},
             "until": until,
             "policy": policy,
-            "evaluate": evaluate,
+            "evaluate": whole_path(evaluate),
             "optimizer": optimizer,
             "batch_size": batch_size,
             "accumulation_steps": accumulation_steps,

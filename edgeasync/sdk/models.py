@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from edgeasync.config import Section, convert, expanded, to_table
+from edgeasync.config import FilePath, Section, convert, expanded, to_table
 from edgeasync.data.dataset import Dataset, Features, Inputs, Targets
 from edgeasync.data.files import load
 from edgeasync.errors import ConfigError, DataError
@@ -79,7 +79,7 @@ def prepare(
     if isinstance(model, SoftmaxModel | MlpModel):
         return _numpy(model, local, loss, seed)
     if isinstance(model, str | Path):
-        return _onnx(OnnxModel(file=str(model), loss=loss), None, local)
+        return _onnx(OnnxModel(file=FilePath.parse(model), loss=loss), None, local)
     if _is_layer(model):
         from edgeasync import nn  # noqa: PLC0415 - who has a layer has paid for it
 
@@ -89,7 +89,7 @@ def prepare(
             )
         model = nn.to_onnx(model, example.x.shape[1:], seed=seed)  # type: ignore[arg-type]
     if callable(serialize := getattr(model, "SerializeToString", None)):
-        described = OnnxModel(file=str(run / FORWARD_FILE), loss=loss)
+        described = OnnxModel(file=FilePath.parse(run / FORWARD_FILE), loss=loss)
         return _onnx(described, serialize(), local)
     if callable(prepare_itself := getattr(model, "prepare", None)):  # such as edgeasync.torch.model
         prepared: Prepared = prepare_itself(local)

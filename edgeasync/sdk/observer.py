@@ -27,6 +27,15 @@ _JOINED = ("joined", "rejoined", "reconnected")
 _ODD = ("alarm", "warning", "not_writing")
 
 
+def event_of(name: str, device: str, detail: str, time_s: float) -> events.Event | None:
+    """Return the event of a hub's report, if a device has come or left, or something is odd."""
+    if name in _JOINED:
+        return events.Join(time_s=time_s, device=device)
+    if name in _LEFT:
+        return events.Leave(time_s=time_s, device=device, detail=detail)
+    return events.Alert(time_s=time_s, device=device, detail=detail) if name in _ODD else None
+
+
 class Observer:
     """Sees every event of a hub's core, on its loop, and what it reports.
 
@@ -82,19 +91,17 @@ class Observer:
 
     def on_report(self, report: Report) -> None:
         """See what the hub tells people."""
-        of: dict[str, Any] = {"time_s": self.now_s, "device": report.device_id}
-        if report.event == "listening":
-            self._listening()
-        elif report.event in _JOINED:
-            self._note(events.Join(**of))
-        elif report.event in _LEFT:
+        told = event_of(report.event, report.device_id, report.detail, self.now_s)
+        if isinstance(told, events.Leave):
             self._diverged.discard(report.device_id)
-            self._note(events.Leave(**of, detail=report.detail))
+        elif isinstance(told, events.Alert):
+            LOG.warning("%s", " ".join(filter(None, (report.device_id, report.detail))))
+        if told is not None:
+            self._note(told)
+        elif report.event == "listening":
+            self._listening()
         elif report.event == "finished":
             self.reason = self.reason or report.detail
-        elif report.event in _ODD:
-            LOG.warning("%s", " ".join(filter(None, (report.device_id, report.detail))))
-            self._note(events.Alert(**of, detail=report.detail))
         elif report.event == "evaluated":
             found = self._hub.core.policy_engine.state.evaluations.last
             assert found is not None

@@ -317,6 +317,7 @@ async def train_with_peers(plan: PeerPlan, folder: Path) -> Run:
             loss=None if last is None else last.loss,
             accuracy=None if last is None else last.accuracy,
             reason=workers.reason,
+            events=(),
         )
     finally:
         lock.close()

@@ -11,11 +11,14 @@ from edgeasync.config import expanded
 from edgeasync.core.hub.events import Evaluated
 from edgeasync.durable.files import replace_file
 from edgeasync.durable.history import EvaluationRow, read_history
-from edgeasync.errors import ConfigError
+from edgeasync.durable.run_replay import Happening, Line, RunReplay
+from edgeasync.runtime.export import ONNX_SUFFIX, check_suffix, refuse_onnx, write_arrays
 from edgeasync.runtime.graph_model import FORWARD_FILE
+from edgeasync.runtime.runs import list_checkpoints
 from edgeasync.runtime.trained import best_model, newest_model
-from edgeasync.sdk.events import Event
+from edgeasync.sdk.events import Evaluation, Event
 from edgeasync.sdk.history import History
+from edgeasync.sdk.observer import event_of
 from edgeasync.sdk.plan import as_path
 
 
@@ -44,7 +47,7 @@ class Run:
         reason: str = "",
         updates: int | None = None,
         devices: Sequence[dict[str, Any]] = (),
-        events: Sequence[Event] = (),
+        events: Sequence[Event] | None = None,
     ) -> None:
         self.path = path
         """The folder of the run; without one of your own it lives as long as this object."""
@@ -62,8 +65,7 @@ class Run:
         """How many updates are part of the model; `None` if that is not known."""
         self.devices = list(devices)
         """What the status says of every device when training ended (docs/reference/json.md)."""
-        self.events = list(events)
-        """What happened, but for single updates and versions: events of `edgeasync.callbacks`."""
+        self._events = None if events is None else list(events)
         self._restore = restore
 
     def __repr__(self) -> str:
@@ -82,6 +84,17 @@ class Run:
         return History.read(self.path)
 
     @property
+    def events(self) -> list[Event]:
+        """What happened, but for single updates and versions: events of `edgeasync.callbacks`.
+
+        Of a folder that was opened: who came and left and what was odd as far as the journal tells, and all
+        evaluations; read at the first look.
+        """
+        if self._events is None:
+            self._events = _read_events(self.path)
+        return self._events
+
+    @property
     def model(self) -> Any:
         """The trained model in the kind that was given.
 
@@ -91,16 +104,19 @@ class Run:
         return self._restore(self.arrays)
 
     def export(self, path: str | Path) -> Path:
-        """Write the trained model as an ONNX file for inference; return its path.
+        """Write the trained model, and return its path: by the ending of that, `.onnx`, `.safetensors` or `.npz`.
 
-        Raises `ConfigError` for a model that is not ONNX, and `StorageError` if it cannot be written.
+        ONNX is for inference, the others have the named arrays, of any model. Raises `ConfigError` for another
+        ending, and for ONNX of a model that is not; `StorageError` if it cannot be written.
         """
-        model, path = self.model, expanded(path)
+        path = expanded(path)
+        check_suffix("export", path)
+        if path.suffix != ONNX_SUFFIX:
+            write_arrays(path, self.arrays, {"edgeasync.version": str(self.version)})
+            return path
+        model = self.model
         if not hasattr(model, "SerializeToString"):
-            raise ConfigError(
-                f"{self.path}: only models of ONNX and layers of edgeasync.nn can be exported; save run.arrays "
-                "instead, with numpy.savez for example"
-            )
+            raise refuse_onnx("export", path)
         replace_file(path, model.SerializeToString(), private=False)
         return path
 
@@ -123,6 +139,7 @@ class Run:
             loss=None if evaluation is None else evaluation.loss,
             accuracy=None if evaluation is None else evaluation.accuracy,
             updates=found.updates,
+            devices=found.devices,
         )
 
 
@@ -132,6 +149,32 @@ def _newer(known: Evaluated | None, rows: list[EvaluationRow], version: int) -> 
         if (-1 if known is None else known.number) < row.version <= version:
             return Evaluated(row.version, row.loss, row.accuracy)
     return known
+
+
+def _read_events(folder: Path) -> list[Event]:
+    """Return what happened in a run, as far as its folder tells."""
+    found: list[Event] = [
+        Evaluation(time_s=row.time_s, version=row.version, loss=row.loss, accuracy=row.accuracy)
+        for row in read_history(folder).evaluations
+    ]
+    if not list_checkpoints(folder):
+        return found
+
+    def note(line: Line) -> bool:
+        if isinstance(line, Happening) and (event := event_of(line.event, line.device, line.detail, line.hub_s)):
+            found.append(event)
+        return True
+
+    parts: list[int | None] = [None]
+    for until in parts:  # the last part of the story first, and then those before it
+        replay = RunReplay(folder, until=until)
+        try:
+            replay.tell(note)
+        finally:
+            replay.close()
+        if replay.earlier is not None:
+            parts.append(replay.earlier)
+    return sorted(found, key=lambda event: event.time_s)
 
 
 def _restored(folder: Path, arrays: dict[str, npt.NDArray[np.float32]]) -> Any:

@@ -13,6 +13,7 @@ from typing import Self, TypeVar
 from edgeasync.errors import ConfigError, EdgeAsyncError
 from edgeasync.runtime.event_loop import loop_factory
 from edgeasync.sdk.blocking import INTERRUPT_S
+from edgeasync.sdk.termination import end_with_the_program
 
 LOG = logging.getLogger("edgeasync.service")
 
@@ -93,6 +94,7 @@ class Service(ABC):
 
         self._thread = threading.Thread(target=work, name=f"edgeasync-{type(self).__name__.lower()}", daemon=True)
         self._thread.start()
+        end_with_the_program(self)
         try:
             self._await_ready()
         except BaseException as error:
@@ -140,6 +142,11 @@ class Service(ABC):
         """Ask it to end; do nothing if it has ended, or has not begun."""
         self._stopping = True
         self._on_loop(self._request_stop)
+
+    def join(self, timeout_s: float) -> None:
+        """Wait until it and its thread have ended, but not for longer than this."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
 
     # -- for those who build on this -------------------------------------------------------------------------
 

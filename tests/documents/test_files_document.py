@@ -1,6 +1,7 @@
 """docs/reference/files.md names the formats that the code writes."""
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,8 @@ import pytest
 from edgeasync.core.arrays import state_codec
 from edgeasync.durable import checkpoint, history, journal, spool_file
 from edgeasync.durable.day_file import DAY_FORMAT
+from edgeasync.durable.disk import FolderDisk
+from edgeasync.durable.history_file import HistoryFile
 from edgeasync.durable.local_file import LOCAL_FORMAT
 from edgeasync.protocol.messages import PROTOCOL_VERSION
 from edgeasync.runtime.hub_settings import RECORD_FORMAT
@@ -36,11 +39,18 @@ def test_a_row_has_the_format_that_is_written(name):
     assert read.partition(", protocol")[0].endswith(now)
 
 
-def test_the_reader_of_a_history_on_the_page_reads_one():
+@pytest.mark.parametrize("corrected", [False, True])
+def test_the_reader_of_a_history_on_the_page_reads_one(tmp_path, corrected):
     names = {}
     exec(re.search(r"^```python\n(import struct.+?)^```", PAGE, re.MULTILINE | re.DOTALL)[1], names)
     run = Path(__file__).parents[1] / "fixtures/formats/run-8"
+    if corrected:
+        shutil.copy(run / history.HISTORY_FILE, run := tmp_path)
+        file = HistoryFile(FolderDisk(run), 1000)
+        file.resume(2**40, 0.0)
+        file.append([history.Correction(3, 2**40, 0.0, "rolled_back")])
     rows = history.read_history(run)
+    assert corrected == ("rolled_back" in [row.outcome for row in rows.updates])
     found = list(names["read"](run / history.HISTORY_FILE))
     assert len(found) == len(rows.updates) > 10
     for (device, *fields), name, row in zip(found, rows.devices, rows.updates, strict=True):

@@ -12,7 +12,7 @@ from msgspec import inspect
 
 from edgeasync import nn
 from edgeasync.cli.main import app
-from edgeasync.config import Section, convert, kinds_of, read_toml
+from edgeasync.config import FilePath, Section, convert, kinds_of, read_toml
 from edgeasync.runtime.agent_settings import AgentSection, AgentSettings, PeersSection
 from edgeasync.runtime.hub_settings import HubSettings
 
@@ -90,7 +90,8 @@ def test_defaults_are_the_codes(heading):
             assert field.default == type(field.default)()
         else:
             value = tomllib.loads(f"value = {cell.strip('`')}")["value"]
-            assert convert(value, field.type, where=heading) == field.default, field.name
+            default = FilePath.parse(field.default) if isinstance(field.default, FilePath) else field.default
+            assert convert(value, field.type, where=heading) == default, field.name
 
 
 @every_table

@@ -36,7 +36,11 @@ def applied(hub):
 
 
 def live(hub):
-    return sum(device["state"] not in ("left", "lost") for device in hub.status()["devices"])
+    return sum(state not in ("left", "lost", "paused") for state in states(hub).values())
+
+
+def states(hub):
+    return {device["id"]: device["state"] for device in hub.status()["devices"]}
 
 
 def test_arrays_are_of_an_agent_without_a_hub(tmp_path):
@@ -150,6 +154,7 @@ def test_a_paused_agent_is_silent_and_then_returns(tmp_path, training):
         until(lambda: agent.updates_answered >= 3, "updates")
         agent.pause(training=training)
         until(lambda: not live(hub), "a goodbye")
+        assert states(hub) == {"pi": "paused"}
         (worker,) = agent._workers
         sent, steps, done = (
             (worker.agent.bytes_up, worker.agent.bytes_down),
@@ -169,6 +174,7 @@ def test_a_paused_agent_is_silent_and_then_returns(tmp_path, training):
         agent.resume()
         agent.resume()
         until(lambda: applied(hub) > done + 2, "updates after the pause")
+        assert states(hub) == {"pi": "training"}
         if training:
             longest = max(event.local_steps for event in told if isinstance(event, ExchangeEvent))
             assert longest > 50, "what was trained in the pause is part of an update"
@@ -244,6 +250,7 @@ def test_workers_have_data_of_their_own_and_pause_together(tmp_path):
         assert len({device["id"].rpartition("/")[0] for device in found}) == 1
         agent.pause()
         until(lambda: not live(hub), "goodbyes")
+        assert set(states(hub).values()) == {"paused"}
         agent.resume()
         hub.wait_for(devices=2, timeout_s=PATIENCE_S)
         hub.finish()

@@ -43,7 +43,8 @@ def test_there_is_one_row_for_each_update_and_the_last_evaluation(tmp_path):
     assert keys == [(event.device, event.number) for event in seen]
     assert len(set(keys)) == len(keys) >= 60
     assert list(history["loss"]) == [event.loss for event in seen]
-    assert list(history["outcome"]) == [event.outcome for event in seen]
+    assert [event.outcome for event in seen].count("buffered") > 0
+    assert set(history["outcome"]) == {"applied"}, "no update waits in the end"
     assert list(history["staleness"]) == [event.staleness for event in seen]
     assert (np.diff(history["time"]) >= 0).all()
     assert (np.diff(history["version"]) >= 0).all()

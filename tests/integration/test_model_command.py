@@ -381,7 +381,11 @@ def test_runs_that_cannot_be_exported(commands):
     arguments = ["export", "run", "--out", "out.onnx"]
     mistake(commands, FILES, "run: no such folder", arguments=arguments)
     (commands.folder / "run").mkdir()
-    mistake(commands, CONFIG, "forward.onnx", "--model", arguments=arguments)
+    mistake(commands, CONFIG, "out.onnx: only models of ONNX", "out.npz", "--model", arguments=arguments)
+    for name in ("out.pt", "out"):
+        mistake(commands, CONFIG, name, ".onnx, .safetensors or .npz", arguments=["export", "run", "--out", name])
+    arrays_alone = ["export", "run", "--model", "forward.onnx", "--out", "out.npz"]
+    mistake(commands, CONFIG, "leave out --model", arguments=arrays_alone)
     bias = np.zeros(3, np.float32)
     run_folder(commands, {"head.bias": bias, "tail": bias}, forward_model())
     mistake(commands, MISMATCH, "'tail'", MODEL_FILE, FORWARD_FILE, arguments=arguments)

@@ -11,6 +11,7 @@ import time
 import numpy as np
 import onnx
 import pytest
+from safetensors.numpy import load_file
 
 from edgeasync import Dataset, EdgeAsyncError, GradientTrainer, Run, StepResult, Stop, nn, train, train_async
 from edgeasync.callbacks import CSVLog, SaveBest, StopWhen
@@ -135,6 +136,13 @@ def test_three_workers_learn_the_digits(tmp_path, policy):
     assert [
         event for event in seen if not isinstance(event, events.Update | events.Version | events.End)
     ] == run.events
+    opened = Run.open(tmp_path)
+    assert len(opened.events) > 3
+    *before, last = opened.events
+    assert before == run.events, "the last evaluation is in the run's own fields"
+    assert (last.version, last.accuracy) == (run.version, run.accuracy)
+    assert [device["id"] for device in opened.devices] == [device["id"] for device in run.devices]
+    assert sum(device["updates_applied"] for device in opened.devices) == run.updates
     vector, version = load_model(tmp_path / MODEL_FILE, model.spec)
     assert (version, dict(model.spec.views(vector)).keys()) == (run.version, run.arrays.keys())
     assert all(np.array_equal(array, run.arrays[name]) for name, array in model.spec.views(vector).items())
@@ -221,8 +229,15 @@ def test_a_model_of_ones_own(tmp_path):
     run = train(Own(64, 10), rest, evaluate=held_out, until=Stop(epochs=10), optimizer=SGD(learning_rate=0.2))
     assert run.accuracy > 0.85
     assert run.model.keys() == {"weight", "bias"}
-    with pytest.raises(ConfigError, match=r"only models of ONNX .* save run\.arrays"):
+    with pytest.raises(ConfigError, match=r"only models of ONNX .* model\.safetensors or model\.npz"):
         run.export(tmp_path / "model.onnx")
+    for name in ("m.pt", "m"):
+        with pytest.raises(ConfigError, match=r"m.*: write a name that ends in \.onnx, \.safetensors or \.npz"):
+            run.export(tmp_path / name)
+    for found in (np.load(run.export(tmp_path / "m.npz")), load_file(run.export(tmp_path / "m.safetensors"))):
+        assert {name: array.tolist() for name, array in found.items()} == {
+            name: array.tolist() for name, array in run.arrays.items()
+        }
 
 
 class Places:

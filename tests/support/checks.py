@@ -9,12 +9,13 @@ import copy
 import numpy as np
 import xxhash
 
-from edgeasync.core.hub.effects import Report, Restore
+from edgeasync.core.hub.effects import Discard, Fold, Report, Restore
+from edgeasync.core.hub.events import Revoked
 from edgeasync.core.recovery.state import dump_state
-from edgeasync.durable.history import read_rows
+from edgeasync.durable.history import Correction, correct, read_rows
 from edgeasync.durable.history_writer import row_of
 from edgeasync.protocol import wire
-from edgeasync.protocol.messages import Ack, Applied, Assignment, Duplicate, ModelVersion, Rejected
+from edgeasync.protocol.messages import Ack, Applied, Assignment, Buffered, Duplicate, ModelVersion, Rejected
 from tests.support.marks import SLOTS
 
 MESSAGES_HELD_MAX = 40
@@ -51,6 +52,8 @@ class Memory:
         """Updates that a status has shown as applied."""
         self.rows = {}
         """By the number of the log's entry: device, number and outcome of the update that was decided there."""
+        self.row_of, self.corrections = {}, []
+        """Of updates that waited: by handle the entry of the decision; and what later entries made of which."""
         self.rows_lost = False
         """Whether a checkpoint was written while the history could not be."""
         self.states = {}
@@ -116,6 +119,7 @@ class Checks:
         for effect in effects:
             if isinstance(effect, Report) and effect.event == "joined":
                 self._forgotten(effect.device_id)
+        self._correct_rows(hub, event, effects)
         if before is None:
             return
         mark, waiting, duplicates, refused = before
@@ -133,7 +137,24 @@ class Checks:
         if hub.core.duplicates == duplicates and hub.log is not None:
             memory.entries[key] = hub.log.last + 1
             memory.rows[hub.log.last + 1] = (*key, getattr(first, "reason", type(first).__name__.lower()))
+            if isinstance(first, Buffered):
+                memory.row_of[event.handle] = hub.log.last + 1
         memory.decided[key] = (mark, first)
+
+    def _correct_rows(self, hub, event, effects):
+        """Note what becomes of updates that waited."""
+        if hub.log is None:
+            return
+        dropped = "revoked" if isinstance(event, Revoked) else "rolled_back"
+        became = {}
+        for effect in effects:
+            if isinstance(effect, Fold):
+                became |= dict.fromkeys(effect.handles, "applied")
+            elif isinstance(effect, Discard):
+                became[effect.handle] = dropped
+        rows = self.memory.row_of
+        entry = hub.log.last + 1
+        self.memory.corrections += [(entry, rows[handle], became[handle]) for handle in became if handle in rows]
 
     def _forgotten(self, device_id):
         """Forget a device's numbers, which begin again: the hub does not know the device any more."""
@@ -284,6 +305,8 @@ class Checks:
 
         for number in [number for number in memory.rows if number > run._last]:
             del memory.rows[number]
+        memory.row_of = {handle: number for handle, number in memory.row_of.items() if number <= run._last}
+        memory.corrections = [one for one in memory.corrections if one[0] <= run._last]
 
         def lost(known):
             return known[1] > version or not ancestry.knows(ModelVersion(*known))
@@ -330,11 +353,15 @@ class Checks:
         found = read_rows(disk, history._file._nbytes)
         assert not found.trouble or not found.updates, found.trouble
         pairs = [*zip(found.devices, found.updates, strict=True), *(row for row in kept if isinstance(row, tuple))]
+        corrected = {row.row: row.outcome for row in kept if isinstance(row, Correction)}
+        pairs = [(device, correct(row, corrected)) for device, row in pairs]
         rows = [(row.entry, device, row.number, row.outcome) for device, row in pairs]
-        expected = [(entry, *row) for entry, row in sorted(self.memory.rows.items())]
+        became = {number: outcome for _, number, outcome in self.memory.corrections}
+        decided = [(entry, *row) for entry, row in sorted(self.memory.rows.items())]
+        expected = [(entry, name, seq, became.get(entry, outcome)) for entry, name, seq, outcome in decided]
         if self.memory.rows_lost:
             assert len(set(rows)) == len(rows)
-            assert set(rows) <= set(expected)
+            assert set(rows) <= {*expected, *decided}
             return
         whole = len(expected) + len(found.evaluations) <= history._file._rows_max
         newest = len(expected) if whole else history._file._rows_max // 4

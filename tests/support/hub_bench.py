@@ -3,7 +3,7 @@
 import itertools
 
 from edgeasync.core.hub.effects import Assign, Discard, Disconnect, Fold, Receive, Report, Send
-from edgeasync.core.hub.events import PushArrived, Received, StopRequested, Ticked
+from edgeasync.core.hub.events import PushArrived, Received, Revoked, StopRequested, Ticked
 from edgeasync.core.hub.machine import HubCore
 from edgeasync.core.hub.settings import FLOAT32, HubCoreSettings, Limits, Liveness, StopCondition
 from edgeasync.parameters import Parameter, ParameterSpec
@@ -56,7 +56,7 @@ class HubBench:
         if isinstance(event, PushArrived):
             self.held.add(event.handle)
         self.effects = self.core.handle(event, self.now_s)
-        self.events += not stopped and not isinstance(event, StopRequested)
+        self.events += not stopped and not isinstance(event, Revoked | StopRequested)
         return self._account()
 
     def tick(self, at_s=None, *, capacity=True):
@@ -106,8 +106,8 @@ class HubBench:
         ping = Ping(session or self.sessions[device_id], 123.0, steps, **fields)
         return self.give(Received(peer or self.peers[device_id], ping), at_s)
 
-    def leave(self, device_id="a", *, at_s=None):
-        leave, key = Leave("stopping", self.sessions[device_id]), self.keys.get(device_id, b"")
+    def leave(self, device_id="a", reason="stopping", *, at_s=None):
+        leave, key = Leave(reason, self.sessions[device_id]), self.keys.get(device_id, b"")
         return self.give(Received(self.peers[device_id], leave, key=key), at_s)
 
     def make_push(

@@ -30,7 +30,7 @@ class ImageFolder:
 
     def __init__(self, root: str | Path, transform: Callable[[Any], Any] | None = None) -> None:
         pillow()
-        folder = Path(root).expanduser()
+        folder = Path(root).expanduser().absolute()
         self.classes = sorted(each.name for each in folder.iterdir() if each.is_dir()) if folder.is_dir() else []
         self.samples = [
             (path, number)

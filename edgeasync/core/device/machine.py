@@ -314,10 +314,10 @@ class DeviceCore:
             told = Report("full_pace")
         return [SetPace(pace), told]
 
-    def _goodbye(self) -> list[DeviceEffect]:
+    def _goodbye(self, reason: Literal["stopping", "paused"] = "stopping") -> list[DeviceEffect]:
         if self.link != "joined" or self.welcome is None:
             return []
-        return [Send(Leave("stopping", self.welcome.session))]
+        return [Send(Leave(reason, self.welcome.session))]
 
     def _conclude(self, effects: list[DeviceEffect], now_s: float) -> list[DeviceEffect]:
         """End the link if an effect ends the agent, or rest if the day does not bear more; return all effects."""
@@ -458,13 +458,15 @@ class DeviceCore:
     def _pause(self, pause: PauseRequested, now_s: float) -> list[DeviceEffect]:
         """Leave the hub until the person says otherwise."""
         self._paused = True
-        effects = self._leave_until(math.inf)
+        effects = self._leave_until(math.inf, "paused")
         self._heard_s = now_s
         return effects + self.work.pause(training=pause.training)
 
-    def _leave_until(self, until_s: float) -> list[DeviceEffect]:
+    def _leave_until(
+        self, until_s: float, reason: Literal["stopping", "paused"] = "stopping"
+    ) -> list[DeviceEffect]:
         """Say goodbye to the hub if there is one, and connect again at this time."""
-        effects = self._goodbye()
+        effects = self._goodbye(reason)
         if self.link != "offline":
             effects.append(Disconnect(goodbye=True))
             self._move_link("offline")

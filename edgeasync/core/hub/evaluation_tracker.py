@@ -109,11 +109,14 @@ class EvaluationTracker:
         return [Report("plateau", detail=f"the hub's learning rate is now {left}")]
 
 
+def goodness(loss: float | None, accuracy: float | None) -> tuple[float, float]:
+    """Return what is higher the better an evaluation is: its accuracy, and the negative loss among equal ones."""
+    return -math.inf if accuracy is None else accuracy, -math.inf if loss is None or math.isnan(loss) else -loss
+
+
 def is_better(one: Evaluated, other: Evaluated) -> bool:
-    """Return whether one version is better than another: by accuracy, and by loss if that does not decide."""
-    if one.accuracy is None or other.accuracy is None:
-        return one.loss < other.loss
-    return (-one.accuracy, one.loss) < (-other.accuracy, other.loss)
+    """Return whether one version is better than another."""
+    return goodness(one.loss, one.accuracy) > goodness(other.loss, other.accuracy)
 
 
 def _improves(one: Evaluated, mark: Evaluated, improvement: float) -> bool:

@@ -183,8 +183,13 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
 
     @property
     def pauses(self) -> bool:
-        """Whether the device says that it takes no steps for now."""
-        return not self.pace_percent
+        """Whether the device holds its lease, and says that it takes no steps for now."""
+        return self.live and not self.pace_percent
+
+    @property
+    def shown_state(self) -> DeviceState:
+        """The state as people see it: who said goodbye for a pause is not gone."""
+        return "paused" if self.state == "left" and not self.pace_percent else self.state
 
     def move(self, state: DeviceState) -> None:
         """Change the state; raises `TransitionError` if `MEMBER` does not allow it."""
@@ -283,7 +288,7 @@ class Membership:
         self.voters: dict[str, int] = {}
         """How many live devices each voter has that do not pause."""
         self.shared: dict[str, int] = {}
-        """The same, of voters with more than one."""
+        """The same, of voters with more than one. It is replaced, never changed: votes are counted by it."""
 
     def dump_state(self) -> list[Member]:
         """Return the members in the order in which they joined; encode them at once, since they are not copies."""
@@ -303,11 +308,9 @@ class Membership:
             self._note_key(member)
         live = sorted([member for member in members if member.live], key=_by_lease)
         self._leases = OrderedDict((member.device_id, member) for member in live)
-        self.live_count = 0
-        self.voters, self.shared = {}, {}
-        for member in members:
-            if member.live:
-                self._count(member, 1)
+        self.live_count = len(live)
+        self.voters = dict(Counter([member.voter for member in live if not member.pauses]))
+        self.shared = {voter: names for voter, names in self.voters.items() if names > 1}
 
     def by_session(self, session: bytes, key: Key = b"") -> Member:
         """Return the member of a session; raises `RefusalError` for one that is unknown, or another key's."""
@@ -398,6 +401,7 @@ class Membership:
     def revive(self, member: Member) -> None:
         """Make a member live whose lease was renewed just now, and watch for the end of that."""
         if not member.live:
+            self.set_pace(member, 100, "")
             self._count(member, 1)
         member.move("joining")
         self._leases[member.device_id] = member
@@ -451,11 +455,14 @@ class Membership:
     def _count_vote(self, member: Member, change: int) -> None:
         voter = member.voter
         names = self.voters.get(voter, 0) + change
-        for table, least in ((self.voters, 1), (self.shared, 2)):
-            if names >= least:
-                table[voter] = names
-            else:
-                table.pop(voter, None)
+        if names:
+            self.voters[voter] = names
+        else:
+            self.voters.pop(voter, None)
+        if names > 1:
+            self.shared = self.shared | {voter: names}
+        elif voter in self.shared:
+            self.shared = {other: names for other, names in self.shared.items() if other != voter}
 
     def _change_key(self, member: Member, key: Key) -> None:
         """Give a member to a key; its vote goes with it."""
@@ -495,6 +502,7 @@ class Membership:
         """End the session of a member whose key counts no more. Its place is free for the next key of its name."""
         if member.live:
             self.retire(member, "left")
+        self.set_pace(member, 100, "")
         self._by_session.pop(member.session, None)
         self._by_peer.pop(member.peer, None)
         member.session = member.peer = b""
@@ -510,8 +518,8 @@ class Membership:
             if not connected:
                 member.peer = b""
                 self.end_wait(member)
-                self.set_pace(member, 100, "")  # its next ping says what holds by then
             if member.live and not connected:
+                self.set_pace(member, 100, "")  # its next ping says what holds by then
                 member.move("joining")  # which admits a device whose session is newer than this state
         if not connected:
             self._by_peer.clear()
@@ -596,12 +604,13 @@ class Membership:
         members: Iterable[Member],
         rare_s: float,
         overdue_s: float,
-    ) -> None:
-        """Note which of these live members nobody waits for, with their votes: those with a cycle over `rare_s`.
+    ) -> dict[str, float]:
+        """Return which members nobody waits for, with their votes: of these those with a cycle over `rare_s`.
 
         So is a device without an update, once its first assignment was sent before `overdue_s` or, without one,
-        since it joined before that.
+        since it joined before that. Of others the answer is as before, and so is the object if nothing changes.
         """
+        found = dict(rare_votes)
         for member in members:
             if member.device_id in self.pausing:
                 rare = False
@@ -610,9 +619,10 @@ class Membership:
             else:
                 rare = (member.progress_s if member.assigned is None else member.assigned_s) < overdue_s
             if rare:
-                rare_votes[member.device_id] = 1.0 / self.shared.get(member.voter, 1)
-            elif rare_votes:
-                rare_votes.pop(member.device_id, None)
+                found[member.device_id] = 1.0 / self.shared.get(member.voter, 1)
+            elif found:
+                found.pop(member.device_id, None)
+        return rare_votes if found == rare_votes else found
 
     def loss_of_majority(self, members: Iterable[Member]) -> float | None:
         """Return the lowest loss that more than half of these members' voters reach, `None` if fewer tell a loss.
@@ -769,7 +779,7 @@ def _quarantine(member: Member, now_s: float, monitor: Quarantine | None) -> dic
         ends = f"{monitor.calm_updates} updates in a row that are not alarming"
         return {"state": "quarantined", "quarantine": {"cause": monitor.cause, "ends": f"after {ends}"}}
     if member.state != "quarantined":
-        return {"state": member.state, "quarantine": None}
+        return {"state": member.shown_state, "quarantine": None}
     remaining_s = max(0.0, member.quarantined_until_s - now_s)
     cause = "it sent too much that is malformed"
     return {"state": member.state, "quarantine": {"cause": cause, "ends": f"in {remaining_s:.0f} s"}}

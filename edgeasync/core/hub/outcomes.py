@@ -5,6 +5,9 @@ from collections.abc import Sequence
 from edgeasync.core.hub.effects import Assign, HubEffect, Send
 from edgeasync.protocol.messages import Ack, Applied, Duplicate, FirstOutcome, Outcome, Rejected
 
+BUFFERED = "buffered"
+"""The name of the outcome of an update that waits for a fold."""
+
 _WEIGHED = ("stale", "behind", "not_finite", "quarantined")
 
 
@@ -33,7 +36,7 @@ def outcome_name(outcome: FirstOutcome) -> str:
     """Return "applied", "buffered", or the reason why an update never counts."""
     if type(outcome) is Rejected:
         return outcome.reason
-    return "applied" if type(outcome) is Applied else "buffered"
+    return "applied" if type(outcome) is Applied else BUFFERED
 
 
 def is_weighed(outcome: FirstOutcome) -> bool:

@@ -21,7 +21,7 @@ from edgeasync.core.hub.events import Evaluated, PushArrived
 from edgeasync.core.hub.lineage import Ancestry
 from edgeasync.core.hub.membership import SAMPLE, Member, Membership
 from edgeasync.core.hub.settings import HubCoreSettings
-from edgeasync.policies.aggregation import Aggregator, Contribution, Fleet
+from edgeasync.policies.aggregation import Aggregator, Contribution, Fleet, Waiting
 from edgeasync.policies.budget import EXCHANGES_UNCHANGED, has_changed
 from edgeasync.policies.frequency import RARE, AdaptiveFrequency, Cadence, FrequencyController, Interval
 from edgeasync.policies.guards import guarded
@@ -125,8 +125,7 @@ class PolicyEngine:
         )
         self._members = members
         self._settings = settings
-        self._waiting: dict[str, int] = {}
-        """How many of each voter's updates wait."""
+        self._waiting = Waiting(self.state.contributions)
         self._overlap_steps_max = max(policy.overlap_steps_max, policy.delay_steps)
         self._leaves_out = policy.behind_max is not None or policy.take != "all"
         self._enforce()
@@ -137,7 +136,7 @@ class PolicyEngine:
         self.evaluations.state = state.evaluations
         self.divergence.state = state.divergence
         self.rest.state = state.rest
-        self._waiting = Counter([one.voter for one in state.contributions])
+        self._waiting = Waiting(state.contributions)
         self._enforce()
 
     # -- the policies in force -------------------------------------------------------------------------------
@@ -154,7 +153,7 @@ class PolicyEngine:
     def is_crowding(self, voter: str) -> bool:
         """Whether as many updates of a voter wait as may: the others must find places, or it would fold alone."""
         places = self._settings.limits.updates_held_max
-        waiting = self._waiting.get(voter, 0)
+        waiting = self._waiting.of_voter.get(voter, 0)
         if VOTERS_WITH_A_SHARE * waiting < places:
             return False
         share = math.ceil(places / max(1, min(VOTERS_WITH_A_SHARE, len(self._members.voters))))
@@ -178,21 +177,23 @@ class PolicyEngine:
         if len(contributions) >= self._settings.limits.updates_held_max:
             return now_s
         refused = self._votes_of_the_refused() if self.state.spoken else 0.0
-        return self.aggregate.flush_at_s(contributions, self._fleet(refused))
+        return self.aggregate.flush_at_s(self._waiting, self._fleet(refused))
 
     def _votes_of_the_refused(self) -> float:
         """Return the votes of the devices that sent an update for the next version which does not count."""
-        heard = self.state.rare.keys() | {one.device_id for one in self.state.contributions}
-        heard |= self._members.pausing.keys()  # which have no vote
+        # Not of those that pause: they have no vote.
+        heard = (self.state.rare, self._waiting.of_device, self._members.pausing)
         members, shared = self._members.members, self._members.shared
         # Not the sum over a set: its order, and so the sum's last bit, changes with every start of Python.
-        refused = [members[device_id] for device_id in self.state.spoken if device_id not in heard]
+        refused = [
+            members[device_id] for device_id in self.state.spoken if not any(device_id in part for part in heard)
+        ]
         return sum(1.0 / shared.get(member.voter, 1) for member in refused)
 
     def _votes_of_the_pausing(self) -> int:
         """Return how many voters sent an update for the next version, and have only devices that pause by now."""
-        pausing = self._members.pausing
-        spoken = {one.voter for one in self.state.contributions if one.device_id in pausing}
+        first = self._waiting.of_device
+        spoken = {first[device_id].voter for device_id in self._members.pausing if device_id in first}
         return len(spoken - self._members.voters.keys())
 
     # -- an update arrives -----------------------------------------------------------------------------------
@@ -236,8 +237,7 @@ class PolicyEngine:
             arrived_s=now_s,
             voter=member.voter,
         )
-        state.contributions.append(contribution)
-        self._waiting[member.voter] = self._waiting.get(member.voter, 0) + 1
+        self._waiting.append(contribution)
         state.spoken.pop(member.device_id, None)
         state.divergence.counted[member.device_id] = None
         effects += self.fold_if_due(now_s)
@@ -355,13 +355,19 @@ class PolicyEngine:
         """Forget a device that is gone: its alarms, that it has spoken, and its voter's word if that is gone."""
         self.divergence.forget(member.device_id)
         self.state.spoken.pop(member.device_id, None)
-        self.state.rare.pop(member.device_id, None)
+        self._count_as_usual(member)
         self.withdraw(member.voter)
 
     def pause(self, member: Member) -> None:
         """Note that a device says that it pauses: no quorum waits for it, and its exchange measures no link."""
         member.assigned = None
-        self.state.rare.pop(member.device_id, None)
+        self._count_as_usual(member)
+
+    def _count_as_usual(self, member: Member) -> None:
+        """Forget that a device was rare; the table is replaced, never changed: votes are counted by it."""
+        rare = self.state.rare
+        if member.device_id in rare:
+            self.state.rare = {name: vote for name, vote in rare.items() if name != member.device_id}
 
     def withdraw(self, voter: str) -> None:
         """Forget what a voter said of the model if it has no live device."""
@@ -378,7 +384,7 @@ class PolicyEngine:
         state = self.state
         dropped = [one for one in state.contributions if one.device_id == device_id]
         state.contributions = [one for one in state.contributions if one.device_id != device_id]
-        self._waiting = Counter([one.voter for one in state.contributions])
+        self._waiting = Waiting(state.contributions)
         state.updates_rejected += len(dropped)
         return [Discard(one.handle) for one in dropped]
 
@@ -393,7 +399,7 @@ class PolicyEngine:
         """Make the next version of all updates that wait, and evaluate it if an evaluation is due."""
         state = self.state
         contributions, state.contributions = state.contributions, []
-        self._waiting.clear()
+        self._waiting = Waiting(state.contributions)
         shares, rows = self._shares(contributions)
         clips = self._clips(contributions)
         handles: list[int] = []
@@ -618,8 +624,8 @@ class PolicyEngine:
         state = self.state
         effects: list[HubEffect] = [Discard(contribution.handle) for contribution in state.contributions]
         state.updates_rejected += len(state.contributions)
-        state.contributions.clear()
-        self._waiting.clear()
+        state.contributions = []
+        self._waiting = Waiting(state.contributions)
         state.measuring.clear()
         self.divergence.rolled_back()
         state.fleet.forget()
@@ -670,7 +676,7 @@ class PolicyEngine:
             cadence = msgspec.structs.replace(cadence, period_s=rest_s)
         state.cadence = cadence
         overdue_s = now_s - RARE * cadence.period_s if cadence.period_s else -math.inf
-        self._members.note_rare(state.rare, sample, cadence.rare_s, overdue_s)
+        state.rare = self._members.note_rare(state.rare, sample, cadence.rare_s, overdue_s)
         loss = state.fleet.loss
         if not math.isnan(loss) and has_changed(loss, state.loss_mark, state.fleet.loss_first):
             state.loss_mark, state.loss_mark_updates = loss, state.updates_applied
@@ -795,7 +801,7 @@ class PolicyEngine:
         """Raise `AssertionError` if the counts contradict one another."""
         state = self.state
         assert len(state.contributions) < self._settings.limits.updates_held_max
-        assert self._waiting == Counter(one.voter for one in state.contributions)
+        self._waiting.check(state.contributions, self._fleet())
         assert state.updates_applied >= state.updates
         assert len(state.measuring) <= state.version
 

@@ -25,6 +25,9 @@ REVOKED = (
 )
 """The sentence for a device whose key counts no more."""
 
+ASKED = "its program asked for a pause"
+"""Why a device pauses that has said goodbye for that."""
+
 
 class Presence:
     """Moves members between their states; methods return effects to carry out in order."""
@@ -112,6 +115,8 @@ class Presence:
     def leave(self, member: Member, leave: Leave) -> list[HubEffect]:
         """End the lease of a device that says goodbye."""
         self._retire(member, "left")
+        if leave.reason == "paused":
+            self._members.set_pace(member, 0, ASKED)
         return [Disconnect(member.peer), Report("left", member.device_id, leave.reason)]
 
     def revoke(self, member: Member) -> list[HubEffect]:

@@ -7,10 +7,12 @@ import zlib
 import msgspec
 import pytest
 
+from edgeasync.core.hub.events import PushArrived, Revoked, StopRequested, Ticked
 from edgeasync.durable.history import (
     FILE_HEADER,
     HISTORY_FILE,
     Block,
+    Correction,
     EvaluationRow,
     Last,
     UpdateRow,
@@ -21,8 +23,11 @@ from edgeasync.durable.history import (
 )
 from edgeasync.durable.history_file import ASIDE_FILE, HistoryFile
 from edgeasync.durable.history_writer import WAITING_MAX, HistoryWriter
+from edgeasync.policies.aggregation import BufferedAggregator
+from edgeasync.policies.policy import Policy
 from edgeasync.simulation.disk import SimulatedDisk
 from tests.support.failing_disk import FailingDisk
+from tests.support.hub_bench import HubBench
 from tests.support.size import repetitions
 
 NAMES = ("left", "right", "middle")
@@ -90,6 +95,117 @@ def test_rows_without_an_entry_are_cut_by_their_time(disk):
     HistoryFile(disk, 1000).append([timed(row) for row in range(1, 11)])
     again, _ = HistoryFile(disk, 1000).resume(entry=99, time_s=3.2)
     assert [row.row for _, row in again] == [1, 2, 3, 4, 5, 6]
+
+
+# -- what became of updates that waited ------------------------------------------------------------------------
+
+
+def waiting(row):
+    return update(row)[0], msgspec.structs.replace(update(row)[1], outcome="buffered")
+
+
+def correction(row, outcome="applied", entry=None):
+    entry = 2 * row + 1 if entry is None else entry
+    return Correction(row, entry, 0.25 * entry, outcome)
+
+
+def outcomes(disk):
+    return [row.outcome for row in read_rows(disk).updates]
+
+
+def test_a_correction_changes_the_outcome_of_an_earlier_row(disk):
+    file = HistoryFile(disk, 1000)
+    file.append([waiting(1), waiting(2), correction(1)])
+    assert outcomes(disk) == ["applied", "buffered"]
+    file.append([waiting(3), correction(2, "rolled_back"), correction(999)])
+    assert outcomes(disk) == ["applied", "rolled_back", "buffered"]
+    assert file.last.entry == 999 * 2 + 1
+
+
+def test_rows_that_are_thinned_out_keep_their_outcomes(disk):
+    file = HistoryFile(disk, 40)
+    for row in range(1, 201):
+        file.append([waiting(row)])
+        if row > 3:
+            file.append([correction(row - 3, "applied" if row % 2 else "rolled_back")])
+    found = read_rows(disk).updates
+    assert 20 <= len(found) <= 40
+    became = {True: "rolled_back", False: "applied"}
+    assert all(row.outcome == became[row.row % 2 == 1] for row in found if row.row <= 197)
+    assert [row.outcome for row in found if row.row > 197] == ["buffered"] * 3
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
+@pytest.mark.parametrize(("entry", "expected", "waits"), [(6, "bbr", [1, 2, 3]), (7, "aar", [3]), (9, "aar", [3])])
+def test_a_hub_that_resumes_cuts_off_later_corrections(disk, blocks, entry, expected, waits):
+    rows = [waiting(1), waiting(2), waiting(3)]
+    rows += [correction(1, entry=7), correction(2, entry=7), correction(3, entry=10)]
+    file, size = HistoryFile(disk, 1000), len(rows) // blocks
+    for start in range(0, len(rows), size):
+        file.append(rows[start : start + size])
+    after = HistoryFile(disk, 1000)
+    again, _ = after.resume(entry, 0.0)
+    after.append([*again, correction(3, "revoked", entry=11)])
+    assert "".join(outcome[0] for outcome in outcomes(disk)) == expected
+    assert sorted(row for rows in after.buffered.values() for row in rows) == waits
+
+
+ENDS = {
+    "applied": lambda hub: hub.give(StopRequested()),
+    "revoked": lambda hub: hub.give(Revoked(b"a" * 32)),
+    "rolled_back": lambda hub: hub.roll_back(),
+}
+
+
+class Watched(HubBench):
+    """A hub whose updates wait, and the history of what it decides."""
+
+    def __init__(self, disk):
+        super().__init__(Policy(aggregate=BufferedAggregator(count=9)))
+        self.writer = HistoryWriter(disk, 1000)
+        self.keys["a"] = b"a" * 32
+        self.join("a")
+
+    def give(self, event, at_s=None):
+        super().give(event, at_s)
+        self.note(event, self.effects)
+
+    def note(self, event, effects):
+        self.writer.note(self.core, self.events, event, effects, self.now_s)
+
+    def push_with_key(self, seq):
+        push = self.make_push("a", seq)
+        self.give(PushArrived(self.peers["a"], push, next(self.handles), 1.0, True, self.keys["a"]))
+
+    def roll_back(self):
+        self.note(Ticked(), self.core.policy_engine._roll_back(self.now_s))
+
+
+@pytest.mark.parametrize("written_before", [False, True])
+@pytest.mark.parametrize("outcome", ENDS)
+def test_an_update_that_waited_has_the_outcome_that_it_came_to(disk, outcome, written_before):
+    hub = Watched(disk)
+    for seq in (1, 2):
+        hub.push_with_key(seq)
+    if written_before:
+        hub.writer.flush()
+        assert outcomes(disk) == ["buffered"] * 2
+    ENDS[outcome](hub)
+    hub.writer.flush()
+    assert outcomes(disk) == [outcome] * 2
+    assert not hub.writer._buffered
+
+
+def test_a_hub_that_resumes_knows_which_rows_wait(disk):
+    before = Watched(disk)
+    for seq in (1, 2):
+        before.push_with_key(seq)
+    before.writer.flush()
+    after = Watched(disk)
+    after.writer.resume(999, 1e9, before.core.policy_engine.state.contributions)
+    after.note(Ticked(), before.core.policy_engine.fold(1.0)[:1])
+    after.writer.flush()
+    assert outcomes(disk) == ["applied"] * 2
 
 
 @pytest.mark.parametrize("rows_max", [40, 100, 1000])

@@ -12,6 +12,7 @@ from edgeasync.policies.aggregation import (
     ModelAverageAggregator,
     QuorumAggregator,
     SynchronousAggregator,
+    Waiting,
 )
 
 TEN_S = Fleet(10, period_s=10.0)
@@ -251,3 +252,27 @@ def test_devices_of_one_key_share_its_part_of_the_mean(kind):
     assert weights == pytest.approx([1 / 12] * 4 + [1 / 3] * 2)
     again = [contribution("a"), contribution("a"), contribution("b")]
     assert kind().weights(again, Fleet(2)) == pytest.approx([1 / 3] * 3), "two updates of one device are two"
+
+
+# -- continued counts -------------------------------------------------------------------------------------------
+
+FLEETS = [
+    Fleet(3, 1.0),
+    Fleet(3, 1.0, names={"a": 2}),
+    Fleet(4, 1.0, names={"a": 2, "b": 3}, rare={"b/1": 1 / 3}),
+    Fleet(2, 1.0, rare={"a/0": 1.0, "c/0": 1.0}),
+]
+
+
+@given(
+    st.sampled_from([one for one in GATHERING if not isinstance(one, BufferedAggregator)]),
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.integers(0, 3), st.sampled_from(FLEETS)), min_size=1, max_size=15
+    ),
+)
+def test_continued_counts_lead_to_the_same_time_as_counts_from_the_start(aggregator, spoken):
+    waiting = Waiting([])
+    for at_s, (voter, number, fleet) in enumerate(spoken):
+        waiting.append(contribution(f"{voter}/{number}", float(at_s), handle=at_s))
+        assert aggregator.flush_at_s(waiting, fleet) == aggregator.flush_at_s(list(waiting), fleet)
+        waiting.check(waiting[:], fleet)

@@ -880,7 +880,7 @@ def test_a_pause_is_without_traffic_until_it_is_over(link):
     if link == "offline":
         device.hears(Leave("stopping"))
     device.give(PauseRequested(training=False))
-    goodbye = [Send(Leave("stopping", device.session))] if link == "joined" else []
+    goodbye = [Send(Leave("paused", device.session))] if link == "joined" else []
     cut = [] if link == "offline" else [Disconnect(goodbye=True)]
     assert device.effects == [*goodbye, *cut]
     device.give(PauseRequested(training=True))

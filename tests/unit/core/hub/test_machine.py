@@ -749,6 +749,50 @@ def test_a_pause_ends_with_the_session(hub_bench, end):
     assert hub.state_of() == {"leave": "left", "lost": "lost", "hello": "joining"}[end]
 
 
+def shown(hub):
+    (device,) = hub.core.status(hub.now_s)["devices"]
+    return device["state"], device["pace_percent"], device["pace_reason"]
+
+
+def test_a_device_that_says_goodbye_for_a_pause_is_shown_as_paused_and_holds_no_lease(hub_bench):
+    hub = hub_bench()
+    hub.join()
+    hub.leave(reason="paused")
+    assert hub.one(Report) == Report("left", "a", "paused")
+    assert shown(hub) == ("paused", 0, "its program asked for a pause")
+    assert (hub.core.members.live_count, hub.core.members.voters) == (0, {})
+    hub.tick(10 * LEASE_S)
+    assert shown(hub)[0] == "paused", "not lost"
+
+
+BACK = {
+    "hello": (lambda hub: hub.hello(start=2), "joining"),
+    "the same session": (lambda hub: hub.ping(steps=1), "training"),
+    "goodbye": (lambda hub: (hub.hello(start=2), hub.leave()), "left"),
+    "lost": (lambda hub: (hub.hello(start=2), hub.tick(hub.now_s + 2 * LEASE_S)), "lost"),
+    "revoked": (lambda hub: hub.core.members.expel(hub.core.members.members["a"]), "left"),
+}
+
+
+@pytest.mark.parametrize("back", BACK)
+def test_a_pause_with_a_goodbye_ends_when_the_device_is_heard_again(hub_bench, back):
+    hub = hub_bench()
+    hub.join()
+    hub.leave(reason="paused")
+    act, state = BACK[back]
+    act(hub)
+    assert shown(hub) == (state, 100, "")
+    hub.core.check()
+
+
+def test_a_hub_that_comes_back_still_shows_who_had_paused(hub_bench):
+    hub = hub_bench()
+    hub.join()
+    hub.leave(reason="paused")
+    hub.core.members.resume(hub.now_s, connected=False)
+    assert shown(hub)[0] == "paused"
+
+
 # -- looking in ----------------------------------------------------------------------------------------------
 
 

@@ -323,6 +323,7 @@ UNORDERED = {"_by_session", "_by_peer", "_by_key", "_leases", "voters", "shared"
 EXCLUDED = {"link", "codec_push", "_strangers", "_make_session"}
 EXCLUDED |= {"messages_accepted", "messages_refused", "messages_ignored"}
 EXCLUDED |= {"_kept", "_peak"}
+EXCLUDED |= {"_ballots"}  # which are counted when somebody asks; `Waiting.check` compares them
 FOLLOWS = ("ordered", "median", "peak")
 """What follows from votes is made when somebody asks for it."""
 

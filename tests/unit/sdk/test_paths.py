@@ -1,0 +1,268 @@
+"""No `chdir` moves a path: each is absolute from the call on, or from the moment that a settings file is read."""
+
+import inspect
+from pathlib import Path
+
+import numpy as np
+import pytest
+from msgspec import inspect as types
+
+import edgeasync
+from edgeasync import Agent, Hub, Run, async_train, callbacks, data, join
+from edgeasync.async_train import AsyncModelAverager, AsyncWorker, FaultTolerantTrainer, ParameterServer, nn
+from edgeasync.callbacks import CSVLog, SaveBest
+from edgeasync.config import FilePath, convert, kinds_of, to_table, whole_path
+from edgeasync.errors import ConfigError
+from edgeasync.losses import OnnxLoss
+from edgeasync.runtime.agent_settings import AgentSettings
+from edgeasync.runtime.hub_settings import HubSettings
+from edgeasync.sdk.joined_loop import JoinedLoop
+from edgeasync.training.numpy_models import SoftmaxModel
+
+MARK = "marked"
+HUB = "tcp://127.0.0.1:9"
+NUMBERS = {"w": np.zeros(2, np.float32)}
+DATA = np.eye(4), np.arange(4) % 2
+
+
+class Step:
+    """A model that steps, as `FaultTolerantTrainer` and `AsyncModelAverager` take it."""
+
+    parameters = NUMBERS
+
+    def gradient(self, arrays, x, y):
+        return 0.0, {"w": arrays["w"]}
+
+
+def at(name):
+    return f"{MARK}/{name}"
+
+
+def joined(**arguments):
+    """Return a session of `join` that has not begun."""
+    made = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("edgeasync.sdk.own_loop.OwnLoop.start", lambda self: made.append(self) or self)
+        join(model=NUMBERS, name="pi", **arguments)
+    return made[0]
+
+
+KEPT = {
+    "Hub": lambda: Hub(at("model.onnx"), run=at("run"), keys=at("keys"), evaluate=at("data.npz")),
+    "Agent": lambda: Agent(HUB, at("data.npz"), state=at("state"), validation=Path(at("held.csv"))),
+    "Agent, several": lambda: Agent(HUB, [at("0.npz"), Path(at("1.npz"))], state=Path(at("state"))),
+    "Agent, peers": lambda: Agent(
+        data=at("data.npz"),
+        model=SoftmaxModel(inputs=4, classes=2),
+        state=at("state"),
+        topology="ring",
+        peers=at("peers.toml"),
+        passes=1,
+    ),
+    "join": lambda: joined(hub=HUB, state=at("state")),
+    "join, peers": lambda: joined(state=at("state"), topology="ring", peers=Path(at("peers.toml"))),
+    "OnnxLoss": lambda: OnnxLoss(file=at("loss.onnx")),
+    "CSVLog": lambda: CSVLog(at("log.csv")),
+    "SaveBest": lambda: SaveBest(at("best.npz")),
+    "FaultTolerantTrainer": lambda: FaultTolerantTrainer(Step(), at("checkpoints")),
+    "ParameterServer": lambda: ParameterServer(
+        SoftmaxModel(inputs=4, classes=2), checkpoint_dir=at("run"), keys=at("keys")
+    ),
+    "AsyncWorker": lambda: AsyncWorker(HUB, state=at("state"), validation=at("held.npz")),
+    "AsyncModelAverager": lambda: AsyncModelAverager(
+        nn.Linear(4, 2), checkpoint_dir=at("run"), keys=at("keys"), agent={"state": at("state")}
+    ),
+}
+"""Objects that are made now and use their paths later."""
+
+AT_THE_CALL = {"train", "train_async", "fetch_status", "load", "save", "Run", "Run.open", "Run.export"}
+"""What is done with its paths when it returns, or keeps them as `Run.path`."""
+
+
+def paths_in(value, seen):
+    """Yield every text and path in an object that has the mark."""
+    if id(value) in seen or inspect.ismodule(value) or inspect.isclass(value):
+        return
+    seen[id(value)] = value
+    if isinstance(value, str | Path):
+        if MARK in str(value):
+            yield Path(value)
+        return
+    if isinstance(value, dict):
+        parts = [*value.values()]
+    elif isinstance(value, list | tuple | set):
+        parts = [*value]
+    else:
+        names = [*getattr(value, "__struct_fields__", ()), *getattr(value, "__dict__", ())]
+        parts = [getattr(value, name, None) for name in names]
+        parts += [cell.cell_contents for cell in getattr(value, "__closure__", None) or ()]
+    for part in parts:
+        yield from paths_in(part, seen)
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_what_is_made_keeps_absolute_paths(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    found = [*paths_in(KEPT[name](), {})]
+    assert found
+    assert [str(path) for path in found if not path.is_relative_to(tmp_path)] == []
+
+
+def test_every_public_argument_that_is_a_path_is_looked_at():
+    public = {
+        name: getattr(module, name)
+        for module in (edgeasync, callbacks, async_train, data, edgeasync.nn)
+        for name in getattr(module, "__all__", dir(module))
+        if not name.startswith("_")
+    }
+    public |= {"Run.open": Run.open, "Run.export": Run.export}
+    with_paths = set()
+    for name, value in public.items():
+        try:
+            parameters = inspect.signature(value).parameters.values()
+        except (TypeError, ValueError):
+            continue
+        if any("Path" in str(parameter.annotation) for parameter in parameters):
+            with_paths.add(name)
+    assert with_paths - AT_THE_CALL <= {name.partition(",")[0] for name in KEPT}
+    assert len(with_paths) > 8
+
+
+# -- settings --------------------------------------------------------------------------------------------------
+
+PATHLIKE = ("run", "keys", "data", "state", "peers", "out", "file", "path", "folder", "dir")
+NOT_PATHS = {"OnnxLoss.file"}  # which makes its own absolute
+
+
+def fields_of(described, seen):
+    """Yield class, field and type of every setting."""
+    described = kinds_of(described)
+    if isinstance(described, types.Metadata):
+        described = described.type
+    if isinstance(described, types.UnionType):
+        for part in described.types:
+            yield from fields_of(part, seen)
+    elif isinstance(described, types.VarTupleType):
+        yield from fields_of(described.item_type, seen)
+    elif isinstance(described, types.StructType) and described.cls not in seen:
+        seen.add(described.cls)
+        for field in described.fields:
+            yield described.cls.__name__, field
+            yield from fields_of(field.type, seen)
+
+
+def is_of(kind, described):
+    parts = described.types if isinstance(described, types.UnionType) else [described]
+    return any(isinstance(part, kind) for part in parts)
+
+
+def is_path(described):
+    parts = described.types if isinstance(described, types.UnionType) else [described]
+    return any(isinstance(part, types.CustomType) and part.cls is FilePath for part in parts)
+
+
+@pytest.mark.parametrize("settings", [HubSettings, AgentSettings])
+def test_every_setting_that_is_a_path_is_declared_as_one(settings):
+    found = [*fields_of(types.type_info(settings), set())]
+    texts = {
+        f"{cls}.{field.name}"
+        for cls, field in found
+        if field.name in PATHLIKE and is_of(types.StrType, field.type)
+    }
+    assert texts <= NOT_PATHS
+    assert sum(is_path(field.type) for _, field in found) >= 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "table"),
+    [
+        (
+            HubSettings,
+            {
+                "model": {"kind": "onnx", "file": at("m.onnx"), "loss": {"kind": "onnx", "file": at("l.onnx")}},
+                "hub": {"run": at("run"), "keys": at("keys")},
+                "evaluation": {"data": at("held.npz")},
+            },
+        ),
+        (
+            AgentSettings,
+            {
+                "agent": {"data": at("data.npz"), "state": at("state")},
+                "peers": {"topology": "ring", "peers": at("peers.toml"), "out": at("out.onnx")},
+                "model": {"kind": "onnx", "file": at("m.onnx")},
+            },
+        ),
+    ],
+)
+def test_settings_that_are_read_have_absolute_paths(tmp_path, monkeypatch, settings, table):
+    monkeypatch.chdir(tmp_path)
+    read = convert(table, settings, where="test")
+    monkeypatch.chdir("/")
+    found = [*paths_in(read, {})]
+    assert len(found) == str(table).count(MARK)
+    assert all(path.is_relative_to(tmp_path) for path in found)
+    assert convert(to_table(read), settings, where="again") == read, "and are written as such"
+
+
+def test_a_home_that_is_not_there_is_told_with_its_key():
+    with pytest.raises(ConfigError, match=r"test: agent.state: .*there is no such home"):
+        convert({"agent": {"state": "~nobody-here/x"}}, AgentSettings, where="test")
+
+
+def test_what_is_no_path_stays_as_it_is(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for given in (DATA, None, NUMBERS, [DATA, DATA]):
+        assert whole_path(given) is given or whole_path(given) == given
+    assert whole_path(["a", Path("b")]) == [tmp_path / "a", tmp_path / "b"]
+
+
+# -- at work ---------------------------------------------------------------------------------------------------
+
+
+def test_a_program_that_changes_its_folder_loses_nothing(tmp_path, monkeypatch):
+    first, other = tmp_path / "first", tmp_path / "other"
+    first.mkdir()
+    other.mkdir()
+    np.savez(first / "held.npz", x=np.eye(4), y=np.arange(4) % 2)
+    monkeypatch.chdir(first)
+    hub = Hub(
+        SoftmaxModel(inputs=4, classes=2),
+        run="run",
+        bind="tcp://127.0.0.1:*",
+        evaluate="held.npz",
+        callbacks=[CSVLog("log.csv"), SaveBest("best")],
+        settings={"evaluation": {"every": "5 updates"}},
+    )
+    monkeypatch.chdir(other)
+    hub.start()
+    monkeypatch.chdir(first)
+    agent = Agent(hub.address, "held.npz", state="state", spool="full", name="pi")
+    monkeypatch.chdir(other)
+    with agent:
+        agent.wait_until_joined(20.0)
+        while hub.status()["updates_applied"] < 40:
+            pass
+    hub.stop()
+    hub.wait(20.0)
+    assert [*other.iterdir()] == []
+    found = {path.relative_to(first).parts[0] for path in first.rglob("*")}
+    assert found == {"run", "held.npz", "log.csv", "best.npz", "state"}
+    assert len(Run.open(first / "run").history) >= 40
+
+
+def test_a_joined_loop_resumes_where_it_was(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other").mkdir()
+    steps = []
+    with Hub(NUMBERS, run="run", bind="tcp://127.0.0.1:*") as hub:
+        for _ in range(2):
+            monkeypatch.chdir(tmp_path)
+            model = {"w": np.zeros(2, np.float32)}
+            with join(hub.address, model, name="loop", state="loop") as session:
+                assert isinstance(session, JoinedLoop)
+                monkeypatch.chdir(tmp_path / "other")
+                steps.append(session.steps)
+                for _ in range(20):
+                    session.step()
+    assert steps == [0, 20]
+    assert [*(tmp_path / "other").iterdir()] == []

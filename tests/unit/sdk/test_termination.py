@@ -1,0 +1,76 @@
+"""SIGTERM ends a program with a hub in it like `sys.exit`: the last version is in the run's folder."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from edgeasync import Run
+from edgeasync.runtime.model_file import MODEL_FILE, read_model
+
+PROGRAM = """
+import json, os, signal, sys, time
+import numpy as np
+from edgeasync import Agent, Hub
+from edgeasync.training.numpy_models import SoftmaxModel
+
+settings = {{"hub": {{"durability": {durability!r}}}}}
+hub = Hub(SoftmaxModel(inputs=4, classes=2), run=sys.argv[1], bind="tcp://127.0.0.1:*", settings=settings)
+{handler}
+{start}
+agent = Agent(hub.address, (np.eye(4), [0, 1, 0, 1])).start()
+while hub.status()["version"] < 20:
+    time.sleep(0.01)
+agent.stop()
+agent.wait(10)
+print(json.dumps(hub.status()["version"]), flush=True)
+{child}
+for _ in range(600):
+    time.sleep(0.1)  # a signal just before a sleep does not end it
+"""
+CHILD = """
+pid = os.fork()
+if not pid:
+    time.sleep(60)
+os.kill(pid, signal.SIGTERM)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+"""
+
+
+def program(folder, *, durability="checkpoint", start="hub.start()", handler="", child=""):
+    code = PROGRAM.format(durability=durability, start=start, handler=handler, child=child)
+    return subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("durability", ["checkpoint", "journal"])
+@pytest.mark.parametrize("start", ["hub.start()", "hub.__enter__()"])
+def test_a_hub_that_is_terminated_writes_its_last_version(tmp_path, durability, start):
+    with program(tmp_path / "run", durability=durability, start=start) as process:
+        version = json.loads(process.stdout.readline())
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 128 + signal.SIGTERM
+    assert version >= 20
+    assert read_model(tmp_path / "run" / MODEL_FILE).version == version
+    assert Run.open(tmp_path / "run").version == version
+
+
+@pytest.mark.process
+def test_a_forked_child_dies_by_the_signal_and_harms_nobody(tmp_path):
+    with program(tmp_path / "run", child=CHILD) as process:
+        version = json.loads(process.stdout.readline())
+        assert json.loads(process.stdout.readline()) == -signal.SIGTERM
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 128 + signal.SIGTERM
+    assert read_model(tmp_path / "run" / MODEL_FILE).version == version
+
+
+@pytest.mark.process
+def test_a_handler_of_the_program_is_left_alone(tmp_path):
+    handler = "signal.signal(signal.SIGTERM, lambda *_: os._exit(7))"
+    with program(tmp_path / "run", handler=handler) as process:
+        process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 7
