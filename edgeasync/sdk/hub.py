@@ -22,7 +22,7 @@ from edgeasync.sdk.events import Best, End, Event, Join, Leave
 from edgeasync.sdk.history import History
 from edgeasync.sdk.observer import Observer
 from edgeasync.sdk.plan import as_path, make_hub, plan_run
-from edgeasync.sdk.service import Service
+from edgeasync.sdk.service import CALL_S, Service
 from edgeasync.sdk.stop import Stop
 
 
@@ -119,8 +119,16 @@ class Hub(Service):
         return self._bind if self._hub is None else self._hub.address
 
     def status(self) -> dict[str, Any]:
-        """Return what `edgeasync status --json` prints (docs/reference/json.md)."""
-        return self._call(self._running.status)
+        """Return what `edgeasync status --json` prints (docs/reference/json.md), once all of it is on disk.
+
+        On the loop that the hub runs on it does not wait: it returns what was on disk when it was last called.
+        """
+        hub = self._running
+        found: concurrent.futures.Future[dict[str, Any]] = concurrent.futures.Future()
+        self._call(lambda: hub.ask_status(found.set_result))
+        if self._is_here:
+            return found.result() if found.done() else hub.status_shown
+        return found.result(CALL_S)
 
     @property
     def history(self) -> History:

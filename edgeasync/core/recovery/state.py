@@ -271,7 +271,7 @@ def succeed(core: HubCore, old: HubCore) -> None:
     new.evaluations.best = before.evaluations.best
     new.updates_applied, new.updates_rejected = before.updates_applied, before.updates_rejected
     core.state.saved_updates = before.updates_applied
-    core.state.duplicates = old.state.duplicates
+    core.state.duplicates, core.state.pushes_answered = old.state.duplicates, old.state.pushes_answered
     core.budgets.state = old.budgets.state
     core.frozen_arrays.state = old.frozen_arrays.state
     for member in core.members.members.values():
