@@ -33,15 +33,6 @@ _STEP = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
 """A step of the path that msgspec names: a key, or a place in a list."""
 
 
-RENAMED_KEYS = {
-    "talk_share": "communication_share",
-    "talk_share_max": "communication_share_max",
-    "every_updates": "every",
-    "build_bytes_max": "build_memory_bytes_max",
-}
-"""Keys of older settings files, and what they are called now."""
-
-
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Base of every table in a settings file: frozen, and unknown keys are refused."""
 
@@ -332,8 +323,6 @@ def _advice(message: str, path: str, table: object, settings: type, more: Iterab
         return ""
     if path.endswith("kind"):
         known = [*known, *more]
-    if RENAMED_KEYS.get(word) in known:
-        return f"; it is called {RENAMED_KEYS[word]} now"
     return "; " + (suggest(word, known) or f"choose from {', '.join(known)}")
 
 

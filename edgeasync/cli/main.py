@@ -371,12 +371,23 @@ def replay(
         Path | None,
         typer.Option(metavar="FILE.safetensors", help="Write the model after the last entry shown."),
     ] = None,
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify",
+            help="Only compare the replayed state with every checkpoint on the way, and check all counts.",
+        ),
+    ] = False,
     trust_code: TrustCode = False,
     json: Json = False,
 ) -> None:
     """Show what became of every update of a run. Only reads the run's folder; the run's hub may be running."""
-    from edgeasync.cli.replay import replay_run
+    from edgeasync.cli.replay import replay_run, verify_replay
 
+    if verify:
+        others = {"--until": until, "--from": checkpoint, "--export": export}
+        verify_replay(run, given(**others), Printer(json=json), trust_code=trust_code)
+        return
     replay_run(run, until, checkpoint, export, Printer(json=json), trust_code=trust_code)
 
 

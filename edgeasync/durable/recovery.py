@@ -13,7 +13,7 @@ from edgeasync.core.arrays.published_model import Publisher
 from edgeasync.core.hub.effects import HubEffect
 from edgeasync.core.hub.machine import HubCore
 from edgeasync.core.hub.settings import CodecSettings, HubCoreSettings
-from edgeasync.core.recovery.log import Entry, read_entry, upgrade_entry
+from edgeasync.core.recovery.log import Entry, read_entry
 from edgeasync.core.recovery.replay import Replay, Sessions
 from edgeasync.core.recovery.state import dump_state, load_state, restore, restore_core, succeed
 from edgeasync.durable.checkpoint import CheckpointStore, Chosen, Manifest
@@ -25,7 +25,7 @@ from edgeasync.parameters import ParameterSpec
 from edgeasync.plugins import Trust, name_of
 from edgeasync.policies.guards import plugins_of
 from edgeasync.policies.kinds import plugins_named
-from edgeasync.policies.policy import Policy, PolicySet, upgraded
+from edgeasync.policies.policy import Policy, PolicySet
 from edgeasync.protocol.codecs import plugin_parts
 from edgeasync.protocol.graph import ShippedGraph
 from edgeasync.protocol.messages import ModelVersion
@@ -90,13 +90,12 @@ def read_rules(manifest: Manifest, where: str, trust: Trust = NO_CODE) -> Rules:
     """
     table = manifest.rules
     try:
-        found = upgraded(table["policy"], manifest.format)
-        if found is None:  # format 1 had no better word for it
+        if table["policy"] is None:
             raise StorageError(
                 f"{where}: was written by a hub with a policy of its own code, which is not known here; "
                 "choose another run folder"
             )
-        policy = convert(found, Policy, where="policy", find=trust.find_policy)
+        policy = convert(table["policy"], Policy, where="policy", find=trust.find_policy)
         spec = convert(table["spec"], ParameterSpec, where="spec")
         settings = convert(table["settings"], HubCoreSettings, where="settings")
         ships_graph = bool(table["ships_graph"])
@@ -154,7 +153,7 @@ class Recovered:
         assert not self.plugins
         replay = self._replay()
         for record in reading.records():
-            entry = read_entry(record.entry, record.format)
+            entry = read_entry(record.entry)
             effects = replay.apply(record.number, entry, bytes(record.payload))
             self.now_s, self.last = entry.now_s, record.number
             self.entries += 1
@@ -268,9 +267,7 @@ def recover(
     if recovery == "latest":
         found.replay(reading, on_entry)
         remove_torn_headers(disk, reading)
-        found.unsynced = [
-            (upgrade_entry(entry, reading.segments[-1].format), payload) for entry, payload in reading.unsynced
-        ]
+        found.unsynced = reading.unsynced
         for tail in filter(lambda tail: tail.nbytes, reading.torn):
             found.remarks.append(
                 f"{tail.segment}: the last {tail.nbytes} bytes, of an unfinished write, were left out"

@@ -21,6 +21,7 @@ from edgeasync.core.hub.membership import Member, RefusalError
 from edgeasync.core.hub.outcomes import first_outcome, is_weighed, outcome_of
 from edgeasync.core.recovery.decisions import check_state
 from edgeasync.core.recovery.log import Entry, event_of, read_entry
+from edgeasync.core.recovery.state import capture, find_difference
 from edgeasync.durable.checkpoint import CheckpointStore, Chosen, Manifest
 from edgeasync.durable.disk import FolderDisk, FolderSnapshot, ReadableDisk
 from edgeasync.durable.journal import read_journal, segment_names
@@ -155,23 +156,28 @@ class RunReplay:
         until: int | None = None,
         checkpoint: str | None = None,
         trust_code: bool = False,
+        verify: bool = False,
     ) -> None:
         """Look for where to begin: at `checkpoint`, or as early as can be; it is to end after entry `until`.
 
         The `checkpoint` may be "latest": what a hub that is started again resumes from. Without `trust_code` no
-        plugin is imported, so a run under plugins is told up to its last checkpoint only.
+        plugin is imported, so a run under plugins is told up to its last checkpoint only. With `verify` the whole
+        state is compared with that of each checkpoint on the way.
 
         Raises `StorageError` for a folder that is no run or has nothing to begin from, `ConfigError` if entry
         `until` is not to be had.
         """
         self._run = run
         self._until = until
+        self._verify = verify
         self._trust = Trust(installed=True, code=True) if trust_code else NO_CODE
         self._store, self._journal, manifests = _open_run(run)
         self._checkpoints = {manifest.journal: (name, manifest) for name, manifest in reversed(manifests)}
         self.created_s = 0.0
         """When the checkpoint that it begins with was written, by the wall clock."""
         self.remarks: list[str] = []
+        self.compared: list[str] = []
+        """The checkpoints that the state was compared with."""
         self.earlier: int | None = None
         """The last entry of the part of the story before this one, which `until` tells; `None` without one."""
         try:
@@ -206,6 +212,16 @@ class RunReplay:
         return self._state.core
 
     @property
+    def last(self) -> int:
+        """The number of the entry that the story has come to."""
+        return self._state.last
+
+    @property
+    def plugins(self) -> Sequence[str]:
+        """The plugins that were not imported: what they decided is not told."""
+        return self._state.plugins
+
+    @property
     def snapshot(self) -> Snapshot:
         """The model where the story has come to."""
         return self._state.model.current
@@ -213,8 +229,9 @@ class RunReplay:
     def tell(self, on_line: Callable[[Line], bool]) -> int:
         """Tell every entry until one is the last or `on_line` says no; return the bytes of an unfinished write.
 
-        Raises `StorageError` where the journal is damaged, and `PluginError` where a plugin decides differently
-        than in the run; what came before has been told then.
+        Raises `StorageError` where the journal is damaged or, if it is verified, does not lead to a checkpoint's
+        state, and `PluginError` where a plugin decides differently than in the run; what came before has been told
+        then.
         """
         state, until = self._state, self._until
         if state.plugins or (until is not None and until <= state.last):
@@ -231,19 +248,32 @@ class RunReplay:
         return sum(tail.nbytes for tail in reading.torn)
 
     def _compare(self, number: int) -> None:
-        """Where a run with plugins has a checkpoint, compare what they have decided; raises `PluginError`."""
+        """Compare the state with that of the checkpoint here, if there is one; raises `PluginError`.
+
+        That is for runs with plugins, and for those to verify: these raise `StorageError`, too.
+        """
         state, (name, manifest) = self._state, self._checkpoints.get(number, ("", None))
-        if manifest is None or not plugins_of(state.rules.policy):
+        if manifest is None or not (self._verify or plugins_of(state.rules.policy)):
             return
         if read_rules(manifest, name, self._trust) != state.rules:
             return
         try:
             tensors = self._store.load(name, manifest.fingerprint)[1]
         except (StorageError, ModelMismatchError):
-            return
+            if self._verify and name in dict(self._store.manifests()[0]):
+                raise
+            return  # a running hub has dropped it
         chosen = Chosen(name, manifest, tensors, [])
         saved = open_checkpoint(chosen, Rules.make_core, lambda: bytes(16), self._trust)
         check_state(state.core, state.model, saved.core, saved.model, number)
+        if self._verify:
+            now, then = [capture(one.core, one.model, one.publisher, number, 0.0) for one in (state, saved)]
+            if difference := find_difference(now, then, self.spec):
+                raise StorageError(
+                    f"{name}: the journal leads to another state at entry {number}: {difference}; put the folder "
+                    "back from a backup, or resume from another checkpoint"
+                )
+            self.compared.append(name)
 
     def devices(self) -> list[dict[str, Any]]:
         """Return what the status says of the devices at the point that the story has come to."""
@@ -473,7 +503,7 @@ def follow_journal(journal: ReadableDisk, start: Manifest) -> JournalEnd:
     version, updates_applied, lineage, trouble = start.version, start.updates_applied, start.lineage, ""
     try:
         for record in read_journal(journal, start.journal).records():
-            entry = read_entry(record.entry, record.format)
+            entry = read_entry(record.entry)
             version = entry.version
             updates_applied += sum(len(fold.weights) for fold in entry.folds)
             if isinstance(entry.event, Resumed):
@@ -507,7 +537,7 @@ def _leads(journal: ReadableDisk, starts: list[tuple[str, Manifest]]) -> list[_L
         last, trouble = starts[0][1].journal, ""
         try:
             for record in read_journal(journal, last).records():
-                version = read_entry(record.entry, record.format).version
+                version = read_entry(record.entry).version
                 if versions.get(record.number, version) != version:
                     trouble = f"entry {record.number} does not lead to the checkpoint that was written there"
                     break

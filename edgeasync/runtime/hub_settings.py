@@ -29,7 +29,7 @@ from edgeasync.errors import AddressError, DataError, StorageError
 from edgeasync.losses import CrossEntropy, find_loss, kind_of
 from edgeasync.plugins import Trust, refuse_modules_in
 from edgeasync.policies.frequency import AdaptiveFrequency
-from edgeasync.policies.policy import Policy, upgraded
+from edgeasync.policies.policy import Policy
 from edgeasync.protocol.codecs import ELEMENTWISE
 from edgeasync.protocol.messages import OtherFrozen
 from edgeasync.runtime.address import DEFAULT_ADDRESS
@@ -47,15 +47,7 @@ from edgeasync.training.plan import CodeModel, LocalTraining, ShippedModel, Trai
 _log = logging.getLogger(__name__)
 
 RECORD_FORMAT = 6
-"""Of `hub.json`, where it stands under `format`. Format 1 has no such key, and other names in its policy.
-
-Up to format 3 `evaluation.every` was a number of updates, `every_updates`; up to format 4 `hub` had no
-`history_rows_max`, and up to format 5 no `frozen`.
-"""
-
-
-LAST_WITHOUT_QUIET = 3
-"""The last format of `hub.json` in which no hub was quiet, and evaluations were counted in updates only."""
+"""Of `hub.json`, where it stands under `format`: the only format that is read. Increase it when a key changes."""
 
 
 class HubSection(Section, frozen=True):
@@ -265,7 +257,7 @@ def read_record(run: Path, *, trust_code: bool = False) -> HubSettings:
 
     Without `trust_code` they name no code but installed plugins, and raise no limit of building a model.
 
-    Raises `StorageError` if there is nothing to resume, or no settings, or if a newer version wrote them;
+    Raises `StorageError` if there is nothing to resume, or no settings, or if another version wrote them;
     `ConfigError` if they are not settings; `PluginError` if they name code that may not be imported.
     """
     refuse_modules_in(run)
@@ -282,15 +274,12 @@ def read_record(run: Path, *, trust_code: bool = False) -> HubSettings:
             f"{path}: no such file, so its settings are not known; if a Python program began the run, start that "
             f"again; else {begin}"
         ) from None
-    written = table.pop("format", 1)
-    if written not in range(1, RECORD_FORMAT + 1):
+    written = table.pop("format", None)
+    if written != RECORD_FORMAT:
         raise StorageError(
-            f"{path}: is of format {written}, and this edgeasync reads format 1 to {RECORD_FORMAT}; "
-            f"start the version of edgeasync that wrote it, or a newer one; or {begin}"
+            f"{path}: is of format {written}, and this edgeasync reads format {RECORD_FORMAT}; "
+            f"start the version of edgeasync that wrote it; or {begin}"
         )
-    if "policy" in table:
-        table["policy"] = upgraded(table["policy"], written)
-    _upgrade(table, written)
     trust = Trust(installed=True, code=trust_code)
     settings = convert(table, HubSettings, where=str(path), find=trust.find_policy)
     model, forward = settings.model, run / FORWARD_FILE
@@ -301,20 +290,6 @@ def read_record(run: Path, *, trust_code: bool = False) -> HubSettings:
     if isinstance(model, OnnxModel) and forward.exists():
         model = replace(model, file=FilePath.parse(forward))  # wherever the folder has come from
     return replace(settings, model=model, hub=replace(settings.hub, run=FilePath.parse(run)))
-
-
-def _upgrade(table: dict[str, Any], written: int) -> None:
-    """Convert a record of an older format: its run resumes under the rules that it was begun under."""
-    model = table.get("model")
-    if isinstance(model, dict) and "build_bytes_max" in model:  # its old name, also in some of this format
-        model["build_memory_bytes_max"] = model.pop("build_bytes_max")
-    if written > LAST_WITHOUT_QUIET:
-        return
-    evaluation, hub = table.get("evaluation"), table.setdefault("hub", {})
-    if isinstance(evaluation, dict) and "every_updates" in evaluation:
-        evaluation["every"] = f"{evaluation.pop('every_updates')} updates"
-    if isinstance(hub, dict):
-        hub.setdefault("quiet", False)
 
 
 def _within_limits(model: OnnxModel) -> OnnxModel:

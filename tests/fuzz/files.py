@@ -90,7 +90,7 @@ class Identity(FileTarget):
     place = "identity.json"
 
     def examples(self):
-        return [path.read_bytes() for path in sorted(FOLDER.glob("device-*/identity.json"))]
+        return [path.read_bytes() for path in sorted(FOLDER.glob("device/identity.json"))]
 
     def read(self):
         found = examine_state(self.folder, "pi", "")  # which raises nothing
@@ -116,7 +116,7 @@ class Day(FileTarget):
     place = "day.json"
 
     def examples(self):
-        return [path.read_bytes() for path in sorted(FOLDER.glob("device-*/day.json"))]
+        return [path.read_bytes() for path in sorted(FOLDER.glob("device/day.json"))]
 
     def read(self):
         DayFile(self.folder).read()
@@ -129,7 +129,7 @@ class Kept(FileTarget):
 
     def examples(self):
         self.state_id = ""
-        found = [path.read_bytes() for path in sorted(FOLDER.glob(f"device-*/{self.place}"))[-1:]]
+        found = [path.read_bytes() for path in sorted(FOLDER.glob(f"device/{self.place}"))[-1:]]
         (self.folder / "sound").write_bytes(found[0])
         with safetensors.safe_open(self.folder / "sound", framework="numpy") as file:
             self.state_id = file.metadata()["state_id"]
@@ -280,7 +280,7 @@ class Record(FileTarget):
     def examples(self):
         (self.folder / "checkpoint-0000000000-0.json").write_bytes(b"{}")
         settings = convert({"model": {"kind": "onnx", "file": "m.onnx"}}, HubSettings, where="test")
-        return [settings.record(), *[path.read_bytes() for path in sorted(FOLDER.glob("run-*/hub.json"))]]
+        return [settings.record(), *[path.read_bytes() for path in sorted(FOLDER.glob("run/hub.json"))]]
 
     def read(self):
         local_patterns(self.folder)
@@ -324,7 +324,7 @@ class SavedModel(FileTarget):
     place = "model.safetensors"
 
     def examples(self):
-        return [path.read_bytes() for path in sorted(FOLDER.glob("run-*/model.safetensors"))[-2:]]
+        return [path.read_bytes() for path in sorted(FOLDER.glob("run/model.safetensors"))[-2:]]
 
     def read(self):
         read_model(self.path)

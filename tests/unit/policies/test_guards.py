@@ -12,6 +12,7 @@ from msgspec import Meta
 from edgeasync import Run, Stop, train
 from edgeasync.config import convert
 from edgeasync.durable.run_replay import RunReplay
+from edgeasync.durable.verification import verify_run
 from edgeasync.errors import ConfigError, PluginError
 from edgeasync.policies import Cadence, Interval, Plugin, RowCombiner
 from edgeasync.policies.aggregation import BufferedAggregator
@@ -212,11 +213,7 @@ def run_under(policy, folder, updates):
 @pytest.mark.parametrize("path", SLY)
 def test_one_that_decides_differently_in_a_replay_is_found_out_by_name(path, tmp_path, monkeypatch):
     run_under(Policy(**SLY[path]), tmp_path / "run", 60)
-    again = RunReplay(tmp_path / "run", trust_code=True)
-    try:
-        again.tell(lambda _: True)
-    finally:
-        again.close()
+    assert verify_run(tmp_path / "run", trust_code=True).compared
     monkeypatch.setattr(sly, "SLY", "differ")
     name = next(iter(plugins_of(Policy(**SLY[path])).values())).__class__.__name__
     replay = RunReplay(tmp_path / "run", trust_code=True)
@@ -276,6 +273,8 @@ def test_without_trust_a_run_under_a_plugin_is_read_up_to_its_last_checkpoint(tm
     replay.close()
     with pytest.raises(ConfigError, match=rf"--until {replay.beginning.entry + 1}: stops at {kept}"):
         RunReplay(run, until=replay.beginning.entry + 1, checkpoint=kept)
+    with pytest.raises(PluginError, match=rf"not verified: stops at {kept}.*decided by {name}.*--trust-code"):
+        verify_run(run)
     with pytest.raises(PluginError, match=f"plugin {name}: is code that only the run's folder names"):
         run_under(Policy(), run, 90)
     assert run_under(Policy(staleness=sly.Weight()), run, 90).updates >= 90, "the caller has the plugin"

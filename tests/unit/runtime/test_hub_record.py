@@ -88,10 +88,10 @@ def test_what_cannot_be_gone_on_with(tmp_path):
     (run / RECORD_FILE).write_bytes(b"{")
     with pytest.raises(StorageError, match="damaged"):
         read_record(run)
-    (run / RECORD_FILE).write_bytes(b'{"hub": {"colour": "red"}}')
+    (run / RECORD_FILE).write_bytes(msgspec.json.encode({"format": RECORD_FORMAT, "hub": {"colour": "red"}}))
     with pytest.raises(ConfigError, match="colour"):
         read_record(run)
-    for written in (RECORD_FORMAT + 1, 0, "2", None):
+    for written in (RECORD_FORMAT + 1, RECORD_FORMAT - 1, 0, "2", None):
         (run / RECORD_FILE).write_bytes(msgspec.json.encode({"format": written}))
         with pytest.raises(StorageError, match=f"is of format {written}, .* start the version of edgeasync that"):
             read_record(run)
@@ -189,19 +189,6 @@ def test_whatever_the_library_has_can_be_kept():
         Policy(warm_up=WarmUp(updates=5), plateau=Plateau(), compensation=DelayCompensation()),
     ):
         check_recordable(policy)
-
-
-def test_a_record_of_an_older_format_counts_evaluations_in_updates(tmp_path):
-    run = run_folder(tmp_path / "run", convert(ONNX, HubSettings, where="test"))
-    table = msgspec.json.decode((run / RECORD_FILE).read_bytes()) | {"format": 3}
-    table["evaluation"] = {"data": None, "every_updates": 250}
-    (run / RECORD_FILE).write_bytes(msgspec.json.encode(table))
-    del table["hub"]["quiet"]
-    (run / RECORD_FILE).write_bytes(msgspec.json.encode(table))
-    assert read_record(run).evaluation.every == "250 updates"
-    assert not read_record(run).quiet
-    with pytest.raises(ConfigError, match="evaluation: unknown key `every_updates`; it is called every now"):
-        convert(ONNX | {"evaluation": {"every_updates": 250}}, HubSettings, where="test")
 
 
 @pytest.mark.parametrize(
