@@ -90,6 +90,8 @@ def test_no_other_place_decodes_json_of_a_file():
         "durable/checkpoint.py",  # what it has just encoded
         "durable/tensors.py",  # a part of what the reader has read
         "cli/demo.py",  # lines of its own children
+        "core/engine/status_answers.py",  # the status that it has encoded
+        "runtime/hub.py",  # the same
         "runtime/graph_process.py",  # between parent and child
         "runtime/service/environments.py",  # pip's own note
         "sdk/workers/child.py",
