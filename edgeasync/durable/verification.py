@@ -11,7 +11,7 @@ from edgeasync.errors import PluginError, StorageError
 
 
 class Verified(msgspec.Struct, frozen=True, kw_only=True):
-    """What was verified: `entries` of the journal, which lead to the state of each checkpoint in `compared`.
+    """A verified run: its `entries` of the journal lead to the state of each checkpoint in `compared`.
 
     The checkpoints in `read` are undamaged: at these the replay begins, or no journal leads there any more.
     `updates_applied` and `version` are those at the end. The last `unfinished_bytes` of the journal are of an

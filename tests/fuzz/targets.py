@@ -176,7 +176,7 @@ class Journal(Target):
 
     def attempt(self, content):
         for record in read_journal(MemoryDisk({"journal-00000001": content})).records():
-            event_of(read_entry(record.entry, record.format))
+            event_of(read_entry(record.entry))
         return True
 
 
@@ -234,7 +234,7 @@ class Checkpoint(Target):
     def __init__(self):
         self._checkpoints = [
             (path.read_bytes(), path.with_suffix(".safetensors").read_bytes(), path.stem)
-            for path in sorted(FOLDER.glob("run/checkpoint-*.json"))
+            for path in sorted(FOLDER.glob("run/checkpoint-*.json"))[-1:]
         ]
         self.inputs = [manifest for manifest, _, _ in self._checkpoints]
         self._fingerprint = msgspec.json.decode(self.inputs[0])["fingerprint"]
