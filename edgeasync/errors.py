@@ -23,6 +23,33 @@ The codes are a contract: scripts rely on them. Each message says what was wrong
 import re
 from typing import ClassVar
 
+_QUOTED = r"""(?:'[^']*'|"[^"]*")"""
+_ARGUMENT = re.compile(rf"\b(output|loss|train|freeze)=({_QUOTED}|\[{_QUOTED}(?:, {_QUOTED})*\])")
+
+
+def argument(name: str, *values: str) -> str:
+    """Return what to give for a model, in a message, as Python has it: `with_flags` makes the command's of that.
+
+    >>> argument("output", "scores"), argument("train", "head.*")
+    ("output='scores'", "train=['head.*']")
+    """
+    quoted = ", ".join(map(repr, values))
+    return f"{name}={quoted}" if name in ("output", "loss") else f"{name}=[{quoted}]"
+
+
+def with_flags(sentence: str) -> str:
+    """Return a message in which the arguments are flags.
+
+    >>> with_flags("give train=['head.*', 'neck.*']")
+    "give --train 'head.*' --train 'neck.*'"
+    """
+
+    def flags(found: re.Match[str]) -> str:
+        return " ".join([f"--{found[1]} {value}" for value in re.findall(_QUOTED, found[2])])
+
+    return _ARGUMENT.sub(flags, sentence)
+
+
 _NATIVE = re.compile(
     r"\[ONNXRuntimeError\] : \d+ : \w+ : | ?==> Context: .*|Load model from \S* failed: ?|Status Message: "
     r"|\S*/\S+\.(?:h|hpp|c|cc|cpp|cu):\d+:? ?(?:.* was false\. ?|(?:\w+: )?Assertion .* failed: ?)?"

@@ -7,6 +7,7 @@ is imported unless it is asked for.
 import contextlib
 import copy
 import inspect
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from edgeasync.core.arrays.spool import TrainerState
-from edgeasync.data.dataset import Batches, Dataset, batches
+from edgeasync.data.dataset import Batches, Dataset, Features, Inputs, batches
 from edgeasync.errors import ConfigError, DataError, ModelMismatchError
 from edgeasync.metrics import Meter
 from edgeasync.parameters import ParameterSpec, Vector
@@ -44,6 +45,8 @@ from edgeasync.training.trainer import StepResult, Trainer
 
 __all__ = ["load", "model", "to_onnx"]
 
+LOG = logging.getLogger("edgeasync.torch")
+
 Loss = Callable[[Any, Tensor], Tensor]
 """The mean loss of a batch, of what the module returns and of the targets."""
 
@@ -70,11 +73,15 @@ def model(
     """Return a module as a model for `train`, `Hub` and `Agent`; it is copied, and never changed.
 
     - `loss`: the mean loss of a batch; by default cross entropy for whole targets, mean squared error for others.
-      Losses of torch that compare values one by one take targets (n,) for an output (n, 1).
+      Losses of torch that compare values one by one take targets (n,) for an output (n, 1). A loss of your own is
+      given what the module returns, such as a dict. Unless that is one tensor of scores for the targets, there
+      is no accuracy, and there are no metrics.
     - `optimizer`: one of `torch.optim` on the module's parameters, all that are not frozen; its groups count, with
       the learning rates that they have now. Or a function that makes one of parameters. By default SGD with the
       learning rate 0.05.
     - `device`: where to train, such as "cuda".
+
+    A module of several inputs takes them by the names that the data has for them.
 
     >>> import numpy as np
     >>> from torch import nn
@@ -124,8 +131,11 @@ class TorchModel(Adapted):
         if not isinstance(module, nn.Module):
             raise ConfigError(f"module is {type(module).__name__}; give a torch.nn.Module")
         self._module = copy.deepcopy(module).cpu()
-        self._loss = _fitting(loss) or _usual_loss
-        self._takes_values = self._loss is not loss and loss is not None
+        fitted = _fitting(loss) or _usual_loss
+        self._takes_values = fitted is not loss and loss is not None
+        self._is_known = _is_known(loss)
+        self._loss = _of_a_tensor(fitted) if self._is_known else fitted
+        self._ignored_label: int | None = getattr(loss, "ignore_index", None)
         self._make_optimizer = _maker_of(optimizer, module)
         self._device = device
         self.spec = ParameterSpec(tuple(parameters_of(self._module)))
@@ -149,10 +159,9 @@ class TorchModel(Adapted):
         data = self._targets_of(data)
         module = copy.deepcopy(self._module).to(self._device)
         optimizer = self._make_optimizer([tensor for tensor in module.parameters() if tensor.requires_grad])
-        one_input = Dataset(data.x, data.y)
-        stream = _stream(one_input, local.batch_size, seed, norms=_has_norms(module))
+        stream = _stream(data, local.batch_size, seed, norms=_has_norms(module))
         meter = local.make_meter(
-            "cross_entropy" if data.y.dtype.kind == "i" else "mse", ignored_label=_ignored_label(self._loss)
+            "cross_entropy" if data.y.dtype.kind == "i" else "mse", ignored_label=self._ignored_label
         )
         keeps = local.keep_optimizer_state
         return TorchTrainer(
@@ -167,7 +176,19 @@ class TorchModel(Adapted):
         )
 
     def _targets_of(self, data: Dataset) -> Dataset:
-        """Return data whose whole numbers are values where the loss takes values, as for ONNX."""
+        """Return data whose whole numbers are values where the loss takes values, as for ONNX.
+
+        Raises `DataError` for inputs that the module does not have.
+        """
+        if isinstance(data.features, Inputs):
+            taken = inspect.signature(self._module.forward)
+            try:
+                taken.bind(**data.features.arrays)
+            except TypeError:
+                raise DataError(
+                    f"the data has the inputs {', '.join(data.features.arrays)}, and "
+                    f"{type(self._module).__name__}.forward takes {', '.join(taken.parameters)}; name them alike"
+                ) from None
         whole = self._takes_values and data.y.dtype.kind == "i"
         return Dataset(data.features, data.y.astype(np.float32)) if whole else data
 
@@ -179,15 +200,18 @@ class TorchModel(Adapted):
         def evaluate(parameters: Vector) -> Evaluation:
             write_tensors(exchanged, self.spec.views(parameters))
             with torch.no_grad():
-                return add_up(data.x, data.y, EVALUATED_AT_ONCE, loss_of)
+                return add_up(data.features, data.y, EVALUATED_AT_ONCE, loss_of)
 
         def loss_of(x: Any, y: Any) -> LossSum:
-            found = module(_tensor(x, self._device))
+            found = _returned(module, x, self._device)
             loss = float(self._loss(found, _tensor(y, self._device)))
-            classes = found.argmax(1).cpu().numpy() if y.dtype.kind == "i" else None
-            return mean_of(loss, y, classes, ignored_label=_ignored_label(self._loss))
+            classes = found.argmax(1).cpu().numpy() if y.dtype.kind == "i" and self._tells(found, y) else None
+            return mean_of(loss, y, classes, ignored_label=self._ignored_label)
 
         return evaluate
+
+    def _tells(self, found: Any, y: npt.NDArray[Any]) -> bool:
+        return self._is_known or _fits(found, y)
 
 
 class TorchTrainer:
@@ -222,6 +246,7 @@ class TorchTrainer:
         self._vector: Vector | None = None
         self._rounding: Rounding | None = None
         self._factor = 1.0
+        self._told = False
 
     def begin(self, parameters: Vector) -> None:
         """Begin an assignment: from now on train this vector in place."""
@@ -249,8 +274,8 @@ class TorchTrainer:
     def step(self) -> StepResult:
         """Take one step of the optimizer, on one batch."""
         assert self._vector is not None
-        x, y = next(self._stream)
-        x, y = _tensor(x, self._device), _tensor(y, self._device)
+        x, targets = next(self._stream)
+        y = _tensor(targets, self._device)
         self._optimizer.zero_grad()
         found = self._scores(x)
         loss = self._loss(found, y)
@@ -261,8 +286,8 @@ class TorchTrainer:
             self._read(self._vector)
             if self._rounding is not None:
                 self._rounding.undo(self._vector)
-        if self._meter is not None:
-            self._meter.add(found.detach().cpu().numpy(), y.cpu().numpy())
+        if self._meter is not None and self._fits(found, targets):
+            self._meter.add(found.detach().cpu().numpy(), targets)
         return StepResult(float(loss.detach()), len(y))
 
     @contextlib.contextmanager
@@ -280,12 +305,21 @@ class TorchTrainer:
             for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate
 
+    def _fits(self, found: Any, targets: npt.NDArray[Any]) -> bool:
+        """Return whether metrics can be told of what the module returned; says so once if they cannot."""
+        if not (fits := _fits(found, targets)) and not self._told:
+            self._told = True
+            LOG.warning(
+                "metrics: the module's output is not one tensor of scores for the targets, so there are none"
+            )
+        return fits
+
     def _read(self, vector: Vector) -> None:
         read_tensors(self._exchanged, self.spec.views(vector))
 
-    def _scores(self, x: Tensor) -> Any:
+    def _scores(self, x: Features) -> Any:
         try:
-            return self._module(x)
+            return _returned(self._module, x, self._device)
         except ValueError as error:
             if len(x) > 1 or not _has_norms(self._module):
                 raise
@@ -341,6 +375,27 @@ def _tensor(array: npt.NDArray[Any], device: torch.device) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array)).to(device)
 
 
+def _returned(module: nn.Module, x: Features, device: torch.device) -> Any:
+    """Return what a module makes of examples; several inputs are given by their names."""
+    if isinstance(x, Inputs):
+        return module(**{name: _tensor(array, device) for name, array in x.arrays.items()})
+    return module(_tensor(x, device))
+
+
+def _of_a_tensor(loss: Loss) -> Loss:
+    """Return a loss that says so if the module returns more than one tensor."""
+
+    def checked(found: Any, y: Tensor) -> Tensor:
+        if not isinstance(found, Tensor):
+            raise ConfigError(
+                f"the module returns a {type(found).__name__}, and the loss takes one tensor; give "
+                "edgeasync.torch.model a loss of your own, which takes what the module returns, and the targets"
+            )
+        return loss(found, y)
+
+    return checked
+
+
 def _usual_loss(found: Any, y: Tensor) -> Tensor:
     if y.is_floating_point():
         return nn.functional.mse_loss(found, _fitted(found, y))
@@ -365,9 +420,20 @@ def _fitted(found: Any, y: Tensor) -> Tensor:
     return y.reshape(found.shape)
 
 
-def _ignored_label(loss: Any) -> int | None:
-    """Return the label that a loss leaves out, if there is one."""
-    return getattr(loss, "ignore_index", None)
+def _fits(found: Any, y: npt.NDArray[Any]) -> bool:
+    """Return whether what a module returns is scores of classes for labels, or values for values."""
+    if not isinstance(found, Tensor):
+        return False
+    shape = list(found.shape)
+    if y.dtype.kind == "i" and (len(shape) < 2 or shape.pop(1) < 2):
+        return False
+    return [size for size in shape if size != 1] == [size for size in y.shape if size != 1]
+
+
+def _is_known(loss: Any) -> bool:
+    """Return whether the loss is one of torch's, so that it is known what it takes the output for."""
+    loss = getattr(loss, "func", loss)  # of functools.partial
+    return loss is None or str((loss if inspect.isroutine(loss) else type(loss)).__module__).startswith("torch.nn")
 
 
 def _maker_of(optimizer: torch.optim.Optimizer | MakeOptimizer | None, module: nn.Module) -> MakeOptimizer:

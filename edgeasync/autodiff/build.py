@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 import msgspec
 import numpy as np
+import onnx
 
 from edgeasync.autodiff import contract, differentiate, forward, own_loss
 from edgeasync.autodiff.contract import is_training_graph
@@ -15,7 +16,7 @@ from edgeasync.autodiff.graph import FLOAT, Array, Shape
 from edgeasync.autodiff.losses import TARGET, add_loss, target_type
 from edgeasync.autodiff.selection import Selection, select
 from edgeasync.autodiff.settings import GraphSettings
-from edgeasync.errors import GraphError, native_reason
+from edgeasync.errors import GraphError, argument, native_reason
 from edgeasync.losses import CrossEntropy, Loss, OnnxLoss, find_loss
 from edgeasync.parameters import Parameter, ParameterSpec, Vector
 
@@ -27,7 +28,7 @@ class TrainingGraph(msgspec.Struct, frozen=True):
     spec: ParameterSpec
     initial: Vector
     warnings: tuple[str, ...] = ()
-    """What the exporter may have changed in silence: a sentence for each."""
+    """What the file decided, or its exporter may have changed, in silence: a sentence for each."""
 
 
 def build_training_graph(model: bytes, settings: GraphSettings) -> TrainingGraph:
@@ -53,9 +54,23 @@ def build_training_graph(model: bytes, settings: GraphSettings) -> TrainingGraph
     if not isinstance(loss, OnnxLoss):
         sample = target_type(loss, prepared.output_sample)[1]
     check_export(proto, prepared, selection.statistics, settings)
-    made = _assemble(prepared, settings, selection, tuple(warnings_of(proto, prepared, selection.held)))
+    made = _assemble(prepared, settings, selection, _warnings(proto, prepared, selection, settings))
     _check_run(made, prepared, sample)
     return made
+
+
+def _warnings(
+    model: onnx.ModelProto, prepared: Forward, selection: Selection, settings: GraphSettings
+) -> tuple[str, ...]:
+    found = []
+    if selection.frozen:
+        found.append(f"frozen in torch, and so here unless train names them: {', '.join(selection.frozen)}")
+    if held := [name for name in selection.held if name in prepared.constants]:
+        found.append(
+            f"weights in Constant nodes are not trained: {', '.join(held)}; to train them, give "
+            f"{argument('train', *(settings.train or ('*',)), *held)}"
+        )
+    return (*found, *warnings_of(model, prepared))
 
 
 def read_training_graph(model: bytes, initial: Mapping[str, Array]) -> TrainingGraph:
@@ -87,9 +102,11 @@ def _assemble(
     lost = [name for name in trained if name not in found]
     trained = [name for name in trained if name in found]
     if not trained:
-        raise GraphError(
-            f"no trained parameter reaches output {prepared.prediction!r}: {', '.join(lost) or 'none chosen'}"
-        )
+        frozen = [name for name in selection.frozen if name in prepared.constants]
+        told = ", ".join(lost) or "none chosen"
+        if frozen:
+            told += f"; torch had {', '.join(frozen)} frozen: give {argument('train', *frozen)}"
+        raise GraphError(f"no trained parameter reaches output {prepared.prediction!r}: {told}")
     graph.constants |= {name: prepared.parameters[name] for name in lost}
     statistics = [name for name in prepared.parameters if name in graph.statistics]
     results = {"loss": parts.loss, contract.WEIGHT: parts.weight}

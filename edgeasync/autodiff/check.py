@@ -8,7 +8,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from edgeasync.autodiff import forward
-from edgeasync.autodiff.graph import Array, free_inputs, needed, read_nodes, write_nodes
+from edgeasync.autodiff.graph import Array, free_inputs, needed, read_nodes, value_info, write_nodes
 from edgeasync.autodiff.inspection import example_feeds, measure
 from edgeasync.autodiff.losses import TARGET
 from edgeasync.errors import GraphError
@@ -65,8 +65,8 @@ def check_gradients(
     The first direction is the gradient itself. For the others the values are dealt out at random, to parts as
     small as the cost allows, and every part moves by random signs, which weighs all its values alike: a single
     wrong value shows, unless it is small among those of its part. The first comparison is returned, or one that
-    failed. Dropout is off meanwhile, and random numbers are constants. The examples are random. Raises
-    `GraphError` if no loss is finite.
+    failed. Dropout is off meanwhile, random numbers are constants, and what gradients stop at keeps its values.
+    The examples are random. Raises `GraphError` if no loss is finite.
     """
     scene = _Scene(model, spec, initial, batch_size, seed)
     trained = [parameter.name for parameter in spec.parameters if parameter.role == "trained"]
@@ -97,31 +97,37 @@ def _directions(gradient: Array, parts: int, generator: np.random.Generator) -> 
 
 
 class _Point(msgspec.Struct, frozen=True):
-    """Random examples and parameters by name, and the gradients that the graph gives for them."""
+    """Random examples and parameters by name, what gradients stop at, and the gradients that the graph gives."""
 
     feeds: dict[str, Array]
     gradients: dict[str, Array]
 
 
 class _Scene:
-    """A training graph without dropout, and the points at which it is looked at."""
+    """A training graph without chance, and the points at which it is looked at."""
 
     def __init__(self, model: bytes, spec: ParameterSpec, initial: Vector, batch_size: int, seed: int) -> None:
-        self._proto = _without_chance(onnx.load_model_from_string(model))
+        self._proto = onnx.load_model_from_string(without_chance(model))
         self._spec, self._initial, self._batch_size, self._seed = spec, initial, batch_size, seed
-        alone = _loss_alone(self._proto)
-        self._forward = forward.open_session(alone.SerializeToString())
+        self._gradients = [entry.name for entry in self._proto.graph.output if entry.name.endswith(".grad")]
+        self._stops = _stops(self._proto)
+        self._proto.graph.output.extend([onnx.ValueInfoProto(name=name) for name in self._stops])
         self._whole = forward.open_session(self._proto.SerializeToString())
         self._points: list[_Point] = []
-        self.operations = measure(alone, self.point(0).feeds).operations
+        feeds = self.point(0).feeds
+        alone = _loss_alone(self._proto, {name: feeds[name] for name in self._stops})
+        self._forward = forward.open_session(alone.SerializeToString())
+        self._read = {entry.name for entry in alone.graph.input}
+        self.operations = measure(alone, self._those_read(feeds)).operations
 
     def point(self, number: int) -> _Point:
         """Return one of the random points; the same for the same number."""
         while number >= len(self._points):
             feeds = self._finite_feeds(len(self._points))
-            names = [entry.name for entry in self._proto.graph.output if entry.name.endswith(".grad")]
-            gradients = [value.astype(np.float64) for value in self._whole.run(names, feeds)]
-            self._points.append(_Point(feeds, dict(zip(names, gradients, strict=True))))
+            gradients = [value.astype(np.float64) for value in self._whole.run(self._gradients, feeds)]
+            if self._stops:
+                feeds |= zip(self._stops, self._whole.run(self._stops, feeds), strict=True)
+            self._points.append(_Point(feeds, dict(zip(self._gradients, gradients, strict=True))))
         return self._points[number]
 
     def check(self, name: str, direction: Array) -> GradientCheck:
@@ -172,7 +178,10 @@ class _Scene:
         return (ahead - behind) / (2 * step), NOISE * (abs(ahead) + abs(behind)) / (2 * step)
 
     def _loss(self, feeds: Mapping[str, Array]) -> float:
-        return float(self._forward.run([LOSS], feeds)[0])
+        return float(self._forward.run([LOSS], self._those_read(feeds))[0])
+
+    def _those_read(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        return {name: value for name, value in feeds.items() if name in self._read}
 
     def _finite_feeds(self, number: int) -> dict[str, Array]:
         """Return random examples and moved parameters; positive ones, or unmoved ones, if the loss needs it."""
@@ -189,7 +198,7 @@ class _Scene:
             feeds = drawn | values
             if _is_autoencoder(self._proto):
                 feeds[TARGET] = next(value for name, value in feeds.items() if name not in {*values, TARGET})
-            if np.isfinite(self._loss(feeds)):
+            if np.isfinite(self._whole.run([LOSS], feeds)[0]):
                 return feeds
         raise GraphError(
             "the loss of random examples is not finite with the values that training begins with; look at those"
@@ -200,8 +209,9 @@ def _is_autoencoder(proto: onnx.ModelProto) -> bool:
     return any((entry.key, entry.value) == ("edgeasync.target", "input") for entry in proto.metadata_props)
 
 
-def _without_chance(proto: onnx.ModelProto) -> onnx.ModelProto:
+def without_chance(model: bytes) -> bytes:
     """Give every dropout a ratio of 0, which is a constant of its own, and replace random numbers by constants."""
+    proto = onnx.load_model_from_string(model)
     ratios = {node.input[1] for node in proto.graph.node if node.op_type == "Dropout"}
     for entry in proto.graph.initializer:
         if entry.name in ratios:
@@ -211,7 +221,7 @@ def _without_chance(proto: onnx.ModelProto) -> onnx.ModelProto:
     ]
     del proto.graph.node[:]
     proto.graph.node.extend(nodes)
-    return proto
+    return bytes(proto.SerializeToString())
 
 
 _DRAWING = frozenset({"RandomNormalLike", "RandomUniformLike"})
@@ -231,13 +241,23 @@ def _constant(node: onnx.NodeProto) -> list[onnx.NodeProto]:
     ]
 
 
-def _loss_alone(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the graph without gradients, metrics and moving statistics."""
+def _stops(proto: onnx.ModelProto) -> list[str]:
+    """Return what a model says that gradients stop at; another Identity only names a result."""
+    results = {entry.name for entry in proto.graph.output}
     nodes = needed(read_nodes(proto.graph.node), [LOSS])
+    return [node.outputs[0] for node in nodes if node.op == "Identity" and node.outputs[0] not in results]
+
+
+def _loss_alone(proto: onnx.ModelProto, held: Mapping[str, Array]) -> onnx.ModelProto:
+    """Return the graph without gradients, metrics and moving statistics; it is fed with the tensors of `held`."""
+    nodes = [node for node in read_nodes(proto.graph.node) if held.keys().isdisjoint(node.outputs)]
+    nodes = needed(nodes, [LOSS])
     used = {name for node in nodes for name in free_inputs(node)}
+    inputs = [*proto.graph.input, *[value_info(name, value.dtype, value.shape) for name, value in held.items()]]
     alone = onnx.ModelProto()
     alone.CopyFrom(proto)
     for field, kept in (
+        (alone.graph.input, [entry for entry in inputs if entry.name in used]),
         (alone.graph.node, write_nodes(nodes, {})),
         (alone.graph.output, [entry for entry in proto.graph.output if entry.name == LOSS]),
         (alone.graph.initializer, [entry for entry in proto.graph.initializer if entry.name in used]),

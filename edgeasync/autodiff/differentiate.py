@@ -8,7 +8,7 @@ import msgspec
 from edgeasync.autodiff.forward import Forward
 from edgeasync.autodiff.graph import FLOAT, Node, free_inputs, needed
 from edgeasync.autodiff.rules import RULES, STOPPING, Step, TrainingGraphBuilder
-from edgeasync.errors import GraphError
+from edgeasync.errors import GraphError, argument
 
 
 def begin(
@@ -16,14 +16,14 @@ def begin(
 ) -> tuple[TrainingGraphBuilder, list[Step]]:
     """Copy the forward nodes into a new graph, in the form that training needs; return it and every step.
 
-    Raises `GraphError` for an operator without a rule where something trained depends on it.
+    Raises `GraphError` for operators without a rule where something trained depends on them.
     """
     graph = TrainingGraphBuilder()
     graph.constants = dict(forward.constants)
     graph.shapes, graph.dtypes = dict(forward.shapes), dict(forward.dtypes)
     graph.active = set(trained)
     graph.live_statistics = frozenset(statistics)
-    steps = []
+    steps, blocking = [], list[Node]()
     for node in forward.nodes:
         copied = msgspec.structs.replace(
             node, inputs=list(node.inputs), outputs=list(node.outputs), attributes=dict(node.attributes)
@@ -38,13 +38,11 @@ def begin(
         if (node.domain or node.op not in STOPPING) and any(
             step.active(position) for position in range(len(node.inputs))
         ):
-            if node.domain or node.op not in RULES:
-                raise GraphError(
-                    f"{node.where}: there is no gradient for {node.op}{_outside(node)}; "
-                    f"{_way_round(forward, trained, node)}"
-                )
             made = [name for name in node.outputs if name and graph.dtypes[name].kind == "f"]
             graph.active.update(made)
+            if node.domain or node.op not in RULES:
+                blocking.append(node)
+                continue
             if node.op != "Cast" and (other := [name for name in made if graph.dtypes[name] != FLOAT]):
                 raise GraphError(
                     f"{node.where} computes in {graph.dtypes[other[0]]}; only float32 can be trained: "
@@ -56,23 +54,27 @@ def begin(
             rule.forward(step)
         else:
             graph.nodes.append(step.node)
+    if blocking:
+        raise GraphError(_blocked(forward, trained, blocking))
     return graph, steps
 
 
-def _outside(node: Node) -> str:
-    return f" of the domain {node.domain!r}" if node.domain else ""
-
-
-def _way_round(forward: Forward, trained: Collection[str], node: Node) -> str:
-    """Say how to train a model in spite of a node without a gradient: what to freeze, or that nothing is left."""
-    before = {name for earlier in needed(forward.nodes, node.outputs) for name in free_inputs(earlier)}
+def _blocked(forward: Forward, trained: Collection[str], nodes: list[Node]) -> str:
+    """Say how to train a model in spite of nodes without a gradient: what to freeze, or that nothing is left."""
+    results = [name for node in nodes for name in node.outputs]
+    before = {name for earlier in needed(forward.nodes, results) for name in free_inputs(earlier)}
     frozen = [name for name in trained if name in before]
     rest = "write the model with other operators"
-    if node.domain:
+    if any(node.domain for node in nodes):
         rest = "use the file from before onnxruntime optimized or quantized it"
+    them = "them" if nodes[1:] else "it"
+    operators = dict.fromkeys(
+        node.op + (f" of the domain {node.domain!r}" if node.domain else "") for node in nodes
+    )
+    said = f"{', '.join(node.where for node in nodes)}: there is no gradient for {', '.join(operators)}; "
     if len(frozen) == len(trained):
-        return f"everything that is trained comes before it: {rest}"
-    return f"{rest}, or freeze what comes before it: {', '.join(frozen)}"
+        return f"{said}everything that is trained comes before {them}: {rest}"
+    return f"{said}{rest}, or freeze what comes before {them}: {argument('freeze', *frozen)}"
 
 
 def reverse(graph: TrainingGraphBuilder, steps: list[Step], output: str, gradient: str) -> dict[str, str]:

@@ -25,7 +25,7 @@ from edgeasync.autodiff.graph import (
     value_info,
     write_nodes,
 )
-from edgeasync.errors import GraphError
+from edgeasync.errors import GraphError, argument
 from edgeasync.losses import BinaryCrossEntropy, CrossEntropy, Loss
 
 DRAWS = (1.0, 4.0)
@@ -42,6 +42,8 @@ EXACT = 3e-6
 
 SPREAD_MIN = 0.05
 """Over less than this a sigmoid cannot be told from a straight line."""
+
+_YES_OR_NO = argument("loss", "bce_with_logits")
 
 _MAKERS = frozenset({"HardSigmoid", "Sigmoid", "Softmax"})
 _MOVING = frozenset(
@@ -77,10 +79,10 @@ def check_ending(prepared: Forward, loss: Loss) -> None:
         ending = None  # the softmax of log-probabilities is the probabilities
     shape = prepared.shapes[output]
     if classes and _is_single(shape):
-        as_well = f" and {ending.scores!r} as the output" if ending is not None and ending.scores else ""
+        as_well = f" and {argument('output', ending.scores)}" if ending is not None and ending.scores else ""
         raise GraphError(
             f"output {output!r} of shape {shape} has one score for each example, and cross_entropy needs one for "
-            f"each class (its loss would be 0 for ever); use the loss bce_with_logits{as_well}, with the labels 0 "
+            f"each class (its loss would be 0 for ever); give {_YES_OR_NO}{as_well}, with the labels 0 "
             "and 1"
         )
     if ending is None:
@@ -95,13 +97,13 @@ def check_ending(prepared: Forward, loss: Loss) -> None:
 
 def _advice(prepared: Forward, ending: Ending, *, classes: bool) -> str:
     if not ending.scores:
-        return "export the scores instead, or use the loss mse"
+        return f"export the scores instead, or give {argument('loss', 'mse')}"
     shape, scores = prepared.shapes[prepared.output], prepared.shapes[ending.scores]
     if classes and _is_single(scores):
-        return f"name {ending.scores!r} as the output, with the loss bce_with_logits and the labels 0 and 1"
+        return f"give {argument('output', ending.scores)} and {_YES_OR_NO}, with the labels 0 and 1"
     if classes and (ending.axis not in (None, 1) or _without_ones(shape) != _without_ones(scores)):
         return "export the scores instead, with the classes at axis 1"
-    return f"name {ending.scores!r} as the output"
+    return f"give {argument('output', ending.scores)}"
 
 
 def _is_single(shape: Shape) -> bool:

@@ -15,7 +15,10 @@ from edgeasync.autodiff.forward import Forward
 from edgeasync.autodiff.graph import Array, Node
 from edgeasync.autodiff.producers import kind_of_producer, producer_of
 from edgeasync.autodiff.settings import GraphSettings
-from edgeasync.errors import GraphError
+from edgeasync.errors import GraphError, argument
+
+CHECKED = "edgeasync.checked"
+"""The metadata key of a forward model whose parameters are surely its author's: `to_onnx` compared their names."""
 
 
 def check_export(model: onnx.ModelProto, prepared: Forward, statistics: set[str], settings: GraphSettings) -> None:
@@ -24,13 +27,14 @@ def check_export(model: onnx.ModelProto, prepared: Forward, statistics: set[str]
     if model.producer_name == "pytorch":
         _check_folds(prepared, advice)
         _check_origins(prepared, _said(model, _FOLDED_FROM), settings, advice)
-    _check_identity(prepared, statistics, settings, advice)
+    if not any(entry.key == CHECKED for entry in model.metadata_props):
+        _check_identity(prepared, statistics, settings, advice)
     _check_statistics(prepared, statistics, advice)
 
 
 def kinds_of_inputs(model: onnx.ModelProto) -> dict[str, str]:
     """Return what torch's newer exporter says an initializer was: PARAMETER, BUFFER, CONSTANT_TENSOR."""
-    return _said(model, _KIND)
+    return _said(model, KIND)
 
 
 def _check_identity(prepared: Forward, statistics: set[str], settings: GraphSettings, advice: str) -> None:
@@ -39,15 +43,16 @@ def _check_identity(prepared: Forward, statistics: set[str], settings: GraphSett
     for name, value in prepared.parameters.items():
         if name in statistics or settings.names(name):
             continue
-        readers = [node for node in prepared.nodes if name in node.inputs]
+        # A reader that stops the gradient reads a parameter by that name on purpose.
+        readers = [node for node in prepared.nodes if name in node.inputs and node.op != "Identity"]
         if len(readers) > 1 and forward.is_uniform(value) and (value.size > 1 or value.flat[0] in (0.0, 1.0)):
             merged[name] = readers
     if merged:
         name, (first, second, *_) = next(iter(merged.items()))
         raise GraphError(
             f"parameter {name!r} is read by {first.where} and {second.where}, and all its values are equal: the "
-            f"exporter may have merged parameters; {advice}, or name in `freeze`, or in `train` if they are "
-            f"shared on purpose: {', '.join(merged)}"
+            f"exporter may have merged parameters; {advice}, or give {argument('freeze', *merged)}, or "
+            f"{argument('train', '*')} if they are shared on purpose"
         )
 
 
@@ -71,11 +76,11 @@ def _check_folds(prepared: Forward, advice: str) -> None:
         names = [name for node in folded for name in node.inputs if name in prepared.parameters]
         raise GraphError(
             f"{folded[0].where} holds a batch norm that the exporter folded into it, and without it the model "
-            f"trains differently: {advice}, or name in `freeze`: {', '.join(names)}"
+            f"trains differently: {advice}, or give {argument('freeze', *names)}"
         )
 
 
-_KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
+KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 _FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"
 
 
@@ -107,7 +112,7 @@ def _check_origins(prepared: Forward, folded: Mapping[str, str], settings: Graph
         name, reader = next(iter(computed.items()))
         raise GraphError(
             f"{reader.where} reads {name!r}, which the exporter computed, of a parameter or of constants: "
-            f"{advice}, or name in `freeze` or in `train`: {', '.join(computed)}"
+            f"{advice}, or give {argument('freeze', *computed)} or {argument('train', '*')}"
         )
 
 
@@ -136,25 +141,17 @@ def _check_statistics(prepared: Forward, live: set[str], advice: str) -> None:
                 ]
                 raise GraphError(
                     f"{node.where} reads the running statistic {name!r}, which something else reads in another "
-                    f"way: the exporter merged tensors that were equal; {advice}, or name in `freeze`: "
-                    f"{', '.join(dict.fromkeys(norms))}"
+                    f"way: the exporter merged tensors that were equal; {advice}, or give "
+                    f"{argument('freeze', *dict.fromkeys(norms))}"
                 )
 
 
 _STATISTIC_READERS = frozenset({("BatchNormalization", 3), ("BatchNormalization", 4)})
 
 
-def warnings_of(model: onnx.ModelProto, prepared: Forward, held: Sequence[str]) -> list[str]:
-    """Return what an exporter may have changed in silence, where the file cannot tell: a sentence for each.
-
-    `held` are weights in Constant nodes that are not trained.
-    """
+def warnings_of(model: onnx.ModelProto, prepared: Forward) -> list[str]:
+    """Return what an exporter may have changed in silence, where the file cannot tell: a sentence for each."""
     kind, found = kind_of_producer(model), []
-    if constant := [name for name in held if name in prepared.constants]:
-        found.append(
-            f"weights in Constant nodes are not trained: {_listed(constant)}; to train them, name each in full in "
-            "`train`, beside the patterns of the others"
-        )
     if kind in ("tf2onnx", "keras", "jax2tf"):
         if bare := _without_bias(prepared):
             found.append(
@@ -167,10 +164,15 @@ def warnings_of(model: onnx.ModelProto, prepared: Forward, held: Sequence[str]) 
                 "statistics; train the model in TensorFlow, or write it with edgeasync.nn, to keep the batch norms"
             )
     if kind == "torchscript":
+        # `to_onnx` notes as buffers those to which it gave the module's own values back.
+        noted = kinds_of_inputs(model)
         norms = [
-            node.where for node in prepared.nodes
-            if node.op == "BatchNormalization" and node.attributes.get("training_mode")
-        ]  # fmt: skip
+            node.where
+            for node in prepared.nodes
+            if node.op == "BatchNormalization"
+            and node.attributes.get("training_mode")
+            and noted.get(node.inputs[3]) != "BUFFER"
+        ]
         if norms:
             found.append(
                 f"torch's exporter ran the model in training mode, which moved the running statistics of "

@@ -24,7 +24,7 @@ from edgeasync.autodiff.graph import (
     write_nodes,
 )
 from edgeasync.autodiff.producers import producer_of
-from edgeasync.errors import GraphError, native_reason
+from edgeasync.errors import GraphError, argument, native_reason
 
 OPSET_MIN, OPSET_MAX = 18, 23
 """Opsets whose operators we differentiate as they are; older models are converted to the first."""
@@ -187,20 +187,27 @@ def choose_output(model: onnx.ModelProto, output: str | None) -> str:
         chosen = [str(value.name) for value in model.graph.output if _may_be_float(value)] if names[1:] else names
         if len(chosen) != 1:
             dictionaries = [node.input[0] for node in model.graph.node if node.op_type == "ZipMap"]
+            name = (*dictionaries, *chosen, *names)[0]
+            _check_domains(model, name)  # else who follows the advice is refused again
             raise GraphError(
-                f"the model has {len(names)} outputs ({', '.join(names)}); name the one to train"
-                + "".join(f": {name!r}, of which a ZipMap makes dictionaries" for name in dictionaries)
+                f"the model has {len(names)} outputs ({', '.join(names)}); name the one to train: "
+                f"{argument('output', name)}, "
+                + ("of which a ZipMap makes dictionaries" if dictionaries else "for example")
             )
         output = chosen[0]
     elif output not in {made for node in model.graph.node for made in node.output}:
         raise GraphError(f"the model has no tensor {output!r}; its outputs are {', '.join(names)}")
+    _check_domains(model, output)
+    return output
+
+
+def _check_domains(model: onnx.ModelProto, output: str) -> None:
     for node in needed(read_nodes(model.graph.node), [output]):
         if node.domain not in ("", ONNXRUNTIME):
             raise GraphError(
                 f"{node.where} is of the domain {node.domain!r}, which devices do not run; "
                 f"{producer_of(model).foreign}"
             )
-    return output
 
 
 def _may_be_float(value: onnx.ValueInfoProto) -> bool:
@@ -292,9 +299,23 @@ def initial_values(model: onnx.ModelProto) -> dict[str, Array]:
     values = {tensor.name: array_of(tensor, f"tensor {tensor.name!r}") for tensor in model.graph.initializer}
     values |= held_by_constants(model)
     for node in model.graph.node:
-        if node.op_type == "Identity" and node.input[0] in values and is_uniform(values[node.input[0]]):
+        if node.op_type != "Identity" or stops_gradient(node):
+            continue
+        if node.input[0] in values and is_uniform(values[node.input[0]]):
             values[node.output[0]] = values[node.input[0]].copy()
     return values
+
+
+def stops_gradient(node: onnx.NodeProto) -> bool:
+    """Return whether torch's newer exporter made this Identity of a `detach`.
+
+    Of `torch.no_grad` it leaves nothing, nor does the older exporter of either.
+    """
+    made_of = next((entry.value for entry in node.metadata_props if entry.key == _MADE_OF), "")
+    return node.op_type == "Identity" and made_of.endswith("'aten.detach.default']")
+
+
+_MADE_OF = "pkg.torch.onnx.class_hierarchy"
 
 
 def held_by_constants(model: onnx.ModelProto) -> dict[str, Array]:
@@ -322,8 +343,12 @@ def is_uniform(value: Array) -> bool:
 
 
 def _resolve(nodes: list[Node], forward: Forward, model: onnx.ModelProto) -> list[Node]:
-    """Turn Constant nodes into constants, sequences into their parts, and read through Identity."""
+    """Turn Constant nodes into constants, sequences into their parts, and read through Identity.
+
+    An Identity that is left is one at which gradients stop.
+    """
     same: dict[str, str] = {}
+    stops = {node.output[0] for node in model.graph.node if stops_gradient(node)}
     kept = []
     sequences: dict[str, list[str]] = {}
     for node in nodes:
@@ -341,7 +366,7 @@ def _resolve(nodes: list[Node], forward: Forward, model: onnx.ModelProto) -> lis
             sequences[node.outputs[0]] = parts
         elif node.op == "SequenceAt" and (part := _part_at(node, sequences, forward)) is not None:
             same[node.outputs[0]] = part
-        elif node.op != "Identity":
+        elif node.op != "Identity" or node.outputs[0] in stops:
             kept.append(node)
         elif node.outputs[0] not in forward.parameters and node.outputs[0] not in forward.constants:
             same[node.outputs[0]] = node.inputs[0]

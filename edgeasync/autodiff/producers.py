@@ -126,6 +126,6 @@ def kind_of_producer(model: onnx.ModelProto) -> str:
 
 
 def _notes(model: onnx.ModelProto) -> Iterator[str]:
-    """Yield the keys of what torch's newer exporter notes of nodes and tensors."""
-    for part in (*model.graph.node, *model.graph.value_info, *model.graph.input):
+    """Yield the keys of what torch's newer exporter notes of nodes and inputs."""
+    for part in (*model.graph.node, *model.graph.input):
         yield from (entry.key for entry in part.metadata_props)

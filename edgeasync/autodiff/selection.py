@@ -13,12 +13,16 @@ from edgeasync.autodiff.graph import FLOAT, Array
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import GraphError
 
+FROZEN = "edgeasync.frozen"
+"""The metadata key of a forward model under which `to_onnx` names, in JSON, what was frozen in torch."""
+
 
 class Selection(msgspec.Struct, frozen=True):
-    """Names of what is trained, and of the running statistics that move with it."""
+    """Names of what is trained, of the running statistics that move, and of what only the file says is frozen."""
 
     trained: list[str]
     statistics: set[str]
+    frozen: list[str]
     held: list[str]
     """Weights of layers in Constant nodes that are not trained, because other weights are initializers."""
 
@@ -28,7 +32,8 @@ def select(model: onnx.ModelProto, values: Mapping[str, Array], settings: GraphS
 
     Raises `GraphError` for a model without float32 parameters, and for a pattern that matches nothing.
 
-    Running statistics move where anything of their batch norm is chosen.
+    Running statistics move where anything of their batch norm is chosen. What the file says was frozen stays so
+    unless `train` is given.
     """
     statistics, norms = _statistics(model, values)
     candidates = _candidates(model, values, settings.train or ())
@@ -36,11 +41,21 @@ def select(model: onnx.ModelProto, values: Mapping[str, Array], settings: GraphS
     if not names:
         raise GraphError(_nothing_to_train(values))
     chosen = _chosen(names, settings)
+    frozen = [name for name in _frozen(model) if name in chosen and settings.train is None]
+    chosen -= set(frozen)
     live = {name for norm in norms if chosen.intersection(norm) for name in norm[2:]}
     trained = [name for name in candidates if name in chosen and name not in statistics]
     layers = _read_by_layers(model)
     held = [name for name in forward.held_by_constants(model) if name in layers and name not in candidates]
-    return Selection(trained, live, held)
+    return Selection(trained, live, frozen, held)
+
+
+def _frozen(model: onnx.ModelProto) -> list[str]:
+    said = next((entry.value for entry in model.metadata_props if entry.key == FROZEN), "[]")
+    try:
+        return msgspec.json.decode(said, type=list[str])
+    except msgspec.DecodeError as error:
+        raise GraphError(f"the model's metadata {FROZEN!r} is not a list of names; export it again") from error
 
 
 def _candidates(model: onnx.ModelProto, values: Mapping[str, Array], named: Collection[str]) -> list[str]:

@@ -16,10 +16,10 @@ class GraphSettings(Section, frozen=True):
     """How a forward model becomes a training graph.
 
     `train` and `freeze` are shell patterns over parameter names: trained is what a pattern of `train` matches
-    and none of `freeze`. Without `train` it is all that is surely a parameter; what a pattern matches counts as
-    named, and is trained even if an exporter may have merged or computed it. `output` names the tensor that the
-    loss reads; without it the model must have one output of floating-point values. `target = "input"` makes an
-    autoencoder: every example is its own target.
+    and none of `freeze`. Without `train` it is all that is surely a parameter, but what the file says was frozen.
+    What a pattern matches counts as named, and is trained even if an exporter may have merged or computed it.
+    `output` names the tensor that the loss reads; without it the model must have one output of floating-point
+    values. `target = "input"` makes an autoencoder: every example is its own target.
     """
 
     loss: LossSetting = "cross_entropy"

@@ -494,7 +494,7 @@ def run_command() -> int:
     try:
         app()
     except errors.EdgeAsyncError as error:
-        tell(f"edgeasync: {visible(' '.join(str(error).split()))}")
+        tell(f"edgeasync: {visible(errors.with_flags(' '.join(str(error).split())))}")
         return error.exit_code
     except OSError as error:
         # What writes a file names it in an error of its own: a full disk without a name is the printed lines'.

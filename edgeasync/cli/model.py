@@ -194,7 +194,7 @@ def _load(path: Path, flags: dict[str, Any]) -> HubGraph:
 
 
 def _print_warnings(built: HubGraph, printer: Printer) -> None:
-    """Print what the exporter may have changed in silence."""
+    """Print what the file decided, or its exporter may have changed, in silence."""
     for warning in built.warnings:
         printer.line(f"warning: {warning}")
 

@@ -48,7 +48,8 @@ def model_inspect(
 ) -> None:
     """Show what a model trains, and the arithmetic and memory of a step.
 
-    An ONNX file does not say which layers were frozen in torch (requires_grad). Name them in --freeze.
+    A file of edgeasync.torch.to_onnx says which layers were frozen in torch (requires_grad): name them in --train
+    to train them all the same. In any other file they look like all others: name them in --freeze.
     """
     from edgeasync.cli.model import inspect_model
 

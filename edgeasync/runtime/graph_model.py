@@ -37,7 +37,7 @@ class HubGraph(msgspec.Struct, frozen=True):
     forward: bytes | None
     frozen: Frozen | None = None
     warnings: tuple[str, ...] = ()
-    """What the model's exporter may have changed in silence."""
+    """What the model's file decided, or its exporter may have changed, in silence."""
 
 
 def load_graph(model: OnnxModel) -> HubGraph:

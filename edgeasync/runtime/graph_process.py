@@ -74,7 +74,8 @@ def load_graph_apart(model: OnnxModel) -> HubGraph:
         over = f"; {_out_of_memory(model)}" if answer.out_of_memory else ""
         raise getattr(errors, answer.error)(answer.sentence + over)
     initial = np.frombuffer(bytearray(answer.initial), np.float32)
-    return HubGraph(answer.graph, answer.spec, initial, answer.forward, answer.frozen, answer.warnings)
+    warnings = tuple(map(errors.with_flags, answer.warnings))
+    return HubGraph(answer.graph, answer.spec, initial, answer.forward, answer.frozen, warnings)
 
 
 def _died(model: OnnxModel, code: int, said: bytes) -> EdgeAsyncError:

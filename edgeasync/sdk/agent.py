@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import zmq
 
+from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.config import convert, whole_path
 from edgeasync.core.device.effects import Report
 from edgeasync.durable.identity import default_device_id
@@ -28,7 +29,14 @@ from edgeasync.runtime.peer_device import find_unkept
 from edgeasync.sdk import events
 from edgeasync.sdk.agent_worker import AgentWorker
 from edgeasync.sdk.callbacks import Callback, Callbacks
-from edgeasync.sdk.models import as_dataset, check_training, local_training, maker_of
+from edgeasync.sdk.models import (
+    GraphArguments,
+    as_dataset,
+    check_training,
+    graph_settings,
+    local_training,
+    maker_of,
+)
 from edgeasync.sdk.peer_worker import PeerWorker
 from edgeasync.sdk.peers import check_topology
 from edgeasync.sdk.service import Service
@@ -73,7 +81,8 @@ class Agent(Service):
     - `on_report`: called on the agent's loop with what happens: `report.event`, `report.detail`.
     - `topology`: `"ring"` or `"all_to_all"` without a hub: this device averages its `model` with those of a file
       of `peers`, and ends after its `passes`. It needs a `state` folder. `settings` may be keys of `[peers]`, too.
-      `arrays` are its model's.
+      `arrays` are its model's. `output`, `train` and `freeze` are as for `edgeasync.train`; a hub says them
+      itself.
     - Other keys of `[agent]` in a settings file, such as `local_steps_max` or `threads` (docs/settings.md). With
       several workers, a limit is of each.
 
@@ -118,10 +127,15 @@ class Agent(Service):
         on_report: Callable[[Report], None] | None = None,
         topology: str = "star",
         peers: str | Path | None = None,
+        output: str | None = None,
+        train: str | Sequence[str] = (),
+        freeze: str | Sequence[str] = (),
         **settings: Any,
     ) -> None:
         super().__init__()
         self._peers = _peers_section(topology, peers, settings)
+        of_model: GraphArguments = {"output": output, "train": train, "freeze": freeze}
+        self._graph = _graph_of(loss, of_model, with_hub=self._peers is None)
         if self._peers is not None:
             unfit = {"hub": hub, "epochs": epochs, "care": care, "callbacks": callbacks}
             unfit |= {"initial": initial is not None, "validation": validation is not None}
@@ -326,7 +340,6 @@ class Agent(Service):
         if self._peers is not None:
             local = local_training(**self._own)
             (part,) = self._parts()
-            loss = "cross_entropy" if self._loss is None else self._loss
             return [
                 PeerWorker(
                     self._section,
@@ -334,7 +347,7 @@ class Agent(Service):
                     part,
                     model=self._model,
                     local=local,
-                    loss=loss,
+                    graph=self._graph,
                     passes=self._passes,
                     on_report=self._report,
                 )
@@ -420,6 +433,13 @@ def _count(workers: int | None, given: object, *, trained: bool) -> int:
 async def _joined(worker: AgentWorker | PeerWorker) -> str:
     await asyncio.shield(asyncio.wrap_future(worker.joined))
     return ""
+
+
+def _graph_of(loss: LossSetting | None, said: GraphArguments, *, with_hub: bool) -> GraphSettings:
+    """Return what the training graph of an agent's own model is built for; raises `ConfigError`."""
+    if with_hub and (wrong := [name for name, value in said.items() if value]):
+        raise ConfigError(f"{wrong[0]}: the hub says it, with the model; give it to the hub")
+    return graph_settings(**said) if loss is None else graph_settings(**said | {"loss": loss})
 
 
 def _peers_section(topology: str, peers: str | Path | None, settings: dict[str, Any]) -> PeersSection | None:

@@ -4,12 +4,13 @@ import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.config import FilePath, Section, convert, expanded, to_table
 from edgeasync.data.dataset import Dataset, Features, Inputs, Targets
 from edgeasync.data.files import load
@@ -67,30 +68,47 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
         return ShippedModel() if isinstance(self.described, OnnxModel) else self.described
 
 
+class GraphArguments(TypedDict, total=False):
+    """What callers say of a model that becomes a training graph; `graph_settings` checks it."""
+
+    loss: LossSetting
+    output: str | None
+    train: str | Sequence[str]
+    freeze: str | Sequence[str]
+
+
+def graph_settings(
+    loss: LossSetting = "cross_entropy",
+    output: str | None = None,
+    train: str | Sequence[str] = (),
+    freeze: str | Sequence[str] = (),
+) -> GraphSettings:
+    """Return what a training graph is built for, as the arguments of a caller say; raises `ConfigError`."""
+    table: dict[str, Any] = {"output": output}
+    for name, patterns in (("train", train), ("freeze", freeze)):
+        if patterns:
+            table[name] = [patterns] if isinstance(patterns, str) else patterns
+    settings = convert(table, GraphSettings, where="the arguments")
+    return msgspec.structs.replace(settings, loss=check_loss(loss, "train"))
+
+
 def prepare(
-    model: object, example: Dataset | None, local: LocalTraining, *, loss: LossSetting, run: Path, seed: int
+    model: object, example: Dataset | None, local: LocalTraining, *, graph: GraphSettings, run: Path, seed: int
 ) -> Prepared:
     """Prepare a model, whose input has the shape of the examples in `example`, for a run in a folder.
 
     Raises `ConfigError` for what is no model, and `GraphError` for one that cannot be trained.
     """
-    loss = check_loss(loss, "train")
     check_training(model, local)
-    if isinstance(model, SoftmaxModel | MlpModel):
-        return _numpy(model, local, loss, seed)
     if isinstance(model, str | Path):
-        return _onnx(OnnxModel(file=FilePath.parse(model), loss=loss), None, local)
+        return _onnx(_described(FilePath.parse(model), graph), None, local)
     if _is_layer(model):
-        from edgeasync import nn  # noqa: PLC0415 - who has a layer has paid for it
-
-        if example is None:
-            raise ConfigError(
-                "layers of edgeasync.nn need the shape of an example: data for train, input_shape=(64,) for Hub"
-            )
-        model = nn.to_onnx(model, example.x.shape[1:], seed=seed)  # type: ignore[arg-type]
+        model = _written(model, example, seed)
     if callable(serialize := getattr(model, "SerializeToString", None)):
-        described = OnnxModel(file=FilePath.parse(run / FORWARD_FILE), loss=loss)
-        return _onnx(described, serialize(), local)
+        return _onnx(_described(FilePath.parse(run / FORWARD_FILE), graph), serialize(), local)
+    _check_unsaid(model, graph)
+    if isinstance(model, SoftmaxModel | MlpModel):
+        return _numpy(model, local, graph.loss, seed)
     if callable(prepare_itself := getattr(model, "prepare", None)):  # such as edgeasync.torch.model
         prepared: Prepared = prepare_itself(local)
         return prepared
@@ -104,6 +122,33 @@ def prepare(
     if hasattr(model, "gradient") and not hasattr(model, "parameters"):
         raise ConfigError(f"{_name(model)} has no `parameters`: give it the named arrays to begin with")
     raise ConfigError(f"{_name(model)} is no model; give {KINDS}")
+
+
+def _check_unsaid(model: object, graph: GraphSettings) -> None:
+    """Raise `ConfigError` for what would change nothing of a model that is no ONNX."""
+    default = GraphSettings()
+    for name in ("output", "train", "freeze"):
+        if getattr(graph, name) != getattr(default, name):
+            raise ConfigError(
+                f"{name} is for ONNX models and layers of edgeasync.nn, and {_name(model)} is neither; leave it "
+                "out (of a torch module freeze parameters by requires_grad_(False))"
+            )
+
+
+def _written(model: Any, example: Dataset | None, seed: int) -> Any:
+    """Return layers as an `onnx.ModelProto`."""
+    from edgeasync import nn  # noqa: PLC0415 - who has a layer has paid for it
+
+    if example is None:
+        raise ConfigError(
+            "layers of edgeasync.nn need the shape of an example: data for train, input_shape=(64,) for Hub"
+        )
+    return nn.to_onnx(model, example.x.shape[1:], seed=seed)
+
+
+def _described(file: FilePath, graph: GraphSettings) -> OnnxModel:
+    said = {name: getattr(graph, name) for name in GraphSettings.__struct_fields__}
+    return OnnxModel(file=file, **said)
 
 
 def check_training(model: object, local: LocalTraining) -> None:

@@ -9,13 +9,13 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
+from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.config import expanded
 from edgeasync.core.device.effects import Report
 from edgeasync.core.peer.effects import Report as PeerReport
 from edgeasync.data.dataset import Dataset
 from edgeasync.durable.identity import DeviceFolder, default_device_id
 from edgeasync.errors import ConfigError, EdgeAsyncError
-from edgeasync.losses import LossSetting
 from edgeasync.runtime.agent_settings import AgentSection, PeersSection
 from edgeasync.runtime.peer import Peer
 from edgeasync.runtime.peer_device import PeerModel, make_peer
@@ -39,7 +39,7 @@ class PeerWorker:
         *,
         model: object,
         local: LocalTraining,
-        loss: LossSetting,
+        graph: GraphSettings,
         passes: int | None,
         on_report: OnReport,
     ) -> None:
@@ -54,7 +54,7 @@ class PeerWorker:
         self._part = part
         self._model = model
         self._local = local
-        self._loss = loss
+        self._graph = graph
         self._on_report = on_report
         self._folder = DeviceFolder(self._state)
         self._prepared: Prepared | None = None
@@ -82,7 +82,9 @@ class PeerWorker:
             raise ConfigError("which peers? give peers='peers.toml', a file that names them")
         part, local = self._part, self._local
         example = part if isinstance(part, Dataset) else None
-        prepared = self._prepared = prepare(self._model, example, local, loss=self._loss, run=self._state, seed=0)
+        prepared = self._prepared = prepare(
+            self._model, example, local, graph=self._graph, run=self._state, seed=0
+        )
         if isinstance(part, Dataset):
             trainer = prepared.make_trainer(part, self._section.seed, self._section.cores_used)
         else:

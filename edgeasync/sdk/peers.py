@@ -19,14 +19,13 @@ from edgeasync.durable.files import FolderLock
 from edgeasync.durable.keys import KeyPair
 from edgeasync.durable.peers_file import PeerEntry, Peers
 from edgeasync.errors import ConfigError, EdgeAsyncError, StorageError
-from edgeasync.losses import LossSetting
 from edgeasync.parameters import Vector
 from edgeasync.protocol.peer_messages import PEERS_MAX, Topology
 from edgeasync.runtime.agent_settings import PeersSection
 from edgeasync.runtime.model_file import MODEL_FILE, load_kept, load_model, save_model
 from edgeasync.runtime.peer import Peer
 from edgeasync.runtime.runs import list_checkpoints
-from edgeasync.sdk.models import Prepared, local_training, prepare
+from edgeasync.sdk.models import GraphArguments, Prepared, graph_settings, local_training, prepare
 from edgeasync.sdk.plan import make_evaluator
 from edgeasync.sdk.run import Run
 from edgeasync.sdk.shares import Share, check_epochs, check_same_model
@@ -127,7 +126,7 @@ def plan_peers(
     settings: Mapping[str, Any] | None,
     run: Path,
     evaluate: object,
-    loss: LossSetting,
+    graph: GraphArguments,
     seed: int,
     of_a_hub: Mapping[str, object],
     **training: Any,
@@ -146,9 +145,8 @@ def plan_peers(
         )
     if not 2 <= len(shares) <= PEERS_MAX:
         raise ConfigError(f"without a hub there are 2 to {PEERS_MAX} workers, not {len(shares)}; change workers")
-    prepared = prepare(
-        model, shares[0] if isinstance(shares[0], Dataset) else None, local, loss=loss, run=run, seed=seed
-    )
+    example = shares[0] if isinstance(shares[0], Dataset) else None
+    prepared = prepare(model, example, local, graph=graph_settings(**graph), run=run, seed=seed)
     local.check_model(prepared.spec, prepared.loss)
     check_same_model(shares, prepared.spec)
     return PeerPlan(

@@ -14,12 +14,19 @@ from edgeasync.config import convert, expanded
 from edgeasync.core.hub.settings import StopCondition
 from edgeasync.data.dataset import Dataset
 from edgeasync.errors import ConfigError
-from edgeasync.losses import LossSetting
 from edgeasync.plugins import refuse_modules_in
 from edgeasync.policies.policy import Policy
 from edgeasync.runtime.hub import Hub
 from edgeasync.runtime.hub_settings import HubSettings, RunSettings
-from edgeasync.sdk.models import Prepared, as_dataset, evaluator_of, local_training, prepare
+from edgeasync.sdk.models import (
+    GraphArguments,
+    Prepared,
+    as_dataset,
+    evaluator_of,
+    graph_settings,
+    local_training,
+    prepare,
+)
 from edgeasync.sdk.observer import Observer
 from edgeasync.sdk.stop import Stop
 from edgeasync.training.evaluation import Evaluator
@@ -54,7 +61,7 @@ def plan_run(
     until: Stop | None,
     policy: Policy | None,
     evaluate: object,
-    loss: LossSetting,
+    graph: GraphArguments,
     seed: int,
     settings: Mapping[str, Any] | None,
     local: Sequence[str] = (),
@@ -77,7 +84,9 @@ def plan_run(
         raise ConfigError(f"policy is {type(policy).__name__}; give {_WANTED['policy']}")
     refuse_modules_in(expanded(hub["run"]))
     sections = replace(_sections(settings, hub, until, policy), local=local_training(**training))
-    prepared = prepare(model, example, sections.local, loss=loss, run=Path(sections.hub.run), seed=seed)
+    prepared = prepare(
+        model, example, sections.local, graph=graph_settings(**graph), run=Path(sections.hub.run), seed=seed
+    )
     sections.local.check_model(prepared.spec, prepared.loss)
     patterns = convert(local, Patterns, where="local") if local else getattr(prepared.described, "local", ()) or ()
     if patterns:
@@ -176,7 +185,8 @@ def _sections(
     for name in ("model", "local"):
         if name in table:
             raise ConfigError(
-                f"settings has {name!r}: that is said by the arguments model, loss, optimizer and batch_size"
+                f"settings has {name!r}: that is said by the arguments model, loss, output, train, freeze, "
+                "optimizer and batch_size"
             )
     own = table.pop("hub", {})
     if not isinstance(own, Mapping):

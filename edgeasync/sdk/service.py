@@ -13,7 +13,7 @@ from edgeasync.errors import ConfigError, EdgeAsyncError
 from edgeasync.runtime.at_exit import OwnThread, stop_at_exit
 from edgeasync.runtime.event_loop import check_threads, loop_factory
 from edgeasync.sdk.blocking import INTERRUPT_S
-from edgeasync.sdk.termination import end_with_the_program
+from edgeasync.sdk.termination import exit_on_sigterm
 
 LOG = logging.getLogger("edgeasync.service")
 
@@ -94,7 +94,7 @@ class Service(ABC):
 
         self._thread = OwnThread(f"edgeasync-{_name(self)}", work)
         self._thread.start()
-        end_with_the_program(self)
+        exit_on_sigterm()
         try:
             self._await_ready()
         except BaseException as error:
@@ -142,11 +142,6 @@ class Service(ABC):
         """Ask it to end; do nothing if it has ended, or has not begun."""
         self._stopping = True
         self._on_loop(self._request_stop)
-
-    def join(self, timeout_s: float) -> None:
-        """Wait until it and its thread have ended, but not for longer than this."""
-        if self._thread is not None:
-            self._thread.join(timeout_s)
 
     # -- for those who build on this -------------------------------------------------------------------------
 

@@ -7,48 +7,35 @@ steps of agents.
 import os
 import signal
 import threading
-import weakref
-from typing import Protocol
-
-END_S = 10.0
-"""How long all services together may take to end."""
+from typing import NoReturn
 
 
-class Ending(Protocol):
-    """Something that runs in a thread."""
-
-    def stop(self) -> None:
-        """Ask it to end."""
-
-    def join(self, timeout_s: float) -> None:
-        """Wait until it has ended, for a while."""
-
-
-_RUNNING: weakref.WeakSet[Ending] = weakref.WeakSet()
-
-
-def end_with_the_program(service: Ending) -> None:
-    """Let SIGTERM end a service first. A handler of the program's own is left alone."""
-    _RUNNING.add(service)
+def exit_on_sigterm() -> None:
+    """Let SIGTERM end the program like `sys.exit`. A handler of the program's own is left alone."""
     is_main = threading.current_thread() is threading.main_thread()
     if is_main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, _terminate)
+        signal.signal(signal.SIGTERM, _exit)
 
 
-def _terminate(number: int, _: object) -> None:
-    running = [*_RUNNING]
-    for service in running:
-        service.stop()
-    for service in running:
-        service.join(END_S / len(running))
+def _exit(number: int, _: object) -> NoReturn:
     raise SystemExit(128 + number)
 
 
-def _forget() -> None:
-    """Let a forked child die by SIGTERM as before: it has none of the threads."""
-    _RUNNING.clear()
-    if signal.getsignal(signal.SIGTERM) is _terminate:
+def _hold() -> None:
+    if signal.getsignal(signal.SIGTERM) is _exit:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+
+def _release() -> None:
+    if signal.getsignal(signal.SIGTERM) is _exit:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+
+def _die_as_usual() -> None:
+    """Let a forked child die by SIGTERM as without us, also if the signal has come already."""
+    if signal.getsignal(signal.SIGTERM) is _exit:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(before=_hold, after_in_parent=_release, after_in_child=_die_as_usual)

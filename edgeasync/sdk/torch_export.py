@@ -2,20 +2,21 @@
 
 import copy
 import io
+import json
+import re
 import warnings
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from edgeasync.autodiff.build import TrainingGraph, build_training_graph
-from edgeasync.autodiff.settings import GraphSettings
+from edgeasync.autodiff.exporters import CHECKED, KIND, kinds_of_inputs
+from edgeasync.autodiff.forward import stops_gradient
+from edgeasync.autodiff.selection import FROZEN
 from edgeasync.errors import ConfigError, GraphError
+from edgeasync.sdk.torch_calls import Call, Grads, call_of, first_line, flat, quiet
+from edgeasync.sdk.torch_gradients import ITSELF, check_export
 from edgeasync.sdk.torch_modules import unwrapped
-
-APART_MAX = 1e-3
-"""How far gradients may be apart, as a share of the largest: float32 in another order of sums."""
 
 OPSET = 18
 """The newest that the older exporter writes."""
@@ -26,14 +27,19 @@ def to_onnx(
 ) -> Any:
     """Return a module as an `onnx.ModelProto` that `train` and `Hub` take, with the module's own names.
 
-    - `example`: a batch of the module's input, two examples or more; only its first axis stays free.
+    - `example`: a batch of the module's input, two examples or more; only its first axis stays free. A tuple of
+      arrays for a module of several inputs, which then have the names that `forward` gives them, or a dict of
+      arrays by these names.
     - `exporter`: torch's newer one, which needs the package onnxscript, or the older one.
-    - `check`: build the training graph, and hold its gradients against torch's. A module that draws random
-      numbers, as for dropout, has no two equal gradients: of that only the names are checked.
+    - `check`: build the training graph, and hold its gradients against torch's, at random examples and parameters
+      near the module's. Dropout is off meanwhile. A module that draws other random numbers has no two equal
+      gradients: of that only the names are checked.
 
-    Parameters that are frozen in torch are in the file like all others: freeze them at the hub, by `[model]
-    freeze`. The module is not changed. Needs the extra `hub`. Raises `GraphError` if it cannot be trained as ONNX,
-    or has other gradients there, and `ConfigError` for what is no module or no batch.
+    What `forward` returns in a dict, a tuple or a dataclass becomes several outputs: choose one by `output` of
+    `train` and `Hub`. A gradient that torch stops, by `detach` or `torch.no_grad`, is stopped in the file; the
+    older exporter cannot say that, so then the check refuses. Parameters frozen in torch stay so, unless `train`
+    of the hub names them. The module is not changed. Needs the extra `hub`. Raises `GraphError` if it cannot be
+    trained as ONNX, or has other gradients there, and `ConfigError` for what is no module or no batch.
 
     >>> import torch
     >>> import edgeasync
@@ -41,30 +47,46 @@ def to_onnx(
     >>> sorted(entry.name for entry in proto.graph.initializer)
     ['bias', 'weight']
     """
-    import onnx  # noqa: PLC0415 - who has torch alone trains without it
-
     if not isinstance(module, nn.Module):
         raise ConfigError(f"module is {type(module).__name__}; give a torch.nn.Module")
     if exporter not in {"dynamo", "legacy"}:
         raise ConfigError(f"exporter is {exporter!r}; give 'dynamo' or 'legacy'")
-    x = torch.as_tensor(example)
-    if x.ndim < 2 or len(x) < 2:
-        raise ConfigError(f"example has shape {tuple(x.shape)}; give a batch of two examples or more")
-    copied = copy.deepcopy(unwrapped(module)).cpu().train()
-    content = _export(copied, x, dynamo=exporter == "dynamo")
+    module = copy.deepcopy(unwrapped(module)).cpu().train()
+    call = call_of(module, example)
+    outputs = _output_names(module, call)
+    proto, grads = _export(module, call, outputs, dynamo=exporter == "dynamo")
+    _restore(proto, module)
     if check:
-        _check(copied, x, content)
-    return onnx.load_model_from_string(content)
+        proto.metadata_props.add(key=CHECKED, value="names and gradients")
+        check_export(module, call, outputs, proto.SerializeToString(), grads)
+    return proto
 
 
-def _export(module: nn.Module, x: Tensor, *, dynamo: bool) -> bytes:
+def _output_names(module: nn.Module, call: Call) -> list[str]:
+    """Return a name for each tensor that the module returns, none of which an input or a parameter has."""
+    found = flat(quiet(module, lambda copied: call.of(copied.forward, call.tensors)))
+    if not found:
+        raise ConfigError(f"{type(module).__name__} returns no tensor; return the scores of its examples")
+    taken = {*call.names, *module.state_dict(keep_vars=True)}
+    names = []
+    for name in found:
+        while name in taken:
+            name += "_out"  # noqa: PLW2901
+        taken.add(name)
+        names.append(name)
+    return names
+
+
+def _export(module: nn.Module, call: Call, outputs: list[str], *, dynamo: bool) -> tuple[Any, Grads]:
     """Export in training mode, unoptimized: only so batch norms, dropouts and names are kept."""
+    import onnx  # noqa: PLC0415 - who has torch alone trains without it
+
     options: dict[str, Any] = {
         "dynamo": False,
         "training": torch.onnx.TrainingMode.TRAINING,
         "do_constant_folding": False,
         "opset_version": OPSET,
-        "dynamic_axes": {"x": {0: "batch"}, "y": {0: "batch"}},
+        "dynamic_axes": {name: {0: "batch"} for name in (*call.names, *outputs)},
     }
     if dynamo:
         options = {
@@ -72,61 +94,102 @@ def _export(module: nn.Module, x: Tensor, *, dynamo: bool) -> bytes:
             "optimize": False,
             "external_data": False,
             "verbose": False,
-            "dynamic_shapes": ({0: torch.export.Dim("batch")},),
+            "dynamic_shapes": ({0: torch.export.Dim("batch")},) * len(call.names),
         }
+    grads, copied = Grads(kept=dynamo), copy.deepcopy(module)
+    copied.forward = _flattened(copied.forward, call, grads)
     target = io.BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of training mode, which is meant, and of torch's own deprecations
         try:
-            torch.onnx.export(module, (x,), target, input_names=["x"], output_names=["y"], **options)
+            torch.onnx.export(
+                copied, call.tensors, target, input_names=call.names, output_names=outputs, **options
+            )
         except ImportError as error:
             raise ConfigError(
                 "torch's newer exporter needs onnxscript; pip install onnxscript, or give exporter='legacy'"
             ) from error
-    return target.getvalue()
-
-
-def _check(module: nn.Module, x: Tensor, content: bytes) -> None:
-    """Raise `GraphError` unless the training graph has the module's names, and its gradients."""
-    frozen = tuple([name for name, tensor in module.named_parameters() if not tensor.requires_grad])
-    graph = build_training_graph(content, GraphSettings(loss="mse", freeze=frozen))
-    trained = {name for name, tensor in module.named_parameters() if tensor.requires_grad}
-    found = {parameter.name for parameter in graph.spec.parameters if parameter.role == "trained"}
-    if found != trained:
-        name = min(found ^ trained)
-        where = "the exported model" if name in found else type(module).__name__
-        raise GraphError(
-            f"only {where} has a trained array {name!r}; use each parameter in forward, and no others"
-        )
-    target = torch.from_numpy(np.random.default_rng(0).normal(size=module(x).shape).astype(np.float32))
-    ours, again = _gradients(module, x, target), _gradients(module, x, target)
-    if any(not torch.allclose(gradient, again[name]) for name, gradient in ours.items()):
-        return  # it draws random numbers
-    outputs = _run(graph, x, target)
-    largest = max(float(gradient.abs().max()) for gradient in ours.values())
-    for name, gradient in ours.items():
-        apart = float(np.abs(outputs[f"{name}.grad"] - gradient.numpy()).max())
-        if not apart <= APART_MAX * max(largest, 1e-12):
+        except Exception as error:
+            other = "legacy" if dynamo else "dynamo"
             raise GraphError(
-                f"the gradient of {name!r} in the exported model is {apart:.2g} off torch's, where the largest is "
-                f"{largest:.2g}; train the module itself, by edgeasync.torch.model"
-            )
+                f"torch cannot export {type(module).__name__} ({_reason(error)}); try exporter={other!r}, or "
+                f"{ITSELF}"
+            ) from error
+    return onnx.load_model_from_string(target.getvalue()), grads
 
 
-def _gradients(module: nn.Module, x: Tensor, target: Tensor) -> dict[str, Tensor]:
-    module = copy.deepcopy(module)
-    nn.functional.mse_loss(module(x), target).backward()
-    return {
-        name: torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
-        for name, tensor in module.named_parameters()
-        if tensor.requires_grad
+def _reason(error: Exception) -> str:
+    """Return what an exporter's error says, without what it says of its own steps and colours."""
+    while isinstance(error.__cause__, Exception):
+        error = error.__cause__
+    return _COLOUR.sub("", first_line(error))
+
+
+_COLOUR = re.compile(r"\x1b\[\d*m")
+
+
+def _flattened(forward: Any, call: Call, grads: Grads) -> Any:
+    """Return a forward of the call's tensors one by one, which returns those of the outputs in a tuple."""
+
+    def flattened(*tensors: Tensor) -> Any:
+        with torch.enable_grad(), grads:
+            found = list(flat(call.of(forward, tensors)).values())
+        if len(found) == 1:
+            return found[0]
+        # An exporter gives a tensor one name only.
+        own = {id(tensor) for tensor in tensors}
+        for place, tensor in enumerate(found):
+            if id(tensor) in own:
+                found[place] = tensor.clone()
+            own.add(id(tensor))
+        return tuple(found)
+
+    flattened.__signature__ = call.signature  # type: ignore[attr-defined]
+    return flattened
+
+
+def _restore(proto: Any, module: nn.Module) -> None:
+    """Give the file what exporters lose: the module's names and first values, and what is not trained in it.
+
+    The newer one calls a tied weight by its last name, and copies the running statistics of a norm that is used
+    twice. The older one moves them as it traces.
+    """
+    from onnx import helper, numpy_helper  # noqa: PLC0415
+
+    held = {entry.name for entry in proto.graph.initializer}
+    kept = {entry.name for entry in proto.graph.output}
+    copies = [
+        node
+        for node in proto.graph.node
+        if node.op_type == "Identity"
+        and node.input[0] in held
+        and node.output[0] not in kept
+        and not stops_gradient(node)
+    ]
+    for node in copies:
+        proto.graph.node.remove(node)
+    first = {id(tensor): name for name, tensor in module.named_parameters()}
+    names = {
+        name: first[id(tensor)]
+        for name, tensor in module.named_parameters(remove_duplicate=False)
+        if first[id(tensor)] != name
     }
-
-
-def _run(graph: TrainingGraph, x: Tensor, target: Tensor) -> dict[str, Any]:
-    import onnxruntime  # noqa: PLC0415 - loading it takes a while
-
-    session = onnxruntime.InferenceSession(graph.model, providers=["CPUExecutionProvider"])
-    names = [output.name for output in session.get_outputs()]
-    feeds = {"x": x.numpy(), "target": target.numpy()} | graph.spec.views(graph.initial.copy())
-    return dict(zip(names, session.run(names, feeds), strict=True))
+    names |= {node.output[0]: names.get(node.input[0], node.input[0]) for node in copies}
+    for entries in (proto.graph.initializer, proto.graph.value_info):
+        for entry in entries:
+            entry.name = names.get(entry.name, entry.name)
+    for node in proto.graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+    buffers = {name: tensor for name, tensor in module.named_buffers() if tensor.dtype == torch.float32}
+    noted = kinds_of_inputs(proto)
+    for entry in proto.graph.initializer:
+        if entry.name in buffers:
+            entry.CopyFrom(numpy_helper.from_array(buffers[entry.name].numpy(), entry.name))
+            if entry.name not in noted:
+                info = helper.make_tensor_value_info(entry.name, entry.data_type, entry.dims)
+                info.metadata_props.add(key=KIND, value="BUFFER")
+                proto.graph.value_info.append(info)
+    held = {entry.name for entry in proto.graph.initializer}
+    fixed = [name for name, tensor in module.named_parameters() if not tensor.requires_grad]
+    if frozen := [name for name in fixed if name in held]:
+        proto.metadata_props.add(key=FROZEN, value=json.dumps(frozen))

@@ -99,7 +99,7 @@ class TorchParticipant:
         self._suspects: set[str] = set()
         self._reads_to_suspect = 0
         self._written: list[float] = []
-        self._has_stepped = False
+        self._has_stepped = self._is_told = False
         self.has_unsent = False
         """Whether an optimizer has stepped the module since the session read it last."""
 
@@ -164,7 +164,8 @@ class TorchParticipant:
 
     def _look_for_unreached(self) -> None:
         """Warn if an optimizer of other tensors has stepped, and the module is as the last exchange left it."""
-        if self._has_stepped and self._written == self._sums():
+        if self._has_stepped and not self._is_told and self._written == self._sums():
+            self._is_told = True
             LOG.warning(
                 "nothing is exchanged: the steps of the optimizer that join was given do not change the module; "
                 "give join the module that you train"

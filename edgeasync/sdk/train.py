@@ -55,6 +55,9 @@ async def train_async(
     keep_optimizer_state: bool | None = None,
     metrics: object = (),
     loss: LossSetting = "cross_entropy",
+    output: str | None = None,
+    train: str | Sequence[str] = (),
+    freeze: str | Sequence[str] = (),
     seed: int = 0,
     settings: Mapping[str, Any] | None = None,
     trust_code: bool = False,
@@ -87,6 +90,8 @@ async def train_async(
     - `keep_optimizer_state`: whether a worker's momentum and averages outlive its exchanges.
     - `metrics`: of `edgeasync.metrics`, objects or names; they come with `on_update`.
     - `loss`: for ONNX and layers, an object of `edgeasync.losses` or a name.
+    - `output`, `train`, `freeze`: for ONNX and layers, as the flags of `edgeasync hub`: the tensor that the loss
+      reads, and patterns of the parameters to train, `train=["head.*"]`, and not to train.
     - `seed`: of the first values, of the split, and of the order of examples.
     - `settings`: other sections of a hub's settings file, as tables: `{"codec": {"push": "int8"}}`.
     - `trust_code`: whether a folder that is continued may name plugins that `policy` does not have. They are
@@ -125,7 +130,7 @@ async def train_async(
     how: dict[str, Any] = {
         "settings": settings,
         "evaluate": evaluate,
-        "loss": loss,
+        "graph": {"loss": loss, "output": output, "train": train, "freeze": freeze},
         "seed": seed,
         "optimizer": optimizer,
         "batch_size": batch_size,

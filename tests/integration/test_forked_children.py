@@ -22,10 +22,10 @@ def fork():
     print("begun", flush=True)
     input()
     if not os.fork():
+        print("forked", flush=True)
         os.close(1)
         sys.stdin.read()  # up to the test's end
         os._exit(0)
-    print("forked", flush=True)
 """
 
 PROGRAMS = {

@@ -124,6 +124,22 @@ def test_what_an_exporter_may_have_changed_is_told(commands, forward):
     assert sentence in told.stderr
 
 
+def test_a_warning_of_a_command_names_flags(commands, forward):
+    """One layer's weight is in a Constant node, beside weights that are not."""
+    model = onnx.load(forward)
+    (head,) = [entry for entry in model.graph.initializer if entry.name == "head.weight"]
+    model.graph.node.insert(0, onnx.helper.make_node("Constant", [], ["head.weight"], value=head))
+    model.graph.initializer.remove(head)
+    onnx.save(model, forward)
+    sentence = "weights in Constant nodes are not trained: head.weight; to train them, give --train '*' --train "
+    assert f"warning: {sentence}'head.weight'" in say(commands, "model", "inspect", forward)
+    assert json.loads(say(commands, "model", "inspect", forward, "--json"))["warnings"][0].startswith(sentence)
+    told = commands.run("hub", "--model", forward, "--run", commands.folder / "run", "--check")
+    assert sentence in told.stderr
+    followed = say(commands, "model", "inspect", forward, "--json", "--train", "*", "--train", "head.weight")
+    assert json.loads(followed)["warnings"] == []
+
+
 def test_a_fixed_batch_is_told(commands, forward):
     model = onnx.load(forward)
     for value in (model.graph.input[0], model.graph.output[0]):

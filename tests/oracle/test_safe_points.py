@@ -55,9 +55,9 @@ def real_or_fake(module, pictures, label):
     return functional.binary_cross_entropy_with_logits(scores, torch.full_like(scores, label))
 
 
-def gan(module):
+def gan(module, optimizers=None):
     """The discriminator learns from pictures that the generator made, then the generator from the same."""
-    generator, discriminator = optimizers_of(module)
+    generator, discriminator = optimizers or optimizers_of(module)
     while True:
         fake = module["generator"](noise())
         discriminator.zero_grad()
@@ -266,12 +266,11 @@ def test_the_last_steps_count_though_a_backward_pass_is_to_come(tmp_path):
 
 def test_a_loop_without_a_safe_point_is_told_what_to_do(tmp_path, caplog):
     module = convolutional()
-    steps = gan(module)
-    discriminator = next(steps)
+    optimizers = optimizers_of(module)
 
     def train(address):
-        with join(address, module, discriminator, timeout_s=PATIENCE_S):
-            discriminator.step()
+        steps = gan(module, optimizers)
+        with join(address, module, optimizers[1], timeout_s=PATIENCE_S):
             for _ in range(8 * STEPS_PENDING_MAX):
                 next(steps).step()
 

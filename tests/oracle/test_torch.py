@@ -1,5 +1,6 @@
 """torch modules on a fleet: a tutorial's loop that joins, and modules that `train` and agents train."""
 
+import dataclasses
 import difflib
 import doctest
 import os
@@ -97,12 +98,11 @@ def test_an_accuracy_of_several_places_is_a_share_of_them_and_an_ignored_label_d
         alone(prepared.initial)
 
 
-def test_scores_that_are_not_of_the_labels_are_told():
+def test_scores_that_are_not_of_the_labels_have_no_accuracy():
     data = edgeasync.Dataset.of(np.zeros((4, 5, 4)), np.zeros((4, 5), int))
     swapped = edgeasync.torch.model(nn.Linear(4, 2), lambda found, y: nn.functional.cross_entropy(found.mT, y))
     prepared = swapped.prepare(LocalTraining())
-    with pytest.raises(DataError, match=r"classes of shape \(4, 2\) for labels of shape \(4, 5\)"):
-        prepared.make_evaluator(data)(prepared.initial)
+    assert prepared.make_evaluator(data)(prepared.initial).accuracy is None
 
 
 ELEMENTWISE = [None, nn.MSELoss(), nn.functional.l1_loss, nn.BCEWithLogitsLoss()]
@@ -187,14 +187,85 @@ def test_one_update_is_what_torch_alone_does(make):
         np.testing.assert_allclose(array, alone.state_dict()[name].numpy(), atol=1e-5)
 
 
-def test_a_module_takes_one_input():
+class TwoInputs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scores = nn.Linear(4, 2)
+
+    def forward(self, image, age):
+        return self.scores(image + age)
+
+
+def test_a_module_of_several_inputs_takes_them_by_the_names_of_the_data():
     x = np.eye(4, dtype=np.float32)
-    two = edgeasync.Dataset.of({"a": x, "b": x}, [0, 1, 0, 1])
+    two = edgeasync.Dataset.of({"age": x[:, :1], "image": x}, [0, 1, 0, 1])
+    module = TwoInputs()
+    with torch.no_grad():
+        found = module(torch.from_numpy(x), torch.from_numpy(x[:, :1]))
+        wanted = nn.functional.cross_entropy(found, torch.tensor([0, 1, 0, 1])).item()
+    prepared = edgeasync.torch.model(module).prepare(LocalTraining())
+    assert prepared.make_evaluator(two)(prepared.initial).loss == pytest.approx(wanted)
+    trainer = prepared.make_trainer(two, 0, 1)
+    trainer.begin(prepared.initial.copy())
+    assert trainer.step().loss == pytest.approx(wanted)
     prepared = edgeasync.torch.model(nn.Linear(4, 2)).prepare(LocalTraining())
-    with pytest.raises(DataError, match="the data has the inputs a, b; here one array x is needed"):
-        prepared.make_trainer(two, 0, 1)
-    with pytest.raises(DataError, match="the data has the inputs a, b; here one array x is needed"):
-        prepared.make_evaluator(two)(prepared.initial)
+    for use in (lambda: prepared.make_trainer(two, 0, 1), lambda: prepared.make_evaluator(two)):
+        with pytest.raises(
+            DataError, match=r"has the inputs age, image, and Linear.forward takes input; name them"
+        ):
+            use()
+
+
+@dataclasses.dataclass
+class Heads:
+    scores: torch.Tensor
+    box: torch.Tensor
+
+
+STRUCTURES = {
+    "dict": (lambda scores: {"scores": scores, "box": scores}, lambda found: found["scores"]),
+    "tuple": (lambda scores: (scores, scores), lambda found: found[0]),
+    "dataclass": (lambda scores: Heads(scores, scores), lambda found: found.scores),
+    "one score": (lambda scores: scores[:, :1], lambda found: torch.cat([found, -found], 1)),
+    "turned": (lambda scores: scores.T, lambda found: found.T),
+}
+
+
+@pytest.mark.parametrize(("returned", "read"), STRUCTURES.values(), ids=STRUCTURES)
+def test_what_a_loss_of_ones_own_reads_is_evaluated_by_the_loss_alone(returned, read, caplog):
+    class Structured(nn.Linear):
+        def forward(self, x):
+            return returned(super().forward(x))
+
+    def loss(found, y):
+        return nn.functional.cross_entropy(read(found), y)
+
+    x, y = data(48)
+    run = train(
+        edgeasync.torch.model(Structured(4, 2), loss),
+        (x, y),
+        evaluate=(x, y),
+        metrics=["f1"],
+        workers=1,
+        until=Stop(updates=2),
+    )
+    assert run.accuracy is None
+    wanted = loss(run.model(torch.from_numpy(x)), torch.from_numpy(y)).item()
+    assert run.loss == pytest.approx(wanted, rel=1e-5)
+    assert caplog.text.count("the module's output is not one tensor of scores") == 1
+
+
+def test_a_loss_of_torch_says_that_it_takes_one_tensor():
+    class Structured(nn.Linear):
+        def forward(self, x):
+            return {"scores": super().forward(x)}
+
+    for loss in (None, nn.CrossEntropyLoss(), nn.MSELoss()):
+        given = edgeasync.torch.model(Structured(4, 2), loss)
+        with pytest.raises(
+            ConfigError, match=r"returns a dict, and the loss takes one tensor; give edgeasync.torch"
+        ):
+            train(given, data(16), workers=1, until=Stop(updates=1))
 
 
 @pytest.mark.parametrize(

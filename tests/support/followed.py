@@ -1,5 +1,6 @@
 """What a person does who is refused: exactly what the sentence says, until the model trains."""
 
+import ast
 import re
 
 import numpy as np
@@ -16,13 +17,7 @@ from tests.support.gradients import session
 STEPS = 20
 TRIES = 4
 
-_ADVICE = {
-    "output": re.compile(
-        r"name '([^']+)' as the output|and '([^']+)' as the output|name the one to train: '([^']+)'"
-    ),
-    "loss": re.compile(r"the loss (bce_with_logits|mse)"),
-    "freeze": re.compile(r"freeze what comes before it: (.+)$|or name in `freeze`[^:]*: (.+)$"),
-}
+_ARGUMENT = re.compile(r"\b(output|loss|train|freeze)=('[^']*'|\[[^\]]*\])")
 
 
 def follow(model, settings=None):
@@ -43,14 +38,18 @@ def follow(model, settings=None):
 
 
 def advice_of(sentence):
-    """Return the settings that a refusal names; fails if it names none."""
-    found = {}
-    for name, pattern in _ADVICE.items():
-        if match := pattern.search(sentence):
-            said = next(filter(None, match.groups()))
-            found[name] = tuple(said.split(", ")) if name == "freeze" else said
+    """Return the arguments that a refusal names; of `freeze` or `train` the first. Fails if it names none."""
+    found = arguments(sentence)
+    if "freeze" in found:
+        found.pop("train", None)
     assert found, f"nothing to follow in: {sentence}"
     return found
+
+
+def arguments(sentence):
+    """Return the arguments that a message says to give."""
+    found = {name: ast.literal_eval(value) for name, value in _ARGUMENT.findall(sentence)}
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
 
 
 def assert_trains(graph, *, feeds=None, rate=0.1):

@@ -21,6 +21,7 @@ REPETITIONS = {
     "networks that heal": Repetitions(4, 8, 360),
     "directions of a gradient": Repetitions(1, 2, 10),
     "points at which gradients are checked": Repetitions(1, 1, 5),
+    "random modules with stops": Repetitions(3, 12, 300),
     "seeds of faults": Repetitions(30, 100, 3000),
     "seeds of peers": Repetitions(10, 20, 2000),
     "seeds of hostile peers": Repetitions(6, 24, 2000),

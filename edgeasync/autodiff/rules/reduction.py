@@ -1,5 +1,7 @@
 """Gradients of reductions and of softmax."""
 
+import numpy as np
+
 from edgeasync.autodiff.graph import Shape
 from edgeasync.autodiff.rules.registry import Gradients, Step, rule
 
@@ -42,6 +44,15 @@ def _reduce_mean(step: Step) -> Gradients:
     return [_spread(step, _kept(step, share, axes))]
 
 
+@rule("ReduceL2")
+def _reduce_l2(step: Step) -> Gradients:
+    """Each value's share of the length; 0 where that is 0, as in torch."""
+    graph, op, axes = step.graph, step.graph.op, _axes(step)
+    length = _kept(step, step.output(), axes)
+    safe = op("Where", op("Equal", length, graph.scalar(0.0)), graph.scalar(1.0), length)
+    return [op("Mul", op("Div", step.input(0), safe), _kept(step, step.gradient, axes))]
+
+
 def count_of(step: Step, shape: Shape, axes: list[int]) -> str:
     """Return the number of values along `axes` of the first input, as a float32 scalar."""
     graph, count, follows = step.graph, 1, []
@@ -82,3 +93,37 @@ def _log_softmax(step: Step) -> Gradients:
     graph, op = step.graph, step.graph.op
     total = op("ReduceSum", step.gradient, graph.ints(step.axis()), keepdims=1)
     return [op("Sub", step.gradient, op("Mul", op("Exp", step.output()), total))]
+
+
+@rule("SoftmaxCrossEntropyLoss")
+def _softmax_cross_entropy(step: Step) -> Gradients:
+    """(softmax - label), times what each label counts."""
+    graph, op = step.graph, step.graph.op
+    if any(gradient is not None for gradient in step.gradients[1:]):
+        raise step.refused("its second result, the log-probabilities, is read")
+    labels, classes = step.input(1), step.shape(0)[1]
+    kind = graph.dtypes[labels]
+    counts = None
+    if (ignored := step.attribute("ignore_index", None)) is not None:
+        kept = op("Not", op("Equal", labels, graph.constant(np.array(ignored, kind))))
+        labels = op("Where", kept, labels, graph.constant(np.array(0, kind)))  # it may be no class's number
+        counts = op("Cast", kept, to=1)
+    if step.input(2):
+        weights = op("Gather", step.input(2), labels)
+        counts = weights if counts is None else op("Mul", weights, counts)
+    gradient = step.gradient
+    if step.attribute("reduction", "mean") == "mean":
+        size = op("Cast", op("Size", labels), to=1) if counts is None else op("ReduceSum", counts, keepdims=0)
+        gradient = op("Div", gradient, size)
+    if counts is not None:
+        gradient = op("Mul", gradient, counts)
+    if counts is not None or step.attribute("reduction", "mean") == "none":
+        gradient = op("Unsqueeze", gradient, graph.ints(1))
+    label = op(
+        "OneHot",
+        labels,
+        graph.constant(np.int64(classes or 0)),
+        graph.constant(np.array([0, 1], np.float32)),
+        axis=1,
+    )
+    return [op("Mul", op("Sub", op("Softmax", step.input(0), axis=1), label), gradient)]

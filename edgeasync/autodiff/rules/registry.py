@@ -124,9 +124,9 @@ def rule(*operators: str, forward: ForwardRule | None = None) -> Callable[[Gradi
 STOPPING = frozenset(
     {
         "And", "ArgMax", "ArgMin", "Ceil", "ConstantOfShape", "Equal", "EyeLike", "Floor", "Greater",
-        "GreaterOrEqual", "IsInf", "IsNaN", "Less", "LessOrEqual", "NonZero", "Not", "OneHot", "Or",
+        "GreaterOrEqual", "Identity", "IsInf", "IsNaN", "Less", "LessOrEqual", "NonZero", "Not", "OneHot", "Or",
         "RandomNormalLike", "RandomUniformLike", "Range", "Round", "Shape", "Sign", "Size", "Xor",
     }
 )  # fmt: skip
 """Operators whose results have no gradient, or zero almost everywhere: what is before them is not trained
-through them, as in every other library."""
+through them, as in every other library. An Identity is one at which the model says so."""

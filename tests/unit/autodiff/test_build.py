@@ -270,13 +270,22 @@ def refused(data, why, **settings):
 def test_an_operator_without_a_rule_is_named_and_what_to_do():
     text = DENSE.replace("a = Relu(h)", "a = Sinh(h)")
     refused(model(text), r"the Sinh that makes 'a': there is no gradient for Sinh; write the model with other "
-                         r"operators, or freeze what comes before it: w1, b1$")  # fmt: skip
+                         r"operators, or freeze what comes before it: freeze=\['w1', 'b1'\]$")  # fmt: skip
     assert names(build_training_graph(model(text), GraphSettings(freeze=("w1", "b1")))) == ["w2", "b2"]
     refused(model(text), "everything that is trained comes before it: write the model with other operators$",
             train=("*1",))  # fmt: skip
     named = edited(model(text), lambda proto: setattr(proto.graph.node[1], "name", "bend"))
     refused(named, r"node 'bend' \(Sinh\): there is no gradient for Sinh")
     assert names(build_training_graph(named, GraphSettings(train=("*2",)))) == ["w2", "b2"]
+
+
+def test_operators_without_a_rule_are_named_all_at_once():
+    text = "h = Gemm(x, w1, b1)\na = Sinh(h)\nb = Mul(a, w2)\nc = Cosh(b)\nd = Sinh(c)\ny = Mul(d, b2)"
+    data = model(text, {"w1": numbers((4, 5), 1), "b1": numbers((5,), 2), "w2": numbers((5,), 3),
+                        "b2": numbers((5,), 4)})  # fmt: skip
+    refused(data, "the Sinh that makes 'a', the Cosh that makes 'c', the Sinh that makes 'd': there is no "
+                  r"gradient for Sinh, Cosh; .* comes before them: freeze=\['w1', 'b1', 'w2'\]$")  # fmt: skip
+    assert names(build_training_graph(data, GraphSettings(loss="mse", freeze=("w1", "b1", "w2")))) == ["b2"]
 
 
 def test_a_foreign_operator():
@@ -287,7 +296,7 @@ def test_a_foreign_operator():
 
     why = (
         "there is no gradient for Gelu of the domain 'com.microsoft'; use the file from before onnxruntime "
-        "optimized or quantized it, or freeze what comes before it: w1, b1$"
+        r"optimized or quantized it, or freeze what comes before it: freeze=\['w1', 'b1'\]$"
     )
     refused(edited(model(), foreign), why)
     before, after = {"output": "h", "loss": "mse"}, {"freeze": ("?1",)}
@@ -332,9 +341,38 @@ def test_outputs_that_are_unclear_or_missing():
     def second(proto):
         proto.graph.output.append(helper.make_tensor_value_info("h", TensorProto.FLOAT, ["batch", 5]))
 
-    refused(edited(model(), second), r"the model has 2 outputs \(y, h\); name the one to train")
+    refused(edited(model(), second), r"the model has 2 outputs \(y, h\); name the one to train: output='y'")
     refused(model(), "the model has no tensor 'z'; its outputs are y", output="z")
     build_training_graph(edited(model(), second), GraphSettings(output="h", loss="mse"))
+
+
+def frozen(*names):
+    return edited(model(), lambda proto: proto.metadata_props.add(key="edgeasync.frozen", value=json.dumps(names)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, ["w2", "b2"]),
+        ({"freeze": ("b2",)}, ["w2"]),
+        ({"train": ("*",)}, ["w1", "b1", "w2", "b2"]),
+        ({"train": ("*1",)}, ["w1", "b1"]),
+        ({"train": ("*",), "freeze": ("w?",)}, ["b1", "b2"]),
+    ],
+)
+def test_what_the_file_says_is_frozen_stays_so_unless_train_is_given(settings, expected):
+    graph = build_training_graph(frozen("w1", "b1", "gone"), GraphSettings(loss="mse", **settings))
+    assert names(graph) == expected
+    told = () if "train" in settings else ("frozen in torch, and so here unless train names them: w1, b1",)
+    assert graph.warnings == told
+
+
+def test_a_file_in_which_all_is_frozen():
+    refused(
+        frozen("w1", "b1", "w2", "b2"), r"torch had w1, b1, w2, b2 frozen: give train=\['w1', 'b1', 'w2', 'b2'\]"
+    )
+    broken = edited(model(), lambda proto: proto.metadata_props.add(key="edgeasync.frozen", value="w1"))
+    refused(broken, "the model's metadata 'edgeasync.frozen' is not a list of names")
 
 
 def test_outputs_that_nothing_trains():
@@ -361,7 +399,10 @@ def test_parameters_that_an_exporter_merged():
     why = (
         "parameter 'w' is read by the Mul that makes 'a' and the Mul that makes 'y', and all its values are equal"
     )
-    refused(model(text, ones), f"{why}: the exporter may have merged parameters; .* in `train` if .*: w$")
+    refused(
+        model(text, ones),
+        f"{why}: the exporter may have merged parameters; .*, or give freeze=\\['w'\\], or train=\\['\\*'\\] if ",
+    )
     refused(
         model(text, {"w": np.zeros(1, np.float32), "v": numbers((4,), 3)}),
         "the exporter may have merged parameters",

@@ -96,6 +96,41 @@ def test_a_loss_that_is_never_finite():
         check(build_training_graph(model, GraphSettings(loss="mse", train=("w",))))
 
 
+# Gradients stop at s: of a model of torch's, whose newer exporter writes a `detach` as this Identity.
+STOPPED = "h = MatMul(x, w)\ns = Identity(h)\na = Tanh(s)\nb = Mul(a, v)\nc = Mul(h, v)\ny = Add(b, c)"
+DETACH = ("pkg.torch.onnx.class_hierarchy", "['Net', 'aten.detach.default']")
+
+
+def stopped(text=STOPPED, **parameters):
+    parameters = parameters or {"w": numbers((3, 2)), "v": numbers((2,), 1)}
+    proto = onnx.load_model_from_string(forward(text, parameters, (3,)))
+    (node,) = [node for node in proto.graph.node if list(node.output) == ["s"]]
+    node.metadata_props.add(key=DETACH[0], value=DETACH[1])
+    return proto.SerializeToString()
+
+
+def test_what_a_gradient_stops_at_keeps_its_value():
+    honest = build_training_graph(stopped(), GraphSettings(loss="mse"))
+    assert [(found.name, found.passed) for found in check(honest)] == [("w", True), ("v", True)]
+    passing = build_training_graph(
+        forward(STOPPED, {"w": numbers((3, 2)), "v": numbers((2,), 1)}, (3,)), GraphSettings(loss="mse")
+    )
+    assert not np.allclose(gradients(honest)["w"], gradients(passing)["w"])
+    np.testing.assert_allclose(gradients(honest)["v"], gradients(passing)["v"])
+    wrong = tampered(honest, "w", ("Mul", "right", "factor", "wrong"), factor=np.float32(0.9))
+    assert failing(honest, wrong) == ["w"]
+
+
+@pytest.mark.parametrize("value", [np.ones((2,)), numbers((2,), 1)], ids=["uniform", "different"])
+def test_a_weight_that_is_shared_with_a_stop_is_one_parameter(value):
+    text = "s = Identity(v)\nh = MatMul(x, w)\na = Mul(h, s)\nb = Tanh(a)\ny = Mul(b, v)"
+    graph = build_training_graph(
+        stopped(text, w=numbers((3, 2)), v=value.astype(np.float32)), GraphSettings(loss="mse")
+    )
+    assert [parameter.name for parameter in graph.spec.parameters] == ["w", "v"]
+    assert all(found.passed for found in check(graph))
+
+
 # -- tampering -------------------------------------------------------------------------------------------------
 
 

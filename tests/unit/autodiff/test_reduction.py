@@ -7,7 +7,7 @@ from edgeasync.autodiff.build import build_training_graph
 from edgeasync.autodiff.settings import GraphSettings
 from tests.support.gradients import check, forward, numbers, run
 
-REDUCTIONS = ["ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin"]
+REDUCTIONS = ["ReduceSum", "ReduceMean", "ReduceL2", "ReduceMax", "ReduceMin"]
 
 
 @pytest.mark.parametrize("op", REDUCTIONS)
@@ -32,7 +32,15 @@ def test_or_none_where_the_model_says_so(op):
     check(f"y = {op}<noop_with_empty_axes=1>(h, axes)", (2, 3), parameters)
 
 
-@pytest.mark.parametrize("op", ["ReduceMean", "ReduceMax", "ReduceMin", "ReduceSum"])
+def test_a_length_of_0_has_the_gradient_0():
+    model = forward("h = Mul(x, w)\nn = ReduceL2(h, axes)\ny = Add(n, b)",
+                    {"w": numbers((3,), 1), "b": numbers((1,), 2), "axes": np.array([1])}, (3,))  # fmt: skip
+    graph = build_training_graph(model, GraphSettings(loss="mse"))
+    found = run(graph, {"x": np.zeros((2, 3), np.float32), "target": np.ones((2, 1), np.float32)})
+    np.testing.assert_array_equal(found["w.grad"], 0)
+
+
+@pytest.mark.parametrize("op", REDUCTIONS)
 @pytest.mark.parametrize("opset", [11, 12, 13, 17])
 def test_axes_as_an_attribute_of_an_older_opset(op, opset):
     """ReduceSum took them as an input from opset 13 on, the others from 18."""
@@ -68,3 +76,20 @@ def test_softmax_of_an_old_opset_is_over_all_axes_from_its_own(axis):
 
     check(f"a = Softmax<axis={axis}>(h)\ny = Mul(a, w)", (3, 4), {"w": numbers((3, 4), 5)}, opset=11,
           reference=formula)  # fmt: skip
+
+
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+@pytest.mark.parametrize("ignored", ["", ", ignore_index=-100", ", ignore_index=0"])
+@pytest.mark.parametrize("weights", ["", ", weights"])
+@pytest.mark.parametrize("places", [(), (2,)], ids=["one label", "labels at places"])
+def test_a_cross_entropy_inside_a_model(reduction, ignored, weights, places):
+    """Of which a function is trained, as of a focal loss."""
+    kept = {"weights": np.float32([0.5, 2, 1])} if weights else {}
+    check(
+        "labels = ArgMin<axis=1, keepdims=0>(x)\n"
+        f'l = SoftmaxCrossEntropyLoss<reduction="{reduction}"{ignored}>(h, labels{weights})\n'
+        "e = Exp(l)\nu = Mul(e, l)\ns = ReduceSum<keepdims=0>(u)\ny = Add(h, s)",
+        (3, *places),
+        kept,
+        freeze=tuple(kept),
+    )

@@ -17,8 +17,8 @@ LOCKS = {
     "state": "from edgeasync.durable.identity import DeviceFolder; DeviceFolder(folder).open('pi')",
     "keys": "from edgeasync.durable.secret_files import locked; held = locked(folder); held.__enter__()",
     "a look": (
-        "import fcntl, edgeasync.durable.files as files; close = files.FileLock.close\n"
-        "files.FileLock.close = lambda lock: fork_and_die()\n"
+        "import edgeasync.durable.files as files\n"
+        "files.FileLock.close = lambda lock: fork()\n"
         "files.is_locked(folder)"
     ),
 }
@@ -27,8 +27,8 @@ LOCKS = {
 WAYS = {
     "os.fork": "if not os.fork(): wait()",
     "multiprocessing": "multiprocessing.get_context('fork').Process(target=wait).start()",
-    "subprocess": "subprocess.Popen([sys.executable, '-c', 'input()'], close_fds=False)",
-    "preexec_fn": "subprocess.Popen([sys.executable, '-c', 'input()'], close_fds=False, preexec_fn=lambda: None)",
+    "subprocess": "subprocess.Popen([sys.executable, '-c', BEGIN], close_fds=False)",
+    "preexec_fn": "subprocess.Popen([sys.executable, '-c', BEGIN], close_fds=False, preexec_fn=lambda: None)",
 }
 """Programs that start a child, which outlives them."""
 
@@ -36,16 +36,17 @@ PROGRAM = """
 import multiprocessing, os, signal, subprocess, sys
 from pathlib import Path
 folder = Path({folder!r})
+BEGIN = "print('begun', flush=True); input()"
+stdin = os.dup(0)  # multiprocessing closes the other
 def wait():
-    try: input()
-    except EOFError: pass
+    print("begun", flush=True)
+    os.read(stdin, 1)  # up to the test's end
     os._exit(0)
-def fork_and_die():
+def fork():
     {way}
-    print("forked", flush=True)
-    os.kill(os.getpid(), signal.SIGKILL)
+    signal.pause()
 {lock}
-fork_and_die()
+fork()
 """
 
 
@@ -59,7 +60,8 @@ def killed(tmp_path):
         text = PROGRAM.format(folder=str(tmp_path), way=WAYS[way], lock=LOCKS[lock])
         command = [sys.executable, "-c", text]
         running.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
-        assert running[-1].stdout.readline() == b"forked\n"
+        assert running[-1].stdout.readline() == b"begun\n"  # by the child
+        running[-1].kill()
         running[-1].wait()
         return tmp_path
 

@@ -34,6 +34,7 @@ CHILD = """
 pid = os.fork()
 if not pid:
     time.sleep(60)
+    os._exit(1)
 os.kill(pid, signal.SIGTERM)
 print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 """

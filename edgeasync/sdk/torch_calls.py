@@ -1,0 +1,165 @@
+"""How a torch module is called: with one tensor or several, for one or several, with or without gradients."""
+
+import copy
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
+
+from edgeasync.errors import ConfigError
+
+_POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
+
+
+class Call(NamedTuple):
+    """The inputs of a module by name, an example of each, and whether `forward` takes them by their names."""
+
+    names: list[str]
+    tensors: tuple[Tensor, ...]
+    by_name: bool
+
+    def of(self, forward: Callable[..., Any], tensors: tuple[Tensor, ...]) -> Any:
+        """Return what `forward` returns for other tensors in these places."""
+        return forward(**dict(zip(self.names, tensors, strict=True))) if self.by_name else forward(*tensors)
+
+    @property
+    def signature(self) -> inspect.Signature:
+        """Of a function that takes the tensors one by one."""
+        return inspect.Signature([inspect.Parameter(name, _POSITIONAL) for name in self.names])
+
+
+def call_of(module: nn.Module, example: Any) -> Call:
+    """Return how a module is called with an example; raises `ConfigError` if it is not a batch for `forward`."""
+    if isinstance(example, Mapping):
+        call = Call(list(example), _tensors(example), by_name=True)
+    elif isinstance(example, tuple) and all(hasattr(value, "shape") for value in example):
+        names = _names(module, len(example))
+        call = Call(names, _tensors(dict(zip(names, example, strict=True))), by_name=False)
+    else:
+        call = Call(["x"], _tensors({"x": example}), by_name=False)
+    try:
+        call.of(inspect.signature(module.forward).bind, call.tensors)
+    except TypeError as error:
+        raise ConfigError(f"example does not fit {type(module).__name__}.forward: {error}") from error
+    for name, tensor in zip(call.names, call.tensors, strict=True):
+        if tensor.ndim < 2 or len(tensor) < 2 or len(tensor) != len(call.tensors[0]):
+            which = "example" if call.names == ["x"] else f"{name!r} of example"
+            raise ConfigError(f"{which} has shape {tuple(tensor.shape)}; give a batch of two examples or more")
+    return call
+
+
+def _tensors(arrays: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    found = []
+    for name, array in arrays.items():
+        try:
+            found.append(torch.as_tensor(array).detach().cpu())
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ConfigError(
+                f"{name!r} of example is {type(array).__name__}, not an array; give arrays, and set what is "
+                "none in a module around this one"
+            ) from error
+    return tuple(found)
+
+
+def _names(module: nn.Module, count: int) -> list[str]:
+    """Return the names that `forward` has for this number of inputs, one after the other."""
+    names: list[str] = []
+    for name, parameter in inspect.signature(module.forward).parameters.items():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            return [*names, *[f"{name}{number}" for number in range(count - len(names))]][:count]
+        names.append(name)
+    # Too many of them do not fit, which is told with the reason.
+    return [*names[:count], *[f"x{number}" for number in range(len(names), count)]]
+
+
+def flat(found: Any) -> dict[str, Tensor]:
+    """Return the tensors that a module returns, by name: `y` for one alone, `y0` and `y1` for those of a tuple."""
+    return dict(_flat(found, "")) if not isinstance(found, Tensor) else {"y": found}
+
+
+def _flat(found: Any, name: str) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(found, Tensor):
+        yield name, found
+        return
+    parts: Mapping[Any, Any] = {}
+    if isinstance(found, Mapping):
+        parts = found
+    elif dataclasses.is_dataclass(found):
+        parts = {field.name: getattr(found, field.name) for field in dataclasses.fields(found)}
+    elif hasattr(found, "_asdict"):
+        parts = found._asdict()
+    elif isinstance(found, tuple | list):
+        parts = dict(enumerate(found) if name else ((f"y{place}", value) for place, value in enumerate(found)))
+    for key, value in parts.items():
+        yield from _flat(value, f"{name}.{key}" if name else str(key))
+
+
+def quiet(module: nn.Module, use: Callable[[nn.Module], Any]) -> Any:
+    """Return what `use` makes of a copy of the module without dropout."""
+    copied = copy.deepcopy(module)
+    for part in copied.modules():
+        if isinstance(part, nn.modules.dropout._DropoutNd):  # noqa: SLF001
+            part.p = 0.0
+        elif isinstance(part, nn.RNNBase | nn.MultiheadAttention):
+            part.dropout = 0.0
+    with _NoDropout():
+        return use(copied)
+
+
+class _NoDropout(TorchFunctionMode):  # type: ignore[misc]
+    """Lets everything through the dropouts that `forward` calls itself."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if name == "scaled_dot_product_attention":
+            return func(
+                *args[:4], *[0.0] * bool(args[4:]), *args[5:], **kwargs | ({} if args[4:] else {"dropout_p": 0.0})
+            )
+        if "dropout" in name:
+            return args[0] if args else kwargs["input"]
+        return func(*args, **kwargs)
+
+
+class Grads(TorchFunctionMode):  # type: ignore[misc]
+    """Writes a `detach` wherever gradients stop without one, as exporters keep no `torch.no_grad`.
+
+    It notes what stops them. `kept` is whether the exporter writes a `detach`.
+    """
+
+    def __init__(self, *, kept: bool) -> None:
+        super().__init__()
+        self.stopped: set[str] = set()
+        """What has stopped gradients: `detach`, `detach_`, `data` or `no_grad`."""
+        self._kept = kept
+
+    @property
+    def advice(self) -> str:
+        """What may help where gradients differ, with the word that goes before another way."""
+        if self.stopped and not self._kept:
+            return "the older exporter does not write where torch stops gradients: give exporter='dynamo', or "
+        if "detach_" in self.stopped:
+            return "exporters leave out detach_(): write h = h.detach() for h.detach_(), or "
+        return ""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func == Tensor.data.__get__:
+            self.stopped.add("data")
+            return args[0].detach()
+        found = func(*args, **(kwargs or {}))
+        if func in (Tensor.detach, Tensor.detach_, torch.detach, torch.detach_):
+            self.stopped.add(func.__name__)
+        elif not torch.is_grad_enabled():
+            self.stopped.add("no_grad")
+            return tree_map_only(Tensor, lambda one: one.detach() if one.is_floating_point() else one, found)
+        return found
+
+
+def first_line(error: Exception) -> str:
+    """Return what an error of torch says, without the rest."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

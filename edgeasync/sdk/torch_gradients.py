@@ -1,0 +1,253 @@
+"""The gradients of an exported module, held against torch's."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from edgeasync.autodiff.build import TrainingGraph, build_training_graph
+from edgeasync.autodiff.check import without_chance
+from edgeasync.autodiff.contract import GRADIENT, parameter_of
+from edgeasync.autodiff.forward import open_session
+from edgeasync.autodiff.settings import GraphSettings
+from edgeasync.errors import GraphError, native_reason
+from edgeasync.sdk.torch_calls import Call, Grads, first_line, flat, quiet
+
+Gradients = dict[str, npt.NDArray[np.float32]]
+"""By parameter."""
+
+APART_MAX = 1e-3
+"""How far a parameter's gradient may be off torch's, as a share of its largest value: sums in another order."""
+
+NOISE = 1e-5
+"""How far it may be off as a share of the largest gradient of all."""
+
+SPREADS = 4.0
+"""How far it may be off as a multiple of what torch's own moves by if parameters move by `NUDGE`."""
+
+NUDGE = 1e-6
+"""A few units in float32's last place."""
+
+MOVED = 0.05
+"""How far from their first values parameters are moved, as a share: one that is 0 hides what is behind it."""
+
+ROWS_MIN = 8
+"""Examples: with two of them a batch norm has next to no gradient."""
+
+ITSELF = "train the module itself, by edgeasync.torch.model"
+
+POINTS, POINTS_MAX = 2, 6
+"""At how many points gradients are compared, and how many are drawn for that: some have a kink nearby."""
+
+
+def check_export(module: nn.Module, call: Call, outputs: list[str], content: bytes, grads: Grads) -> None:
+    """Raise `GraphError` unless training graphs have the module's names, and its gradients for each output."""
+    graphs, refused = _build(content, outputs)
+    for output, graph in graphs.items():
+        session = open_session(without_chance(graph.model))
+        # What a graph does not train is a constant in it.
+        moved = {parameter.name for parameter in graph.spec.parameters}
+        for point in _points(_Scene(module, call, outputs.index(output), moved)):
+            results = _run(session, point)
+            if point.random and grads.stopped:
+                raise GraphError(
+                    f"{type(module).__name__} draws random numbers and stops gradients, so nothing tells whether "
+                    f"the exported model stops them, too; {ITSELF}"
+                )
+            if not point.random:
+                _compare(point, results, grads)
+    _check_names(module, graphs, refused)
+
+
+def _build(content: bytes, outputs: list[str]) -> tuple[dict[str, TrainingGraph], list[GraphError]]:
+    """Return a training graph for each output that can be trained, and why others cannot be.
+
+    Raises `GraphError` if there is none.
+    """
+    graphs, refused = {}, []
+    for output in outputs:
+        try:
+            graphs[output] = build_training_graph(content, GraphSettings(loss="mse", output=output))
+        except GraphError as error:
+            refused.append(error)
+    if not graphs:
+        raise refused[0]
+    return graphs, refused
+
+
+def _check_names(module: nn.Module, graphs: dict[str, TrainingGraph], refused: list[GraphError]) -> None:
+    trained = {name for name, tensor in module.named_parameters() if tensor.requires_grad}
+    buffers = {name for name, _ in module.named_buffers()}
+    spec = {each for graph in graphs.values() for each in graph.spec.parameters}
+    found = {each.name for each in spec if each.role == "trained" or each.name not in buffers}
+    if trained - found and refused:
+        raise refused[0]
+    if found != trained:
+        name = min(found ^ trained)
+        where = "the exported model" if name in found else type(module).__name__
+        raise GraphError(
+            f"only {where} has a trained array {name!r}; use each parameter in forward where a gradient reaches "
+            "it, and no others, or freeze it by requires_grad_(False)"
+        )
+
+
+class _Scene(NamedTuple):
+    """A module, how it is called, the place of the output to train, and the parameters that may be moved."""
+
+    module: nn.Module
+    call: Call
+    place: int
+    moved: set[str]
+
+
+class _Point(NamedTuple):
+    """Arrays by name, torch's gradients there, and how far these move by themselves.
+
+    `random` is whether torch gives other gradients each time.
+    """
+
+    feeds: dict[str, npt.NDArray[Any]]
+    gradients: Gradients
+    spreads: Gradients
+    random: bool
+
+    def allowed(self, name: str) -> float:
+        """Return how far a gradient may be off, but for how far it moves by itself."""
+        largest = max(float(np.abs(gradient).max(initial=0.0)) for gradient in self.gradients.values())
+        own = float(np.abs(self.gradients[name]).max(initial=0.0))
+        return max(APART_MAX * own, NOISE * largest, 1e-12)
+
+    @property
+    def unrest(self) -> float:
+        """How far any gradient moves by itself, as a share of how far it may be off."""
+        return max(float(spread.max(initial=0.0)) / self.allowed(name) for name, spread in self.spreads.items())
+
+
+def _points(scene: _Scene) -> Iterator[_Point]:
+    """Yield points with finite gradients, calm ones or else the calmest; raises `GraphError` if there are none."""
+    restless: list[_Point] = []
+    calm = 0
+    trouble = "they are not finite"
+    for number in range(POINTS_MAX):
+        for kind in _KINDS:
+            try:
+                point = _point(scene, number, kind)
+            except Exception as error:  # noqa: BLE001 - a module may refuse examples by any error
+                trouble = first_line(error)
+                continue
+            if not all(np.isfinite(value).all() for value in (*point.gradients.values(), *point.spreads.values())):
+                continue
+            if point.random or point.unrest < 1 / SPREADS:
+                yield point
+                calm += 1
+            else:
+                restless.append(point)
+            if point.random or calm == POINTS:
+                return
+            break
+    if not calm and not restless:
+        raise GraphError(
+            f"{type(scene.module).__name__} has no gradients, neither at random examples nor near those of "
+            f"example ({trouble}); give an example that it can be trained on"
+        )
+    if not calm:
+        yield min(restless, key=lambda point: point.unrest)
+
+
+_KINDS = ("random", "near", "positive")
+"""Examples are random; or near those of the user; or random and positive, as a logarithm wants them."""
+
+
+def _point(scene: _Scene, number: int, kind: str) -> _Point:
+    """Return a point; raises what the module raises."""
+    generator = np.random.Generator(np.random.PCG64([number, _KINDS.index(kind)]))
+    batch = tuple([_drawn(tensor, kind, generator) for tensor in scene.call.tensors])
+
+    def use(module: nn.Module) -> _Point:
+        _move(module, scene.moved, MOVED, generator)
+        feeds = dict(zip(scene.call.names, [tensor.numpy() for tensor in batch], strict=True))
+        feeds |= {name: tensor.detach().numpy().copy() for name, tensor in module.state_dict().items()}
+        shape = tuple(_returned(scene, module, batch).shape)
+        feeds["target"] = generator.standard_normal(shape).astype(np.float32)
+        target = torch.from_numpy(feeds["target"])
+        gradients, again = [_gradients(scene, module, batch, target) for _ in range(2)]
+        random = any(not np.array_equal(gradient, again[name]) for name, gradient in gradients.items())
+        _move(module, scene.moved, NUDGE, generator)
+        nudged = _gradients(scene, module, batch, target)
+        spreads = {name: np.abs(nudged[name] - gradient) for name, gradient in gradients.items()}
+        return _Point(feeds, gradients, spreads, random)
+
+    found: _Point = quiet(scene.module, use)
+    return found
+
+
+def _drawn(example: Tensor, kind: str, generator: np.random.Generator) -> Tensor:
+    """Return a batch like the example's."""
+    rows = max(len(example), ROWS_MIN)
+    near = example.repeat(-(-rows // len(example)), *[1] * (example.ndim - 1))[:rows].clone()
+    if example.is_floating_point():
+        values = torch.from_numpy(generator.standard_normal(tuple(near.shape))).to(example.dtype)
+        if kind == "near":
+            return near + MOVED * near.abs().mean().clamp(min=0.1) * values
+        return values if kind == "random" else values.abs() + MOVED
+    if kind == "near":
+        return near
+    low, high = (0, 1) if example.dtype == torch.bool else (int(example.min()), int(example.max()))
+    drawn = generator.integers(low, max(high, low + 1), tuple(near.shape), endpoint=True)
+    return torch.from_numpy(drawn).to(example.dtype)
+
+
+def _move(module: nn.Module, names: set[str], share: float, generator: np.random.Generator) -> None:
+    """Move what is trained by a share of its size."""
+    with torch.no_grad():
+        for name, tensor in module.named_parameters():
+            if name in names:
+                size = share * max(float(tensor.square().mean().sqrt()), 0.1)
+                tensor.add_(torch.from_numpy(generator.standard_normal(tuple(tensor.shape))), alpha=size)
+
+
+def _returned(scene: _Scene, module: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+    return list(flat(scene.call.of(module, batch)).values())[scene.place]
+
+
+def _gradients(scene: _Scene, module: nn.Module, batch: tuple[Tensor, ...], target: Tensor) -> Gradients:
+    """Return torch's gradients of a mean squared error."""
+    trained = {name: tensor for name, tensor in module.named_parameters() if tensor.requires_grad}
+    loss = nn.functional.mse_loss(_returned(scene, module, batch), target)
+    own: Sequence[Tensor | None] = [None] * len(trained)
+    if loss.requires_grad:
+        own = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+    return {
+        name: np.zeros(tuple(tensor.shape), np.float32) if gradient is None else gradient.numpy()
+        for (name, tensor), gradient in zip(trained.items(), own, strict=True)
+    }
+
+
+def _run(session: Any, point: _Point) -> Gradients:
+    """Return the gradients of a training graph."""
+    feeds = {
+        entry.name: point.feeds[entry.name].astype(np.int64 if entry.type == "tensor(int64)" else np.float32)
+        for entry in session.get_inputs()
+    }
+    names = [entry.name for entry in session.get_outputs() if entry.name.endswith(GRADIENT)]
+    try:
+        return dict(zip(map(parameter_of, names), session.run(names, feeds), strict=True))
+    except Exception as error:
+        rows = len(point.feeds["target"])
+        raise GraphError(
+            f"the exported model does not run on {rows} examples ({native_reason(error)}); {ITSELF}"
+        ) from error
+
+
+def _compare(point: _Point, results: Gradients, grads: Grads) -> None:
+    for name, gradient in point.gradients.items():
+        # A parameter that the output does not depend on is none of its training graph's.
+        apart = float(np.abs(results.get(name, np.float32(0.0)) - gradient).max(initial=0.0))
+        if not apart <= point.allowed(name) + SPREADS * float(point.spreads[name].max(initial=0.0)):
+            raise GraphError(
+                f"the gradient of {name!r} in the exported model is {apart:.2g} off torch's, where its largest is "
+                f"{np.abs(gradient).max():.2g}; {grads.advice}{ITSELF}"
+            )
