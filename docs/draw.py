@@ -230,6 +230,7 @@ HOLDS = {
     "states": "moves along tables",
     "errors": "the error tree",
     "structs": "types that several threads read",
+    "temporary": "temporary folders",
     "version": "the version of the package",
 }
 
@@ -272,6 +273,7 @@ FILES = (
     "states",
     "errors",
     "structs",
+    "temporary",
     "version",
 )
 

@@ -17,6 +17,7 @@ from edgeasync.autodiff.check import GradientCheck
 from edgeasync.autodiff.inspection import Inspection
 from edgeasync.cli.main import app
 from edgeasync.durable.run_replay import Beginning, Evaluation, Happening, Update
+from edgeasync.durable.verification import Verified
 from edgeasync.policies.catalogue import Kind, Parameter, catalogue
 from edgeasync.runtime.runs import Best, CheckpointSummary, Mark, RunSummary
 from edgeasync.sdk.service import Service
@@ -222,7 +223,7 @@ def _argument(field: msgspec.structs.FieldInfo) -> str:
 
 def replay_keys() -> str:
     """Return the keys of the lines of `edgeasync replay --json`."""
-    return "\n\n".join(_keys(struct) for struct in (Beginning, Update, Evaluation, Happening))
+    return "\n\n".join(_keys(struct) for struct in (Beginning, Update, Evaluation, Happening, Verified))
 
 
 def runs_keys() -> str:

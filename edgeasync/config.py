@@ -8,7 +8,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
@@ -31,14 +31,6 @@ _UNKNOWN_KEY = re.compile("Object contains unknown field `(.*)`", re.DOTALL)
 _MISSING_KIND = "Object missing required field `kind`"
 _STEP = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
 """A step of the path that msgspec names: a key, or a place in a list."""
-
-
-RENAMED_KEYS = {
-    "talk_share": "communication_share",
-    "talk_share_max": "communication_share_max",
-    "every_updates": "every",
-}
-"""Keys of older settings files, and what they are called now."""
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -141,10 +133,15 @@ def _path_of_nul(value: object, path: str = "") -> str | None:
     return next((found for place, one in inside if (found := _path_of_nul(one, place)) is not None), None)
 
 
-def convert(table: object, settings: type[Settings], *, where: str) -> Settings:
-    """Check plain tables and values into `settings`; raises `ConfigError` beginning with `where`."""
+def convert(
+    table: object, settings: type[Settings], *, where: str, find: Callable[[str], type | None] | None = None
+) -> Settings:
+    """Check plain tables and values into `settings`; raises `ConfigError` beginning with `where`.
+
+    `find` returns the class of a plugin by its kind, in place of the function that imports any that is named.
+    """
     try:
-        return msgspec.convert(table, ready(settings), dec_hook=_decode, str_keys=True)
+        return msgspec.convert(table, ready(settings), dec_hook=partial(_decode, find=find), str_keys=True)
     except msgspec.ValidationError as error:
         kind = PluginError if isinstance(error.__cause__, _NoPluginError) else ConfigError
         raise kind(f"{where}: {_explain(str(error), table, settings)}") from error
@@ -194,13 +191,14 @@ def kinds_of(described: types.Type) -> types.Type:
     return described
 
 
-def _decode(wanted: type, value: object) -> object:
+def _decode(wanted: type, value: object, find: Callable[[str], type | None] | None = None) -> object:
     if wanted is ByteCount:
         return ByteCount.parse(value)
     if wanted is FilePath:
         return FilePath.parse(value)
     if wanted in _KINDS:
-        return _read_kind(_KINDS[wanted], value)
+        kinds = _KINDS[wanted]
+        return _read_kind(kinds if find is None else kinds._replace(find=find), value)
     raise NotImplementedError(f"no reader for {wanted}")
 
 
@@ -216,7 +214,7 @@ def _read_kind(kinds: Kinds, table: object) -> object:
         if plugin is not None:
             settings, table = plugin, {**table, "kind": plugin.__struct_config__.tag}  # type: ignore[attr-defined]
     try:
-        return msgspec.convert(table, ready(settings), dec_hook=_decode, str_keys=True)
+        return msgspec.convert(table, ready(settings), dec_hook=partial(_decode, find=kinds.find), str_keys=True)
     except msgspec.ValidationError as error:
         more = list(kinds.installed()) if settings is kinds.own else []
         unknown = settings is kinds.own and isinstance(kind, str) and kind not in _tags(kinds.own)
@@ -325,8 +323,6 @@ def _advice(message: str, path: str, table: object, settings: type, more: Iterab
         return ""
     if path.endswith("kind"):
         known = [*known, *more]
-    if RENAMED_KEYS.get(word) in known:
-        return f"; it is called {RENAMED_KEYS[word]} now"
     return "; " + (suggest(word, known) or f"choose from {', '.join(known)}")
 
 

@@ -4,10 +4,16 @@ A name is `package.module:Name`, or one that an installed package has registered
 """
 
 import importlib
+import importlib.util
+import os
 import re
-from collections.abc import Callable
+import sys
+import sysconfig
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
 from typing import Any, Protocol
 
 import msgspec
@@ -99,11 +105,11 @@ def is_name(text: str) -> bool:
 def find_code(name: str, where: str) -> Callable[..., Any]:
     """Import what `name` names; raises `ConfigError`, beginning with `where`, if it is not there or not callable.
 
-    An exception of the module itself passes through.
+    Raises `PluginError` for a module in a run's folder. An exception of the module itself passes through.
     """
     module_name, _, path = name.partition(":")
     try:
-        found: Any = importlib.import_module(module_name)
+        found: Any = _import_outside_runs(module_name, where)
     except ModuleNotFoundError as error:
         missing = error.name or module_name
         if not f"{module_name}.".startswith(f"{missing}."):
@@ -120,6 +126,47 @@ def find_code(name: str, where: str) -> Callable[..., Any]:
         raise ConfigError(f"{where}: is {type(found).__name__}, not a function; name one that returns the object")
     code: Callable[..., Any] = found
     return code
+
+
+_REFUSED: set[str] = set()
+"""Folders of runs that this process has opened."""
+
+_INSTALLATION = [os.path.realpath(sysconfig.get_path(kind)) for kind in ("stdlib", "purelib", "platlib")]
+
+
+def refuse_modules_in(run: Path) -> None:
+    """Import no module from the folder of a run, from now on in this process.
+
+    A stranger may have made the folder. Call this before you read anything from it.
+    """
+    _REFUSED.update((os.path.realpath(run), os.path.abspath(run)))  # noqa: PTH100 - links stay as they are
+
+
+def _is_refused(place: str) -> bool:
+    """Return whether a file lies in the folder of a run. An installation in such a folder is not part of it."""
+    for path in map(Path, (os.path.realpath(place), os.path.abspath(place))):  # noqa: PTH100
+        if any(path.is_relative_to(run) for run in _REFUSED):
+            return not any(path.is_relative_to(folder) for folder in _INSTALLATION)
+    return False
+
+
+def _import_outside_runs(module_name: str, where: str) -> ModuleType:
+    """Import a module and its packages; raises `PluginError` before one in a run's folder would run."""
+    names = module_name.split(".")
+    for count in range(1, len(names) + 1):
+        name = ".".join(names[:count])
+        known = sys.modules.get(name)
+        spec = importlib.util.find_spec(name) if known is None else known.__spec__
+        places = [] if spec is None else list(spec.submodule_search_locations or ())
+        if spec is not None and spec.has_location and spec.origin is not None:
+            places.append(spec.origin)
+        if (refused := next(filter(_is_refused, places), None)) is not None:
+            raise PluginError(
+                f"{where}: its module {refused} is in the folder of a run, and no code is imported from there; "
+                "install its package, or move the module elsewhere"
+            )
+        found = importlib.import_module(name)
+    return found
 
 
 @lru_cache(maxsize=8)
@@ -149,19 +196,62 @@ def load_class(name: str) -> type:
     return found
 
 
+def is_plugin(kind: str) -> bool:
+    """Return whether a kind has the form of a plugin's name, or is one that an installed package has."""
+    return is_name(kind) or kind in installed(POLICIES)
+
+
 def find_policy(kind: str) -> type[Plugin] | None:
     """Return the class of a policy that is not edgeasync's own; `None` if the kind names no code.
 
     Raises `PluginError` for a name that leads to no plugin.
     """
-    point = None if is_name(kind) else installed(POLICIES).get(kind)
-    if point is None and not is_name(kind):
+    if not is_plugin(kind):
         return None
-    name = kind if point is None else point.value
+    name = kind if is_name(kind) else installed(POLICIES)[kind].value
     found = load_class(name)
     if not issubclass(found, Plugin):
         raise PluginError(f"plugin {name}: is no edgeasync.policies.Plugin; make it one, a frozen class")
     return found
+
+
+class Trust(msgspec.Struct, frozen=True):
+    """Which plugins may be imported because the folder of a run names them.
+
+    - `known`: classes that the caller has imported already, by name.
+    - `installed`: those that an installed package has registered as entry points.
+    - `code`: all that can be found outside the folder.
+    """
+
+    known: Mapping[str, type[Plugin]] = {}
+    installed: bool = False
+    code: bool = False
+
+    def find_policy(self, kind: str) -> type[Plugin] | None:
+        """Do what the function `find_policy` does; raises `PluginError` for a plugin that may not be imported."""
+        if kind in self.known:
+            return self.known[kind]
+        if self.code or not is_plugin(kind):
+            return find_policy(kind)
+        if self.installed:
+            for name, point in installed(POLICIES).items():
+                same_package = re.split(r"[.:]", point.value)[0] == re.split(r"[.:]", kind)[0]
+                if kind == name or (same_package and name_of(load_class(point.value)) == kind):
+                    return find_policy(point.value)
+        raise self.refusal(f"plugin {kind}")
+
+    def check_code(self, name: str, where: str) -> None:
+        """Raise `PluginError` unless any code may be imported."""
+        if not self.code:
+            raise self.refusal(f"{where} {name}")
+
+    def refusal(self, what: str) -> PluginError:
+        """Return the error that says how to trust what may not be imported."""
+        instead = ", or name it in a settings file of your own" if self.installed else ""
+        return PluginError(
+            f"{what}: is code that only the run's folder names, so it is not imported; if you trust the folder, "
+            f"allow it with trust_code=True (--trust-code){instead}"
+        )
 
 
 def name_of(plugin: type) -> str:

@@ -1,4 +1,4 @@
-"""Types that msgspec reads into, used by several threads."""
+"""Types that msgspec reads into, used by several threads, and JSON that somebody else may have written."""
 
 import threading
 from typing import TypeVar
@@ -19,3 +19,11 @@ def ready(kind: type[Kind]) -> type[Kind]:
     with _LOOKING:
         msgspec.json.Decoder(kind)
     return kind
+
+
+def parse_json(content: bytes | bytearray | memoryview | str, kind: type[Kind]) -> Kind:
+    """Parse JSON into a type; raises `ValueError`, whatever the content is."""
+    try:
+        return msgspec.json.decode(content, type=ready(kind))
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ValueError(str(error)) from error

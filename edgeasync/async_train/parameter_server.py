@@ -65,11 +65,13 @@ class ParameterServer(Running):
         self._model, self._started, self._comers = model, False, Comers()
         how: dict[str, Any] = {
             "model": travelling_model(model, loss_fn, input_shape),
-            "run": checkpoint_dir or temporary_run(),
+            "run": Path(checkpoint_dir or temporary_run())
+            .expanduser()
+            .absolute(),  # `start` may come after a chdir
             "bind": f"tcp://{HERE if keys is None and not insecure else ANYWHERE}:{port or '*'}",
             "policy": server_policy(update_rule, staleness_policy, staleness_lr_factor, max_staleness, **exchange),
             "loss": "cross_entropy" if is_torch(model) and input_shape is None else as_loss(loss_fn),
-            "keys": keys,
+            "keys": None if keys is None else Path(keys).expanduser().absolute(),
             "insecure": insecure,
             "callbacks": [self._comers],
             "settings": {"checkpoint": {"every": f"{checkpoint_frequency} updates"}},

@@ -2,10 +2,10 @@
 
 import asyncio
 import atexit
-import shutil
-import tempfile
 from abc import ABC, abstractmethod
 from typing import Any, Self
+
+from edgeasync.temporary import TemporaryFolder
 
 
 class Running(ABC):
@@ -42,6 +42,6 @@ class Running(ABC):
 
 def temporary_run() -> str:
     """Make a folder for a run that nobody resumes; it is removed when the program ends."""
-    folder = tempfile.mkdtemp(prefix="edgeasync-run-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
+    folder = TemporaryFolder("run-")
+    atexit.register(folder.remove)
+    return str(folder.path / "run")

@@ -12,6 +12,7 @@ from edgeasync.autodiff.exporters import kinds_of_inputs
 from edgeasync.autodiff.graph import FLOAT, Array
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import GraphError
+from edgeasync.structs import parse_json
 
 FROZEN = "edgeasync.frozen"
 """The metadata key of a forward model under which `to_onnx` names, in JSON, what was frozen in torch."""
@@ -53,8 +54,8 @@ def select(model: onnx.ModelProto, values: Mapping[str, Array], settings: GraphS
 def _frozen(model: onnx.ModelProto) -> list[str]:
     said = next((entry.value for entry in model.metadata_props if entry.key == FROZEN), "[]")
     try:
-        return msgspec.json.decode(said, type=list[str])
-    except msgspec.DecodeError as error:
+        return parse_json(said, list[str])
+    except ValueError as error:
         raise GraphError(f"the model's metadata {FROZEN!r} is not a list of names; export it again") from error
 
 

@@ -1,7 +1,8 @@
 """`edgeasync agent`."""
 
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from msgspec.structs import replace
 
@@ -30,6 +31,9 @@ from edgeasync.training.trainer import Trainer
 
 PROGRESS_S = 10.0
 
+TOKEN_CHARACTERS_MAX = 65_536
+"""More of a line of standard input is not read."""
+
 
 def run_agent(
     config: Path | None, flags: dict[str, Any], printer: Printer, peers: dict[str, Any], model: dict[str, Any]
@@ -38,6 +42,8 @@ def run_agent(
 
     `flags` are keys of `[agent]`, `peers` of `[peers]`, and `model` of a `[model]` of kind onnx.
     """
+    if flags.get("enrol") == "-":
+        flags = flags | {"enrol": _read_token(sys.stdin)}
     settings = read_settings(config, flags)
     given = to_table(settings.peers) | peers
     settings = replace(settings, peers=convert(given, PeersSection, where="flags"))
@@ -64,6 +70,17 @@ def run_agent(
     expected = settings.model
     fingerprint = None if expected is None or isinstance(expected, OnnxModel) else expected.spec.fingerprint
     _Command(settings.agent, settings.care, fingerprint, printer).run()
+
+
+def _read_token(file: TextIO) -> str:
+    """Return the first line of standard input; raises `ConfigError` if there is none."""
+    try:
+        token = file.readline(TOKEN_CHARACTERS_MAX).strip()
+    except (OSError, ValueError):
+        token = ""
+    if not token:
+        raise ConfigError("--enrol -: standard input has no token; write edgeasync agent --enrol - < TOKEN_FILE")
+    return token
 
 
 class _Command:

@@ -17,7 +17,9 @@ from edgeasync.config import convert, expanded, read_toml, to_table
 from edgeasync.core.hub.effects import Report
 from edgeasync.core.hub.machine import HubCore
 from edgeasync.core.hub.settings import CheckpointSettings
-from edgeasync.errors import CapacityError, ConfigError, StorageError
+from edgeasync.errors import AddressError, CapacityError, ConfigError, StorageError
+from edgeasync.plugins import refuse_modules_in
+from edgeasync.runtime.address import is_within_machine
 from edgeasync.runtime.connections import connections_that_fit
 from edgeasync.runtime.graph_process import load_graph_apart
 from edgeasync.runtime.hub import Hub
@@ -32,12 +34,16 @@ FILES_MAX = 1 << 17
 
 
 class Flags(msgspec.Struct, frozen=True):
-    """What the command line says: keys of `[hub]`, keys of a `[model]` of kind onnx, and where to resume."""
+    """What the command line says: keys of `[hub]`, keys of a `[model]` of kind onnx, where to resume.
+
+    With `trust_code` code is imported that only the run's folder names.
+    """
 
     section: dict[str, Any]
     model: dict[str, Any]
     recovery: str | None = None
     resume: Path | None = None
+    trust_code: bool = False
 
 
 def _all_settings(config: Path | None, flags: Flags) -> HubSettings:
@@ -45,6 +51,8 @@ def _all_settings(config: Path | None, flags: Flags) -> HubSettings:
     check_settings_file(config, {".onnx": "--model"})
     settings = _settings(config, flags) if flags.resume is None else _resumed(flags.resume, config, flags)
     section = convert(to_table(settings.hub) | flags.section, HubSection, where="flags")
+    if flags.resume is not None:
+        _check_opened(section, flags)
     settings = msgspec.structs.replace(settings, hub=section)
     if flags.recovery is not None:
         if flags.recovery != "latest" and not has_checkpoint(expanded(section.run)):
@@ -66,7 +74,7 @@ def check_hub(config: Path | None, flags: Flags, printer: Printer) -> None:
     """
     settings = _all_settings(config, flags)
     allow_many_files()
-    parts = settings.make_hub(load=load_graph_apart).most_memory()
+    parts = settings.make_hub(load=load_graph_apart, trust_code=flags.trust_code).most_memory()
     needed, machine = sum(part.nbytes for part in parts), memory_limit_bytes()
     connections, files = settings.limits.devices_max, connections_that_fit()
     if printer.json:
@@ -115,7 +123,7 @@ def run_hub(config: Path | None, flags: Flags, printer: Printer) -> None:
 
     allow_many_files()
     prepare_for_service()
-    hub = settings.make_hub(on_report, load=load_graph_apart)
+    hub = settings.make_hub(on_report, load=load_graph_apart, trust_code=flags.trust_code)
     reason = serve(hub, PROGRESS_S, _progress_of(hub, notifier, printer), hub.model_file.parent, notifier=notifier)
     _print_end(hub, reason, printer)
 
@@ -172,6 +180,10 @@ def _settings(config: Path | None, flags: Flags) -> HubSettings:
         table["model"] = _model_table(table.get("model"), flags.model)
     elif config is None:
         raise ConfigError("which model? give --model FILE.onnx, or a settings file with [model]")
+    hub = table.get("hub")
+    run = {"run": HubSection().run} | (hub if isinstance(hub, dict) else {}) | flags.section
+    if isinstance(run["run"], str):
+        refuse_modules_in(expanded(run["run"]))  # before a policy is imported
     return convert(table, HubSettings, where="flags" if config is None else str(config))
 
 
@@ -182,7 +194,20 @@ def _resumed(run: Path, config: Path | None, flags: Flags) -> HubSettings:
             "--resume takes the run's own settings: leave out the settings file, --run and --model; "
             "or leave out --resume: the hub resumes a run that the folder holds in any case"
         )
-    return read_record(run)
+    return read_record(run, trust_code=flags.trust_code)
+
+
+def _check_opened(section: HubSection, flags: Flags) -> None:
+    """Raise `AddressError` if only the run's folder says who may reach the hub, or which keys it uses."""
+    asked = {"keys": f"--keys {section.keys}"}
+    if not is_within_machine(section.bind):
+        asked = {"bind": f"--bind {section.bind}"} | asked | {"insecure": "--insecure"}
+    missing = [flag for name, flag in asked.items() if getattr(section, name) and name not in flags.section]
+    if missing:
+        raise AddressError(
+            f"{flags.resume}: its settings open the hub beyond this machine, or use keys; "
+            f"if you want that, add {' '.join(missing)}"
+        )
 
 
 def allow_many_files() -> None:

@@ -112,9 +112,13 @@ def revoke(folder: Path | None, name: str, printer: Printer) -> None:
     printer.result({"name": name, "role": "revoked"}, f"{name}: {done}")
 
 
-def list_pending(folder: Path | None, printer: Printer) -> None:
-    """Print the keys that asked to be let in."""
+def list_pending(folder: Path | None, printer: Printer, *, clear: bool) -> None:
+    """Print the keys that asked to be let in, or forget them."""
     keys = open_folder(folder)
+    if clear:
+        count = keys.clear_pending()
+        printer.result({"cleared": count}, f"{count} keys forgotten; those that you have refused stay refused")
+        return
     known = keys.allow_list().by_key()
     waiting = [one for one in keys.pending() if not one.refused and one.key not in known]
     if printer.json:

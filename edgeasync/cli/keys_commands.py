@@ -77,11 +77,17 @@ def keys_revoke(
 
 
 @app.command("pending")
-def keys_pending(keys: Keys = None, json: Json = False) -> None:
+def keys_pending(
+    clear: Annotated[
+        bool, typer.Option("--clear", help="Forget them. A device that still asks is listed again.")
+    ] = False,
+    keys: Keys = None,
+    json: Json = False,
+) -> None:
     """List unknown keys that asked a hub with --knocking for admission."""
     from edgeasync.cli.keys import list_pending
 
-    list_pending(keys, Printer(json=json))
+    list_pending(keys, Printer(json=json), clear=clear)
 
 
 @app.command("accept")

@@ -40,6 +40,7 @@ from edgeasync.cli.options import (
     State,
     Target,
     Train,
+    TrustCode,
     given,
 )
 from edgeasync.cli.output import Printer, tell, visible
@@ -107,6 +108,7 @@ def hub(
         bool, typer.Option("--knocking", help="Record unknown keys for 'edgeasync keys pending'.")
     ] = False,
     insecure: Annotated[bool, typer.Option("--insecure", help="Listen beyond this machine without keys.")] = False,
+    trust_code: TrustCode = False,
     frozen: Annotated[
         str | None,
         typer.Option(
@@ -133,7 +135,7 @@ def hub(
     )
     model = given(file=file, loss=loss, train=train, freeze=freeze, output=output, target=target)
     act = check_hub if check else run_hub
-    act(config, Flags(section, model, recovery, resume), Printer(json=json))
+    act(config, Flags(section, model, recovery, resume, trust_code), Printer(json=json))
 
 
 @app.command()
@@ -187,7 +189,9 @@ def agent(
     enrol: Annotated[
         str | None,
         typer.Option(
-            metavar="TOKEN", help="Token from 'edgeasync keys enrol', to bring this device's own key to the hub."
+            metavar="TOKEN",
+            help="Token from 'edgeasync keys enrol', to bring this device's own key to the hub; - reads it from "
+            "standard input, so that no other user of the machine sees it.",
         ),
     ] = None,
     hub_key: Annotated[
@@ -342,12 +346,13 @@ def export(
     best: Annotated[
         bool, typer.Option("--best", help="Write the best version by evaluation [default: the newest version].")
     ] = False,
+    trust_code: TrustCode = False,
     json: Json = False,
 ) -> None:
     """Write the model of a run: an ONNX file for inference, or its arrays. The run's hub may be running."""
     from edgeasync.cli.model import export_run
 
-    export_run(run, model, out, Printer(json=json), best=best)
+    export_run(run, model, out, Printer(json=json), best=best, trust_code=trust_code)
 
 
 @app.command()
@@ -366,12 +371,24 @@ def replay(
         Path | None,
         typer.Option(metavar="FILE.safetensors", help="Write the model after the last entry shown."),
     ] = None,
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify",
+            help="Only compare the replayed state with every checkpoint on the way, and check all counts.",
+        ),
+    ] = False,
+    trust_code: TrustCode = False,
     json: Json = False,
 ) -> None:
     """Show what became of every update of a run. Only reads the run's folder; the run's hub may be running."""
-    from edgeasync.cli.replay import replay_run
+    from edgeasync.cli.replay import replay_run, verify_replay
 
-    replay_run(run, until, checkpoint, export, Printer(json=json))
+    if verify:
+        others = {"--until": until, "--from": checkpoint, "--export": export}
+        verify_replay(run, given(**others), Printer(json=json), trust_code=trust_code)
+        return
+    replay_run(run, until, checkpoint, export, Printer(json=json), trust_code=trust_code)
 
 
 @app.command()

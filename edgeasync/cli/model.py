@@ -111,7 +111,9 @@ def check_model(path: Path, flags: dict[str, Any], batch_size: int, printer: Pri
         )
 
 
-def export_run(run: Path, forward: Path | None, out: Path, printer: Printer, *, best: bool) -> None:
+def export_run(
+    run: Path, forward: Path | None, out: Path, printer: Printer, *, best: bool, trust_code: bool
+) -> None:
     """Write the trained model of a run, its newest version or the `best`: for inference, or its named arrays."""
     check_suffix("--out", out)
     if not run.is_dir():
@@ -124,7 +126,7 @@ def export_run(run: Path, forward: Path | None, out: Path, printer: Printer, *, 
         content = _read(source, "give --model FILE.onnx, the forward model that was trained")
     elif forward is not None:
         raise ConfigError(f"--model {forward}: {out.name} has arrays alone; leave out --model, or write .onnx")
-    trained = best_model(run) if best else newest_model(run)
+    trained = (best_model if best else newest_model)(run, trust_code=trust_code)
     if local := local_patterns(run):
         trained.remarks.append(f"{', '.join(local)}: each device has its own values; these are the hub's")
     if content is None:

@@ -55,6 +55,11 @@ Provider = Annotated[
 ]
 NoKeys = Annotated[bool, typer.Option("--insecure", help="Speak to a hub beyond this machine without keys.")]
 
+# A run's folder may come from somebody else.
+TrustCode = Annotated[
+    bool, typer.Option("--trust-code", help="Import code that only the run's folder names; it runs as you.")
+]
+
 # A running hub, as `status` and `wake` ask it.
 HubAddress = Annotated[str, typer.Option(help="The hub's address, tcp://HOST:PORT.")]
 AnswerTimeout = Annotated[float, typer.Option(min=0.1, max=3600.0, help="Seconds to wait for an answer.")]

@@ -6,19 +6,26 @@ from typing import Any
 from edgeasync.cli.output import Printer
 from edgeasync.durable.files import check_out
 from edgeasync.durable.run_replay import Beginning, Evaluation, Happening, Line, RunReplay, Update
+from edgeasync.durable.verification import verify_run
 from edgeasync.errors import ConfigError
 from edgeasync.runtime.model_file import VALUES_SUFFIX, save_model
 
 
 def replay_run(
-    run: Path, until: int | None, checkpoint: str | None, export: Path | None, printer: Printer
+    run: Path,
+    until: int | None,
+    checkpoint: str | None,
+    export: Path | None,
+    printer: Printer,
+    *,
+    trust_code: bool,
 ) -> None:
     """Tell the story of a run, and the state it has come to; write the model there if it is to be exported."""
     if export is not None:
         if export.suffix != VALUES_SUFFIX:
             raise ConfigError(f"--export {export}: write a name that ends in {VALUES_SUFFIX}")
         check_out("--export", export, run=run)
-    replay = RunReplay(run, until=until, checkpoint=checkpoint)
+    replay = RunReplay(run, until=until, checkpoint=checkpoint, trust_code=trust_code)
     try:
         _print_beginning(replay.beginning, printer)
 
@@ -45,6 +52,20 @@ def replay_run(
         replay.close()
     if not printer.unread:
         _print_summary(summary, printer)
+
+
+def verify_replay(run: Path, others: dict[str, Any], printer: Printer, *, trust_code: bool) -> None:
+    """Replay all of a run, and say in one line what was verified. No other flags go with that."""
+    if others:
+        raise ConfigError(f"--verify replays the whole run: leave out {', '.join(others)}")
+    found = verify_run(run, trust_code=trust_code)
+    unfinished = f"; the last {found.unfinished_bytes} bytes are of an unfinished write"
+    printer.result(
+        found,
+        f"verified: entries replayed: {found.entries}, checkpoints compared: {len(found.compared)}, only read: "
+        f"{len(found.read)}, updates applied: {found.updates_applied}, all counts agree"
+        f"{unfinished if found.unfinished_bytes else ''}",
+    )
 
 
 def _print_beginning(beginning: Beginning, printer: Printer) -> None:

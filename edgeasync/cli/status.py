@@ -169,7 +169,9 @@ def _add_row(table: Table, cells: list[str]) -> None:
 def _totals(status: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines above the tables."""
     place = f"hub {status['address']} (pid {status['pid']})"
-    yield f"{place}, lineage {status['lineage']}, version {status['version']}"
+    durable = status.get("version_durable")
+    on_disk = "" if durable is None else f" ({durable} on disk)"
+    yield f"{place}, lineage {status['lineage']}, version {status['version']}{on_disk}"
     rollbacks = f", {times} rollbacks" if (times := status.get("rollbacks")) else ""
     yield (
         f"updates: {status['updates_applied']} applied, {status['updates_rejected']} rejected, "

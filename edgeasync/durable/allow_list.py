@@ -29,6 +29,20 @@ _TOLD_MAX = 8
 """Of how many lines that cannot be read a person is told."""
 
 
+_FIELD = 2**255 - 19
+
+_LOW_ORDER = frozenset(
+    (
+        0,
+        1,
+        _FIELD - 1,
+        325606250916557431795983626356110631294008115727848805560023387167927233504,
+        39382357235489614581723060781553021112529911719440698176882885853963445705823,
+    )
+)
+"""The coordinates of Curve25519's points of order 1, 2, 4 and 8, and of its twist's."""
+
+
 class Allowed(msgspec.Struct, frozen=True):
     """One line of the list: a name, what it may do, and its key."""
 
@@ -142,10 +156,18 @@ class AllowList:
 
 
 def read_key(text: str) -> Key:
-    """Return the key that 64 hexadecimal digits stand for; raises `ValueError`."""
+    """Return the key that 64 hexadecimal digits stand for; raises `ValueError`, also for a weak one."""
     if not re.fullmatch(r"[0-9a-fA-F]{64}", text):
         raise ValueError("a key has 64 hexadecimal digits")
-    return bytes.fromhex(text)
+    key = bytes.fromhex(text)
+    if is_weak(key):
+        raise ValueError("this key protects nothing (a point of low order); make another")
+    return key
+
+
+def is_weak(key: Key) -> bool:
+    """Return whether a public key is a point of low order: what it encrypts, anybody can decrypt."""
+    return (int.from_bytes(key, "little") & ((1 << 255) - 1)) % _FIELD in _LOW_ORDER
 
 
 def _read_words(words: list[str]) -> Allowed:

@@ -18,13 +18,14 @@ from msgspec import Meta
 
 from edgeasync.core.hub.evaluation_tracker import goodness
 from edgeasync.durable.disk import Disk
+from edgeasync.durable.json_file import check_json
 from edgeasync.durable.tensors import read_tensors, tensor_parts
 from edgeasync.errors import ModelMismatchError, StorageError
 from edgeasync.protocol.wire import Buffer, checksum
 from edgeasync.structs import ready
 
 FORMAT = 3
-"""The format that is written. A reader knows 1 and 2 too, whose rules have older names."""
+"""The only format that is read. Increase it when the manifest or the rules change."""
 
 PIECE_BYTES = 1 << 20
 """Bytes that are checksummed and then written at a time, so that they come from the cache."""
@@ -126,7 +127,7 @@ class CheckpointStore:
     def load(self, name: str, fingerprint: str) -> tuple[Manifest, Tensors]:
         """Read a checkpoint and check all of it; the arrays are read-only views of the file's content.
 
-        Raises `StorageError` for one that is damaged or of a newer format, and `ModelMismatchError` for one of a
+        Raises `StorageError` for one that is damaged or of another format, and `ModelMismatchError` for one of a
         model whose spec has another fingerprint.
         """
         manifest = self._manifest(name)
@@ -263,16 +264,14 @@ class CheckpointStore:
     def _manifest(self, name: str) -> Manifest:
         """Read and check a manifest; raises `StorageError`."""
         content = self._read(name + _MANIFEST)
-        try:
-            version = msgspec.json.decode(content, type=ready(_Format)).format
-            if version > FORMAT:
-                raise StorageError(
-                    f"{name}: is of checkpoint format {version}, and this edgeasync reads format 1 to {FORMAT}; "
-                    "start the version of edgeasync that wrote it, or a newer one"
-                )
-            manifest = msgspec.json.decode(content, type=ready(Manifest))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise StorageError(f"{name}{_MANIFEST}: damaged ({error}); {_REMEDY}") from error
+        where = f"{name}{_MANIFEST}"
+        version = check_json(content, _Format, where=where, remedy=_REMEDY).format
+        if version != FORMAT:
+            raise StorageError(
+                f"{name}: is of checkpoint format {version}, and this edgeasync reads format {FORMAT}; "
+                "start the version of edgeasync that wrote it, or choose another run folder"
+            )
+        manifest = check_json(content, Manifest, where=where, remedy=_REMEDY)
         unsealed = msgspec.structs.replace(manifest, seal="")
         # A damaged name of a field that has a default would pass for one that is not there.
         sound = manifest.seal == _seal(unsealed) and msgspec.json.encode(manifest) == content

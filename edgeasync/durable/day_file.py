@@ -8,9 +8,9 @@ from msgspec import Meta
 
 from edgeasync.core.device.day import DayRecord
 from edgeasync.durable.files import replace_file
+from edgeasync.durable.json_file import read_json
 from edgeasync.errors import StorageError
 from edgeasync.protocol.messages import DAY_S, Count
-from edgeasync.structs import ready
 
 DAY_FILE = "day.json"
 DAY_FORMAT = 1
@@ -33,22 +33,17 @@ class DayFile:
 
     def read(self) -> DayRecord:
         """Return what was kept, or a new day; raises `StorageError`, and changes nothing, if it cannot."""
+        remedy = "delete it to begin a new day"
         try:
-            content = self.path.read_bytes()
-        except FileNotFoundError:
-            return DayRecord()
-        except OSError as error:
-            raise StorageError(f"{self.path}: cannot be read: {error.strerror}; fix its rights") from error
-        try:
-            written = msgspec.json.decode(content, type=ready(_Format)).format
+            written = read_json(self.path, _Format, remedy=remedy).format
             if written != DAY_FORMAT:
                 raise StorageError(
                     f"{self.path}: has format {written}, and this version knows {DAY_FORMAT}; "
-                    "install the newer edgeasync again, or delete it to begin a new day"
+                    f"install the newer edgeasync again, or {remedy}"
                 )
-            day = msgspec.json.decode(content, type=ready(_Day))
-        except msgspec.DecodeError as error:
-            raise StorageError(f"{self.path}: damaged ({error}); delete it to begin a new day") from error
+            day = read_json(self.path, _Day, remedy=remedy)
+        except FileNotFoundError:
+            return DayRecord()
         return DayRecord(day.used_bytes, day.remaining_s)
 
     def write(self, record: DayRecord) -> None:

@@ -5,10 +5,10 @@ from pathlib import Path
 import msgspec
 
 from edgeasync.durable.allow_list import Key, read_key
+from edgeasync.durable.json_file import check_json
 from edgeasync.durable.keys import KeyPair, Token
 from edgeasync.durable.secret_files import private_folder, read_secret, write_secret
 from edgeasync.errors import StorageError
-from edgeasync.structs import ready
 
 
 class HubRecord(msgspec.Struct, frozen=True):
@@ -49,13 +49,13 @@ class DeviceKeys:
 
     def hub(self) -> HubRecord:
         """Return the hub that the device belongs to; raises `StorageError`."""
+        content = read_secret(self._record, absent="enrol this device")
+        remedy = "delete it and enrol this device again"
+        record = check_json(content, HubRecord, where=str(self._record), remedy=remedy)
         try:
-            record = msgspec.json.decode(
-                read_secret(self._record, absent="enrol this device"), type=ready(HubRecord)
-            )
             read_key(record.key)
-        except (msgspec.DecodeError, ValueError) as error:
-            raise StorageError(f"{self._record}: damaged; delete it and enrol this device again") from error
+        except ValueError as error:
+            raise StorageError(f"{self._record}: damaged ({error}); {remedy}") from error
         return record
 
     def begin(self, token: Token) -> bool:

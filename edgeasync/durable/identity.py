@@ -10,9 +10,8 @@ import msgspec
 from msgspec import Meta
 
 from edgeasync.durable.files import FolderLock, replace_file
-from edgeasync.errors import StorageError
+from edgeasync.durable.json_file import read_json
 from edgeasync.protocol.messages import COUNT_MAX
-from edgeasync.structs import ready
 
 
 class DeviceIdentity(msgspec.Struct, frozen=True):
@@ -71,11 +70,9 @@ class DeviceFolder:
 def _next_incarnation(file: Path, device_id: str) -> DeviceIdentity:
     """Return the identity of the start after the one on disk, or a new one for another device."""
     try:
-        known = msgspec.json.decode(file.read_bytes(), type=ready(DeviceIdentity)) if file.exists() else None
-    except OSError as error:
-        raise StorageError(f"{file}: cannot be read: {error.strerror}; fix its rights") from error
-    except msgspec.DecodeError as error:
-        raise StorageError(f"{file}: damaged ({error}); delete it to begin with a new identity") from error
+        known = read_json(file, DeviceIdentity, remedy="delete it to begin with a new identity")
+    except FileNotFoundError:
+        known = None
     if known is None or known.device_id != device_id:
         return DeviceIdentity(device_id, secrets.token_hex(16), 1)
     return msgspec.structs.replace(known, incarnation=known.incarnation + 1)

@@ -42,12 +42,8 @@ WINDOW_BYTES = 1 << 20
 
 _MAGIC = b"EAJOURNL"
 _FORMAT = 8
-"""The format that is written. A reader knows 1 too, in which every update has a loss, 2, which has no keys, 3,
-which has sessions and state ids themselves, not digests, 4, in which no device tells the loss of the assigned
-model, 5, in which no update has metrics, and every stop that was asked for lets the devices wait, 6, in which
-no device says that it pauses, and 7, in which no device says a delay."""
+"""The only format that is read. Increase it when an entry changes."""
 
-_FORMATS = (1, 2, 3, 4, 5, 6, 7, _FORMAT)
 _SEGMENT_HEADER = struct.Struct("<8sIQQ")
 _RECORD_HEADER = struct.Struct("<QQIIQ")
 _NAME = re.compile(r"journal-([0-9]{8,})")
@@ -59,15 +55,11 @@ Appended = tuple[Buffer, Buffer | None]
 
 
 class Record(msgspec.Struct, frozen=True):
-    """One record; its parts may be views of a buffer that is up to `WINDOW_BYTES` longer: copy what you keep.
-
-    `format` is that of the segment it is from.
-    """
+    """One record; its parts may be views of a buffer that is up to `WINDOW_BYTES` longer: copy what you keep."""
 
     number: int
     entry: Buffer
     payload: Buffer
-    format: int
 
 
 class Segment(msgspec.Struct):
@@ -76,7 +68,6 @@ class Segment(msgspec.Struct):
     name: str
     first: int
     nbytes: int
-    format: int = _FORMAT
 
 
 class TornTail(msgspec.Struct, frozen=True):
@@ -143,10 +134,9 @@ class JournalReading:
         try:
             for name in segment_names(self._disk):
                 nbytes = self._disk.size(name)
-                header = _read_header(name, self._disk.read(name, 0, _SEGMENT_HEADER.size))
-                if header is not None:
-                    version, first = header
-                    self.segments.append(Segment(name, first, nbytes, version))
+                first = _read_header(name, self._disk.read(name, 0, _SEGMENT_HEADER.size))
+                if first is not None:
+                    self.segments.append(Segment(name, first, nbytes))
                     continue
                 unreadable.append(name)
                 if nbytes <= _SEGMENT_HEADER.size:
@@ -226,7 +216,7 @@ class _Walk:
             self.offset += len(body)
             self.synced = synced
             self.number += 1
-            yield Record(found, entry, payload, self._segment.format)
+            yield Record(found, entry, payload)
 
     def _bytes(self, nbytes: int) -> memoryview | None:
         """Return the next bytes without passing them, or None where the file has fewer."""
@@ -427,17 +417,16 @@ def _ordinal(name: str) -> int:
     return int(match[1]) if match else 0
 
 
-def _read_header(name: str, header: Buffer) -> tuple[int, int] | None:
-    """Return a segment's format and the number of its first record, or None if its header is torn or damaged."""
+def _read_header(name: str, header: Buffer) -> int | None:
+    """Return the number of a segment's first record, or None if its header is torn or damaged."""
     if len(header) < _SEGMENT_HEADER.size:
         return None
     magic, version, first, digest = _SEGMENT_HEADER.unpack(header)
     if magic != _MAGIC or digest != checksum(memoryview(header)[:-8]):
         return None
-    if version not in _FORMATS:
+    if version != _FORMAT:
         raise StorageError(
-            f"{name}: is of journal format {version}, and this edgeasync reads format "
-            f"{' or '.join(map(str, _FORMATS))}; "
-            "start the version of edgeasync that wrote it, or a newer one"
+            f"{name}: is of journal format {version}, and this edgeasync reads format {_FORMAT}; "
+            "start the version of edgeasync that wrote it, or choose another run folder"
         )
-    return int(version), int(first)
+    return int(first)

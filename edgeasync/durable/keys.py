@@ -6,6 +6,8 @@ compared by eye, and long enough that nobody finds a second key with it.
 
 import base64
 import hashlib
+import ipaddress
+from collections import Counter
 from pathlib import Path
 from typing import Literal
 
@@ -13,7 +15,7 @@ import msgspec
 import zmq
 from zmq.utils import z85
 
-from edgeasync.durable.allow_list import Allowed, AllowList, Key, Role, read_key
+from edgeasync.durable.allow_list import Allowed, AllowList, Key, Role, is_weak, read_key
 from edgeasync.durable.secret_files import (
     check_private,
     locked,
@@ -37,7 +39,7 @@ TOKENS_KEPT_S = 86_400.0
 TOKEN_PREFIX = "edgeasync1_"  # noqa: S105 - it is no password
 
 PENDING_MAX = 64
-"""How many keys may wait to be accepted; of more, nobody is told."""
+"""How many keys may wait to be accepted. Of more, the address with most keys loses its oldest one."""
 
 PENDING_S = 86_400.0
 """How long a key that has not come again waits."""
@@ -109,6 +111,8 @@ class Token(msgspec.Struct, frozen=True, array_like=True):
         except (ValueError, msgspec.DecodeError):
             raise wrong from None
         if content[:4] != _digest(content[4:]) or len(token.secret) != 32 or len(token.hub) != 32:
+            raise wrong
+        if is_weak(token.hub):
             raise wrong
         return token
 
@@ -222,7 +226,7 @@ class HubKeys:
         issued = IssuedToken(temporary.public, name, now_s + valid_s)
         hub = self.pair().public
         with locked(self.folder):
-            kept = [token for token in self.tokens() if token.until_s > now_s - TOKENS_KEPT_S]
+            kept = [token for token in _spent(self.tokens(), now_s) if token.until_s > now_s - TOKENS_KEPT_S]
             self._write_tokens([*kept, issued])
         return Token(temporary.secret, hub, name, addresses)
 
@@ -238,13 +242,14 @@ class HubKeys:
     def use_token(self, token: Key, key: Key, now_s: float) -> str | None:
         """Let a device's own key in by a token, once; return its name.
 
-        `None` if the token was used, has expired or is not known, for a key that is somebody else's, and for a
-        name that is an operator's by now. Raises `StorageError`.
+        `None` if the token was used, has expired or is not known, for a key that is somebody else's or weak, and
+        for a name that is an operator's by now. Raises `StorageError`.
         """
+        self.spend_expired(now_s)
         with locked(self.folder):
             tokens, allowed = self.tokens(), self.allow_list()
             found = next((each for each in tokens if each.key == token), None)
-            if found is None or found.used or found.until_s < now_s:
+            if found is None or found.used or is_weak(key):
                 return None
             owner = allowed.by_key().get(key)
             if owner is not None and owner.name != found.name:
@@ -259,6 +264,16 @@ class HubKeys:
             self._write(allowed.with_entry(Allowed(found.name, "device", key)))
         return found.name
 
+    def spend_expired(self, now_s: float) -> None:
+        """Record tokens that have expired as used, so that a clock that goes back does not make them valid again.
+
+        Raises `StorageError`.
+        """
+        with locked(self.folder):
+            tokens = self.tokens()
+            if (spent := _spent(tokens, now_s)) != tokens:
+                self._write_tokens(spent)
+
     # -- keys that knock -------------------------------------------------------------------------------------
 
     def pending(self) -> list[Pending]:
@@ -270,17 +285,30 @@ class HubKeys:
         except ValueError as error:
             raise StorageError(f"{self._pending_file}: damaged; delete it") from error
 
-    def knock(self, key: Key, address: str, now_s: float) -> bool:
-        """Note a key that has knocked; return whether there was room. Raises `StorageError`."""
+    def knock(self, key: Key, address: str, now_s: float) -> None:
+        """Note a key that has knocked; raises `StorageError`.
+
+        If too many wait, the oldest key of the address with most of them is forgotten.
+        """
+        if is_weak(key):
+            return
         with locked(self.folder):
             kept = [one for one in self.pending() if one.seen_s > now_s - PENDING_S]
-            known = next((one for one in kept if one.key == key), None)
-            if known is None and len(kept) >= PENDING_MAX:
-                return False
-            refused = known is not None and known.refused
-            kept = [one for one in kept if one.key != key]
-            self._write_pending([*kept, Pending(key, address, now_s, refused)])
-        return True
+            refused = any(one.key == key and one.refused for one in kept)
+            kept = [*[one for one in kept if one.key != key], Pending(key, address, now_s, refused)]
+            while len(waiting := [one for one in kept if not one.refused]) > PENDING_MAX:
+                of_network = Counter(_network(one.address) for one in waiting)
+                evicted = max(waiting, key=lambda one: (of_network[_network(one.address)], -one.seen_s))
+                kept.remove(evicted)
+            self._write_pending(kept)
+
+    def clear_pending(self) -> int:
+        """Forget the keys that wait, but not those that were refused; return how many. Raises `StorageError`."""
+        with locked(self.folder):
+            pending = self.pending()
+            refused = [one for one in pending if one.refused]
+            self._write_pending(refused)
+        return len(pending) - len(refused)
 
     def accept(self, shown: str, name: str) -> Allowed:
         """Let the key of a fingerprint in under a name; raises `StorageError`."""
@@ -364,6 +392,20 @@ def _check_role(allowed: AllowList, name: str, role: Role) -> None:
     if (other := _other_role(allowed, name, role)) is not None:
         article = "an" if other == "operator" else "a"
         raise StorageError(f"{name} is {article} {other}; revoke it first, or give another name")
+
+
+def _spent(tokens: list[IssuedToken], now_s: float) -> list[IssuedToken]:
+    """Return tokens, those that have expired marked as used."""
+    return [msgspec.structs.replace(one, used=one.used or one.until_s < now_s) for one in tokens]
+
+
+def _network(address: str) -> str:
+    """Return whose an address is: an IPv6 one is of its /64, in which one machine may have any number."""
+    try:
+        number = ipaddress.IPv6Address(address.partition("%")[0])
+    except ValueError:
+        return address
+    return str(number.ipv4_mapped or int(number) >> 64)
 
 
 def _digest(content: bytes) -> bytes:

@@ -12,19 +12,26 @@ from edgeasync.core.arrays.hub_model import Model
 from edgeasync.core.arrays.published_model import Publisher
 from edgeasync.core.hub.effects import HubEffect
 from edgeasync.core.hub.machine import HubCore
-from edgeasync.core.hub.settings import HubCoreSettings
-from edgeasync.core.recovery.log import Entry, read_entry, upgrade_entry
+from edgeasync.core.hub.settings import CodecSettings, HubCoreSettings
+from edgeasync.core.recovery.log import Entry, read_entry
 from edgeasync.core.recovery.replay import Replay, Sessions
-from edgeasync.core.recovery.state import dump_state, load_state, restore, succeed
+from edgeasync.core.recovery.state import dump_state, load_state, restore, restore_core, succeed
 from edgeasync.durable.checkpoint import CheckpointStore, Chosen, Manifest
 from edgeasync.durable.disk import Disk
 from edgeasync.durable.history_writer import REPLAYED_ROWS, HistoryWriter
 from edgeasync.durable.journal import Appended, JournalReading, Segment, read_journal, remove_torn_headers
 from edgeasync.errors import ConfigError, ModelMismatchError, PluginError, StorageError
 from edgeasync.parameters import ParameterSpec
-from edgeasync.policies.policy import Policy, PolicySet, upgraded
+from edgeasync.plugins import Trust, name_of
+from edgeasync.policies.guards import plugins_of
+from edgeasync.policies.kinds import plugins_named
+from edgeasync.policies.policy import Policy, PolicySet
+from edgeasync.protocol.codecs import plugin_parts
 from edgeasync.protocol.graph import ShippedGraph
 from edgeasync.protocol.messages import ModelVersion
+
+NO_CODE = Trust()
+"""A command that only reads a folder imports nothing that it names."""
 
 
 class Rules(msgspec.Struct, frozen=True):
@@ -75,20 +82,20 @@ class Rules(msgspec.Struct, frozen=True):
         }
 
 
-def read_rules(manifest: Manifest, where: str) -> Rules:
+def read_rules(manifest: Manifest, where: str, trust: Trust = NO_CODE) -> Rules:
     """Return the rules that a checkpoint was written under.
 
-    Raises `StorageError` if they cannot be read, and `PluginError` if one of their plugins is not here.
+    Raises `StorageError` if they cannot be read, and `PluginError` if one of their plugins is not here, or may not
+    be imported.
     """
     table = manifest.rules
     try:
-        found = upgraded(table["policy"], manifest.format)
-        if found is None:  # format 1 had no better word for it
+        if table["policy"] is None:
             raise StorageError(
                 f"{where}: was written by a hub with a policy of its own code, which is not known here; "
                 "choose another run folder"
             )
-        policy = convert(found, Policy, where="policy")
+        policy = convert(table["policy"], Policy, where="policy", find=trust.find_policy)
         spec = convert(table["spec"], ParameterSpec, where="spec")
         settings = convert(table["settings"], HubCoreSettings, where="settings")
         ships_graph = bool(table["ships_graph"])
@@ -115,16 +122,23 @@ class Recovered:
     `last` is the number of the last entry, `segments` the journal's, `unsynced` those of its records that must be
     written again, `remarks` sentences for a person. If it `branches` off, the journal does not lead here: a
     checkpoint must be written before anything else is.
+
+    If there are `plugins`, they were not imported: the state is that of the checkpoint for people to read, and
+    nothing can be replayed from there.
     """
 
-    def __init__(self, chosen: Chosen, rules: Rules, core: HubCore, sessions: Sessions) -> None:
+    def __init__(
+        self, chosen: Chosen, rules: Rules, core: HubCore, sessions: Sessions, plugins: Sequence[str] = ()
+    ) -> None:
         self.rules = rules
         self.checkpoint = chosen.name
+        self.plugins = plugins
         self.core = core
-        nothing = np.zeros(rules.spec.length, np.float32)
-        self.model = Model(rules.spec, nothing, chosen.manifest.version, rules.policy)
+        vector = restore_core(chosen.tensors, core) if plugins else np.zeros(rules.spec.length, np.float32)
+        self.model = Model(rules.spec, vector, chosen.manifest.version, rules.policy)
         self.publisher = Publisher(rules.spec, self.model, rules.settings.codec)
-        restore(chosen.tensors, self.core, self.model, self.publisher)
+        if not plugins:
+            restore(chosen.tensors, self.core, self.model, self.publisher)
         self.sessions = sessions
         self.now_s = chosen.manifest.now_s
         self.last = chosen.manifest.journal
@@ -136,9 +150,10 @@ class Recovered:
 
     def replay(self, reading: JournalReading, on_entry: OnEntry) -> None:
         """Apply what the journal has, until `on_entry` says no; raises `StorageError`."""
+        assert not self.plugins
         replay = self._replay()
         for record in reading.records():
-            entry = read_entry(record.entry, record.format)
+            entry = read_entry(record.entry)
             effects = replay.apply(record.number, entry, bytes(record.payload))
             self.now_s, self.last = entry.now_s, record.number
             self.entries += 1
@@ -182,13 +197,40 @@ class Recovered:
         return Replay(self.core, self.model, self.publisher, self.sessions)
 
 
-def open_checkpoint(chosen: Chosen, make_core: MakeCore, draw_session: Callable[[], bytes]) -> Recovered:
-    """Return the state of a checkpoint."""
-    rules = read_rules(chosen.manifest, chosen.name)
+def open_checkpoint(
+    chosen: Chosen, make_core: MakeCore, draw_session: Callable[[], bytes], trust: Trust = NO_CODE
+) -> Recovered:
+    """Return the state of a checkpoint; raises `PluginError` for a plugin that may not be imported."""
+    return _open(chosen, read_rules(chosen.manifest, chosen.name, trust), make_core, draw_session)
+
+
+def look_at_checkpoint(chosen: Chosen) -> Recovered:
+    """Return the state of a checkpoint for people to read. Plugins are named, not imported."""
+    manifest = chosen.manifest
+    policy, settings = manifest.rules.get("policy"), manifest.rules.get("settings")
+    codec = settings.get("codec") if isinstance(settings, dict) else None
+    plugins = plugins_named(policy)
+    if isinstance(codec, dict):
+        plugins += [name for value in codec.values() if isinstance(value, str) for name in plugin_parts(value)]
+    if plugins:
+        plain = {"policy": to_table(Policy())}
+        if isinstance(settings, dict):
+            plain["settings"] = settings | {"codec": to_table(CodecSettings())}
+        manifest = msgspec.structs.replace(manifest, rules=manifest.rules | plain)
+    return _open(chosen, read_rules(manifest, chosen.name), Rules.make_core, lambda: bytes(16), plugins)
+
+
+def _open(
+    chosen: Chosen,
+    rules: Rules,
+    make_core: MakeCore,
+    draw_session: Callable[[], bytes],
+    plugins: Sequence[str] = (),
+) -> Recovered:
     sessions = Sessions(draw_session)
     version = ModelVersion(chosen.manifest.lineage, chosen.manifest.version)
     core = make_core(rules, version, chosen.manifest.now_s, sessions)
-    return Recovered(chosen, rules, core, sessions)
+    return Recovered(chosen, rules, core, sessions, plugins)
 
 
 def recover(
@@ -201,8 +243,11 @@ def recover(
     recovery: str = "latest",
     on_entry: OnEntry = lambda *_: True,
     history: HistoryWriter | None = None,
+    trust_code: bool = False,
 ) -> Recovered | None:
     """Return the state that a run's folder holds, or `None` if it holds none.
+
+    The folder may name plugins that `rules` have, and installed ones; with `trust_code` any.
 
     With `recovery` "latest" that is all that was ever durable; with "best" or a name it is that of one checkpoint.
     The `history` is led to the same state.
@@ -212,7 +257,9 @@ def recover(
     if chosen is None:
         _refuse_journal_alone(disk)
         return None
-    found = open_checkpoint(chosen, make_core, draw_session)
+    known = {name_of(type(part)): type(part) for part in plugins_of(rules.policy).values()}
+    trust = Trust(known=known, installed=True, code=trust_code)
+    found = open_checkpoint(chosen, make_core, draw_session, trust)
     if history is not None:
         found.remarks += history.resume(found.last, found.now_s, found.core.policy_engine.state.contributions)
         on_entry = _noting(history, found, on_entry)
@@ -220,9 +267,7 @@ def recover(
     if recovery == "latest":
         found.replay(reading, on_entry)
         remove_torn_headers(disk, reading)
-        found.unsynced = [
-            (upgrade_entry(entry, reading.segments[-1].format), payload) for entry, payload in reading.unsynced
-        ]
+        found.unsynced = reading.unsynced
         for tail in filter(lambda tail: tail.nbytes, reading.torn):
             found.remarks.append(
                 f"{tail.segment}: the last {tail.nbytes} bytes, of an unfinished write, were left out"

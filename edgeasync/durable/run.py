@@ -31,7 +31,7 @@ class Run:
 
     `now_s` is the core's time when it stood still, `entries` how many were replayed, `checkpoint` the name of the
     one it resumed from, if it did, and `remarks` are sentences for a person. The `history` is `None` if the run
-    keeps no rows.
+    keeps no rows. With `trust_code` plugins that only the folder names are imported.
     """
 
     core: HubCore
@@ -46,6 +46,7 @@ class Run:
         segment_bytes_max: int = SEGMENT_BYTES_MAX,
         *,
         history_rows_max: int = 0,
+        trust_code: bool = False,
     ) -> None:
         if rules.recordable:
             check_recordable(rules.policy)
@@ -56,6 +57,7 @@ class Run:
         self.history = HistoryWriter(disk, history_rows_max) if history_rows_max else None
         self._disk = disk
         self._rules = rules
+        self._trust_code = trust_code
         self._store = CheckpointStore(disk, rules.settings.checkpoint.keep)
         self._segments: list[Segment] = []
         self._unsynced: list[Appended] = []
@@ -91,6 +93,7 @@ class Run:
             recovery=recovery,
             on_entry=on_entry,
             history=self.history,
+            trust_code=self._trust_code,
         )
         if found is None:
             if self.history is not None:

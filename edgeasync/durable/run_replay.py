@@ -21,12 +21,21 @@ from edgeasync.core.hub.membership import Member, RefusalError
 from edgeasync.core.hub.outcomes import first_outcome, is_weighed, outcome_of
 from edgeasync.core.recovery.decisions import check_state
 from edgeasync.core.recovery.log import Entry, event_of, read_entry
+from edgeasync.core.recovery.state import capture, find_difference
 from edgeasync.durable.checkpoint import CheckpointStore, Chosen, Manifest
 from edgeasync.durable.disk import FolderDisk, FolderSnapshot, ReadableDisk
 from edgeasync.durable.journal import read_journal, segment_names
-from edgeasync.durable.recovery import Recovered, Rules, open_checkpoint, read_rules
+from edgeasync.durable.recovery import (
+    NO_CODE,
+    Recovered,
+    Rules,
+    look_at_checkpoint,
+    open_checkpoint,
+    read_rules,
+)
 from edgeasync.errors import ConfigError, ModelMismatchError, StorageError
 from edgeasync.parameters import ParameterSpec
+from edgeasync.plugins import Trust, refuse_modules_in
 from edgeasync.policies.guards import plugins_of
 from edgeasync.protocol.messages import Duplicate, FirstOutcome, Push, Refuse, Rejected
 from edgeasync.protocol.wire import checksum
@@ -140,21 +149,35 @@ class JournalEnd(msgspec.Struct, frozen=True):
 class RunReplay:
     """The story of a run. Close it when it is told."""
 
-    def __init__(self, run: Path, *, until: int | None = None, checkpoint: str | None = None) -> None:
+    def __init__(
+        self,
+        run: Path,
+        *,
+        until: int | None = None,
+        checkpoint: str | None = None,
+        trust_code: bool = False,
+        verify: bool = False,
+    ) -> None:
         """Look for where to begin: at `checkpoint`, or as early as can be; it is to end after entry `until`.
 
-        The `checkpoint` may be "latest": what a hub that is started again resumes from.
+        The `checkpoint` may be "latest": what a hub that is started again resumes from. Without `trust_code` no
+        plugin is imported, so a run under plugins is told up to its last checkpoint only. With `verify` the whole
+        state is compared with that of each checkpoint on the way.
 
         Raises `StorageError` for a folder that is no run or has nothing to begin from, `ConfigError` if entry
         `until` is not to be had.
         """
         self._run = run
         self._until = until
+        self._verify = verify
+        self._trust = Trust(installed=True, code=True) if trust_code else NO_CODE
         self._store, self._journal, manifests = _open_run(run)
         self._checkpoints = {manifest.journal: (name, manifest) for name, manifest in reversed(manifests)}
         self.created_s = 0.0
         """When the checkpoint that it begins with was written, by the wall clock."""
         self.remarks: list[str] = []
+        self.compared: list[str] = []
+        """The checkpoints that the state was compared with."""
         self.earlier: int | None = None
         """The last entry of the part of the story before this one, which `until` tells; `None` without one."""
         try:
@@ -189,6 +212,16 @@ class RunReplay:
         return self._state.core
 
     @property
+    def last(self) -> int:
+        """The number of the entry that the story has come to."""
+        return self._state.last
+
+    @property
+    def plugins(self) -> Sequence[str]:
+        """The plugins that were not imported: what they decided is not told."""
+        return self._state.plugins
+
+    @property
     def snapshot(self) -> Snapshot:
         """The model where the story has come to."""
         return self._state.model.current
@@ -196,11 +229,12 @@ class RunReplay:
     def tell(self, on_line: Callable[[Line], bool]) -> int:
         """Tell every entry until one is the last or `on_line` says no; return the bytes of an unfinished write.
 
-        Raises `StorageError` where the journal is damaged, and `PluginError` where a plugin decides differently
-        than in the run; what came before has been told then.
+        Raises `StorageError` where the journal is damaged or, if it is verified, does not lead to a checkpoint's
+        state, and `PluginError` where a plugin decides differently than in the run; what came before has been told
+        then.
         """
         state, until = self._state, self._until
-        if until is not None and until <= state.last:
+        if state.plugins or (until is not None and until <= state.last):
             return 0
         teller = _Teller(state.core)
 
@@ -214,16 +248,32 @@ class RunReplay:
         return sum(tail.nbytes for tail in reading.torn)
 
     def _compare(self, number: int) -> None:
-        """Where a run with plugins has a checkpoint, compare what they have decided; raises `PluginError`."""
+        """Compare the state with that of the checkpoint here, if there is one; raises `PluginError`.
+
+        That is for runs with plugins, and for those to verify: these raise `StorageError`, too.
+        """
         state, (name, manifest) = self._state, self._checkpoints.get(number, ("", None))
-        if manifest is None or not plugins_of(state.rules.policy) or read_rules(manifest, name) != state.rules:
+        if manifest is None or not (self._verify or plugins_of(state.rules.policy)):
+            return
+        if read_rules(manifest, name, self._trust) != state.rules:
             return
         try:
             tensors = self._store.load(name, manifest.fingerprint)[1]
         except (StorageError, ModelMismatchError):
-            return
-        saved = open_checkpoint(Chosen(name, manifest, tensors, []), Rules.make_core, lambda: bytes(16))
+            if self._verify and name in dict(self._store.manifests()[0]):
+                raise
+            return  # a running hub has dropped it
+        chosen = Chosen(name, manifest, tensors, [])
+        saved = open_checkpoint(chosen, Rules.make_core, lambda: bytes(16), self._trust)
         check_state(state.core, state.model, saved.core, saved.model, number)
+        if self._verify:
+            now, then = [capture(one.core, one.model, one.publisher, number, 0.0) for one in (state, saved)]
+            if difference := find_difference(now, then, self.spec):
+                raise StorageError(
+                    f"{name}: the journal leads to another state at entry {number}: {difference}; put the folder "
+                    "back from a backup, or resume from another checkpoint"
+                )
+            self.compared.append(name)
 
     def devices(self) -> list[dict[str, Any]]:
         """Return what the status says of the devices at the point that the story has come to."""
@@ -292,7 +342,10 @@ class RunReplay:
                 self.earlier = max(
                     (one.last for one in before if one.last > one.starts[0][1].journal), default=None
                 )
-                return self._open(Chosen(name, manifest, tensors, []))
+                found = self._open(Chosen(name, manifest, tensors, []))
+                if found.plugins and self._until is None:
+                    return self._begin_at(manifests, "latest")
+                return found
         if troubles:
             raise StorageError(f"no checkpoint can be used: {' | '.join(troubles)}")
         first = leads[-1].starts[0][1].journal
@@ -305,7 +358,15 @@ class RunReplay:
 
     def _open(self, chosen: Chosen) -> Recovered:
         self.created_s = chosen.manifest.created_s
-        return open_checkpoint(chosen, Rules.make_core, lambda: bytes(16))
+        if self._trust.code:
+            return open_checkpoint(chosen, Rules.make_core, lambda: bytes(16), self._trust)
+        found = look_at_checkpoint(chosen)
+        if found.plugins:
+            why = _stops_at(chosen, found.plugins)
+            if self._until is not None and self._until > found.last:
+                raise ConfigError(f"--until {self._until}: {why}")
+            self.remarks = [*chosen.skipped, why]
+        return found
 
 
 class _Teller:
@@ -407,11 +468,21 @@ class _Teller:
         )
 
 
+def _stops_at(chosen: Chosen, plugins: Sequence[str]) -> str:
+    """Return why a replay goes no further than its checkpoint."""
+    return (
+        f"stops at {chosen.name}, version {chosen.manifest.version}: what came later was decided by "
+        f"{', '.join(plugins)}, and no code that a run's folder names is imported; if you trust the folder, allow "
+        "it with trust_code=True (--trust-code)"
+    )
+
+
 def look_at(run: Path) -> RunFolder:
     """Return what a run's folder holds, while a hub may be at work there; raises `StorageError`.
 
     A hub drops what its checkpoints cover. So the journal is opened between two looks at them that are the same.
     """
+    refuse_modules_in(run)
     disk = FolderDisk(run)
     store = CheckpointStore(disk, keep=1)
     checkpoints = store.manifests()
@@ -432,7 +503,7 @@ def follow_journal(journal: ReadableDisk, start: Manifest) -> JournalEnd:
     version, updates_applied, lineage, trouble = start.version, start.updates_applied, start.lineage, ""
     try:
         for record in read_journal(journal, start.journal).records():
-            entry = read_entry(record.entry, record.format)
+            entry = read_entry(record.entry)
             version = entry.version
             updates_applied += sum(len(fold.weights) for fold in entry.folds)
             if isinstance(entry.event, Resumed):
@@ -466,7 +537,7 @@ def _leads(journal: ReadableDisk, starts: list[tuple[str, Manifest]]) -> list[_L
         last, trouble = starts[0][1].journal, ""
         try:
             for record in read_journal(journal, last).records():
-                version = read_entry(record.entry, record.format).version
+                version = read_entry(record.entry).version
                 if versions.get(record.number, version) != version:
                     trouble = f"entry {record.number} does not lead to the checkpoint that was written there"
                     break

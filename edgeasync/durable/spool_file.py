@@ -17,7 +17,7 @@ from edgeasync.errors import ProtocolError, StorageError
 from edgeasync.protocol import wire
 from edgeasync.protocol.codecs import check_codec_name
 from edgeasync.protocol.messages import ModelVersion, Push
-from edgeasync.structs import ready
+from edgeasync.structs import parse_json
 
 SPOOL_FILE = "spool.safetensors"
 HELD_FILE = "model.safetensors"
@@ -95,9 +95,9 @@ def _to_spool(metadata: dict[str, str], arrays: dict[str, npt.NDArray[Any]]) -> 
         push = wire.decode(bytes.fromhex(metadata["push"]))
         if isinstance(push, Push):
             check_codec_name(push.codec)
-        model = msgspec.json.decode(metadata["model"], type=ready(ModelKey))
+        model = parse_json(metadata["model"], ModelKey)
         payload = arrays.pop(_PAYLOAD).data.cast("B")
-    except (KeyError, ValueError, msgspec.DecodeError) as error:
+    except (KeyError, ValueError) as error:
         raise ProtocolError(f"of another version of this software ({error})") from error
     if not isinstance(push, Push) or wire.checksum(payload) != push.checksum:
         raise ProtocolError("of another version of this software (it holds no update)")
@@ -107,10 +107,10 @@ def _to_spool(metadata: dict[str, str], arrays: dict[str, npt.NDArray[Any]]) -> 
 
 def _to_held(metadata: dict[str, str], arrays: dict[str, npt.NDArray[Any]]) -> HeldModel | None:
     try:
-        model = msgspec.json.decode(metadata["model"], type=ready(ModelKey))
-        version = msgspec.json.decode(metadata["version"], type=ready(ModelVersion))
+        model = parse_json(metadata["model"], ModelKey)
+        version = parse_json(metadata["version"], ModelVersion)
         values = arrays[_MODEL]
-    except (KeyError, msgspec.DecodeError):
+    except (KeyError, ValueError):
         return None
     if values.dtype != np.float32 or values.ndim != 1:
         return None

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeasync.protocol.wire import Buffer
+from edgeasync.structs import parse_json
 
 _DTYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "U8": np.dtype("u1")}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
@@ -61,10 +62,10 @@ def read_tensors(content: Buffer) -> dict[str, npt.NDArray[np.float32] | npt.NDA
         raise ValueError("it is shorter than a header")
     data = _LENGTH.size + _LENGTH.unpack_from(content)[0]
     try:
-        places = msgspec.json.decode(memoryview(content)[_LENGTH.size : data], type=dict[str, msgspec.Raw])
+        places = parse_json(memoryview(content)[_LENGTH.size : data], dict[str, msgspec.Raw])
         places.pop(_METADATA, None)
         return {name: _view(content, data, _read_place(raw)) for name, raw in places.items()}
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ValueError(f"its header is damaged: {error}") from error
 
 

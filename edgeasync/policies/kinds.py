@@ -1,7 +1,7 @@
 """The only table of kinds, with `TransformKind` and `WatchKind`: a new kind needs no other code."""
 
 from edgeasync.config import Kinds, declare_kinds
-from edgeasync.plugins import POLICIES, find_policy, installed
+from edgeasync.plugins import POLICIES, find_policy, installed, is_plugin
 from edgeasync.policies.aggregation import (
     Aggregator,
     BufferedAggregator,
@@ -57,3 +57,11 @@ OWN = {
 
 for _protocol, _own in OWN.items():
     declare_kinds(_protocol, Kinds(_own, find_policy, lambda: installed(POLICIES)))
+
+
+def plugins_named(table: object) -> list[str]:
+    """Return the plugins that a `[policy]` table names, each once, without importing any."""
+    inside = table.values() if isinstance(table, dict) else table if isinstance(table, list) else ()
+    found = [name for part in inside for name in plugins_named(part)]
+    kind = table.get("kind") if isinstance(table, dict) else None
+    return list(dict.fromkeys([kind, *found] if isinstance(kind, str) and is_plugin(kind) else found))

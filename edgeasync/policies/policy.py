@@ -27,14 +27,6 @@ from edgeasync.policies.transforms import Transform
 
 Take = Literal["all", "better", "best"]
 
-
-ADAPTIVE_RENAMED = (
-    (1, "local_steps_min", "period_steps_min"),
-    (2, "talk_share", "communication_share"),
-    (2, "talk_share_max", "communication_share_max"),
-)
-"""Keys of the adaptive controller: the last format of a run's folder that had the old name, and both names."""
-
 ONE_BY_ONE = "needs updates that are folded together, and {} folds them one by one"
 
 
@@ -153,20 +145,6 @@ class Policy(Section, frozen=True):
                 raise ValueError("warm_up and aggregate want different updates: both model_average, or neither")
             _check_gathering(self, self.warm_up.aggregate, self.warm_up.frequency)
             _check_delay(self, self.warm_up.frequency)
-
-
-def upgraded(table: object, written: int) -> object:
-    """Convert a `[policy]` table of an older format to the present one; return anything else unchanged."""
-    if not isinstance(table, dict):
-        return table
-    table = dict(table)
-    if "warm_up" in table:
-        table["warm_up"] = upgraded(table["warm_up"], written)
-    frequency = table.get("frequency")
-    if isinstance(frequency, dict) and frequency.get("kind") == "adaptive":
-        names = {old: new for last, old, new in ADAPTIVE_RENAMED if written <= last}
-        table["frequency"] = {names.get(name, name): value for name, value in frequency.items()}
-    return table
 
 
 def folds_one_by_one(aggregate: Aggregator) -> bool:

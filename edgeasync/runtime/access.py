@@ -6,6 +6,8 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
+import msgspec
+
 from edgeasync.core.engine.sender import Sender
 from edgeasync.durable.allow_list import Allowed, AllowList, Key
 from edgeasync.durable.keys import HubKeys, IssuedToken, fingerprint
@@ -29,7 +31,9 @@ class Access:
 
     `on_revoked` is called with the keys that a change of the list has shut out, `on_trouble` with a sentence when
     the list, or a line of it, cannot be read. `on_knock`, if given, is called with keys that are not
-    known, and where they come from, now and then. `denied` counts who was not let in, by the reason.
+    known, and where they come from, now and then. `on_expired` is called when a token is first seen expired: write
+    that down, lest a clock that goes back makes it valid again. `denied` counts who was not let in, by the
+    reason.
     """
 
     def __init__(
@@ -37,7 +41,9 @@ class Access:
         keys: HubKeys,
         on_revoked: Callable[[set[Key]], None],
         on_trouble: Callable[[str], None],
+        *,
         on_knock: Callable[[Key, str], None] | None = None,
+        on_expired: Callable[[], None] = lambda: None,
         now_s: Callable[[], float] = time.time,
     ) -> None:
         self.pair = keys.pair()
@@ -47,6 +53,8 @@ class Access:
         self._on_trouble = on_trouble
         self._now_s = now_s
         self._on_knock = on_knock
+        self._on_expired = on_expired
+        self._expired: set[Key] = set()
         self._knocked_s = 0.0
         self._revoked: dict[Key, None] = {}
         self._watch = FileWatch(keys.allow_list_file)
@@ -67,7 +75,7 @@ class Access:
         if user_id in self._senders:
             return True
         token = self.token(user_id)
-        if token is not None and not token.used and token.until_s >= self._now_s():
+        if token is not None and not token.used:
             return True
         reason = "revoked" if key in self._revoked else "unknown_key"
         reason = reason if token is None else "token"
@@ -84,6 +92,14 @@ class Access:
 
     def token(self, user_id: str) -> IssuedToken | None:
         """Return the token of a temporary key, `None` if it is of none that is remembered."""
+        self._look_at_tokens()
+        token = self._tokens.get(bytes.fromhex(user_id))
+        if token is not None and token.key in self._expired:
+            token = msgspec.structs.replace(token, used=True)
+        return token
+
+    def _look_at_tokens(self) -> None:
+        """Read the tokens if they have changed, and see which have expired."""
         stamp = stamp_of(self._keys.tokens_file)
         if stamp != self._tokens_stamp:
             try:
@@ -91,7 +107,11 @@ class Access:
                 self._tokens_stamp = stamp
             except StorageError as error:
                 self._on_trouble(str(error))
-        return self._tokens.get(bytes.fromhex(user_id))
+        now_s = self._now_s()
+        expired = {key for key, token in self._tokens.items() if not token.used and token.until_s < now_s}
+        if not expired <= self._expired:
+            self._expired |= expired
+            self._on_expired()
 
     # -- the list changes ------------------------------------------------------------------------------------
 
@@ -99,6 +119,7 @@ class Access:
         """Look at the list every `POLL_S` seconds, until `close`."""
         self._timer = loop.call_later(POLL_S, self.watch, loop)  # first: an error must not end the watch
         self.poll()
+        self._look_at_tokens()
 
     def close(self) -> None:
         """Stop watching."""

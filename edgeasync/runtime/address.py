@@ -19,6 +19,19 @@ def check_bind(address: str, *, insecure: bool) -> None:
         )
 
 
+def is_within_machine(address: str) -> bool:
+    """Return whether an address to bind is TCP on loopback: no other machine reaches it, and it names no file.
+
+    No name is resolved but localhost: it could be another machine's a moment later. Raises `AddressError` for what
+    is not an address.
+    """
+    host = (_read(address, any_port=True) or "").strip("[]")
+    try:
+        return host == "localhost" or _names_loopback(host)
+    except ValueError:
+        return False
+
+
 def check_connect(address: str, *, insecure: bool) -> None:
     """Raise `AddressError` unless the address can be spoken to without keys: loopback only, or told `insecure`."""
     host = host_of(address)

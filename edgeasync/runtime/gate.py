@@ -52,7 +52,13 @@ class Gate:
         self._loop = loop
         self._on_revoked = on_revoked
         self._on_trouble = on_trouble
-        self._access = Access(keys, self._revoked, on_trouble, self._note_knock if knocking else None)
+        self._access = Access(
+            keys,
+            self._revoked,
+            on_trouble,
+            on_knock=self._note_knock if knocking else None,
+            on_expired=self._spend_expired,
+        )
         # libzmq asks a handler that is there when the socket is bound.
         self._connections = connections
         self._bounds = bounds
@@ -176,6 +182,16 @@ class Gate:
 
     def _fail_from_thread(self, error: BaseException) -> None:
         self._loop.call_soon_threadsafe(self._on_trouble, f"the hub's keys could not be used: {error!r}")
+
+    def _spend_expired(self) -> None:
+        def work() -> None:
+            try:
+                self._keys.spend_expired(time.time())
+            except StorageError as error:
+                told = f"an expired token could not be recorded as used: {error}"
+                self._loop.call_soon_threadsafe(self._on_trouble, told)
+
+        self._worker.submit(work)
 
     def _note_knock(self, key: Key, address: str) -> None:
         def work() -> None:

@@ -22,7 +22,7 @@ from edgeasync.errors import EdgeAsyncError, GraphError
 from edgeasync.parameters import ParameterSpec
 from edgeasync.protocol.messages import Frozen
 from edgeasync.runtime.graph_model import HubGraph, load_graph
-from edgeasync.runtime.machine import memory_bytes
+from edgeasync.runtime.machine import half_of_memory_bytes
 from edgeasync.runtime.onnx_model import OnnxModel
 
 _DIE_WITH_PARENT = 1
@@ -50,7 +50,7 @@ class _Refused(msgspec.Struct, tag="refused"):
 
 
 def load_graph_apart(model: OnnxModel) -> HubGraph:
-    """Do what `load_graph` does, within the model's `build_s_max` and `build_bytes_max`.
+    """Do what `load_graph` does, within the model's `build_s_max` and `build_memory_bytes_max`.
 
     Raises the same errors, and `GraphError` if a limit was reached.
     """
@@ -103,14 +103,14 @@ def _out_of_time(model: OnnxModel) -> str:
 
 def _out_of_memory(model: OnnxModel) -> str:
     return (
-        f"it may take {_bytes_max(model)} bytes of memory, the limit of [model] build_bytes_max; "
+        f"it may take {_bytes_max(model)} bytes of memory, the limit of [model] build_memory_bytes_max; "
         "raise that if you trust the file"
     )
 
 
 def _bytes_max(model: OnnxModel) -> int:
-    """Return the most memory that a build may take; without a setting, all that the machine has."""
-    return int(model.build_bytes_max or memory_bytes() or resource.RLIM_INFINITY)
+    """Return the most memory that a build may take; without a setting, half of the machine's."""
+    return int(model.build_memory_bytes_max or half_of_memory_bytes() or resource.RLIM_INFINITY)
 
 
 # -- in the process --------------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ from edgeasync.durable.recovery import Rules
 from edgeasync.durable.run import Durability, Run
 from edgeasync.errors import AddressError, ConfigError, EdgeAsyncError, PluginError, StorageError
 from edgeasync.parameters import ParameterSpec, Vector
+from edgeasync.plugins import refuse_modules_in
 from edgeasync.policies.policy import PolicySet
 from edgeasync.protocol import wire
 from edgeasync.protocol.graph import ShippedGraph
@@ -104,6 +105,7 @@ class Hub:
       folder's allow-list are admitted. With `knocking` the hub records other keys, so that a person can accept
       them.
     - `insecure` lets a hub without keys listen beyond this machine.
+    - With `trust_code` the hub imports plugins that only the run's folder names.
     - `recordable` is `False` for a run that nobody resumes: its policy then need not have a name.
     - `on_best` is called on the loop with the best version so far and its evaluation, when that is to be written.
     - `history_rows_max` bounds the rows of the history in the run folder; with 0 there is none.
@@ -134,6 +136,7 @@ class Hub:
         keys: Path | None = None,
         knocking: bool = False,
         insecure: bool = False,
+        trust_code: bool = False,
         recordable: bool = True,
         record: bytes | None = None,
         on_report: OnReport | None = None,
@@ -141,6 +144,7 @@ class Hub:
         observe: Observe | None = None,
         context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
     ) -> None:
+        refuse_modules_in(run)
         check_bind(bind, insecure=insecure or keys is not None)
         if keys is not None and bind.startswith("inproc:"):
             raise AddressError(
@@ -198,10 +202,11 @@ class Hub:
             FolderDisk(run, self._folder.check),
             Rules(spec, policy, settings, graph is not None, recordable),
             history_rows_max=history_rows_max,
+            trust_code=trust_code,
         )
         self._log: GroupCommit | None = None
-        self._unwritten = ""
-        """Why the last checkpoint could not be written."""
+        self._version_saved, self._unwritten = 0, ""
+        """The version of the newest checkpoint, and why the last one could not be written."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_s = 0.0
 
@@ -222,9 +227,19 @@ class Hub:
         """The newest version of the model, a vector that never changes; to be read on the loop."""
         return self._engine.model.current.vector
 
-    def status(self) -> dict[str, Any]:
-        """Return the status that a person is told (docs/reference/json.md); to be called on the loop."""
-        return self.core.status(self._now_s()) | self.describe()
+    def ask_status(self, tell: Callable[[dict[str, Any]], None]) -> None:
+        """Call `tell` on the loop with the status (docs/reference/json.md), once everything in it is on disk."""
+        self._engine.ask_status(lambda text: tell(msgspec.json.decode(text)), self._now_s())
+
+    @property
+    def status_shown(self) -> dict[str, Any]:
+        """The newest status that was on disk when somebody asked; to be read on the loop."""
+        status: dict[str, Any] = msgspec.json.decode(self._engine.status_shown)
+        return status
+
+    def show(self, action: Callable[[], None]) -> None:
+        """Call `action`, which shows what has happened, on the loop, once that is on disk."""
+        self._engine.show(action)
 
     def add_evaluation(self, evaluated: Evaluated) -> None:
         """Add an evaluation of the last version to the history, once `run` has returned.
@@ -270,6 +285,7 @@ class Hub:
         try:
             await self._open_in_thread()
             self._engine = self._make_engine()
+            self._version_saved = self._engine.core.version
             self._opened = True
             return await self._serve()
         except PluginError:
@@ -674,14 +690,16 @@ class Hub:
                 self._save_model(state.snapshot, state.lineage)
             except (OSError, StorageError) as error:
                 trouble = f"no {what} could be written: {error}"
-            self._loop.call_soon_threadsafe(self._guard, partial(self._saved, covered, trouble))
+            version = self._version_saved if what == "checkpoint" and trouble else state.snapshot.number
+            self._loop.call_soon_threadsafe(self._guard, partial(self._saved, covered, version, trouble))
             if trouble and last:
                 self._unsaved = StorageError(f"{self.model_file.parent}: at the end {trouble}")
 
         self._workers["save"].submit(work)
 
-    def _saved(self, covered: int, trouble: str) -> None:
+    def _saved(self, covered: int, version: int, trouble: str) -> None:
         self._engine.saved()
+        self._version_saved = version
         self._unwritten = trouble
         if trouble:
             self.report(Report("warning", detail=trouble))
@@ -751,9 +769,10 @@ class Hub:
             "model_file": str(self.model_file.resolve()),
             "parameters": self.spec.length,
             "durability": self._durability,
-            "disk_trouble": self._unwritten if log is None else log.failing,
+            "version_durable": self._version_saved if log is None else None,
+            "disk_trouble": (log and log.failing) or self._unwritten,
             "denied": self._denied(),
-            "journal": log and {"entries": log.last, "bytes": log.bytes_appended, "syncs": log.batches},
+            "journal": log and {"entries": log.durable, "bytes": log.bytes_appended, "syncs": log.batches},
         }
 
     def stop(self, reason: str) -> None:

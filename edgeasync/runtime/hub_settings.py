@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from edgeasync.config import FilePath, Section, convert, expanded, to_table
+from edgeasync.config import ByteCount, FilePath, Section, convert, expanded, to_table
 from edgeasync.core.hub.settings import (
     CheckpointSettings,
     CodecSettings,
@@ -24,17 +24,20 @@ from edgeasync.data.files import load
 from edgeasync.durable.checkpoint import CheckpointStore
 from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.history import ROWS_MAX
+from edgeasync.durable.json_file import read_json
 from edgeasync.errors import AddressError, DataError, StorageError
 from edgeasync.losses import CrossEntropy, find_loss, kind_of
+from edgeasync.plugins import Trust, refuse_modules_in
 from edgeasync.policies.frequency import AdaptiveFrequency
-from edgeasync.policies.policy import Policy, upgraded
+from edgeasync.policies.policy import Policy
 from edgeasync.protocol.codecs import ELEMENTWISE
 from edgeasync.protocol.messages import OtherFrozen
 from edgeasync.runtime.address import DEFAULT_ADDRESS
 from edgeasync.runtime.evaluation import make_evaluator
 from edgeasync.runtime.graph_model import FORWARD_FILE, HubGraph, load_graph, with_own_loss
 from edgeasync.runtime.hub import RECORD_FILE, Hub, OnReport
-from edgeasync.runtime.onnx_model import OnnxModel
+from edgeasync.runtime.machine import half_of_memory_bytes
+from edgeasync.runtime.onnx_model import BUILD_S, OnnxModel
 from edgeasync.runtime.own_code import CustomModel
 from edgeasync.training.evaluation import Evaluator
 from edgeasync.training.local_parameters import choose_local
@@ -44,15 +47,7 @@ from edgeasync.training.plan import CodeModel, LocalTraining, ShippedModel, Trai
 _log = logging.getLogger(__name__)
 
 RECORD_FORMAT = 6
-"""Of `hub.json`, where it stands under `format`. Format 1 has no such key, and other names in its policy.
-
-Up to format 3 `evaluation.every` was a number of updates, `every_updates`; up to format 4 `hub` had no
-`history_rows_max`, and up to format 5 no `frozen`.
-"""
-
-
-LAST_WITHOUT_QUIET = 3
-"""The last format of `hub.json` in which no hub was quiet, and evaluations were counted in updates only."""
+"""Of `hub.json`, where it stands under `format`: the only format that is read. Increase it when a key changes."""
 
 
 class HubSection(Section, frozen=True):
@@ -171,14 +166,21 @@ class HubSettings(RunSettings, frozen=True, kw_only=True):
                 )
 
     def make_hub(
-        self, on_report: OnReport | None = None, *, load: Callable[[OnnxModel], HubGraph] = load_graph
+        self,
+        on_report: OnReport | None = None,
+        *,
+        load: Callable[[OnnxModel], HubGraph] = load_graph,
+        trust_code: bool = False,
     ) -> Hub:
         """Return a hub that is not yet running; raises `AddressError`, `ConfigError` or `GraphError`.
 
-        `load` builds the training graph of an ONNX model: in this process, unless another way is given.
+        `load` builds the training graph of an ONNX model: in this process, unless another way is given. With
+        `trust_code` the hub imports plugins that only the run's folder names.
         """
+        refuse_modules_in(expanded(self.hub.run))
         if isinstance(self.model, OnnxModel) and (own := with_own_loss(self.model)) != self.model:
-            return replace(self, model=own).make_hub(on_report, load=load)  # its record then needs no file
+            settings = replace(self, model=own)  # its record then needs no file
+            return settings.make_hub(on_report, load=load, trust_code=trust_code)
         if self.hub.bind.startswith("inproc:"):
             raise AddressError(f"{self.hub.bind}: no other process could reach it; write tcp://HOST:PORT")
         model: Model | ShippedModel | CodeModel
@@ -216,6 +218,7 @@ class HubSettings(RunSettings, frozen=True, kw_only=True):
             keys=None if self.hub.keys is None else expanded(self.hub.keys),
             knocking=self.hub.knocking,
             insecure=self.hub.insecure,
+            trust_code=trust_code,
             record=self.record(),
             on_report=on_report,
         )
@@ -249,12 +252,15 @@ def has_checkpoint(run: Path) -> bool:
     return run.is_dir() and any(CheckpointStore(FolderDisk(run), keep=1).manifests())
 
 
-def read_record(run: Path) -> HubSettings:
+def read_record(run: Path, *, trust_code: bool = False) -> HubSettings:
     """Return the settings of the last start of the run in a folder, to resume it there.
 
-    Raises `StorageError` if there is nothing to resume, or no settings, or if a newer version wrote them;
-    `ConfigError` if they are not settings.
+    Without `trust_code` they name no code but installed plugins, and raise no limit of building a model.
+
+    Raises `StorageError` if there is nothing to resume, or no settings, or if another version wrote them;
+    `ConfigError` if they are not settings; `PluginError` if they name code that may not be imported.
     """
+    refuse_modules_in(run)
     if not run.is_dir():
         raise StorageError(f"{run}: no such folder; give the folder of a hub's run")
     path = run / RECORD_FILE
@@ -262,35 +268,33 @@ def read_record(run: Path) -> HubSettings:
     if not has_checkpoint(run):
         raise StorageError(f"{run}: has no checkpoint to resume from; {begin}")
     try:
-        table = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        table = read_json(path, dict[str, Any], remedy=begin)
     except FileNotFoundError:
         raise StorageError(
             f"{path}: no such file, so its settings are not known; if a Python program began the run, start that "
             f"again; else {begin}"
         ) from None
-    except (OSError, msgspec.DecodeError) as error:
-        raise StorageError(f"{path}: cannot be read: {error}; {begin}") from error
-    written = table.pop("format", 1)
-    if written not in range(1, RECORD_FORMAT + 1):
+    written = table.pop("format", None)
+    if written != RECORD_FORMAT:
         raise StorageError(
-            f"{path}: is of format {written}, and this edgeasync reads format 1 to {RECORD_FORMAT}; "
-            f"start the version of edgeasync that wrote it, or a newer one; or {begin}"
+            f"{path}: is of format {written}, and this edgeasync reads format {RECORD_FORMAT}; "
+            f"start the version of edgeasync that wrote it; or {begin}"
         )
-    if "policy" in table:
-        table["policy"] = upgraded(table["policy"], written)
-    if written <= LAST_WITHOUT_QUIET:
-        _upgrade(table)
-    settings = convert(table, HubSettings, where=str(path))
+    trust = Trust(installed=True, code=trust_code)
+    settings = convert(table, HubSettings, where=str(path), find=trust.find_policy)
     model, forward = settings.model, run / FORWARD_FILE
+    if isinstance(model, CustomModel):
+        trust.check_code(model.factory, f"{path}: [model] factory")
+    if isinstance(model, OnnxModel) and not trust_code:
+        model = _within_limits(model)
     if isinstance(model, OnnxModel) and forward.exists():
         model = replace(model, file=FilePath.parse(forward))  # wherever the folder has come from
     return replace(settings, model=model, hub=replace(settings.hub, run=FilePath.parse(run)))
 
 
-def _upgrade(table: dict[str, Any]) -> None:
-    """Convert a record without `quiet`: its run resumes under the rules that it was begun under."""
-    evaluation, hub = table.get("evaluation"), table.setdefault("hub", {})
-    if isinstance(evaluation, dict) and "every_updates" in evaluation:
-        evaluation["every"] = f"{evaluation.pop('every_updates')} updates"
-    if isinstance(hub, dict):
-        hub.setdefault("quiet", False)
+def _within_limits(model: OnnxModel) -> OnnxModel:
+    """Return a model without limits of its building that are over the default ones."""
+    nbytes = model.build_memory_bytes_max
+    if nbytes is not None:
+        nbytes = ByteCount(min(nbytes, half_of_memory_bytes() or nbytes))
+    return replace(model, build_s_max=min(model.build_s_max, BUILD_S), build_memory_bytes_max=nbytes)

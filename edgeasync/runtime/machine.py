@@ -67,6 +67,11 @@ def memory_limit_bytes(root: Path = Path("/")) -> int:
     return min((limit for limit in limits if limit), default=0)
 
 
+def half_of_memory_bytes() -> int:
+    """Return half of the memory that this process may use: what building an unknown model gets; 0 if not known."""
+    return memory_limit_bytes() // 2
+
+
 def prepare_for_service() -> None:
     """Make this process one that runs for long and must never stand still: a hub's."""
     _collect_rarely()

@@ -8,6 +8,9 @@ from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.config import ByteCount, FilePath
 from edgeasync.training.local_parameters import Patterns
 
+BUILD_S = 300.0
+"""How long the training graph of a model that nobody vouches for may take to build."""
+
 
 class OnnxModel(GraphSettings, frozen=True, tag_field="kind", tag="onnx", kw_only=True):
     """A model from an ONNX file: a forward model, or a training graph that was built from one before.
@@ -16,6 +19,6 @@ class OnnxModel(GraphSettings, frozen=True, tag_field="kind", tag="onnx", kw_onl
     """
 
     file: FilePath
-    build_s_max: Annotated[float, Meta(gt=0, le=86_400)] = 600.0
-    build_bytes_max: ByteCount | None = None
+    build_s_max: Annotated[float, Meta(gt=0, le=86_400)] = BUILD_S
+    build_memory_bytes_max: ByteCount | None = None
     local: Patterns | UnsetType = UNSET

@@ -6,7 +6,6 @@ import time
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
@@ -19,6 +18,7 @@ from edgeasync.runtime.curve import mechanism_at
 from edgeasync.runtime.dealer import Pair, connect, make_dealer
 from edgeasync.runtime.reach import Misfit, misfit_of_keys
 from edgeasync.runtime.socket_monitor import DENIED
+from edgeasync.structs import parse_json
 
 AGAIN_S = 0.1
 """How long after a connection that broke the hub is asked again."""
@@ -88,7 +88,7 @@ def ask_status(address: str, timeout_s: float, pair: Pair | None, *, wake: bool 
                     "check the address and the network, or wait longer (--timeout-s)"
                 )
             time.sleep(AGAIN_S)
-    except (ProtocolError, msgspec.DecodeError, RecursionError) as error:
+    except (ProtocolError, ValueError) as error:
         raise ProtocolError(
             f"what answers at {address} is not an edgeasync hub of this version ({error}); check the address"
         ) from error
@@ -145,7 +145,7 @@ def _check_keys(address: str, ending: _Ending, cuts: int, *, keyed: bool) -> Non
 def _read(frames: list[bytes]) -> dict[str, Any]:
     if len(frames) != 2 or not isinstance(wire.decode(frames[0]), Status):
         raise ProtocolError("no status")
-    status = msgspec.json.decode(frames[1], type=dict[str, Any])
+    status = parse_json(frames[1], dict[str, Any])
     if missing := {"lineage", "version", "devices"} - set(status):
         raise ProtocolError(f"a status without {min(missing)}")
     return status

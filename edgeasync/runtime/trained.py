@@ -18,12 +18,12 @@ from edgeasync.core.hub.evaluation_tracker import is_better
 from edgeasync.core.hub.events import Evaluated
 from edgeasync.core.hub.lineage import Ancestry
 from edgeasync.durable.files import is_locked
+from edgeasync.durable.json_file import read_json
 from edgeasync.durable.run_replay import Line, RunReplay, look_at
 from edgeasync.errors import ConfigError, StorageError
 from edgeasync.protocol.messages import ModelVersion
 from edgeasync.runtime.hub import RECORD_FILE
 from edgeasync.runtime.model_file import BEST_FILE, MODEL_FILE, read_model
-from edgeasync.structs import ready
 
 
 class TrainedModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,13 +70,19 @@ class _Record(msgspec.Struct):
     model: Model = msgspec.field(default_factory=Model)
 
 
-def newest_model(run: Path) -> TrainedModel:
-    """Return the newest version that the folder of a run leads to; raises `StorageError`."""
-    return _newest(run)[0]
+def newest_model(run: Path, *, trust_code: bool = False) -> TrainedModel:
+    """Return the newest version that the folder of a run leads to; raises `StorageError`.
+
+    Without `trust_code` no plugin is imported: of a run under plugins it is the version of the last checkpoint.
+    """
+    found = _newest(run, trust_code=trust_code)[0]
+    if found.source == run and is_locked(run) and not _keeps_journal(run):
+        found.remarks.append("a hub is at work here that keeps no journal: this is of its last checkpoint")
+    return found
 
 
-def best_model(run: Path) -> TrainedModel:
-    """Return the best version by evaluation.
+def best_model(run: Path, *, trust_code: bool = False) -> TrainedModel:
+    """Return the best version by evaluation; `trust_code` is as for `newest_model`.
 
     Raises `ConfigError` if no version was evaluated, and `StorageError` if the files cannot be read or no longer
     have it.
@@ -86,7 +92,7 @@ def best_model(run: Path) -> TrainedModel:
         with contextlib.suppress(StorageError):  # the journal may lead there all the same
             kept = _read_file(run / BEST_FILE)
     try:
-        newest, best, ancestry = _newest(run)
+        newest, best, ancestry = _newest(run, trust_code=trust_code)
     except StorageError as error:
         if kept is None or kept.evaluation is None:
             raise
@@ -94,15 +100,16 @@ def best_model(run: Path) -> TrainedModel:
         return kept
     if kept is not None and ancestry is not None and not ancestry.knows(ModelVersion(kept.lineage, kept.version)):
         kept = None  # of a branch that was left
+    if kept is not None:
+        kept.remarks.extend(newest.remarks)
     if kept is not None and kept.evaluation is not None and (best is None or not is_better(best, kept.evaluation)):
         return msgspec.structs.replace(kept, devices=newest.devices)
     if best is None:
         raise ConfigError(
             f"{run}: no version was evaluated yet; wait for one ([evaluation] every), or leave out best (--best)"
         )
-    replay = RunReplay(
-        run
-    )  # from as early as the journal leads on: a hub that was killed had not written the best
+    # From as early as the journal leads on: a hub that was killed had not written the best.
+    replay = RunReplay(run, trust_code=trust_code)
     try:
         found = _tell(replay, run, best.number)
     finally:
@@ -110,12 +117,12 @@ def best_model(run: Path) -> TrainedModel:
     if found.version != best.number:
         raise StorageError(
             f"{run}: version {best.number} was the best, but it is not in {BEST_FILE}, and the journal does not "
-            "lead there any more; leave out best (--best)"
+            f"lead there any more; leave out best (--best){''.join(f'; {remark}' for remark in found.remarks)}"
         )
     return msgspec.structs.replace(found, evaluation=best, devices=newest.devices)
 
 
-def _newest(run: Path) -> tuple[TrainedModel, Evaluated | None, Ancestry | None]:
+def _newest(run: Path, *, trust_code: bool) -> tuple[TrainedModel, Evaluated | None, Ancestry | None]:
     """Return the newest version, the best evaluation, and whose versions the run may call its own."""
     if not run.is_dir():
         raise StorageError(f"{run}: no such folder; give the folder of a hub's run")
@@ -125,11 +132,9 @@ def _newest(run: Path) -> tuple[TrainedModel, Evaluated | None, Ancestry | None]
             return _read_file(run / MODEL_FILE), None, None  # a hub would begin with it
     finally:
         folder.journal.close()
-    replay = RunReplay(run, checkpoint="latest")
+    replay = RunReplay(run, checkpoint="latest", trust_code=trust_code)
     try:
         found = _tell(replay, run)
-        if is_locked(run) and not _keeps_journal(run):
-            found.remarks.append("a hub is at work here that keeps no journal: this is of its last checkpoint")
         return found, replay.core.policy_engine.state.evaluations.best, replay.core.policy_engine.state.ancestry
     finally:
         replay.close()
@@ -190,6 +195,6 @@ def local_patterns(run: Path) -> list[str]:
 
 def _record(run: Path) -> _Record:
     try:
-        return msgspec.json.decode((run / RECORD_FILE).read_bytes(), type=ready(_Record))
-    except (OSError, msgspec.DecodeError):
+        return read_json(run / RECORD_FILE, _Record, remedy="")
+    except (FileNotFoundError, StorageError):
         return _Record(_Record.Hub())

@@ -99,7 +99,7 @@ class History(Table):
     | `metrics.NAME` | one column for each metric that a device told |
 
     Values that nobody knows are NaN. `evaluations` is a table of its own: `time`, `version`, `loss`, `accuracy`.
-    `reason` says why rows may be missing: the folder is of an older version, or the file is damaged.
+    `reason` says why rows may be missing: there is no file, or it is damaged.
 
     >>> from edgeasync import Run
     >>> history = Run.open("runs/digits").history  # doctest: +SKIP

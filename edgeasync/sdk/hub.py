@@ -22,7 +22,7 @@ from edgeasync.sdk.events import Best, End, Event, Join, Leave
 from edgeasync.sdk.history import History
 from edgeasync.sdk.observer import Observer
 from edgeasync.sdk.plan import as_path, make_hub, plan_run
-from edgeasync.sdk.service import Service
+from edgeasync.sdk.service import CALL_S, Service
 from edgeasync.sdk.stop import Stop
 
 
@@ -77,6 +77,7 @@ class Hub(Service):
         keys: str | Path | None = None,
         knocking: bool = False,
         insecure: bool = False,
+        trust_code: bool = False,
         frozen: str = "refuse",
         settings: Mapping[str, Any] | None = None,
     ) -> None:
@@ -87,6 +88,7 @@ class Hub(Service):
         """The run's folder."""
         self._model = whole_path(model)
         self._bind = bind
+        self._trust_code = trust_code
         self._shape = input_shape
         self._callbacks = callbacks
         said = {"run": str(self.path), "bind": bind, "seed": seed, "knocking": knocking, "insecure": insecure}
@@ -120,8 +122,16 @@ class Hub(Service):
         return self._bind if self._hub is None else self._hub.address
 
     def status(self) -> dict[str, Any]:
-        """Return what `edgeasync status --json` prints (docs/reference/json.md)."""
-        return self._call(self._running.status)
+        """Return what `edgeasync status --json` prints (docs/reference/json.md), once all of it is on disk.
+
+        On the loop that the hub runs on it does not wait: it returns what was on disk when it was last called.
+        """
+        hub = self._running
+        found: concurrent.futures.Future[dict[str, Any]] = concurrent.futures.Future()
+        self._call(lambda: hub.ask_status(found.set_result))
+        if self._is_here:
+            return found.result() if found.done() else hub.status_shown
+        return found.result(CALL_S)
 
     @property
     def history(self) -> History:
@@ -205,7 +215,7 @@ class Hub(Service):
             self._told, reason = told, "interrupted"
             told.on_stop = self.finish
             self._observer = observer = Observer(self._planned["until"], 0, self._tell, listening=self._note_ready)
-            self._hub = make_hub(plan, self._bind, observer)
+            self._hub = make_hub(plan, self._bind, observer, trust_code=self._trust_code)
             observer.watch(self._hub, asyncio.get_running_loop())
             if self._finishing:
                 observer.finish(self._finishing)

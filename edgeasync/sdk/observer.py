@@ -39,8 +39,8 @@ def event_of(name: str, device: str, detail: str, time_s: float) -> events.Event
 class Observer:
     """Sees every event of a hub's core, on its loop, and what it reports.
 
-    `tell` is given events, and `listening` is called once devices can join. With `ends_diverged` the run ends when
-    the updates of all devices are no longer finite.
+    `tell` is given events once they are on disk, and `listening` is called once devices can join. With
+    `ends_diverged` the run ends when the updates of all devices are no longer finite.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Observer:
         """Why the hub came to its end; empty if it was stopped."""
         self._until = until or Stop()
         self._examples = examples
-        self._tell = tell
+        self._tell_now = tell
         self._listening = listening
         self._began_s: float | None = None
         self._trained = 0
@@ -76,7 +76,7 @@ class Observer:
 
     def end(self, reason: str) -> None:
         """Tell that the run has ended."""
-        self._tell(events.End(time_s=self.now_s, reason=reason))
+        self._tell_now(events.End(time_s=self.now_s, reason=reason))
 
     def __call__(self, event: HubEvent, effects: list[HubEffect], now_s: float) -> None:
         """See an event with its effects."""
@@ -113,7 +113,7 @@ class Observer:
 
     def on_best(self, restore: Callable[[Any], Any], snapshot: Snapshot, found: Evaluated) -> None:
         """See the best model so far; `restore` makes it into the kind that was given."""
-        self._tell(events.Best(
+        self._tell_now(events.Best(
             time_s=self.now_s,
             version=snapshot.number,
             loss=found.loss,
@@ -196,6 +196,10 @@ class Observer:
             # Not from inside the core's event that led to it.
             self._loop.call_soon(partial(self._hub.request_stop, finished=True))
 
+    def _tell(self, event: events.Event) -> None:
+        """Tell of an event once it is on disk."""
+        self._hub.show(partial(self._tell_now, event))
+
     def _note(self, event: events.Event) -> None:
         self.noted.append(event)
-        self._tell(event)
+        self._tell_now(event)

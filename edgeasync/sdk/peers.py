@@ -39,7 +39,7 @@ from edgeasync.sdk.workers.base import (
     seed_of,
     worker_name,
 )
-from edgeasync.sdk.workers.files import make_folder, remove_folder, write_files
+from edgeasync.sdk.workers.files import make_folder, write_files
 from edgeasync.sdk.workers.peer_job import INITIAL_FILE, PeerJob, diverged_file, model_file, note_end
 from edgeasync.sdk.workers.processes import Forker, run_process, threads_of
 from edgeasync.training.evaluation import Evaluator
@@ -176,7 +176,8 @@ class PeerWorkers:
 
     async def __aenter__(self) -> Self:
         """Make keys, and write what the workers need into a folder that only this user can open."""
-        self.folder = await make_folder(self._write)
+        self._temporary = await make_folder(self._write)
+        self.folder = self._temporary.path
         self._forker = Forker(self.folder, threads_of(len(self._shares)))
         self._pairs = [KeyPair.make() for _ in self._shares]
         self._peers = Peers(
@@ -196,7 +197,7 @@ class PeerWorkers:
     async def __aexit__(self, *_: object) -> None:
         """Remove the folder."""
         await self._forker.close()
-        await remove_folder(self.folder)
+        await in_thread(self._temporary.remove)
 
     def _write(self, folder: Path) -> None:
         np.save(folder / INITIAL_FILE, self._initial)

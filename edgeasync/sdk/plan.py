@@ -14,6 +14,7 @@ from edgeasync.config import convert, expanded
 from edgeasync.core.hub.settings import StopCondition
 from edgeasync.data.dataset import Dataset
 from edgeasync.errors import ConfigError
+from edgeasync.plugins import refuse_modules_in
 from edgeasync.policies.policy import Policy
 from edgeasync.runtime.hub import Hub
 from edgeasync.runtime.hub_settings import HubSettings, RunSettings
@@ -81,6 +82,7 @@ def plan_run(
             raise ConfigError(f"{name} is {type(value).__name__}; give {_WANTED[name]}")
     if policy is not None and not hasattr(policy, "aggregate"):  # what else is wrong with one, the hub says
         raise ConfigError(f"policy is {type(policy).__name__}; give {_WANTED['policy']}")
+    refuse_modules_in(expanded(hub["run"]))
     sections = replace(_sections(settings, hub, until, policy), local=local_training(**training))
     prepared = prepare(
         model, example, sections.local, graph=graph_settings(**graph), run=Path(sections.hub.run), seed=seed
@@ -124,8 +126,13 @@ def make_hub(
     observer: Observer,
     context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
     keys: Path | None = None,
+    *,
+    trust_code: bool = False,
 ) -> Hub:
-    """Return the hub of a plan, not running yet, which is to listen at `bind`; `keys` are for this start alone."""
+    """Return the hub of a plan, not running yet, which is to listen at `bind`; `keys` are for this start alone.
+
+    With `trust_code` it imports plugins that only the run's folder names.
+    """
     prepared, sections = plan.prepared, plan.sections
     graph, settings = prepared.graph, sections.hub
     model: Model | ShippedModel | CodeModel = prepared.shipped or CodeModel()
@@ -148,6 +155,7 @@ def make_hub(
         keys=keys if settings.keys is None else expanded(settings.keys),
         knocking=settings.knocking,
         insecure=settings.insecure,
+        trust_code=trust_code,
         recordable=plan.recordable,
         record=_record(plan),
         on_report=observer.on_report,

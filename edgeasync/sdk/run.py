@@ -1,5 +1,6 @@
 """A run: what was trained, by whom, and how it went."""
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from edgeasync.sdk.events import Evaluation, Event
 from edgeasync.sdk.history import History
 from edgeasync.sdk.observer import event_of
 from edgeasync.sdk.plan import as_path
+
+LOG = logging.getLogger("edgeasync.run")
 
 
 class Run:
@@ -121,13 +124,18 @@ class Run:
         return path
 
     @classmethod
-    def open(cls, path: str | Path, *, best: bool = False) -> "Run":
+    def open(cls, path: str | Path, *, best: bool = False, trust_code: bool = False) -> "Run":
         """Read the run in a folder, also one at work: its newest version or, with `best`, the best by evaluation.
 
-        Raises `StorageError` for a folder that is none of a run.
+        Nothing that the folder names is imported. So if plugins decided, the newest version is that of the last
+        checkpoint, and a warning is logged. With `trust_code` the plugins are imported, and run with your rights.
+
+        Raises `StorageError` if the folder does not hold a run.
         """
         folder = as_path(path, "the run")
-        found = best_model(folder) if best else newest_model(folder)
+        found = (best_model if best else newest_model)(folder, trust_code=trust_code)
+        for remark in found.remarks:
+            LOG.warning("%s: %s", folder, remark)
         evaluation = found.evaluation
         if not best:
             evaluation = _newer(evaluation, read_history(folder).evaluations[-1:], found.version)

@@ -4,11 +4,8 @@ import asyncio
 import concurrent.futures
 import contextlib
 import logging
-import shutil
-import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,6 +30,7 @@ from edgeasync.sdk.shares import check_epochs, split
 from edgeasync.sdk.stop import Stop
 from edgeasync.sdk.workers.base import Workers, examples_of, run_together
 from edgeasync.sdk.workers.engines import Engine, make_workers
+from edgeasync.temporary import TemporaryFolder
 
 LOG = logging.getLogger("edgeasync.train")
 
@@ -62,6 +60,7 @@ async def train_async(
     freeze: str | Sequence[str] = (),
     seed: int = 0,
     settings: Mapping[str, Any] | None = None,
+    trust_code: bool = False,
     engine: Engine = "tasks",
     ray_address: str | None = None,
     topology: Literal["star", "ring", "all_to_all"] = "star",
@@ -95,6 +94,8 @@ async def train_async(
       reads, and patterns of the parameters to train, `train=["head.*"]`, and not to train.
     - `seed`: of the first values, of the split, and of the order of examples.
     - `settings`: other sections of a hub's settings file, as tables: `{"codec": {"push": "int8"}}`.
+    - `trust_code`: whether a folder that is continued may name plugins that `policy` does not have. They are
+      imported, and run with your rights. Without it only installed ones are.
     - `engine`: where workers run. `"tasks"`: in threads of this process. `"processes"`: each in a process of its
       own (extra `processes`). `"ray"`: as actors on a Ray cluster (extra `ray`). In the last two a worker that
       dies comes back.
@@ -175,7 +176,7 @@ async def train_async(
             listening = asyncio.Event()
             observer = Observer(until, examples, told.tell, listening.set, ends_diverged=True)
             told.on_stop = observer.finish_soon
-            return await _serve(plan, crew, observer, listening)
+            return await _serve(plan, crew, observer, listening, trust_code=trust_code)
 
     try:
         with _cancelled_at_exit():
@@ -211,12 +212,14 @@ def _cancelled_at_exit() -> Iterator[None]:
         done.set_result(None)
 
 
-async def _serve(plan: Plan, workers: Workers, observer: Observer, listening: asyncio.Event) -> Run:
+async def _serve(
+    plan: Plan, workers: Workers, observer: Observer, listening: asyncio.Event, *, trust_code: bool
+) -> Run:
     """Run the hub on this loop and its workers wherever they are; return the run."""
     reason = "interrupted"
     try:
         async with workers:
-            hub = make_hub(plan, workers.bind, observer, workers.context, workers.keys)
+            hub = make_hub(plan, workers.bind, observer, workers.context, workers.keys, trust_code=trust_code)
             observer.watch(hub, asyncio.get_running_loop())
 
             async def serve() -> None:
@@ -262,5 +265,5 @@ def _folder(run: str | Path | None) -> tuple[Path, Callable[[], None] | None]:
     """Return the run's folder and, if it is a temporary one, what removes it."""
     if run is not None:
         return as_path(run, "run"), None
-    kept = tempfile.mkdtemp(prefix="edgeasync-run-")
-    return Path(kept) / "run", partial(shutil.rmtree, kept, ignore_errors=True)
+    kept = TemporaryFolder("run-")
+    return kept.path / "run", kept.remove

@@ -268,6 +268,9 @@ def _soon_after(planned: Planned, fault: Fault, random: Random) -> Planned:
 
 
 def _crash(random: Random) -> CrashHub | CrashHubAtDisk:
+    if random.random() < 0.2:  # a process that dies with content that was not synced, then a power cut
+        cut = CrashHubAtDisk(random.randint(1, 8), off_s=_seconds(random, 2.0))
+        return CrashHubAtDisk(random.randint(1, 40), "content", power_cut=False, again=cut)
     if random.random() < 0.7:
         return _crash_at_disk(random, _crash_at_disk(random, None) if random.random() < 0.4 else None)
     return _crash_at_once(random)

@@ -4,7 +4,6 @@ The graph follows the contract of `docs/training_graph.md`. Nothing is copied in
 statistics: onnxruntime reads the parameters where they are and writes gradients where the optimizer reads them.
 """
 
-import json
 import logging
 import math
 import zlib
@@ -37,6 +36,7 @@ from edgeasync.errors import (
 from edgeasync.metrics import Accuracy, Meter, MetricSetting, find_metrics
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.policies.transforms import Transform
+from edgeasync.structs import parse_json
 from edgeasync.training.evaluation import Evaluation
 from edgeasync.training.memory_fit import fitting_rows
 from edgeasync.training.micro_batches import Machine, MicroBatch, ThisMachine, worth_splitting
@@ -296,8 +296,10 @@ class GraphGradient:
     @property
     def _loss_settings(self) -> dict[str, Any]:
         """The loss as a table; empty if the graph's maker did not say it."""
-        found: dict[str, Any] = json.loads(self._metadata.get("edgeasync.loss", "{}"))
-        return found
+        try:
+            return parse_json(self._metadata.get("edgeasync.loss", "{}"), dict[str, Any])
+        except ValueError as error:
+            raise GraphError(f"the graph's loss cannot be read ({error}); build the graph again") from error
 
     @property
     def loss(self) -> str:

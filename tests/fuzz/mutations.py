@@ -61,4 +61,21 @@ def _splice(random, content, inputs):
     content[place : place + random.choice((0, end - start))] = other[start:end]
 
 
-_WAYS = (_flip, _flip, _overwrite, _write_number, _write_number, _truncate, _cut_out, _repeat, _insert, _splice)
+def _nest(random, content, inputs):
+    """Insert the beginnings of many lists or tables, of JSON, TOML or msgpack: readers that recurse end there."""
+    place = _place(random, content)
+    content[place:place] = random.choice((b"[", b'{"":', b"\x91")) * random.choice((200, 2000, 20_000))
+
+
+def _spoil_text(random, content, inputs):
+    """Insert what is not UTF-8, what ends the name of a file, or a number that does not fit into 64 bits."""
+    place = _place(random, content)
+    content[place:place] = random.choice(
+        (b"\xff", b"\xc3", b"\xed\xa0\x80", b"\0", b"1e999", b"-", b"NaN", b"9" * 400)
+    )
+
+
+_WAYS = (
+    *(_flip, _flip, _overwrite, _write_number, _write_number, _truncate, _cut_out, _repeat, _insert, _splice),
+    *(_nest, _spoil_text),
+)

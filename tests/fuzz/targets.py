@@ -23,10 +23,10 @@ import safetensors.numpy
 from edgeasync.autodiff.build import build_training_graph
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.core.arrays.hub_model import Model
-from edgeasync.core.arrays.state_codec import FORMATS, decode_state
+from edgeasync.core.arrays.state_codec import FORMAT, decode_state
 from edgeasync.core.engine.recorder import shown
-from edgeasync.core.recovery.log import event_of, read_entry, upgrade_entry
-from edgeasync.core.recovery.state import SCALARS, CoreState, upgrade
+from edgeasync.core.recovery.log import event_of, read_entry
+from edgeasync.core.recovery.state import SCALARS, CoreState
 from edgeasync.data.files import load
 from edgeasync.durable.allow_list import Allowed, AllowList
 from edgeasync.durable.checkpoint import CheckpointStore, Manifest
@@ -42,6 +42,7 @@ from edgeasync.protocol.messages import Hello, StatusRequest
 from edgeasync.runtime.status import fetch_status
 from edgeasync.sdk.history import History
 from edgeasync.training.graph_check import check_graph
+from tests.fuzz.files import FILES
 from tests.support.coded import flat
 from tests.support.graphs import forward_model
 from tests.support.keyed import Proxy, ask, client, start_hub
@@ -171,11 +172,11 @@ class Journal(Target):
     refusals = (StorageError,)
 
     def __init__(self):
-        self.inputs = [path.read_bytes() for path in sorted(FOLDER.glob("run-*/journal-00000001"))]
+        self.inputs = [path.read_bytes() for path in sorted(FOLDER.glob("run/journal-*"))]
 
     def attempt(self, content):
         for record in read_journal(MemoryDisk({"journal-00000001": content})).records():
-            event_of(read_entry(record.entry, record.format))
+            event_of(read_entry(record.entry))
         return True
 
 
@@ -183,7 +184,7 @@ class HistoryFiles(Target):
     """A run's history: any bytes give some rows, and a reason why there may be more."""
 
     def __init__(self):
-        self.inputs = [path.read_bytes() for path in sorted(FOLDER.glob(f"run-*/{HISTORY_FILE}"))]
+        self.inputs = [path.read_bytes() for path in sorted(FOLDER.glob(f"run/{HISTORY_FILE}"))]
 
     def attempt(self, content):
         rows = read_rows(MemoryDisk({HISTORY_FILE: content}))
@@ -210,20 +211,18 @@ class HistoryBlocks(HistoryFiles):
 
 
 class Entries(Target):
-    """An entry of the journal, whose checksum fits; the first byte is the format."""
+    """An entry of the journal, whose checksum fits."""
 
     refusals = (StorageError,)
 
     def __init__(self):
         self.inputs = []
-        for path in sorted(FOLDER.glob("run-*/journal-00000001")):
+        for path in sorted(FOLDER.glob("run/journal-*")):
             records = read_journal(MemoryDisk({path.name: path.read_bytes()})).records()
-            self.inputs += [bytes([record.format]) + bytes(record.entry) for record in records]
+            self.inputs += [bytes(record.entry) for record in records]
 
     def attempt(self, content):
-        made_by = (content or b"\0")[0] % 5
-        event_of(read_entry(content[1:], made_by))
-        upgrade_entry(content[1:], made_by)
+        event_of(read_entry(content))
         return True
 
 
@@ -235,7 +234,7 @@ class Checkpoint(Target):
     def __init__(self):
         self._checkpoints = [
             (path.read_bytes(), path.with_suffix(".safetensors").read_bytes(), path.stem)
-            for path in sorted(FOLDER.glob("run-*/checkpoint-0000000032-7.json"))
+            for path in sorted(FOLDER.glob("run/checkpoint-*.json"))[-1:]
         ]
         self.inputs = [manifest for manifest, _, _ in self._checkpoints]
         self._fingerprint = msgspec.json.decode(self.inputs[0])["fingerprint"]
@@ -279,21 +278,20 @@ def _sealed(manifest, tensors):
 
 
 class State(Target):
-    """The core's state in a checkpoint, whose checksum fits; the first byte is the format."""
+    """The core's state in a checkpoint, whose checksum fits."""
 
     refusals = (StorageError,)
 
     def __init__(self):
         self.inputs = []
-        for path in sorted(FOLDER.glob("run-*/checkpoint-0000000032-7.safetensors")):
+        for path in sorted(FOLDER.glob("run/checkpoint-*.safetensors")):
             scalars = safetensors.numpy.load_file(path)[SCALARS].tobytes()
             core = msgspec.msgpack.decode(scalars[10:])["core"]
-            self.inputs.append(bytes([core[1]]) + core[10:])
+            self.inputs.append(core[10:])
 
     def attempt(self, content):
-        made_by, body = FORMATS[(content or b"\1")[0] % len(FORMATS) - 1], content[1:]
-        sealed = made_by.to_bytes(2, "big") + wire.checksum(body).to_bytes(8, "big") + body
-        decode_state(sealed, CoreState, upgrade)
+        sealed = FORMAT.to_bytes(2, "big") + wire.checksum(content).to_bytes(8, "big") + content
+        decode_state(sealed, CoreState)
         return True
 
 
@@ -454,4 +452,5 @@ TARGETS = {
     "npz": Npz,
     "handshake": Handshake,
     "plain-handshake": PlainHandshake,
+    **FILES,
 }

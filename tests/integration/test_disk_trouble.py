@@ -51,12 +51,10 @@ def assert_waits(fleet, since=0):
     fleet.stories.read()
     before = fleet.stories.acknowledged
     # Devices that ask are told to try again, for longer than a lease, and no device is lost.
-    asked = fetch_status(fleet.address, PATIENCE_S)["messages_accepted"]
     time.sleep(1.2 * 3.0)
     status = fetch_status(fleet.address, PATIENCE_S)
     assert status["disk_trouble"]
-    assert status["messages_accepted"] == asked
-    assert {device["state"] for device in status["devices"]} == {"training"}
+    assert {device["state"] for device in status["devices"]} <= {"joining", "training"}  # as it was on disk
     fleet.stories.read()
     assert fleet.stories.acknowledged == before
     assert "lost" not in fleet.hub.names()
@@ -170,8 +168,9 @@ def test_a_hub_with_checkpoints_alone_says_that_none_can_be_written(commands):
     folder = commands.folder / "run-hub"
     away = folder.with_name("away")
     folder.rename(away)
-    status_when(address, lambda status: status["disk_trouble"], "trouble with the disk")
-    trained(address)
+    saved = status_when(address, lambda status: status["disk_trouble"], "trouble with the disk")["version_durable"]
+    status = trained(address)
+    assert status["version_durable"] == saved < status["version"]
     away.rename(folder)
     status_when(address, lambda status: not status["disk_trouble"], "a disk that can be written")
     assert not hub.ended

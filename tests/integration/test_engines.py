@@ -1,5 +1,6 @@
 """`train(engine="processes")`: workers are processes. They come back when they die, and leave nothing."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from edgeasync import EdgeAsyncError, Run, StepResult, Stop, nn, train
 from edgeasync.durable.run_replay import RunReplay
 from edgeasync.errors import ConfigError
 from edgeasync.sdk import events
+from edgeasync.temporary import TemporaryFolder
 from edgeasync.training.numpy_models import SoftmaxModel
 from tests.support.processes import PATIENCE_S, until
 
@@ -296,6 +298,36 @@ def test_workers_end_when_the_parent_is_killed(script, temporary):
     _, left = psutil.wait_procs(workers, PATIENCE_S)
     assert (len(workers), left) == (2, [])
     until(lambda: not [*temporary.iterdir()], "the folder's end")
+
+
+LEAVES = """
+import sys
+import numpy as np
+from edgeasync import Stop, nn, train
+data = np.zeros((40, 4), np.float32), np.zeros(40, np.int64)
+train(nn.Linear(4, 2), data, workers=2, engine=sys.argv[1], topology=sys.argv[2], until=Stop(minutes=10))
+"""
+
+
+@pytest.mark.parametrize(
+    ("engine", "topology"), [("tasks", "star"), ("processes", "star"), ("tasks", "ring"), ("processes", "ring")]
+)
+def test_what_a_killed_program_leaves_is_removed_by_the_next(engine, topology, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    command = [sys.executable, "-c", LEAVES, engine, topology]
+    environment = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, env=environment) as process:
+        try:
+            until(lambda: [*tmp_path.rglob("lock")], "training")  # of the run, or of the state of a worker
+            family = psutil.Process(process.pid).children(recursive=True)
+        finally:
+            process.kill()
+    for one in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one.kill()
+    assert [*tmp_path.glob("edgeasync-*")]
+    TemporaryFolder().remove()
+    assert not [*tmp_path.glob("edgeasync-*")]
 
 
 def test_a_step_that_never_ends_holds_up_no_end(temporary):

@@ -17,6 +17,7 @@ def test_every_acknowledged_update_counts_once_and_training_goes_on(commands, po
     seen = kill_hubs(commands, kills, processes=4, devices=2, policy=policy, checkpoint=checkpoint)
     assert seen["updates_acknowledged"] > 10 * kills
     assert seen["hashes_checked"] >= seen["updates_acknowledged"]
+    assert seen["statuses"] >= 2 * kills
 
 
 RENAMES, REMOVALS = "rename,renameat,renameat2", "unlink,unlinkat"

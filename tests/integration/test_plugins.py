@@ -61,19 +61,24 @@ def test_a_run_outlives_kills_and_the_absence_of_its_package(commands, environme
 
     environment.uninstall("own-policy")
     before, plain = content(run), commands.settings(name="plain")
+    missing = "plugin own_policy:Halving: no module 'own_policy'"
     for command, name in (
-        (["hub", "--resume", run], "policy.staleness: plugin own_policy:Halving: no module 'own_policy'"),
         (
-            ["hub", settings],
-            "ringmaster; if it is a plugin's, install its package",
+            ["hub", "--resume", run],
+            "policy.staleness: plugin own_policy:Halving: is code that only the run's folder",
         ),
-        (["hub", plain, "--run", run], "plugin own_policy:Halving: no module 'own_policy'"),
-        (["replay", run], "plugin own_policy:Halving: no module 'own_policy'"),
+        (["hub", "--resume", run, "--trust-code"], f"policy.staleness: {missing}"),
+        (["hub", settings], "ringmaster; if it is a plugin's, install its package"),
+        (["hub", plain, "--run", run], "plugin own_policy:Halving: is code that only the run's folder names"),
+        (["replay", run, "--trust-code"], missing),
     ):
         refused = environment.run(tmp_path, *command)
         assert refused.returncode == CONFIG
         assert name in refused.stderr
         assert content(run) == before
+    read = environment.run(tmp_path, "replay", run)
+    assert read.returncode == 0
+    assert "decided by own_policy:Halving, own_policy:Krum, own_bytes, and no code" in read.stdout
     environment.install(wheel)
     hub = commands.start("hub", "--resume", run, "--bind", address, "--json", **python)
     hub.wait_for("listening")
@@ -81,4 +86,4 @@ def test_a_run_outlives_kills_and_the_absence_of_its_package(commands, environme
     for process in (*agents, hub):
         process.signal(signal.SIGTERM)
         assert process.wait() == 0
-    assert environment.run(tmp_path, "replay", run).returncode == 0
+    assert environment.run(tmp_path, "replay", run, "--trust-code").returncode == 0

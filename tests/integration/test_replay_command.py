@@ -123,6 +123,17 @@ def test_a_part_of_the_story_leads_to_the_model_that_was_there(finished):
     assert len(set(models.values())) > 5
 
 
+@pytest.mark.parametrize("which", ["finished", "crashed"])
+def test_a_run_is_verified(request, which):
+    found = request.getfixturevalue(which)
+    commands = found[0] if which == "finished" else found
+    (verified,) = story(commands, "run-hub", "--verify")
+    assert verified["event"] == "verified"
+    assert verified["compared"]
+    told = commands.run("replay", "run-hub", "--verify", "--until", 3)
+    assert (told.returncode, "leave out --until" in told.stderr) == (2, True)
+
+
 def test_what_people_read(finished):
     commands, stopped = finished
     told = commands.run("replay", "run-hub")

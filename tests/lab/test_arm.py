@@ -185,7 +185,7 @@ def pushes(run):
     """Return all updates in a journal: messages and values."""
     found = []
     for record in read_journal(FolderDisk(run), after=0).records():
-        event = read_entry(record.entry, record.format).event
+        event = read_entry(record.entry).event
         if isinstance(event, PushArrived):
             found.append((event.push, np.frombuffer(bytes(record.payload), "<f4")))
     return found

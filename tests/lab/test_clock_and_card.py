@@ -7,7 +7,6 @@ import time
 import pytest
 
 from edgeasync.core.recovery.log import read_entry
-from edgeasync.durable import journal
 from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.journal import read_journal
 from tests.support.disk_faults import STRACE, needs_strace
@@ -62,7 +61,7 @@ def test_a_wall_clock_that_jumps_costs_no_lease_and_no_order(commands, at_start_
 
     def times_s(after):
         found = read_journal(FolderDisk(commands.folder / "run-hub"), after=after).records()
-        return [read_entry(record.entry, made_by=journal._FORMAT).now_s for record in found]
+        return [read_entry(record.entry).now_s for record in found]
 
     first_s = times_s(0)
     clock.jump(at_start_s)

@@ -5,6 +5,7 @@ import time
 import pytest
 import zmq
 
+from edgeasync.durable.allow_list import AllowList, read_key
 from edgeasync.durable.device_keys import DeviceKeys
 from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.durable.keys import PENDING_MAX, PENDING_S, KeyPair, Token, fingerprint
@@ -17,6 +18,20 @@ from tests.support.keyed import ask, client, denied, enrolled, is_welcome, start
 from tests.support.processes import free_address, until
 
 pytestmark = pytest.mark.process
+
+
+FIELD = 2**255 - 19
+LOW_ORDER = (
+    0,
+    1,
+    325606250916557431795983626356110631294008115727848805560023387167927233504,
+    39382357235489614581723060781553021112529911719440698176882885853963445705823,
+    FIELD - 1,
+    FIELD,
+    FIELD + 1,
+)
+WEAK = [(one + high).to_bytes(32, "little") for one in LOW_ORDER for high in (0, 1 << 255)]
+"""All encodings of points of low order: the shared secret is known without either of the two."""
 
 
 def issue(keys, address, name="pi-1", now_s=None):
@@ -280,23 +295,128 @@ def test_without_being_asked_a_hub_notes_nobody(commands, keys):
     assert keys.pending() == []
 
 
-def test_who_knocks_is_bounded_and_who_was_refused_stays_so(keys):
+def some_key(number):
+    return bytes([number + 1, 7]) * 16
+
+
+def test_false_knocks_hide_no_honest_device(keys):
+    """The address with most keys loses its oldest one, whether it knocked before or after the honest device."""
     for number in range(PENDING_MAX):
-        assert keys.knock(bytes([number]) * 32, "10.0.0.1", 100.0 + number)
-    assert not keys.knock(b"\xff" * 32, "10.0.0.2", 200.0)
-    assert keys.knock(bytes(32), "10.0.0.3", 200.0), "who is in the list may come again"
-    assert len(keys.pending()) == PENDING_MAX
-    keys.refuse(fingerprint(bytes(32)))
-    keys.knock(bytes(32), "10.0.0.3", 300.0)
-    assert [one.refused for one in keys.pending() if one.key == bytes(32)] == [True]
-    assert keys.knock(b"\xff" * 32, "10.0.0.2", 100.0 + PENDING_S + 1)
+        keys.knock(some_key(number), "10.0.0.1", 100.0 + number)
+    keys.knock(some_key(200), "10.0.0.2", 200.0)
+    for number in range(PENDING_MAX, 2 * PENDING_MAX):
+        keys.knock(some_key(number), "10.0.0.1", 300.0 + number)
+    found = {one.key for one in keys.pending()}
+    assert some_key(200) in found
+    assert len(found) == PENDING_MAX
+    assert found - {some_key(200)} == {some_key(number) for number in range(PENDING_MAX + 1, 2 * PENDING_MAX)}
+
+
+def test_addresses_of_one_ipv6_network_count_as_one(keys):
+    keys.knock(some_key(200), "2001:db8:1::5", 0.0)
+    for number in range(PENDING_MAX):
+        keys.knock(some_key(number), f"2001:db8:2::{number:x}", 100.0 + number)
+    assert [one.key for one in keys.pending()][:2] == [some_key(200), some_key(1)]
+
+
+def test_of_addresses_with_one_key_each_the_oldest_key_goes(keys):
+    for number in range(PENDING_MAX + 1):
+        keys.knock(some_key(number), f"10.0.1.{number}", 100.0 + number)
+    keys.knock(some_key(1), "10.0.1.1", 500.0)
+    keys.knock(some_key(200), "10.0.2.1", 501.0)
+    assert {some_key(0), some_key(2)}.isdisjoint(one.key for one in keys.pending())
+    assert {some_key(1), some_key(200)} <= {one.key for one in keys.pending()}
+
+
+def test_who_was_refused_stays_so_and_takes_no_place(keys):
+    refused = some_key(200)
+    keys.knock(refused, "10.0.0.3", 100.0)
+    keys.refuse(fingerprint(refused))
+    keys.knock(refused, "10.0.0.3", 300.0)
+    for number in range(PENDING_MAX):
+        keys.knock(some_key(number), f"10.0.1.{number}", 300.0)
+    pending = {one.key: one.refused for one in keys.pending()}
+    assert pending == {refused: True} | {some_key(number): False for number in range(PENDING_MAX)}
+    keys.knock(some_key(201), "10.0.0.2", 100.0 + PENDING_S + 250.0)
+    assert [one.key for one in keys.pending()] == [some_key(201)], "who has not come for a day is forgotten"
     with pytest.raises(StorageError, match="has knocked"):
         keys.accept("0000-0000-0000-0000-0000", "pi-1")
 
 
+def test_the_list_of_who_knocked_can_be_cleared(commands, keys):
+    for number in range(3):
+        keys.knock(some_key(number), "10.0.0.1", time.time())
+    keys.refuse(fingerprint(some_key(1)))
+    told = commands.run("keys", "pending", "--clear", "--keys", keys.folder, "--json")
+    assert (told.returncode, told.stdout) == (0, '{"cleared":2}\n')
+    assert [(one.key, one.refused) for one in keys.pending()] == [(some_key(1), True)]
+
+
+# -- clocks, weak keys, and secrets on a command line -------------------------------------------------------------
+
+
+def test_a_hub_never_lets_a_token_in_again_that_it_saw_expire(keys):
+    now_s, seen = [1000.0], []
+    token = issue(keys, "tcp://127.0.0.1:1", now_s=1000.0)
+    public = temporary(token)[0].public
+    access = Access(keys, print, print, on_expired=lambda: seen.append(now_s[0]), now_s=lambda: now_s[0])
+    assert access.lets_in(public, "10.0.0.1")
+    now_s[0] += 601.0
+    access.watch(Loop())
+    now_s[0] -= 601.0
+    assert not access.lets_in(public, "10.0.0.1")
+    assert seen == [1601.0], "it is told once"
+    keys.spend_expired(1601.0)
+    assert not Access(keys, print, print, now_s=lambda: now_s[0]).lets_in(public, "10.0.0.1"), (
+        "nor after a restart"
+    )
+
+
+class Loop:
+    def call_later(self, *_):
+        pass
+
+
+def test_a_running_hub_records_a_token_that_expires(commands, keys):
+    start_hub(commands, keys)
+    keys.issue_token("pi-1", ("tcp://127.0.0.1:1",), time.time(), valid_s=0.3)
+    until(lambda: [one for one in keys.tokens() if one.used], "the token is recorded as used")
+
+
+@pytest.mark.parametrize("key", WEAK, ids=[key.hex()[:6] + key.hex()[-4:] for key in WEAK])
+def test_keys_of_low_order_are_refused(commands, keys, key):
+    token = issue(keys, "tcp://127.0.0.1:1")
+    assert keys.use_token(temporary(token)[0].public, key, time.time()) is None
+    keys.knock(key, "10.0.0.1", 0.0)
+    assert keys.pending() == []
+    with pytest.raises(ValueError, match="protects nothing"):
+        read_key(key.hex())
+    with pytest.raises(ConfigError, match="no enrolment token"):
+        Token.read(Token(b"s" * 32, key, "pi-1", ()).text())
+    told = commands.run("keys", "enrol", "pi-1", "--key", key.hex(), "--keys", keys.folder)
+    assert_told(told, CONFIG, "protects nothing")
+    listed = AllowList(f"pi-1 device {key.hex()}\n")
+    assert listed.entries == {}
+    assert "protects nothing" in listed.trouble
+
+
+def test_a_token_is_read_from_standard_input(commands, keys):
+    _, address = start_hub(commands, keys)
+    agent = start_agent(commands, "--enrol", "-")
+    agent.tell(issue(keys, address).text())
+    agent.wait_for("joined")
+
+
+def test_standard_input_without_a_token_is_told(commands):
+    done = commands.run("agent", "--data", commands.data("d.npz"), "--enrol", "-")
+    assert_told(done, CONFIG, "standard input has no token")
+
+
 def test_knocks_are_noted_now_and_then(keys):
     noted, now_s = [], [1000.0]
-    access = Access(keys, print, print, lambda key, address: noted.append(address), lambda: now_s[0])
+    access = Access(
+        keys, print, print, on_knock=lambda key, address: noted.append(address), now_s=lambda: now_s[0]
+    )
     for step in range(40):
         now_s[0] += 0.1
         assert not access.lets_in(bytes([step]) * 32, f"10.0.0.{step}")

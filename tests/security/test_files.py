@@ -98,8 +98,8 @@ def test_a_file_for_others_has_the_mode_that_its_owner_gives_all_files(tmp_path,
 
 @pytest.fixture
 def wide(tmp_path):
-    """A run and a device's state as an older version left them, for everybody to read."""
-    for name, source in (("run", "run-4"), ("state", "device-2")):
+    """A run and a device's state, for everybody to read."""
+    for name, source in (("run", "run"), ("state", "device")):
         shutil.copytree(FOLDER / source, tmp_path / name)
         (tmp_path / name / "graphs").mkdir()
         (tmp_path / name / "graphs" / "a.onnx").touch()

@@ -46,6 +46,10 @@ class Memory:
         """Marks that a rollback has dropped while they waited."""
         self.given = set()
         """Lineages and versions that devices were given."""
+        self.shown = set()
+        """Lineages and versions that a status has shown."""
+        self.applied_shown = 0
+        """Updates that a status has shown as applied."""
         self.rows = {}
         """By the number of the log's entry: device, number and outcome of the update that was decided there."""
         self.row_of, self.corrections = {}, []
@@ -215,6 +219,11 @@ class Checks:
             self._assigned[name, lineage] = number
             self.memory.given.add((lineage, number))
 
+    def shows(self, status):
+        """Note a status that leaves the hub: it is a promise, too."""
+        self.memory.shown.add((status["lineage"], status["version"]))
+        self.memory.applied_shown = max(self.memory.applied_shown, status["updates_applied"])
+
     def _promised(self, hub, name, ack):
         memory = self.memory
         first = ack.outcome.first if isinstance(ack.outcome, Duplicate) else ack.outcome
@@ -314,6 +323,11 @@ class Checks:
         for known in memory.given:
             assert not lost(known), f"version {known} was given to a device, and the hub has forgotten it"
             self._recorded(lineage, known[1])
+        for known in memory.shown:
+            assert not lost(known), f"a status has shown version {known}, and the hub has forgotten it"
+        assert core.updates_applied >= memory.applied_shown, (
+            "the hub has forgotten updates that a status has shown"
+        )
         self._assert_kept(core)
         for name, seq in memory.acknowledged:
             member = core.members.members.get(name)

@@ -2,7 +2,6 @@
 
 from edgeasync.core.hub.events import PushArrived
 from edgeasync.core.recovery.log import event_of, read_entry
-from edgeasync.durable import journal
 from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.journal import read_journal
 
@@ -11,7 +10,7 @@ def pushes_in(run):
     """Return the updates that the journal in this folder has."""
     found = []
     for record in read_journal(FolderDisk(run)).records():
-        event = event_of(read_entry(record.entry, made_by=journal._FORMAT))
+        event = event_of(read_entry(record.entry))
         if isinstance(event, PushArrived):
             found.append(event.push)
     return found

@@ -12,6 +12,7 @@ import numpy as np
 from edgeasync.durable.history import read_history
 from edgeasync.durable.run_replay import RunReplay, Update
 from edgeasync.runtime.model_file import MODEL_FILE, load_model
+from edgeasync.runtime.status import fetch_status
 from edgeasync.training.numpy_models import SoftmaxModel
 from tests.support.processes import free_address, until
 from tests.support.records import PROGRAM, Replayed, Stories, copy_of
@@ -164,25 +165,38 @@ class Fleet:
         return self.stories.check_versions(replayed.versions), replayed.entries
 
 
+def look(address, for_s):
+    """Ask for the status 50 times a second; return the most updates and the newest version, and how often."""
+    count, shown, until_s = 0, (0, 0), time.monotonic() + for_s
+    while time.monotonic() < until_s:
+        time.sleep(0.02)
+        status = fetch_status(address)
+        count, shown = count + 1, max(shown, (status["updates_applied"], status["version"]))
+    return *shown, count
+
+
 def kill_hubs(commands, kills, *, agent_kills=True, seed=1, **options):
     """Kill the hub and an agent at random moments, again and again; return what was seen."""
     random = Random(seed)
     fleet = Fleet(commands, **options)
     fleet.start_hub()
     fleet.wait_for_answers(3, since_s=0.0)
-    first_s, all_s, rejoins_s, listens_s = [], [], [], []
+    first_s, all_s, rejoins_s, listens_s, statuses = [], [], [], [], 0
     for _ in range(kills):
-        time.sleep(random.uniform(0.1, 1.0))  # a random moment is what is asked for
+        updates_shown, version_shown, count = look(fleet.address, random.uniform(0.1, 1.0))
+        statuses += count
+        fleet.hub.kill()
         victim = random.choice(list(fleet.agents)) if agent_kills else None
         if victim is not None:
             fleet.agents[victim].kill()
-        fleet.hub.kill()
         fleet.copy()
         begun_s, clock_s = time.monotonic(), time.time()
         fleet.start_hub()
         if victim is not None:
             fleet.start_agents(victim)
-        fleet.check_copy()
+        replayed = fleet.check_copy()
+        assert replayed.updates_applied >= updates_shown, "updates that a status has shown are lost"
+        assert replayed.version >= version_shown, "a version that a status has shown is lost"
         others = [s for number in fleet.agents if number != victim for s in fleet.devices_of(number)]
         answered_s = fleet.wait_for_answers(since_s=begun_s, stories=others)
         listens_s.append(fleet.hub.wait_for("listening")["time"] - clock_s)
@@ -195,6 +209,7 @@ def kill_hubs(commands, kills, *, agent_kills=True, seed=1, **options):
     hashes, entries = fleet.stop()
     return {
         "kills": kills,
+        "statuses": statuses,
         "updates_acknowledged": fleet.stories.acknowledged,
         "updates_unanswered": sum(len(story.open) for story in fleet.stories.all),
         "hashes_checked": hashes,

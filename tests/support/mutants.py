@@ -8,6 +8,7 @@ from edgeasync.core.device.work import DeviceWork
 from edgeasync.core.engine.fold_queue import FoldQueue
 from edgeasync.core.engine.hub_engine import HubEngine
 from edgeasync.core.engine.outbox import Outbox
+from edgeasync.core.engine.status_answers import StatusAnswers
 from edgeasync.core.hub.machine import HubCore
 from edgeasync.core.hub.membership import Membership
 from edgeasync.core.hub.policy_engine import PolicyEngine
@@ -69,6 +70,9 @@ CHANGES = {
     ),
     "an answer does not confirm anything": (
         Change(HubEngine, "_send", "(Assignment, Ack, Welcome, Leave)", "Welcome"),
+    ),
+    "a status does not wait for the disk": (
+        Change(StatusAnswers, "ask", "self._outbox.show(", "(lambda show: show())("),
     ),
     "a number is forgotten at recovery": (
         Change(

@@ -168,6 +168,8 @@ class Replayed:
         self.entries = found.entries
         self.vector = found.model.current.vector
         self.number = found.model.current.number
+        self.version = found.core.version
+        self.updates_applied = found.core.updates_applied
 
     def _note(self, found):
         published = found.publisher.published

@@ -28,7 +28,7 @@ REPETITIONS = {
     "seeds of the demo": Repetitions(1, 1, 10),
     "seeds that are run twice": Repetitions(5, 10, 200),
     "keys that are revoked": Repetitions(5, 10, 20),
-    "cases of a reader of bytes": Repetitions(1000, 4000, 20_000),
+    "cases of a reader of bytes": Repetitions(200, 400, 20_000),
     "kills of a hub": Repetitions(2, 3, 50),
     "calls to a disk at which a hub is killed": Repetitions(5, 8, 11),
     "peers that average": Repetitions(3, 8, 8),

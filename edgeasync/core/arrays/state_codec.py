@@ -1,7 +1,7 @@
 """Durable state as bytes: encoded with a checksum, and checked field by field when it is decoded. No I/O."""
 
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -12,18 +12,23 @@ from edgeasync.parameters import Vector
 from edgeasync.protocol import wire
 from edgeasync.structs import ready
 
-FORMAT = 11
-"""The number of this format. Increase it when a field of a state changes: older versions then refuse the state."""
-
-FORMATS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, FORMAT)
-"""The formats that can be read. A field that an older format lacks gets its default."""
-
-Upgrade = Callable[[dict[str, Any], int], dict[str, Any]]
-"""A function that converts the fields of a state to this format, given the number of their older format."""
+FORMAT = 12
+"""The number of this format. Increase it when a field of a state changes: other versions then refuse the state."""
 
 Array = npt.NDArray[np.float32] | npt.NDArray[np.uint8]
 
 State = TypeVar("State", bound=msgspec.Struct)
+
+_WRONG = (
+    msgspec.DecodeError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    LookupError,
+    ArithmeticError,
+    RecursionError,
+)
+"""What reading a state raises whose checksum fits: somebody may have made it on purpose."""
 
 _FORMAT_BYTES, _CHECKSUM_BYTES = 2, 8
 _FRONT_BYTES = _FORMAT_BYTES + _CHECKSUM_BYTES
@@ -36,25 +41,20 @@ def encode_state(state: msgspec.Struct) -> bytes:
     return FORMAT.to_bytes(_FORMAT_BYTES, "big") + checksum + body
 
 
-def decode_state(sealed: bytes, kind: type[State], upgrade: Upgrade | None = None) -> State:
-    """Decode a state of that kind; raises `StorageError` if even one bit is wrong.
-
-    With `upgrade`, convert the fields of an older format before they are checked.
-    """
-    made_by = int.from_bytes(sealed[:_FORMAT_BYTES], "big")
+def decode_state(sealed: bytes, kind: type[State]) -> State:
+    """Decode a state of that kind; raises `StorageError` if even one bit is wrong, or it has another format."""
+    written = int.from_bytes(sealed[:_FORMAT_BYTES], "big")
     body = memoryview(sealed)[_FRONT_BYTES:]
     if not body or wire.checksum(body) != int.from_bytes(sealed[_FORMAT_BYTES:_FRONT_BYTES], "big"):
         raise StorageError("the hub's state is damaged; choose an older checkpoint")
-    if made_by not in FORMATS:
+    if written != FORMAT:
         raise StorageError(
-            f"the hub's state has format {made_by}, not one of {', '.join(map(str, FORMATS))}: "
-            "start the version of edgeasync that wrote it, or a newer one"
+            f"the hub's state has format {written}, and this edgeasync reads format {FORMAT}: "
+            "start the version of edgeasync that wrote it, or choose another run folder"
         )
     try:
-        if upgrade is None or made_by == FORMAT:
-            return msgspec.msgpack.decode(body, type=ready(kind))
-        return msgspec.convert(upgrade(msgspec.msgpack.decode(body), made_by), ready(kind), builtin_types=(bytes,))
-    except (msgspec.DecodeError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
+        return msgspec.msgpack.decode(body, type=ready(kind))
+    except _WRONG as error:
         raise StorageError(f"not the state of a hub: {error}") from error
 
 

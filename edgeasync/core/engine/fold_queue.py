@@ -93,7 +93,7 @@ class FoldQueue:
     def put(self, effect: Queued) -> None:
         """Queue an effect; `advance` carries out those that need not wait."""
         if isinstance(effect, SaveBest) and self._evaluated is not None:
-            self._shell.save_best(self._evaluated, effect.loss, effect.accuracy)  # it need not wait for a fold
+            self._save_best(self._evaluated, effect)  # it need not wait for a fold
             return
         self.assignments += isinstance(effect, Assign)
         self._waiting.append(effect)
@@ -125,7 +125,7 @@ class FoldQueue:
             case Evaluate():
                 self._shell.evaluate(self._model.current, partial(self._on_evaluated, self._model.current))
             case SaveBest():
-                self._shell.save_best(self._model.current, effect.loss, effect.accuracy)
+                self._save_best(self._model.current, effect)
             case Note():
                 # Write the checkpoint once the entries that it covers are durable.
                 self._run(
@@ -135,6 +135,9 @@ class FoldQueue:
             case Stop():
                 self._outbox.end(partial(self._shell.stop, effect.reason))
         return 0
+
+    def _save_best(self, snapshot: Snapshot, effect: SaveBest) -> None:
+        self._outbox.show(partial(self._shell.save_best, snapshot, effect.loss, effect.accuracy))
 
     def _pause(self) -> None:
         """Let the shell read messages before the next effects."""

@@ -7,8 +7,9 @@ Small models are measured and folded at once, which takes microseconds. The shel
 folds large ones in order. Nothing is measured for a push that the core would refuse or has answered. Effects that
 depend on a fold (answers, checkpoints, the end) wait for it, while heartbeats are answered at once.
 
-With a log every event is written down before its outcome is sent. While the log cannot be written the core stands
-still: devices that ask for something are told to try again, and no lease ends.
+With a log every event is written down before its outcome is sent or shown to anybody, and each version is made
+durable at once. While the log cannot be written the core stands still: devices that ask for something are told to
+try again, and no lease ends.
 """
 
 import math
@@ -157,7 +158,7 @@ class HubEngine:
             fold_queue=self._fold_queue,
             log_writer=self._log_writer,
         )
-        self._status_answers = StatusAnswers(core, shell)
+        self._status_answers = StatusAnswers(core, shell, self._outbox)
         self._measuring: Counter[Owner | None] = Counter()
         """Whose updates the worker measures: nobody gets another measured meanwhile."""
         self._now_s = 0.0
@@ -185,6 +186,22 @@ class HubEngine:
         self.save()  # the next start then need not replay the same entries
         self.tick(now_s)
 
+    def ask_status(self, tell: Callable[[bytes], None], now_s: float, sender: Sender = ANYBODY) -> None:
+        """Call `tell` with the status as JSON, as soon as everything in it is durable; see `StatusAnswers`."""
+        if self._standing_still:
+            self._status_answers.tell_standing(tell, sender)
+        else:
+            self._status_answers.ask(tell, sender, now_s)
+
+    @property
+    def status_shown(self) -> bytes:
+        """The newest status of everything that was durable when somebody asked, as JSON."""
+        return self._status_answers.shown
+
+    def show(self, action: Callable[[], None]) -> None:
+        """Call `action`, which shows something, once everything that has happened is durable."""
+        self._outbox.show(action)
+
     def save(self) -> None:
         """Write a checkpoint, unless one is being written."""
         self._note_state()
@@ -207,6 +224,7 @@ class HubEngine:
             for key in revoked:
                 self._handle(Revoked(key))
         self._outbox.release()
+        self._status_answers.refresh(now_s)
         if self._log_writer.wants_checkpoint:
             self.save()
 
@@ -218,6 +236,7 @@ class HubEngine:
 
     def _stand_still(self, reason: str) -> None:
         self._standing_still = True
+        self._status_answers.stand_still()
         detail = f"the run's folder cannot be written: {reason}; no update is taken until it can be"
         self._shell.report(Report("not_writing", detail=detail))
 
@@ -236,11 +255,13 @@ class HubEngine:
         """
         if self._failed:
             return
+        self._status_answers.begin(self._now_s)
+        version = self.core.version
         try:
             self.recorder.begin(self._now_s, event)
             effects = self.core.handle(event, self._now_s)
             self.recorder.end(effects)
-            self._log_writer.write(event, self._now_s, effects)
+            self._log_writer.write(event, self._now_s, effects, at_once=self.core.version != version)
             if self._observe is not None:
                 self._observe(event, effects, self._now_s)
             self._execute(effects)
@@ -519,7 +540,7 @@ class HubEngine:
             case Disconnect() | Expel():
                 self._end_transfers(effect)
             case Report():
-                self._shell.report(effect)
+                self._outbox.show(partial(self._shell.report, effect))
             case Save():
                 self._note_state()
             case _:
@@ -619,7 +640,8 @@ class HubEngine:
             self._outbox.send(peer, header, payload, confirms=False)
 
     def _send_status(self, peer: Peer) -> None:
-        self._status_answers.answer(peer, self._encode(peer, Status()), self._sender, self._now_s)
+        header = self._encode(peer, Status())
+        self.ask_status(lambda text: self._shell.send(peer, header, text), self._now_s, self._sender)
 
     def _encode(self, peer: Peer, message: Message) -> bytes:
         return _encode(self.core.members.by_peer(peer), message)

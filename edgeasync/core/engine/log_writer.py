@@ -60,8 +60,11 @@ class LogWriter:
         self._covered_bytes = self._log.bytes_appended
         return self._log.last
 
-    def write(self, event: HubEvent, now_s: float, effects: Sequence[HubEffect]) -> None:
-        """Append an event that the core has handled, unless it changed nothing, as most of what strangers say."""
+    def write(self, event: HubEvent, now_s: float, effects: Sequence[HubEffect], *, at_once: bool) -> None:
+        """Append an event that the core has handled, unless it changed nothing, as most of what strangers say.
+
+        With `at_once` it is made durable though no answer waits for it.
+        """
         log, session, payload = self._log, b"", None
         if log is None or _is_idle(event, effects):
             return
@@ -74,6 +77,8 @@ class LogWriter:
             if isinstance(event, PushArrived) and not _is_dropped(event, effects):
                 payload = self._model.payload(event.handle)
         log.append(write_entry(event, now_s, effects, self._core.version, session), payload)
+        if at_once:
+            log.commit()
 
 
 def _is_idle(event: HubEvent, effects: Sequence[HubEffect]) -> bool:

@@ -1,7 +1,8 @@
-"""The hub's outgoing messages. A message that confirms an event waits until the event's entry is durable."""
+"""What the hub lets others see. A message that confirms an event waits until the event's entry is durable."""
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from edgeasync.core.hub.events import Peer
 from edgeasync.core.recovery.log import Log
@@ -11,32 +12,42 @@ Sender = Callable[[Peer, bytes, Buffer | None], None]
 
 
 class Outbox:
-    """Sends messages in order. Without a log no message waits."""
+    """Sends messages and shows what has happened, in order. Without a log nothing waits."""
 
     def __init__(self, send: Sender, log: Log | None) -> None:
         self._send = send
         self._log = log
-        self._waiting: deque[tuple[int, Callable[[], None] | tuple[Peer, bytes, Buffer | None]]] = deque()
+        self._waiting: deque[tuple[int, Callable[[], None], bool]] = deque()
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def send(self, peer: Peer, header: bytes, payload: Buffer | None, *, confirms: bool) -> None:
-        """Send a message after those that wait; one that `confirms` an event waits until the log is durable."""
+        """Send a message after what waits; one that `confirms` an event waits until the log is durable."""
         log = self._log
         if log is None or not (self._waiting or (confirms and log.durable < log.last)):
             self._send(peer, header, payload)
             return
-        self._waiting.append((log.last, (peer, header, payload)))
-        log.commit()
+        self._wait(log, partial(self._send, peer, header, payload))
 
-    def then(self, action: Callable[[], None]) -> None:
-        """Call `action` when all entries so far are durable and all messages so far have been sent."""
+    def show(self, action: Callable[[], None]) -> None:
+        """Call `action`, which shows something, once all entries so far are durable; never if they never are."""
         log = self._log
         if log is None or not (self._waiting or log.durable < log.last):
             action()
             return
-        self._waiting.append((log.last, action))
+        self._wait(log, action)
+
+    def then(self, action: Callable[[], None]) -> None:
+        """Call `action` when all entries so far are durable, or when the log is given up."""
+        log = self._log
+        if log is None or not (self._waiting or log.durable < log.last):
+            action()
+            return
+        self._wait(log, action, always=True)
+
+    def _wait(self, log: Log, action: Callable[[], None], *, always: bool = False) -> None:
+        self._waiting.append((log.last, action, always))
         log.commit()
 
     def end(self, action: Callable[[], None]) -> None:
@@ -46,19 +57,15 @@ class Outbox:
             self.abandon()
 
     def release(self) -> None:
-        """Send the messages, and call the actions, whose entries are durable by now."""
+        """Do what waits for entries that are durable by now."""
         assert self._log is not None
         waiting = self._waiting
         while waiting and waiting[0][0] <= self._log.durable:
-            one = waiting.popleft()[1]
-            if isinstance(one, tuple):
-                self._send(*one)
-            else:
-                one()
+            waiting.popleft()[1]()
 
     def abandon(self) -> None:
-        """Drop the messages that wait but call the actions: the log cannot be written any more."""
+        """Drop what would show something: the log cannot be written any more."""
         waiting, self._waiting = self._waiting, deque()
-        for _, one in waiting:
-            if not isinstance(one, tuple):
-                one()
+        for _, action, always in waiting:
+            if always:
+                action()

@@ -1,51 +1,93 @@
 """Answers to those who ask for the hub's status: in slices where there are many devices to tell of."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import msgspec
 
 from edgeasync.core.engine.hub_shell import HubShell
-from edgeasync.core.engine.sender import Sender
-from edgeasync.core.hub.events import Peer
+from edgeasync.core.engine.outbox import Outbox
+from edgeasync.core.engine.sender import ANYBODY, Sender
 from edgeasync.core.hub.machine import HubCore
 
 DEVICES_AT_A_TIME = 256
 """How many devices are told of at a time: their parts take some milliseconds."""
 
+REFRESH_S, REFRESH_DEVICE_S = 1.0, 0.02
+"""Seconds from one description that nobody asked for to the next, and how many more for each device."""
+
+Tell = Callable[[bytes], None]
+
 
 class StatusAnswers:
-    """Describes the hub for one peer after another; `send` sends the text.
+    """Describes the hub for one after another. An answer waits until everything in it is durable.
 
-    Where a slice does not do, what is told of the hub is of the beginning, and devices are told of as they are
-    when their slice comes.
+    While the log cannot be written, the answer is the newest that was durable, with the reason. Where a slice does
+    not do, the hub is described as of the beginning, and each device as of the time when its slice comes.
     """
 
-    def __init__(self, core: HubCore, shell: HubShell) -> None:
+    def __init__(self, core: HubCore, shell: HubShell, outbox: Outbox) -> None:
         self._core = core
         self._shell = shell
+        self._outbox = outbox
+        self._waiting: dict[Tell, Sender] = {}
+        self._refresh_at_s = 0.0
+        self.shown = b""
+        """The newest status of everything that was durable."""
 
-    def answer(self, peer: Peer, header: bytes, sender: Sender, now_s: float) -> None:
-        """Send the status: to a device's key what is about its own devices, to all others everything."""
+    def begin(self, now_s: float) -> None:
+        """Describe the state that the hub starts with: all of it is durable."""
+        if not self.shown:
+            self.shown = msgspec.json.encode(self._core.status(now_s) | self._shell.describe())
+
+    def refresh(self, now_s: float) -> None:
+        """Describe the hub now and then, for those who ask once the log cannot be written any more."""
+        if now_s >= self._refresh_at_s:
+            self._refresh_at_s = now_s + REFRESH_S + REFRESH_DEVICE_S * len(self._core.members.members)
+            self.ask(lambda _: None, ANYBODY, now_s)
+
+    def ask(self, tell: Tell, sender: Sender, now_s: float) -> None:
+        """Call `tell` with the status: for a device's key of its own devices, for all others of everything."""
+        self._waiting[tell] = sender
         own = sender.key if sender.role == "device" else b""
         members = self._core.members.of_key(own) if own else list(self._core.members.members.values())
         status = self._core.describe(members, now_s) | self._shell.describe()
         if own:
             status = _own(status, sender)
-        told: list[bytes] = []
+        parts: list[bytes] = []
 
-        def tell(begin: int) -> None:
+        def describe(begin: int) -> None:
             end = begin + DEVICES_AT_A_TIME
             devices = self._core.describe_devices(members[begin:end], now_s)
-            told.append(msgspec.json.encode(devices)[1:-1])
+            parts.append(msgspec.json.encode(devices)[1:-1])
             if end < len(members):
-                self._shell.after(0.0, partial(tell, end))
+                self._shell.after(0.0, partial(describe, end))
                 return
-            text = msgspec.json.encode({**status, "devices": msgspec.Raw(b"[" + b",".join(told) + b"]")})
-            self._shell.send(peer, header, text)
+            text = msgspec.json.encode({**status, "devices": msgspec.Raw(b"[" + b",".join(parts) + b"]")})
+            self._outbox.show(partial(self._show, tell, text, is_whole=not own))
 
-        tell(0)
+        describe(0)
+
+    def _show(self, tell: Tell, text: bytes, *, is_whole: bool) -> None:
+        if is_whole:
+            self.shown = text
+        if self._waiting.pop(tell, None) is not None:
+            tell(text)
+
+    def tell_standing(self, tell: Tell, sender: Sender) -> None:
+        """Call `tell` with the newest status that was durable, while nothing new becomes so."""
+        status = msgspec.json.decode(self.shown, type=dict[str, Any]) | self._shell.describe()
+        if sender.role == "device":
+            devices = [device for device in status["devices"] if sender.speaks_for(device["id"])]
+            status = _own({**status, "devices": devices}, sender)
+        tell(msgspec.json.encode(status))
+
+    def stand_still(self) -> None:
+        """Answer all who wait."""
+        waiting, self._waiting = self._waiting, {}
+        for tell, sender in waiting.items():
+            self.tell_standing(tell, sender)
 
 
 def _own(status: Mapping[str, Any], sender: Sender) -> dict[str, Any]:

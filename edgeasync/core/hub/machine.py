@@ -85,6 +85,7 @@ class HubCoreState(msgspec.Struct):
     saved_updates: int = 0
     duplicates: int = 0
     stopped: bool = False
+    pushes_answered: int = 0
 
 
 class HubCore:
@@ -397,6 +398,7 @@ class HubCore:
             raise self._busy()
         effects = self.presence.note_progress(member, now_s)
         outcome, decided = self.policy_engine.decide(member, event, now_s)
+        self._count_answer(member)
         effects += decided
         if not isinstance(outcome, Rejected):
             member.strikes = 0
@@ -432,9 +434,15 @@ class HubCore:
         if member.waiting:
             raise RefusalError("sequence", f"push {push.seq} before push {member.seq_last} is part of a version")
 
+    def _count_answer(self, member: Member) -> None:
+        self.state.pushes_answered += 1
+        member.pushes_answered += 1
+
     def _repeat_outcome(self, member: Member, push: Push, now_s: float, *, can_send: bool) -> list[HubEffect]:
         """Repeat the recorded outcome of a push; only count a push that is older than the last."""
         self.state.duplicates += 1
+        member.duplicates += 1
+        self._count_answer(member)
         if push.seq != member.seq_last or member.outcome_last is None:
             return []
         quarantine = self.policy_engine.divergence.quarantine_of(member.device_id)
@@ -535,6 +543,7 @@ class HubCore:
         return {
             "lineage": self.lineage,
             "version": self.version,
+            "pushes_answered": self.state.pushes_answered,
             "updates_applied": self.updates_applied,
             "updates_rejected": self.updates_rejected,
             "updates_buffered": self.policy_engine.updates_waiting,
@@ -551,10 +560,26 @@ class HubCore:
         quarantine_of = self.policy_engine.divergence.quarantine_of
         return self.members.describe(members, now_s, quarantine_of, self.budgets.describe_device)
 
+    def imbalance(self) -> str:
+        """Return how the counts of updates contradict one another; empty as long as they do not."""
+        waiting = Counter([one.device_id for one in self.policy_engine.state.contributions])
+        counted = self.updates_applied + self.updates_rejected + sum(waiting.values()) + self.duplicates
+        if (answered := self.state.pushes_answered) != counted:
+            return f"{answered} pushes were answered, and {counted} have an outcome"
+        for member in self.members.members.values():
+            if member.updates_buffered != waiting[member.device_id]:
+                return (
+                    f"{member.updates_buffered} of {member.device_id}'s answered pushes have no outcome, and "
+                    f"{waiting[member.device_id]} updates wait"
+                )
+        return ""
+
     def check(self) -> None:
         """Raise `AssertionError` if the state contradicts itself; for tests and simulation."""
         self.presence.check()
         self.policy_engine.check()
+        if imbalance := self.imbalance():
+            raise AssertionError(imbalance)
         for member in self.members.members.values():
             assert member.seq_last >= 0
             assert not (member.waiting and not member.live)

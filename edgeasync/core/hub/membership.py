@@ -149,6 +149,9 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
     """The share of the time in which it says that it trains: 0 while it pauses. And in its words why."""
     pace_reason: str = ""
     temperature_c: float | None = None
+    pushes_answered: int = 0
+    """Updates with an outcome, and repetitions of such; those are the `duplicates`."""
+    duplicates: int = 0
 
     def __post_init__(self) -> None:
         self.link = LinkEstimate()
@@ -170,6 +173,11 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
         self.updates_shortened += clip < SHORTENED
         self.weight += weight
         self.weight_kept += weight * clip
+
+    @property
+    def updates_buffered(self) -> int:
+        """Its updates that wait to be folded: those of its answered pushes without another outcome."""
+        return self.pushes_answered - self.duplicates - self.updates_applied - sum(self.updates_rejected.values())
 
     @property
     def owner(self) -> Owner:
@@ -551,7 +559,10 @@ class Membership:
                 "local_steps": member.history.local_steps,
                 "last_seen_s": round(now_s - member.seen_s, 3),
                 "examples_per_s": round(member.history.examples_per_s, 1),
+                "pushes_answered": member.pushes_answered,
                 "updates_applied": member.updates_applied,
+                "updates_buffered": member.updates_buffered,
+                "duplicates": member.duplicates,
                 "updates_rejected": member.updates_rejected,
                 "updates_shortened": member.updates_shortened,
                 "weight_kept": round(member.weight_kept / member.weight, 3) if member.weight else None,

@@ -20,6 +20,7 @@ from edgeasync.core.hub.evaluation_tracker import EvaluationState, EvaluationTra
 from edgeasync.core.hub.events import Evaluated, PushArrived
 from edgeasync.core.hub.lineage import Ancestry
 from edgeasync.core.hub.membership import SAMPLE, Member, Membership
+from edgeasync.core.hub.outcomes import REVOKED, ROLLED_BACK
 from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.policies.aggregation import Aggregator, Contribution, Fleet, Waiting
 from edgeasync.policies.budget import EXCHANGES_UNCHANGED, has_changed
@@ -218,8 +219,7 @@ class PolicyEngine:
         if state.retune_in <= 0:
             effects += self._retune(now_s)
         if isinstance(weight, Rejected):
-            state.updates_rejected += 1
-            member.updates_rejected[weight.reason] = member.updates_rejected.get(weight.reason, 0) + 1
+            self._count_rejected(member.device_id, weight.reason)
             if weight.reason in ("not_finite", "quarantined", "behind"):
                 state.spoken[member.device_id] = None  # a quorum need not wait for this device
             effects.append(Discard(update.handle))
@@ -380,13 +380,20 @@ class PolicyEngine:
             self.state.fleet.revoke(voter)
 
     def drop_updates(self, device_id: str) -> list[HubEffect]:
-        """Drop the updates of a device that wait to be folded."""
+        """Drop the updates of a device that wait to be folded: its key counts no more."""
         state = self.state
         dropped = [one for one in state.contributions if one.device_id == device_id]
         state.contributions = [one for one in state.contributions if one.device_id != device_id]
         self._waiting = Waiting(state.contributions)
-        state.updates_rejected += len(dropped)
+        for one in dropped:
+            self._count_rejected(one.device_id, REVOKED)
         return [Discard(one.handle) for one in dropped]
+
+    def _count_rejected(self, device_id: str, reason: str) -> None:
+        """Count an update that never counts, for all and for its device."""
+        self.state.updates_rejected += 1
+        if (member := self._members.members.get(device_id)) is not None:
+            member.updates_rejected[reason] = member.updates_rejected.get(reason, 0) + 1
 
     # -- a version is made -----------------------------------------------------------------------------------
 
@@ -623,7 +630,8 @@ class PolicyEngine:
         """Restore the kept version under a new number; drop the updates that wait, and reject earlier bases."""
         state = self.state
         effects: list[HubEffect] = [Discard(contribution.handle) for contribution in state.contributions]
-        state.updates_rejected += len(state.contributions)
+        for one in state.contributions:
+            self._count_rejected(one.device_id, ROLLED_BACK)
         state.contributions = []
         self._waiting = Waiting(state.contributions)
         state.measuring.clear()

@@ -8,6 +8,7 @@ which adds the arrays, when all effects queued at that time are done and no late
 """
 
 import math
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,9 +17,8 @@ import numpy as np
 
 from edgeasync.core.arrays.hub_model import Model, ModelState, Snapshot, WaitingUpdates
 from edgeasync.core.arrays.published_model import Publisher, PublisherState
-from edgeasync.core.arrays.state_codec import Array, decode_state, encode_state
+from edgeasync.core.arrays.state_codec import Array, decode_state, encode_state, take_values
 from edgeasync.core.hub.budgets import BudgetState
-from edgeasync.core.hub.digests import digest
 from edgeasync.core.hub.events import Evaluated
 from edgeasync.core.hub.frozen_arrays import FrozenState
 from edgeasync.core.hub.machine import HubCore, HubCoreState
@@ -26,9 +26,12 @@ from edgeasync.core.hub.membership import Member
 from edgeasync.core.hub.policy_engine import PolicyEngineState
 from edgeasync.core.hub.publish_schedule import PublishState
 from edgeasync.errors import StorageError
-from edgeasync.parameters import ParameterSpec
+from edgeasync.parameters import ParameterSpec, Vector
 
 SCALARS = "scalars"
+
+TOLERANCE = 1e-6
+"""Relative difference of two numbers of the core up to which they are the same, rounded differently."""
 
 
 class CoreState(msgspec.Struct):
@@ -39,87 +42,8 @@ class CoreState(msgspec.Struct):
     policy_engine: PolicyEngineState
     members: list[Member]
     publish_schedule: PublishState
-    budgets: BudgetState = msgspec.field(default_factory=BudgetState)
-    frozen_arrays: FrozenState = msgspec.field(default_factory=FrozenState)
-
-
-def upgrade(core: dict[str, Any], made_by: int) -> dict[str, Any]:
-    """Convert the fields of a `CoreState` of an older format to the names and places of this one."""
-    if made_by < 4:
-        _rename(core, made_by)
-    if made_by < 6:
-        _take_digests(core)
-        _give_to_voters(core)  # format 4 had no keys
-    if made_by < 7:
-        _count_causes(core)
-    if made_by < 10:
-        _unwrap_firsts(core)
-    return core  # format 6 counted no bytes, format 7 no paces, format 8 no delays, format 10 no frozen arrays
-
-
-_STATE_ID, _SESSION, _RETIRED, _KEY = map(
-    Member.__struct_fields__.index, ("state_id", "session", "retired", "key")
-)
-
-
-def _take_digests(core: dict[str, Any]) -> None:
-    """Put digests in the place of sessions and state ids, which members had themselves up to format 5."""
-    for member in core["members"]:
-        for place in _STATE_ID, _SESSION:
-            member[place] = digest(member[place]) if member[place] else b""
-        member[_RETIRED] = [digest(state_id) for state_id in member[_RETIRED]]
-
-
-def _give_to_voters(core: dict[str, Any]) -> None:
-    """Give what was kept by device id to voters; their next updates bring the votes that were not kept."""
-    engine, fleet = core["policy_engine"], core["policy_engine"]["fleet"]
-    keys = {member[0]: member[_KEY].hex() for member in core["members"] if len(member) > _KEY}
-    last = {keys.get(device_id) or device_id: norm for device_id, norm in fleet.pop("norms").items()}
-    for name, share in (("lengths", lambda _: 1.0), ("norms", math.sqrt), ("gradients", float)):
-        fleet[name] = {"newest": {voter: norm / share(local_steps) for voter, (norm, local_steps) in last.items()}}
-    fleet.pop("scores")
-    for contribution in engine["contributions"]:
-        contribution["voter"] = keys.get(contribution["device_id"]) or contribution["device_id"]
-    for alarm in engine["divergence"]["alarms"].values():
-        alarm["voter"] = keys.get(alarm["device_id"]) or alarm["device_id"]
-
-
-_HISTORY = Member.__struct_fields__.index("history")
-_RUNS = (19, 14)
-"""Places in a device's history, up to format 6, of counts that the guard has now; the last one first."""
-
-
-def _count_causes(core: dict[str, Any]) -> None:
-    """Drop what format 6 kept to count bad updates in a row, and the first norms."""
-    for member in core["members"]:
-        for place in _RUNS:
-            del member[_HISTORY][place : place + 1]
-    core["policy_engine"]["fleet"].pop("norms_first", None)
-
-
-def _unwrap_firsts(core: dict[str, Any]) -> None:
-    """Take the voters' first numbers out of the table that format 9 kept them in; it kept votes in order, too."""
-    fleet = core["policy_engine"]["fleet"]
-    for votes in [fleet[name] for name in ("lengths", "norms", "gradients", "base_losses") if name in fleet]:
-        votes["firsts"] = votes.get("firsts", {}).get("newest", {})
-
-
-def _rename(core: dict[str, Any], made_by: int) -> None:
-    """Give the fields of a `CoreState` of formats 1 to 3 their names and places of today."""
-    if made_by < 3:
-        core["policy_engine"] = engine = core.pop("judge")
-        core["publish_schedule"] = core.pop("publication")
-        engine["cadence"] = engine.pop("tempo")
-        engine["cadence"]["steps_factor"] = engine["cadence"].pop("haste")
-        engine["evaluations"] = engine.pop("progress")
-        engine["divergence"] = engine.pop("guard")
-    engine, divergence = core["policy_engine"], core["policy_engine"]["divergence"]
-    engine["spoken"] = dict.fromkeys(engine.pop("refused"))
-    divergence["counted"] = dict.fromkeys(divergence["counted"])
-    divergence["alarms"] = {(alarm["watch"], alarm["device_id"]): alarm for alarm in divergence["alarms"]}
-    for name in ("updates_applied", "updates_rejected"):
-        engine[name] = core.pop(name)
-    core["hub"] = {name: core.pop(name) for name in HubCoreState.__struct_fields__ if name in core}
+    budgets: BudgetState
+    frozen_arrays: FrozenState
 
 
 class Note(msgspec.Struct, frozen=True):
@@ -174,7 +98,7 @@ def dump_state(core: HubCore) -> bytes:
 
 def load_state(core: HubCore, state: bytes) -> None:
     """Resume a new core of the same model and settings from a state; raises `StorageError` if it cannot."""
-    found = decode_state(state, CoreState, upgrade)
+    found = decode_state(state, CoreState)
     if found.fingerprint != core.spec.fingerprint:
         raise StorageError("the hub's state is of another model; resume that one, or begin a new run")
     core.state = found.hub
@@ -230,15 +154,34 @@ def restore(tensors: Mapping[str, Array], core: HubCore, model: Model, publisher
 
     After an error core, model and publisher may be half restored: do not use them.
     """
-    prefix, names = _prefix(model.spec), {parameter.name for parameter in model.spec.parameters}
+    scalars, parameters, arrays = _take_apart(tensors, model.spec)
+    load_state(core, scalars.core)
+    model.load_state(scalars.model, parameters, arrays)
+    publisher.load_state(scalars.publisher, arrays)
+
+
+def restore_core(tensors: Mapping[str, Array], core: HubCore) -> Vector:
+    """Resume a core under whatever policy, to be looked at; return the model's current version.
+
+    Raises `StorageError` if it cannot.
+    """
+    scalars, parameters, _ = _take_apart(tensors, core.spec)
+    load_state(core, scalars.core)
+    return core.spec.flatten(
+        {one.name: take_values(parameters, one.name, one.shape) for one in core.spec.parameters}
+    )
+
+
+def _take_apart(
+    tensors: Mapping[str, Array], spec: ParameterSpec
+) -> tuple[_Scalars, Mapping[str, Array], Mapping[str, Array]]:
+    """Return the scalars, the model's parameters and the other arrays of a state; raises `StorageError`."""
+    prefix, names = _prefix(spec), {parameter.name for parameter in spec.parameters}
     parameters = {name: array for name, array in tensors.items() if name in names}
     arrays = {name.removeprefix(prefix): array for name, array in tensors.items() if name not in names}
     if SCALARS not in arrays:
         raise StorageError(f"the hub's state is not whole: {SCALARS} is missing")
-    scalars = decode_state(arrays[SCALARS].tobytes(), _Scalars)
-    load_state(core, scalars.core)
-    model.load_state(scalars.model, parameters, arrays)
-    publisher.load_state(scalars.publisher, arrays)
+    return decode_state(arrays[SCALARS].tobytes(), _Scalars), parameters, arrays
 
 
 def succeed(core: HubCore, old: HubCore) -> None:
@@ -252,12 +195,52 @@ def succeed(core: HubCore, old: HubCore) -> None:
     new.evaluations.best = before.evaluations.best
     new.updates_applied, new.updates_rejected = before.updates_applied, before.updates_rejected
     core.state.saved_updates = before.updates_applied
-    core.state.duplicates = old.state.duplicates
+    core.state.duplicates, core.state.pushes_answered = old.state.duplicates, old.state.pushes_answered
     core.budgets.state = old.budgets.state
     core.frozen_arrays.state = old.frozen_arrays.state
     for member in core.members.members.values():
         member.codecs_push, member.follows = (), False
         core.codecs.begin(member)
+
+
+def find_difference(found: HubState, saved: HubState, spec: ParameterSpec) -> str:
+    """Return where two states of a model of this spec differ, and how; empty if they are the same.
+
+    Arrays are the same to the bit. Other numbers may have been rounded differently, on another machine.
+    """
+    scalars = _prefix(spec) + SCALARS
+    for name in sorted({*found.tensors, *saved.tensors} - {scalars}):
+        pair = [state.tensors.get(name, np.empty(0, np.uint8)) for state in (found, saved)]
+        if pair[0].shape != pair[1].shape or pair[0].tobytes() != pair[1].tobytes():
+            return f"array {name}"
+    one, other = [decode_state(state.tensors[scalars].tobytes(), _Scalars) for state in (found, saved)]
+    return (
+        _difference("core", decode_state(one.core, CoreState), decode_state(other.core, CoreState))
+        or _difference("model", one.model, other.model)
+        or _difference("publisher", one.publisher, other.publisher)
+    )
+
+
+def _difference(path: str, found: Any, saved: Any) -> str:
+    """Return the path at which two decoded values differ, and both values; empty if they are the same."""
+    pairs: list[tuple[str, Any, Any]] | None = None
+    if type(found) is type(saved):
+        if isinstance(found, msgspec.Struct):
+            fields = found.__struct_fields__
+            pairs = [(f"{path}.{name}", getattr(found, name), getattr(saved, name)) for name in fields]
+        elif isinstance(found, dict) and found.keys() == saved.keys():
+            pairs = [(f"{path}[{key!r}]", found[key], saved[key]) for key in found]
+        elif isinstance(found, list | tuple | deque) and len(found) == len(saved):
+            pairs = [(f"{path}[{place}]", *two) for place, two in enumerate(zip(found, saved, strict=True))]
+    if pairs is not None:
+        return next(filter(None, (_difference(*pair) for pair in pairs)), "")
+    if found == saved or (isinstance(found, float) and isinstance(saved, float) and _is_close(found, saved)):
+        return ""
+    return f"{path} is {found!r} now and {saved!r} in the checkpoint"
+
+
+def _is_close(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=TOLERANCE) or (math.isnan(one) and math.isnan(other))
 
 
 def _prefix(spec: ParameterSpec) -> str:

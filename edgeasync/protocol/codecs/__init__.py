@@ -8,6 +8,7 @@ from edgeasync.protocol.codecs.catalogue import (
     known_stages,
     make_codec,
     payload_bytes_limit,
+    plugin_parts,
     stages_of,
 )
 from edgeasync.protocol.codecs.codec import Codec
@@ -26,5 +27,6 @@ __all__ = [
     "known_stages",
     "make_codec",
     "payload_bytes_limit",
+    "plugin_parts",
     "stages_of",
 ]

@@ -104,6 +104,12 @@ def _is_dense(name: str) -> bool:
     return name in _DENSE or (_PLUGIN.fullmatch(name) is not None and plugin_stage(name) is not None)
 
 
+def plugin_parts(name: str) -> list[str]:
+    """Return the parts of a codec's name that only a plugin could be, without importing one."""
+    own = (*_DENSE, "zstd", "auto", "off")
+    return [part for part in name.split("+") if part not in own and _PLUGIN.fullmatch(part)]
+
+
 def known_stages() -> tuple[str, ...]:
     """Return the stages that this machine can decode: edgeasync's own, and those of installed packages."""
     return (STAGES + plugin_stages())[:STAGES_MAX]

@@ -5,12 +5,11 @@ import tempfile
 import time
 from pathlib import Path
 
-import msgspec
-
 from edgeasync.durable.files import is_locked
 from edgeasync.durable.identity import DeviceIdentity
+from edgeasync.durable.json_file import read_json
+from edgeasync.errors import StorageError
 from edgeasync.runtime.doctor.finding import Finding, fail, ok, warn
-from edgeasync.structs import ready
 
 SYNCED_BYTES = 4096
 
@@ -34,15 +33,13 @@ def examine_state(folder: Path, device_id: str, machine: str) -> Finding:
     if is_locked(folder):
         cure = "nothing, if it should; for a second agent give another --state and --device-id"
         return warn("state", f"{folder}: an agent runs with it", cure)
-    file = folder / "identity.json"
+    file, remedy = folder / "identity.json", "delete it: the agent begins with a new identity"
     try:
-        identity = msgspec.json.decode(file.read_bytes(), type=ready(DeviceIdentity))
+        identity = read_json(file, DeviceIdentity, remedy=remedy)
     except FileNotFoundError:
         return ok("state", f"{folder} is new")
-    except (OSError, msgspec.DecodeError) as error:
-        return fail(
-            "state", f"{file}: cannot be read ({error})", "delete it: the agent begins with a new identity"
-        )
+    except StorageError as error:
+        return fail("state", str(error).removesuffix(f"; {remedy}"), remedy)
     if identity.device_id != device_id:
         cure = (
             f"give --device-id {identity.device_id}, or another --state; else this is a new device under its name"

@@ -1,10 +1,7 @@
 """The private folder by which `train` and its worker processes hand things to each other."""
 
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +14,7 @@ from edgeasync.errors import ConfigError, StorageError
 from edgeasync.sdk.shares import Share
 from edgeasync.sdk.workers.base import MakeTrainer, in_thread, worker_name
 from edgeasync.sdk.workers.pickling import dump, load
+from edgeasync.temporary import TemporaryFolder
 
 MAKE_FILE = "make-trainer"
 """What makes a trainer from examples, the same for all workers."""
@@ -29,12 +27,13 @@ SOCKET_PATH_BYTES_MAX = 107
 """Of Linux."""
 
 
-async def make_folder(write: Callable[[Path], None]) -> Path:
+async def make_folder(write: Callable[[Path], None]) -> TemporaryFolder:
     """Return a new folder that only this user can open, which `write` has filled; its path fits into a socket's.
 
     Raises `ConfigError` or `StorageError`, and then leaves no folder behind.
     """
-    folder = Path(tempfile.mkdtemp(prefix="edgeasync-"))
+    made = await in_thread(TemporaryFolder)
+    folder = made.path
 
     def fill() -> None:
         if len(os.fsencode(folder / HUB_SOCKET)) > SOCKET_PATH_BYTES_MAX:
@@ -44,17 +43,12 @@ async def make_folder(write: Callable[[Path], None]) -> Path:
     try:
         await in_thread(fill)
     except BaseException as error:
-        shutil.rmtree(folder, ignore_errors=True)
+        made.remove()
         if isinstance(error, OSError):
             words = f"{folder}: cannot be written: {error.strerror}"
             raise StorageError(f"{words}; free space, or let TMPDIR be another folder") from error
         raise
-    return folder
-
-
-async def remove_folder(folder: Path) -> None:
-    """Remove it, with all that is in it."""
-    await in_thread(partial(shutil.rmtree, folder, ignore_errors=True))
+    return made
 
 
 def write_files(folder: Path, make: MakeTrainer, shares: Sequence[Share]) -> None:

@@ -25,9 +25,10 @@ from edgeasync.sdk.workers.base import (
     MakeTrainer,
     RevivedWorkers,
     WorkerDiedError,
+    in_thread,
     worker_name,
 )
-from edgeasync.sdk.workers.files import HUB_SOCKET, WorkerFiles, make_folder, remove_folder, write_files
+from edgeasync.sdk.workers.files import HUB_SOCKET, WorkerFiles, make_folder, write_files
 from edgeasync.sdk.workers.peer_job import PeerJob
 from edgeasync.sdk.workers.pickling import load_error
 
@@ -49,7 +50,8 @@ class ProcessWorkers(RevivedWorkers):
 
     async def __aenter__(self) -> Self:
         """Write what the workers need into a folder that only this user can open, and start the forker."""
-        self._folder = await make_folder(partial(write_files, make=self._make, shares=self._shares))
+        self._temporary = await make_folder(partial(write_files, make=self._make, shares=self._shares))
+        self._folder = self._temporary.path
         self.bind = f"ipc://{self._folder / HUB_SOCKET}"
         self._forker = Forker(self._folder, self._threads)
         self._forker.start()
@@ -58,7 +60,7 @@ class ProcessWorkers(RevivedWorkers):
     async def __aexit__(self, *_: object) -> None:
         """Remove the folder."""
         await self._forker.close()
-        await remove_folder(self._folder)
+        await in_thread(self._temporary.remove)
 
     async def _live(self, hub: Hub, number: int, deaths: int) -> None:
         await run_process(self._forker, self._job(hub, number, deaths, self._threads), self._stopping)

@@ -2,12 +2,9 @@
 
 import asyncio
 import logging
-import shutil
 import socket
-import tempfile
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Self
 
 import msgspec
@@ -29,6 +26,7 @@ from edgeasync.sdk.workers.base import (
     worker_name,
 )
 from edgeasync.sdk.workers.pickling import HOW
+from edgeasync.temporary import TemporaryFolder
 from edgeasync.training.trainer import Trainer
 
 LOG = logging.getLogger("edgeasync.workers")
@@ -77,7 +75,8 @@ class RayWorkers(RevivedWorkers):
 
     async def __aenter__(self) -> Self:
         """Connect to the cluster, hand it what the workers train with, and make the hub's keys."""
-        self.keys = self._folder = Path(tempfile.mkdtemp(prefix="edgeasync-"))
+        self._temporary = await in_thread(TemporaryFolder)
+        self.keys = self._folder = self._temporary.path
         try:
             await in_thread(self._prepare)
         except BaseException:
@@ -119,7 +118,7 @@ class RayWorkers(RevivedWorkers):
     def _leave(self) -> None:
         if self._connected:
             self._ray.shutdown()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._temporary.remove()
 
     async def _live(self, hub: Hub, number: int, deaths: int) -> None:
         name, loop = worker_name(number), asyncio.get_running_loop()

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.journal import (
+    _FORMAT,
     WINDOW_BYTES,
     JournalWriter,
     Segment,
@@ -370,13 +371,14 @@ def test_a_damaged_header_is_named_unless_nothing_of_its_segment_counts():
         records(disk, after=2)
 
 
-def test_a_segment_of_a_newer_format_is_refused():
+@pytest.mark.parametrize("number", [_FORMAT - 1, _FORMAT + 1])
+def test_a_segment_of_another_format_is_refused(number):
     disk, _ = written([[(b"a", None)]])
-    header = struct.pack("<8sIQ", b"EAJOURNL", 9, 1)
+    header = struct.pack("<8sIQ", b"EAJOURNL", number, 1)
     disk.files["journal-00000001"].live[:HEADER] = header + checksum(header).to_bytes(8, "little")
     with pytest.raises(
         StorageError,
-        match=r"journal-00000001: is of journal format 9, .* reads format 1 or 2 or .* or 7 or 8; start",
+        match=f"journal-00000001: is of journal format {number}, and this edgeasync reads format {_FORMAT}; start",
     ):
         records(disk)
 

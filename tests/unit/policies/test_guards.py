@@ -12,6 +12,7 @@ from msgspec import Meta
 from edgeasync import Run, Stop, train
 from edgeasync.config import convert
 from edgeasync.durable.run_replay import RunReplay
+from edgeasync.durable.verification import verify_run
 from edgeasync.errors import ConfigError, PluginError
 from edgeasync.policies import Cadence, Interval, Plugin, RowCombiner
 from edgeasync.policies.aggregation import BufferedAggregator
@@ -212,14 +213,10 @@ def run_under(policy, folder, updates):
 @pytest.mark.parametrize("path", SLY)
 def test_one_that_decides_differently_in_a_replay_is_found_out_by_name(path, tmp_path, monkeypatch):
     run_under(Policy(**SLY[path]), tmp_path / "run", 60)
-    again = RunReplay(tmp_path / "run")
-    try:
-        again.tell(lambda _: True)
-    finally:
-        again.close()
+    assert verify_run(tmp_path / "run", trust_code=True).compared
     monkeypatch.setattr(sly, "SLY", "differ")
     name = next(iter(plugins_of(Policy(**SLY[path])).values())).__class__.__name__
-    replay = RunReplay(tmp_path / "run")
+    replay = RunReplay(tmp_path / "run", trust_code=True)
     with pytest.raises(PluginError, match=rf"{re.escape(f'policy.{path} {sly.__name__}:{name}')} decides"):
         replay.tell(lambda _: True)
     replay.close()
@@ -245,11 +242,39 @@ def test_one_that_goes_wrong_in_mid_run_ends_it_with_the_last_good_version(path,
             callbacks=[turn],
         )
     monkeypatch.setattr(sly, "SLY", "")
-    replay = RunReplay(tmp_path / "run")
+    replay = RunReplay(tmp_path / "run", trust_code=True)
     replay.tell(lambda _: True)
     told = replay.summary()
     replay.close()
-    kept = Run.open(tmp_path / "run")
+    kept = Run.open(tmp_path / "run", trust_code=True)
     assert kept.version in (told["version"], told["version"] - 1), "but what it did not bear"
     assert all(np.isfinite(array).all() for array in kept.arrays.values())
     assert run_under(policy, tmp_path / "run", told["updates_applied"] + 20).updates > told["updates_applied"]
+
+
+def test_without_trust_a_run_under_a_plugin_is_read_up_to_its_last_checkpoint(tmp_path, caplog):
+    run, name = tmp_path / "run", f"{sly.__name__}:Weight"
+    run_under(Policy(staleness=sly.Weight()), run, 60)
+    newest = Run.open(run, trust_code=True)
+    for path in max(run.glob("checkpoint-*.json")), max(run.glob("checkpoint-*.safetensors")):
+        path.unlink()
+    (run / "model.safetensors").unlink()
+    kept = max(run.glob("checkpoint-*.json")).stem
+    caplog.clear()
+    found = Run.open(run)
+    assert kept.endswith(f"-{found.version}")
+    assert found.version < newest.version
+    assert f"stops at {kept}, version {found.version}: what came later was decided by {name}" in caplog.text
+    assert Run.open(run, trust_code=True).version == newest.version
+
+    replay = RunReplay(run)
+    assert (replay.beginning.checkpoint, replay.tell(pytest.fail)) == (kept, 0)
+    assert replay.summary()["updates_applied"] > 0
+    replay.close()
+    with pytest.raises(ConfigError, match=rf"--until {replay.beginning.entry + 1}: stops at {kept}"):
+        RunReplay(run, until=replay.beginning.entry + 1, checkpoint=kept)
+    with pytest.raises(PluginError, match=rf"not verified: stops at {kept}.*decided by {name}.*--trust-code"):
+        verify_run(run)
+    with pytest.raises(PluginError, match=f"plugin {name}: is code that only the run's folder names"):
+        run_under(Policy(), run, 90)
+    assert run_under(Policy(staleness=sly.Weight()), run, 90).updates >= 90, "the caller has the plugin"

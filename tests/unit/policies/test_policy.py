@@ -14,7 +14,7 @@ from edgeasync.policies.frequency import AdaptiveFrequency, Cadence, FixedFreque
 from edgeasync.policies.history import DeviceHistory
 from edgeasync.policies.monitor import GradientNormWatch, LossWatch, Monitor
 from edgeasync.policies.optimizers import SGD
-from edgeasync.policies.policy import DelayCompensation, Plateau, Policy, WarmUp, upgraded
+from edgeasync.policies.policy import DelayCompensation, Plateau, Policy, WarmUp
 from edgeasync.policies.staleness import PolynomialStaleness, Staleness
 from edgeasync.runtime.hub_settings import HubSettings
 
@@ -124,10 +124,6 @@ ONE_BY_ONE = "needs updates that are folded together, and {} folds them one by o
         (
             {"frequency": {"kind": "time", "local_steps_min": 9, "local_steps_max": 8}},
             "frequency: local_steps_min (9) is over local_steps_max (8)",
-        ),
-        (
-            {"frequency": {"kind": "adaptive", "talk_share": 0.3}},
-            "frequency: unknown key `talk_share`; it is called communication_share now",
         ),
         (
             {"frequency": {"kind": "adaptive", "communication_share": 0.7}},
@@ -361,25 +357,3 @@ def test_every_part_comes_back_from_its_table():
         SynchronousAggregator(count=3, deadline_s=9.0, weigh_by="examples", balance=0.5),
     ):
         assert convert(to_table(Policy(aggregate=aggregate)), Policy, where="again").aggregate == aggregate
-
-
-def test_a_table_of_an_older_format_is_read_under_the_names_of_now():
-    adaptive = {"kind": "adaptive", "local_steps_min": 7, "talk_share_max": 0.7}
-    for written, steps in ((1, "period_steps_min"), (2, "local_steps_min")):
-        now = {"kind": "adaptive", steps: 7, "communication_share_max": 0.7}
-        table = {"frequency": adaptive, "warm_up": {"updates": 5, "frequency": adaptive}}
-        assert upgraded(table, written) == {
-            "frequency": now,
-            "warm_up": {"updates": 5, "frequency": now},
-        }
-    assert upgraded({"frequency": adaptive}, 3) == {"frequency": adaptive}
-    for same in (
-        None,
-        7,
-        {},
-        {"warm_up": None},
-        {"frequency": 7},
-        {"frequency": {"kind": "adaptive"}},
-        {"frequency": {"kind": "time", "local_steps_max": 7}},
-    ):
-        assert upgraded(same, 1) == same

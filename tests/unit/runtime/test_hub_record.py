@@ -10,7 +10,7 @@ import pytest
 
 from edgeasync.config import Section, convert, read_toml
 from edgeasync.core.hub.settings import HubCoreSettings
-from edgeasync.errors import ConfigError, StorageError
+from edgeasync.errors import ConfigError, PluginError, StorageError
 from edgeasync.plugins import Plugin
 from edgeasync.policies.frequency import Interval
 from edgeasync.policies.monitor import Monitor
@@ -19,6 +19,7 @@ from edgeasync.policies.policy import DelayCompensation, Plateau, Policy, WarmUp
 from edgeasync.runtime.graph_model import FORWARD_FILE
 from edgeasync.runtime.hub import RECORD_FILE, Hub
 from edgeasync.runtime.hub_settings import RECORD_FORMAT, HubSettings, read_record
+from edgeasync.runtime.machine import half_of_memory_bytes
 from edgeasync.sdk.stop import Stop
 from edgeasync.sdk.train import train
 from edgeasync.training.numpy_models import SoftmaxModel
@@ -62,18 +63,35 @@ def test_the_model_comes_with_the_folder(tmp_path):
     assert read_record(run).model.file == str(run / FORWARD_FILE)
 
 
+def test_a_folder_names_no_code_and_raises_no_limit(tmp_path):
+    custom = convert({"model": {"kind": "custom", "factory": "pytest:main"}}, HubSettings, where="test")
+    run = run_folder(tmp_path / "custom", custom)
+    with pytest.raises(PluginError, match=r"hub.json: \[model\] factory pytest:main: is code that only the run's"):
+        read_record(run)
+    assert read_record(run, trust_code=True).model.factory == "pytest:main"
+
+    model = ONNX["model"] | {"build_s_max": 5000.0, "build_memory_bytes_max": "4000 GiB"}
+    run = run_folder(tmp_path / "large", convert(ONNX | {"model": model}, HubSettings, where="test"))
+    found, trusted = read_record(run).model, read_record(run, trust_code=True).model
+    assert (found.build_s_max, trusted.build_s_max) == (300.0, 5000.0)
+    assert found.build_memory_bytes_max == half_of_memory_bytes() < trusted.build_memory_bytes_max
+    model = ONNX["model"] | {"build_s_max": 5.0, "build_memory_bytes_max": "1 MiB"}
+    run = run_folder(tmp_path / "small", convert(ONNX | {"model": model}, HubSettings, where="test"))
+    assert read_record(run).model == read_record(run, trust_code=True).model, "lower limits stay"
+
+
 def test_what_cannot_be_gone_on_with(tmp_path):
     settings = convert(ONNX, HubSettings, where="test")
     with pytest.raises(StorageError, match="no checkpoint to resume from; begin by a settings file"):
         read_record(run_folder(tmp_path / "new", settings, checkpoint=False))
     run = run_folder(tmp_path / "old", settings)
     (run / RECORD_FILE).write_bytes(b"{")
-    with pytest.raises(StorageError, match="cannot be read"):
+    with pytest.raises(StorageError, match="damaged"):
         read_record(run)
-    (run / RECORD_FILE).write_bytes(b'{"hub": {"colour": "red"}}')
+    (run / RECORD_FILE).write_bytes(msgspec.json.encode({"format": RECORD_FORMAT, "hub": {"colour": "red"}}))
     with pytest.raises(ConfigError, match="colour"):
         read_record(run)
-    for written in (RECORD_FORMAT + 1, 0, "2", None):
+    for written in (RECORD_FORMAT + 1, RECORD_FORMAT - 1, 0, "2", None):
         (run / RECORD_FILE).write_bytes(msgspec.json.encode({"format": written}))
         with pytest.raises(StorageError, match=f"is of format {written}, .* start the version of edgeasync that"):
             read_record(run)
@@ -171,19 +189,6 @@ def test_whatever_the_library_has_can_be_kept():
         Policy(warm_up=WarmUp(updates=5), plateau=Plateau(), compensation=DelayCompensation()),
     ):
         check_recordable(policy)
-
-
-def test_a_record_of_an_older_format_counts_evaluations_in_updates(tmp_path):
-    run = run_folder(tmp_path / "run", convert(ONNX, HubSettings, where="test"))
-    table = msgspec.json.decode((run / RECORD_FILE).read_bytes()) | {"format": 3}
-    table["evaluation"] = {"data": None, "every_updates": 250}
-    (run / RECORD_FILE).write_bytes(msgspec.json.encode(table))
-    del table["hub"]["quiet"]
-    (run / RECORD_FILE).write_bytes(msgspec.json.encode(table))
-    assert read_record(run).evaluation.every == "250 updates"
-    assert not read_record(run).quiet
-    with pytest.raises(ConfigError, match="evaluation: unknown key `every_updates`; it is called every now"):
-        convert(ONNX | {"evaluation": {"every_updates": 250}}, HubSettings, where="test")
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def test_an_update_that_is_sent_twice_is_told_once():
         clock, spec=MODEL.spec, initial=MODEL.initial(0), policy=Policy(), settings=HubCoreSettings(), seed=1
     )
     observer = Observer(None, 0, seen.append)
-    observer.watch(SimpleNamespace(core=hub.core), None)
+    observer.watch(SimpleNamespace(core=hub.core, show=lambda action: action()), None)
     hub.engine._observe = observer
     receive = hub.receive
 

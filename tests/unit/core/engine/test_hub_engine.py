@@ -68,6 +68,9 @@ class Notes:
     def report(self, report):
         pass
 
+    def describe(self):
+        return {}
+
     def save(self, snapshot, *, last):
         pass
 

@@ -1,0 +1,38 @@
+"""Reads the JSON files that edgeasync keeps. Somebody may have damaged one, or made it on purpose."""
+
+import os
+import stat
+from pathlib import Path
+from typing import TypeVar
+
+from edgeasync.errors import StorageError
+from edgeasync.protocol.wire import Buffer
+from edgeasync.structs import parse_json
+
+Kind = TypeVar("Kind")
+
+
+def read_json(path: Path, kind: type[Kind], *, remedy: str) -> Kind:
+    """Read a JSON file into a type; raises `FileNotFoundError`, and `StorageError` for all else that is wrong.
+
+    `remedy` says what a person does about a file that cannot be read.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a FIFO would wait
+        with open(descriptor, "rb") as file:  # noqa: PTH123
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise StorageError(f"{path}: is not a regular file; {remedy}")
+            content = file.read()
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be read: {error.strerror}; fix its rights") from error
+    return check_json(content, kind, where=str(path), remedy=remedy)
+
+
+def check_json(content: Buffer, kind: type[Kind], *, where: str, remedy: str) -> Kind:
+    """Parse the JSON of a file into a type; raises `StorageError` that says where, and the `remedy`."""
+    try:
+        return parse_json(content, kind)
+    except ValueError as error:
+        raise StorageError(f"{where}: damaged ({error}); {remedy}") from error

@@ -1,0 +1,78 @@
+"""Verifies a run's folder: what its journal says leads to what its checkpoints hold."""
+
+from pathlib import Path
+
+import msgspec
+
+from edgeasync.durable.checkpoint import CheckpointStore
+from edgeasync.durable.disk import FolderDisk
+from edgeasync.durable.run_replay import RunReplay
+from edgeasync.errors import PluginError, StorageError
+
+
+class Verified(msgspec.Struct, frozen=True, kw_only=True):
+    """A verified run: its `entries` of the journal lead to the state of each checkpoint in `compared`.
+
+    The checkpoints in `read` are undamaged: at these the replay begins, or no journal leads there any more.
+    `updates_applied` and `version` are those at the end. The last `unfinished_bytes` of the journal are of an
+    unfinished write.
+    """
+
+    event: str = "verified"
+    entries: int
+    compared: list[str]
+    read: list[str]
+    version: int
+    updates_applied: int
+    unfinished_bytes: int
+
+
+def verify_run(run: Path, *, trust_code: bool = False) -> Verified:
+    """Replay all that the journal of a run has, and compare the state with each checkpoint on the way.
+
+    Raises `StorageError` if something is damaged, if the journal leads to another state than a checkpoint has, or
+    if the counts of updates contradict one another; `PluginError` if a plugin may not be imported without
+    `trust_code`, or decides differently than in the run.
+    """
+    entries, unfinished, compared = 0, 0, list[str]()
+    last = None
+    parts: list[int | None] = [None]
+    for until in parts:  # the last part of the journal first, and then those before it
+        replay = RunReplay(run, until=until, trust_code=trust_code, verify=True)
+        try:
+            if replay.plugins:
+                raise PluginError(f"{run}: not verified: {' | '.join(replay.remarks)}")
+            unfinished += replay.tell(lambda _: True)
+        finally:
+            replay.close()
+        if contradiction := replay.core.imbalance():
+            raise StorageError(
+                f"{run}: the counts at entry {replay.last} contradict one another: {contradiction}; put the "
+                "folder back from a backup"
+            )
+        entries += replay.last - replay.beginning.entry
+        compared += reversed(replay.compared)
+        last = last or replay
+        if replay.earlier is not None:
+            parts.append(replay.earlier)
+    assert last is not None
+    return Verified(
+        entries=entries,
+        compared=compared,
+        read=_read_others(run, compared),
+        version=last.core.version,
+        updates_applied=last.core.updates_applied,
+        unfinished_bytes=unfinished,
+    )
+
+
+def _read_others(run: Path, compared: list[str]) -> list[str]:
+    """Read the checkpoints that were not compared, and return their names; raises `StorageError`."""
+    store = CheckpointStore(FolderDisk(run), keep=1)
+    readable, unreadable = store.manifests()
+    if unreadable:
+        raise StorageError(f"{run}: {' | '.join(reason for _, reason in unreadable)}")
+    others = [(name, manifest.fingerprint) for name, manifest in readable if name not in compared]
+    for name, fingerprint in others:
+        store.load(name, fingerprint)
+    return [name for name, _ in others]
