@@ -21,7 +21,8 @@ class Participant(Protocol):
     All are called in the thread of the user's loop, inside `join`, `step`, `evaluate` and the end of a session.
     A model that holds all values in float32 may have an attribute `rounds = False`: the session then need not read
     back what it has written. A model whose values may not change at every step may have a method `pending`: as
-    long as it returns the name of an array, the session neither counts the step nor writes to the model.
+    long as it returns the name of an array, the session neither counts the step nor writes to the model. A model
+    that has steps which the session has yet to read may say so by `has_unsent`: the session sends them at its end.
     """
 
     @property
