@@ -10,6 +10,9 @@ from tests.support.peer_world import World
 HEALED_S = 60.0
 """Virtual time in which all peers must be in one round again; who was accused may be left out for 32 leases."""
 
+LOSSY_S = 10.0
+"""Virtual time in which each peer must complete a round on links that lose messages."""
+
 LATENCY_S = 0.05
 """What messages and the trainer's work may add, beside the rounds themselves."""
 
@@ -81,9 +84,9 @@ def _live_through(world, plan, result):
     if len(everybody) > 2:
         _lose_one(world, everybody, max(rounds_s), result)
     trouble = Trouble(lost=0.05, repeated=0.1, late=0.1, late_s=0.05)
-    world.bad = dict.fromkeys(world.latency_s, (world.clock.now_s + 8.0, trouble))
+    world.bad = dict.fromkeys(world.latency_s, (world.clock.now_s + LOSSY_S, trouble))
     before = {name: world.completed(name) for name in everybody}
-    moved = world.run(lambda: all(world.completed(name) != before[name] for name in everybody), 8.0)
+    moved = world.run(lambda: all(world.completed(name) != before[name] for name in everybody), LOSSY_S)
     assert moved, "no round becomes whole on links that lose messages"
     world.bad = {}
     assert meet_in_a_round(world, everybody, 8.0), "healed links, and no round of all"
