@@ -106,7 +106,7 @@ def test_models_of_the_users_own_go_everywhere(tmp_path):
 
 
 def live(hub):
-    return sum(device["state"] not in ("left", "lost") for device in hub.status()["devices"])
+    return sum(device["state"] not in ("left", "lost", "paused") for device in hub.status()["devices"])
 
 
 @pytest.mark.asyncio
@@ -130,7 +130,7 @@ async def test_between_abort_and_resume_nothing_travels():
         exchange = (proxy.bytes_up + proxy.bytes_down) / session.exchanges
         before, exchanges = proxy.bytes_up + proxy.bytes_down, session.exchanges
         second.abort()
-        await asyncio.to_thread(until, lambda: live(hub) == 1, "second has left")
+        await asyncio.to_thread(until, lambda: live(hub) == 1, "second pauses")
         after = proxy.bytes_up + proxy.bytes_down
         assert after - before <= exchange, "abort ends traffic within one exchange"
         own = second.evaluate([(x, y)])
