@@ -11,6 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 from edgeasync.config import suggest
 from edgeasync.runtime.at_exit import OwnThread, is_ending
 from edgeasync.runtime.event_loop import check_threads, loop_factory
+from edgeasync.sdk.termination import exit_on_sigterm
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -46,6 +47,7 @@ def run_blocking(make: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
     A second one waits for nothing. The end of the program cancels it, too, and then this raises `SystemExit`.
     """
     check_threads()
+    exit_on_sigterm()
     done: concurrent.futures.Future[Result] = concurrent.futures.Future()
     begun: concurrent.futures.Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any] | None]]
     begun = concurrent.futures.Future()

@@ -54,6 +54,7 @@ class Service(ABC):
     # -- on the caller's loop --------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
+        exit_on_sigterm()
         self._begin()
         self._loop = asyncio.get_running_loop()
         self._task = self._loop.create_task(self._run())

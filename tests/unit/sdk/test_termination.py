@@ -69,6 +69,16 @@ def test_a_forked_child_dies_by_the_signal_and_harms_nobody(tmp_path):
 
 
 @pytest.mark.process
+def test_a_signal_that_comes_during_a_fork_is_not_lost(tmp_path):
+    handler = "os.register_at_fork(before=lambda: os.kill(os.getpid(), signal.SIGTERM))"
+    child = "import edgeasync.sdk.termination\nif not os.fork():\n    os._exit(0)"
+    program_code = PROGRAM.format(durability="journal", start="hub.start()", handler="", child=child)
+    code = f"import os, signal\n{handler}\n{program_code}"  # before edgeasync is imported: its hook comes first
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "run")], stdout=subprocess.PIPE) as process:
+        assert process.wait(20) == 128 + signal.SIGTERM
+
+
+@pytest.mark.process
 def test_a_handler_of_the_program_is_left_alone(tmp_path):
     handler = "signal.signal(signal.SIGTERM, lambda *_: os._exit(7))"
     with program(tmp_path / "run", handler=handler) as process:
