@@ -188,6 +188,9 @@ def _sections(
                 f"settings has {name!r}: that is said by the arguments model, loss, output, train, freeze, "
                 "optimizer and batch_size"
             )
+    evaluation = table.get("evaluation")
+    if isinstance(evaluation, Mapping) and "data" in evaluation:
+        raise ConfigError("settings has evaluation.data: that is said by the argument evaluate")
     own = table.pop("hub", {})
     if not isinstance(own, Mapping):
         raise ConfigError("settings has a hub that is no table; give {'hub': {'durability': 'checkpoint'}}")

@@ -455,6 +455,11 @@ MISTAKES = {
     "batch": ({"batch_size": 0}, ConfigError, "batch_size"),
     "section": ({"settings": {"codecs": {}}}, ConfigError, "codecs"),
     "said twice": ({"settings": {"hub": {"stop": {}}}}, ConfigError, "hub.stop: that is said by an argument"),
+    "data said twice": (
+        {"settings": {"evaluation": {"data": "held-out.npz"}}},
+        ConfigError,
+        "evaluation.data: that is said by the argument evaluate",
+    ),
     "accuracy": ({"until": Stop(accuracy=0.9)}, ConfigError, "accuracy"),
     "loss": ({"loss": "mse"}, ConfigError, "has the loss cross_entropy"),
     "metrics": ({"metrics": ["precision"]}, ConfigError, "precision"),
