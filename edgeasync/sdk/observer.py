@@ -62,6 +62,8 @@ class Observer:
         self._examples = examples
         self._tell_now = tell
         self._listening = listening
+        self._reported_s: dict[int, float] = {}
+        """When the core decided on what has yet to be told: that waits for the disk."""
         self._began_s: float | None = None
         self._trained = 0
         self._ends_diverged = ends_diverged
@@ -83,6 +85,7 @@ class Observer:
         if self._began_s is None:
             self._began_s = now_s
         self.now_s = now_s
+        self._reported_s |= {id(effect): now_s for effect in effects if isinstance(effect, Report)}
         if isinstance(event, PushArrived):
             self._on_push(event, effects, now_s)
         for effect in effects:
@@ -91,7 +94,8 @@ class Observer:
 
     def on_report(self, report: Report) -> None:
         """See what the hub tells people."""
-        told = event_of(report.event, report.device_id, report.detail, self.now_s)
+        time_s = self._reported_s.pop(id(report), self.now_s)
+        told = event_of(report.event, report.device_id, report.detail, time_s)
         if isinstance(told, events.Leave):
             self._diverged.discard(report.device_id)
         elif isinstance(told, events.Alert):
@@ -106,9 +110,7 @@ class Observer:
             found = self._hub.core.policy_engine.state.evaluations.last
             assert found is not None
             self._note(
-                events.Evaluation(
-                    time_s=self.now_s, version=found.number, loss=found.loss, accuracy=found.accuracy
-                )
+                events.Evaluation(time_s=time_s, version=found.number, loss=found.loss, accuracy=found.accuracy)
             )
 
     def on_best(self, restore: Callable[[Any], Any], snapshot: Snapshot, found: Evaluated) -> None:

@@ -83,7 +83,10 @@ def test_what_people_read(device):
         device.folder, "doctor", "--hub", device.address, "--data", "gone.npz", "--root", device.root
     )
     assert told.returncode == UNFIT
-    assert "fail  data         gone.npz: no such file; give the path of a .npz or .csv file\n" in told.stdout
+    assert (
+        f"fail  data         {device.folder}/gone.npz: no such file; give the path of a .npz or .csv file\n"
+        in told.stdout
+    )
     assert told.stderr == "edgeasync: this device cannot train yet: data; do what those lines say\n"
 
 
@@ -215,7 +218,7 @@ FAULTS = {
         another_program, "protocol", "fail", "does not answer as a hub", "check the port",
     ),
     "state a file": (a_state_that_is_a_file, "state", "fail", "is no folder", "chown"),
-    "identity": (a_damaged_identity, "state", "fail", "identity.json: cannot be read", "delete it"),
+    "identity": (a_damaged_identity, "state", "fail", "identity.json: damaged", "delete it"),
     "locked": (a_running_agent, "state", "warn", "an agent runs with it", "another --state"),
     "copied": (identity(), "state", "warn", "last used on another machine", "enrol again"),
     "another's": (identity(device_id="pi-2"), "state", "warn", "is of pi-2", "--device-id pi-2"),

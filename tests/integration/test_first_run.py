@@ -247,7 +247,7 @@ def test_signals_end_an_agent_in_the_middle_of_a_long_local_step(commands, numbe
 
 
 BUSY_AGENT = """
-import sys, threading, time
+import os, sys, threading, time
 import numpy as np
 from edgeasync import StepResult
 from edgeasync.durable.identity import DeviceIdentity
@@ -268,7 +268,9 @@ def make_trainer(welcome):
     trainer.spec = welcome.spec
     return trainer
 
-print(serve(Agent(sys.argv[1], identity=DeviceIdentity("busy", "0" * 32, 1), make_trainer=make_trainer), 60, int))
+agent = Agent(sys.argv[1], identity=DeviceIdentity("busy", "0" * 32, 1), make_trainer=make_trainer)
+print(serve(agent, 60, int), flush=True)
+os._exit(0)  # as commands end
 """
 
 

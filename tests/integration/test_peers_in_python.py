@@ -536,11 +536,11 @@ def test_mistakes_of_the_command(commands, settings, flags, hint):
 @pytest.mark.parametrize(
     ("out", "hint"),
     [
-        ("data.npz", "out data.npz: write a name that ends in .onnx or .safetensors"),
-        ("notes.txt", "out notes.txt: write a name that ends in .onnx or .safetensors"),
-        ("folder.onnx", "out folder.onnx: is a folder"),
-        ("model.onnx", "out model.onnx: is read here: its old content would be lost"),
-        ("link.onnx", "out link.onnx: is read here"),
+        ("data.npz", "data.npz: write a name that ends in .onnx or .safetensors"),
+        ("notes.txt", "notes.txt: write a name that ends in .onnx or .safetensors"),
+        ("folder.onnx", "folder.onnx: is a folder"),
+        ("model.onnx", "model.onnx: is read here: its old content would be lost"),
+        ("link.onnx", "link.onnx: is read here"),
         (f"{name_of(0)}/{PEER_MODEL_FILE}", "is read here"),
     ],
 )
@@ -561,7 +561,7 @@ def test_the_values_beside_a_training_graph_are_not_written_over(commands, tmp_p
     assert commands.run("model", "build", "model.onnx", "--out", "training.onnx").returncode == 0
     flags = (*agent_flags(0, commands.data("data.npz")), "--model", "training.onnx", "--steps", 2)
     arguments = ("agent", settings, *flags, "--out", "training.safetensors")
-    mistake(commands, CONFIG, "out training.safetensors: is read here", arguments=arguments)
+    mistake(commands, CONFIG, "training.safetensors: is read here", arguments=arguments)
 
 
 @pytest.mark.parametrize(
