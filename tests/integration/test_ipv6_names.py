@@ -13,12 +13,14 @@ import pytest
 from edgeasync import Agent, Hub, fetch_status, join
 from edgeasync.durable.keys import HubKeys
 from edgeasync.runtime.address import is_ipv6
+from edgeasync.training.numpy_models import SoftmaxModel
 from tests.support.command_line import run_command
 from tests.support.peers import FILE, name_of, write_list
 from tests.support.processes import PATIENCE_S, free_address
 
 pytestmark = pytest.mark.process
 
+MODEL = SoftmaxModel(inputs=4, classes=2)
 DATA = np.eye(4), np.array([0, 1, 0, 1])
 
 
@@ -29,7 +31,7 @@ def named():
 
 @pytest.fixture
 def hub(tmp_path):
-    with Hub({"w": np.zeros(3, np.float32)}, run=tmp_path / "run", bind=named()) as hub:
+    with Hub(MODEL, run=tmp_path / "run", bind=named()) as hub:
         yield hub.address.replace("[::1]", "::1")
 
 
@@ -39,7 +41,8 @@ def agent_joins(address, folder):
 
 
 def loop_joins(address, folder):
-    with join(address, {"w": np.zeros(3, np.float32)}, timeout_s=PATIENCE_S) as session:
+    arrays = {each.name: np.zeros(each.shape, np.float32) for each in MODEL.spec.parameters}
+    with join(address, arrays, timeout_s=PATIENCE_S) as session:
         assert session.connected
 
 
@@ -63,7 +66,7 @@ def test_a_device_enrols(tmp_path):
     address = named()
     token = keys.issue_token("pi", (address,), time.time()).text()
     with (
-        Hub({"w": np.zeros(3, np.float32)}, run=tmp_path / "run", bind=address, keys=tmp_path / "keys"),
+        Hub(MODEL, run=tmp_path / "run", bind=address, keys=tmp_path / "keys"),
         Agent(data=DATA, enrol=token, state=tmp_path / "pi") as agent,
     ):
         agent.wait_until_joined(PATIENCE_S)
