@@ -24,31 +24,33 @@ class Outbox:
 
     def send(self, peer: Peer, header: bytes, payload: Buffer | None, *, confirms: bool) -> None:
         """Send a message after what waits; one that `confirms` an event waits until the log is durable."""
-        log = self._log
-        if log is None or not (self._waiting or (confirms and log.durable < log.last)):
+        if self._waiting or (confirms and not self._is_durable):
+            self._wait(partial(self._send, peer, header, payload))
+        else:
             self._send(peer, header, payload)
-            return
-        self._wait(log, partial(self._send, peer, header, payload))
 
     def show(self, action: Callable[[], None]) -> None:
         """Call `action`, which shows something, once all entries so far are durable; never if they never are."""
-        log = self._log
-        if log is None or not (self._waiting or log.durable < log.last):
+        if self._waiting or not self._is_durable:
+            self._wait(action)
+        else:
             action()
-            return
-        self._wait(log, action)
 
     def then(self, action: Callable[[], None]) -> None:
         """Call `action` when all entries so far are durable, or when the log is given up."""
-        log = self._log
-        if log is None or not (self._waiting or log.durable < log.last):
+        if self._waiting or not self._is_durable:
+            self._wait(action, always=True)
+        else:
             action()
-            return
-        self._wait(log, action, always=True)
 
-    def _wait(self, log: Log, action: Callable[[], None], *, always: bool = False) -> None:
-        self._waiting.append((log.last, action, always))
-        log.commit()
+    @property
+    def _is_durable(self) -> bool:
+        return self._log is None or self._log.durable >= self._log.last
+
+    def _wait(self, action: Callable[[], None], *, always: bool = False) -> None:
+        assert self._log is not None
+        self._waiting.append((self._log.last, action, always))
+        self._log.commit()
 
     def end(self, action: Callable[[], None]) -> None:
         """Call `action` last of all, even if the log cannot be written any more."""
