@@ -62,8 +62,6 @@ class Observer:
         self._examples = examples
         self._tell_now = tell
         self._listening = listening
-        self._reported_s: dict[int, float] = {}
-        """When the core decided on what has yet to be told: that waits for the disk."""
         self._began_s: float | None = None
         self._trained = 0
         self._ends_diverged = ends_diverged
@@ -85,33 +83,37 @@ class Observer:
         if self._began_s is None:
             self._began_s = now_s
         self.now_s = now_s
-        self._reported_s |= {id(effect): now_s for effect in effects if isinstance(effect, Report)}
         if isinstance(event, PushArrived):
             self._on_push(event, effects, now_s)
         for effect in effects:
             if isinstance(effect, Fold):
                 self._on_version(effect, now_s)
+            elif isinstance(effect, Report):
+                self._on_decided(effect, now_s)
 
-    def on_report(self, report: Report) -> None:
-        """See what the hub tells people."""
-        time_s = self._reported_s.pop(id(report), self.now_s)
-        told = event_of(report.event, report.device_id, report.detail, time_s)
+    def _on_decided(self, report: Report, now_s: float) -> None:
+        """Tell what the core reports, as it is now, once it is on disk."""
+        told = event_of(report.event, report.device_id, report.detail, now_s)
         if isinstance(told, events.Leave):
             self._diverged.discard(report.device_id)
-        elif isinstance(told, events.Alert):
-            LOG.warning("%s", " ".join(filter(None, (report.device_id, report.detail))))
-        if told is not None:
-            self._note(told)
-        elif report.event == "listening":
-            self._listening()
         elif report.event == "finished":
             self.reason = self.reason or report.detail
         elif report.event == "evaluated":
             found = self._hub.core.policy_engine.state.evaluations.last
             assert found is not None
-            self._note(
-                events.Evaluation(time_s=time_s, version=found.number, loss=found.loss, accuracy=found.accuracy)
-            )
+            told = events.Evaluation(time_s=now_s, version=found.number, loss=found.loss, accuracy=found.accuracy)
+        if told is not None:
+            self._hub.show(partial(self._note, told))
+
+    def on_report(self, report: Report) -> None:
+        """See what the hub tells people; what its core has decided is known already."""
+        if report.decided_s is not None:
+            return
+        if report.event == "listening":
+            self._listening()
+        told = event_of(report.event, report.device_id, report.detail, self.now_s)
+        if told is not None:
+            self._note(told)
 
     def on_best(self, restore: Callable[[Any], Any], snapshot: Snapshot, found: Evaluated) -> None:
         """See the best model so far; `restore` makes it into the kind that was given."""
@@ -166,7 +168,6 @@ class Observer:
             f"diverged: the last {NOT_FINITE_MAX} updates of every device were not finite; "
             "lower the learning rate, or look at the data"
         )
-        LOG.warning("%s", detail)
         self._note(events.Alert(time_s=self.now_s, device="", detail=detail))
         if self._ends_diverged:
             self.finish(detail)
@@ -203,5 +204,7 @@ class Observer:
         self._hub.show(partial(self._tell_now, event))
 
     def _note(self, event: events.Event) -> None:
+        if isinstance(event, events.Alert):
+            LOG.warning("%s", " ".join(filter(None, (event.device, event.detail))))
         self.noted.append(event)
         self._tell_now(event)

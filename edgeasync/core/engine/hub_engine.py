@@ -540,7 +540,8 @@ class HubEngine:
             case Disconnect() | Expel():
                 self._end_transfers(effect)
             case Report():
-                self._outbox.show(partial(self._shell.report, effect))
+                report = msgspec.structs.replace(effect, decided_s=self._now_s)
+                self._outbox.show(partial(self._shell.report, report))
             case Save():
                 self._note_state()
             case _:

@@ -137,11 +137,16 @@ ReportName = Literal[
 
 
 class Report(msgspec.Struct, frozen=True):
-    """Tell people what happened; `device_id` is empty if it concerns the whole hub."""
+    """Tell people what happened; `device_id` is empty if it concerns the whole hub.
+
+    The engine adds `decided_s`, the core's time of the decision, when it passes the report on. What the shell
+    reports of itself has none.
+    """
 
     event: ReportName
     device_id: str = ""
     detail: str = ""
+    decided_s: float | None = None
 
 
 class Save(msgspec.Struct, frozen=True, gc=False):
