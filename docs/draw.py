@@ -229,8 +229,9 @@ HOLDS = {
     "config": "settings from TOML",
     "states": "moves along tables",
     "errors": "the error tree",
-    "structs": "types that several threads read",
     "temporary": "temporary folders",
+    "file_lock": "locks on files",
+    "structs": "types that several threads read",
     "version": "the version of the package",
 }
 
@@ -271,9 +272,10 @@ FILES = (
     "parameters",
     "config",
     "states",
-    "errors",
-    "structs",
     "temporary",
+    "errors",
+    "file_lock",
+    "structs",
     "version",
 )
 

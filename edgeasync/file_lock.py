@@ -63,7 +63,7 @@ class Holders(NamedTuple):
 
 
 def find_holders(path: Path) -> Holders:
-    """Return who holds the lock of a file; nobody if that cannot be found out."""
+    """Return who holds the lock of a file; no processes if /proc does not show it."""
     processes: dict[int, str] = {}
     owner, locked = 0, path.stat()
     for process in Path("/proc").glob("[0-9]*"):

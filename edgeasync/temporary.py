@@ -7,13 +7,12 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from edgeasync.file_lock import FileLock
+
 PREFIX = "edgeasync-"
 
 OWNER = "owner.lock"
 """A file in each folder that its program holds locked. However the program ends, the system unlocks it."""
-
-_held: set[int] = set()
-"""Descriptors of this program's locks. A forked child closes them, so that it holds up no removal."""
 
 
 class TemporaryFolder:
@@ -23,18 +22,15 @@ class TemporaryFolder:
         remove_leftovers()
         self.path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{purpose}"))
         part = self.path / f"{OWNER}.part"
-        self._lock = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        _held.add(self._lock)
+        self._lock = FileLock(part, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         with contextlib.suppress(OSError):  # a file system without locks: then nobody removes what is left behind
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock.take(fcntl.LOCK_EX | fcntl.LOCK_NB)
             part.replace(self.path / OWNER)  # nobody finds it before it is locked
 
     def remove(self) -> None:
         """Remove it, with all that is in it; a second time does nothing."""
         shutil.rmtree(self.path, ignore_errors=True)
-        if self._lock in _held:
-            _held.discard(self._lock)
-            os.close(self._lock)
+        self._lock.close()
 
 
 def remove_leftovers() -> None:
@@ -49,17 +45,9 @@ def remove_leftovers() -> None:
 def _remove_if_left(entry: "os.DirEntry[str]") -> None:
     if not entry.is_dir(follow_symlinks=False) or entry.stat(follow_symlinks=False).st_uid != os.geteuid():
         return
-    lock = os.open(Path(entry.path) / OWNER, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+    lock = FileLock(Path(entry.path) / OWNER, os.O_RDWR | os.O_NONBLOCK)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock.take(fcntl.LOCK_EX | fcntl.LOCK_NB)
         shutil.rmtree(entry.path, ignore_errors=True)
     finally:
-        os.close(lock)
-
-
-def _forget_locks() -> None:
-    while _held:
-        os.close(_held.pop())
-
-
-os.register_at_fork(after_in_child=_forget_locks)
+        lock.close()

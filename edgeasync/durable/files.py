@@ -12,8 +12,8 @@ import stat
 import time
 from pathlib import Path
 
-from edgeasync.durable.file_lock import FILE_MODE, FileLock, find_holders
 from edgeasync.errors import ConfigError, StorageError
+from edgeasync.file_lock import FILE_MODE, FileLock, find_holders
 from edgeasync.protocol.wire import Buffer
 
 FOLDER_MODE = 0o700

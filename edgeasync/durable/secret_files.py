@@ -12,9 +12,9 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from edgeasync.durable.file_lock import FileLock
 from edgeasync.durable.files import sync_folder
 from edgeasync.errors import StorageError
+from edgeasync.file_lock import FileLock
 
 _SECRET = 0o600
 _PRIVATE = 0o700
