@@ -130,7 +130,7 @@ def participant_of(model: object, optimizer: object, also: Sequence[object]) -> 
     """Return how a model takes part; raises `ConfigError` for what is none."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(model, torch.nn.Module):
-        from edgeasync.sdk.torch_modules import TorchParticipant  # noqa: PLC0415 - who has a module has paid for it
+        from edgeasync.sdk.torch_participant import TorchParticipant  # noqa: PLC0415 - who has a module has paid for it
 
         return TorchParticipant(model, optimizer, also)
     if optimizer is not None or also:

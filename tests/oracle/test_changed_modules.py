@@ -12,7 +12,9 @@ import edgeasync.torch
 from edgeasync import SGD, Hub, Policy, join
 from edgeasync.errors import ConfigError, EdgeAsyncError, ModelMismatchError
 from edgeasync.policies.aggregation import ImmediateAggregator
-from edgeasync.sdk.torch_modules import STEPS_UNSEEN_MAX, TorchParticipant, tensors_of
+from edgeasync.sdk.torch_modules import tensors_of
+from edgeasync.sdk.torch_participant import TorchParticipant
+from edgeasync.sdk.torch_steps import STEPS_UNSEEN_MAX
 from tests.support.processes import PATIENCE_S
 
 nn = torch.nn

@@ -9,7 +9,8 @@ import edgeasync.torch
 from edgeasync import Hub, join
 from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.policy import Policy
-from edgeasync.sdk.torch_modules import STEPS_PENDING_MAX, TorchParticipant
+from edgeasync.sdk.torch_participant import TorchParticipant
+from edgeasync.sdk.torch_pending import STEPS_PENDING_MAX
 from tests.support.processes import PATIENCE_S
 
 nn, functional = torch.nn, torch.nn.functional
@@ -197,27 +198,33 @@ LOOPS = {
 
 
 def looks(module, steps, count):
-    """Take steps, with an exchange after each that allows one; return what was pending."""
+    """Take steps, with an exchange after each that allows one; return after which something was pending."""
     held = TorchParticipant(module)
     arrays = {each.name: np.empty(each.shape, np.float32) for each in held.parameters}
-    for _ in range(count):
-        held._stepped = next(steps)
-        held._stepped.step()
-        yield (found := held.pending() is not None)
-        if not found:
+    found = []
+
+    def on_step():
+        found.append(held.pending() is not None)
+        if not found[-1]:
             held.read(arrays)
             held.write(arrays)  # the next backward passes run, or torch raises
+
+    end = held.attach(on_step)
+    for _ in range(count):
+        next(steps).step()
+    end()
+    return found
 
 
 @pytest.mark.parametrize(("make", "loop", "pending"), LOOPS.values(), ids=LOOPS)
 def test_a_backward_pass_that_is_to_come_is_seen(make, loop, pending):
     module = make()
-    assert list(looks(module, loop(module), 5 * len(pending))) == 5 * pending
+    assert looks(module, loop(module), 5 * len(pending)) == 5 * pending
 
 
 def test_what_is_left_of_a_graph_that_has_run_holds_exchanges_up_for_a_while_only():
     module = convolutional()
-    found = list(looks(module, gan_with_a_penalty(module), STEPS_PENDING_MAX + 12))
+    found = looks(module, gan_with_a_penalty(module), STEPS_PENDING_MAX + 12)
     assert found == [True] * (STEPS_PENDING_MAX + 3) + [False] + 2 * [True, True, True, False]
 
 
@@ -233,7 +240,7 @@ def test_graphs_that_never_run_hold_exchanges_up_for_a_while_only(caplog):
             real_or_fake(module, fake.detach(), 0.0).backward()
             yield discriminator
 
-    found = list(looks(module, steps(), 2 * STEPS_PENDING_MAX + 2))
+    found = looks(module, steps(), 2 * STEPS_PENDING_MAX + 2)
     assert found == [True] * (2 * STEPS_PENDING_MAX - 1) + 3 * [False]
     assert caplog.text.count("although a backward pass may still need it") == 1
 

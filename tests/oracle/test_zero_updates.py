@@ -15,7 +15,7 @@ from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
 from edgeasync.sdk.lockstep import Lockstep
-from edgeasync.sdk.torch_modules import TorchParticipant
+from edgeasync.sdk.torch_participant import TorchParticipant
 from tests.support.peers import FILE, name_of, write_list
 from tests.support.processes import PATIENCE_S
 

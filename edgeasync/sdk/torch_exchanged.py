@@ -1,0 +1,114 @@
+"""The tensors of a module that a session exchanges, though the loop may replace them."""
+
+import logging
+from collections.abc import Iterator
+from itertools import chain
+from operator import attrgetter, is_, methodcaller
+from typing import Any
+
+from torch import Tensor, nn
+
+from edgeasync.errors import ModelMismatchError
+from edgeasync.sdk.torch_modules import is_trained, listed, parameters_of, tensors_of
+from edgeasync.sdk.torch_pending import SavedTensors
+
+LOG = logging.getLogger("edgeasync.join")
+
+# Calls from C, since a session looks after every step.
+_VALUES = methodcaller("values")
+_REQUIRES_GRAD, _SHAPE = attrgetter("requires_grad"), attrgetter("shape")
+
+
+class Exchanged:
+    """A module's tensors that travel, by name. `follow` finds those that the module has now."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.parameters = parameters_of(module)
+        self.tensors: dict[str, Tensor] = {}
+        self.trained: set[int] = set()
+        """The ids of those that are trained."""
+        self._stale: set[str] = set()
+        self._find()
+        self._layout = Layout(module)
+
+    def follow(self) -> set[str]:
+        """Use the tensors that the module has now; return the names of trained ones that were replaced.
+
+        Raises `ModelMismatchError` if they no longer fit.
+        """
+        if not self._layout.has_changed():
+            return set()
+        before = self.tensors
+        self._find()
+        self._layout = Layout(self.module)
+        return {
+            name
+            for name, tensor in self.tensors.items()
+            if tensor is not before[name] and id(tensor) in self.trained
+        }
+
+    def _find(self) -> None:
+        tensors = tensors_of(self.module)
+        joined = {parameter.name: parameter for parameter in self.parameters}
+        gone, resized = [], []
+        for name, parameter in joined.items():
+            if name in tensors and tuple(tensors[name].shape) == parameter.shape:
+                continue
+            if parameter.role == "statistic" and name in self.tensors:
+                self._keep_buffer(name)
+                tensors[name] = self.tensors[name]
+            elif name in tensors:
+                resized.append(f"{name!r} from {parameter.shape} to {tuple(tensors[name].shape)}")
+            else:
+                gone.append(repr(name))
+        trained = {name for name, tensor in tensors.items() if is_trained(tensor)}
+        added = [repr(name) for name in sorted(trained - joined.keys())]
+        changes = {"missing": gone, "resized": resized, "newly trained": added}
+        if told := [f"{what}: {listed(names)}" for what, names in changes.items() if names]:
+            raise ModelMismatchError(
+                f"the module has changed since it joined ({'; '.join(told)}), and a session exchanges only "
+                "parameters that were trained at join; leave it, and join a hub whose model has these parameters"
+            )
+        self.tensors = {name: tensors[name] for name in joined}
+        self.trained = {id(tensors[name]) for name, parameter in joined.items() if parameter.role == "trained"}
+        self.saved = SavedTensors(self.tensors)
+
+    def _keep_buffer(self, name: str) -> None:
+        """Keep exchanging a buffer's last value after it was resized or removed."""
+        if name not in self._stale:
+            self._stale.add(name)
+            LOG.warning("the buffer %r has changed its shape or is gone; its last value is exchanged", name)
+
+
+class Layout:
+    """A snapshot of a module's submodules and tensors, and of which parameters require gradients."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._parts = list(_parts_of(module))
+        self._sizes = list(map(len, self._parts))
+        self._filled = list(filter(None, self._parts))
+        self._values = list(self._look())
+        self._parameters = list(module.parameters())
+        self._details = self._look_closely()
+
+    def has_changed(self) -> bool:
+        """Return whether the module differs from the snapshot."""
+        return (
+            list(map(len, self._parts)) != self._sizes
+            or not all(map(is_, self._look(), self._values))
+            or self._look_closely() != self._details
+        )
+
+    def _look(self) -> Iterator[Any]:
+        return chain.from_iterable(map(_VALUES, self._filled))
+
+    def _look_closely(self) -> list[object]:
+        return [*map(_REQUIRES_GRAD, self._parameters), *map(_SHAPE, self._parameters)]
+
+
+def _parts_of(module: nn.Module) -> Iterator[dict[str, Any]]:
+    for part in module.modules():
+        yield part._parameters  # noqa: SLF001 - nothing public is fast enough to look at after every step
+        yield part._buffers  # noqa: SLF001
+        yield part._modules  # noqa: SLF001

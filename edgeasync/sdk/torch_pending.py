@@ -1,0 +1,96 @@
+"""Which tensors a backward pass still needs: an exchange must not change them."""
+
+import logging
+from collections.abc import Iterable, Mapping
+from operator import methodcaller
+
+import torch
+from torch import Tensor, nn
+
+from edgeasync.sdk.torch_modules import listed
+
+LOG = logging.getLogger("edgeasync.join")
+
+STEPS_PENDING_MAX = 64
+"""After this number of steps in a row with another backward pass pending, fewer graphs count as pending."""
+
+_USE_COUNT = methodcaller("_use_count")
+
+
+class SavedTensors:
+    """Tells which tensors autograd still needs: another backward pass is to come.
+
+    Until its backward, a graph refers to the tensors that it needs. What the optimizer that has just stepped owns
+    does not matter: torch refuses to run a graph that is older than the step.
+
+    Graphs that never run refer to tensors, too. So if there is something pending after each of
+    `STEPS_PENDING_MAX` steps in a row, graphs that were there when their owner stepped no longer count. If that
+    does not help, what was pending all the time is no longer waited for.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._names = list(tensors)
+        self._tensors = list(tensors.values())
+        # A graph, even one that has run, refers to the accumulator, and that to the parameter. Keeping the
+        # accumulator makes this one reference constant.
+        self._accumulators = [_accumulator_of(one) for one in self._tensors if one.requires_grad]
+        self._owners = [_owners_of(name, tensors) for name in self._names]
+        self._usual = [1 + one.requires_grad for one in self._tensors]
+        self._steps = 0
+        self._always: set[str] = set()
+        self._ignored: set[str] = set()
+        self._is_strict = True
+
+    def pending(self, stepped: Iterable[Tensor]) -> str | None:
+        """Return the name of a tensor that is still needed, or None, after a step of the optimizer of these."""
+        counts = list(map(_USE_COUNT, self._tensors))
+        if counts == self._usual:
+            self._steps = 0
+            return None
+        ids = set(map(id, stepped))
+        found: set[str] = set()
+        for place, (name, owners, count) in enumerate(zip(self._names, self._owners, counts, strict=True)):
+            if not owners.isdisjoint(ids):
+                if not self._is_strict:
+                    self._usual[place] = count
+            elif count > self._usual[place] and name not in self._ignored:
+                found.add(name)
+        if not found:
+            self._steps = 0
+            return None
+        self._always = self._always & found if self._steps else found
+        self._steps += 1
+        if self._steps < STEPS_PENDING_MAX:
+            return min(found)
+        self._steps = 0
+        if self._is_strict:
+            self._is_strict = False
+            return min(found)
+        self._ignored |= self._always or found
+        LOG.warning(
+            "exchanges change %s although a backward pass may still need it: one was pending after each of %d "
+            "steps; if that pass runs, join without optimizer, so that the session sees every optimizer's steps",
+            listed(sorted(map(repr, self._always or found))), 2 * STEPS_PENDING_MAX,
+        )  # fmt: skip
+        return None
+
+
+def _owners_of(name: str, tensors: Mapping[str, Tensor]) -> set[int]:
+    """Return the parameters whose optimizer owns a tensor: itself or, of a buffer, those of the nearest module."""
+    if isinstance(tensors[name], nn.Parameter):
+        return {id(tensors[name])}
+    while name:
+        name = name.rpartition(".")[0]
+        prefix = f"{name}." if name else ""
+        near = {key for key in tensors if key.startswith(prefix) and isinstance(tensors[key], nn.Parameter)}
+        if near:
+            return {id(tensors[key]) for key in near}
+    return set()
+
+
+def _accumulator_of(parameter: Tensor) -> object:
+    """Return the node that adds to a parameter's gradient, in all graphs that it is part of."""
+    with torch.enable_grad():
+        node = parameter.view_as(parameter).grad_fn
+    assert node is not None
+    return node.next_functions[0][0]

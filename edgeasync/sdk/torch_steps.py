@@ -1,0 +1,175 @@
+"""The optimizers of a session: whose steps count, and what goes wrong if they do not reach the module."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+
+from edgeasync.errors import ConfigError
+from edgeasync.sdk.torch_exchanged import Exchanged
+from edgeasync.sdk.torch_modules import listed
+
+LOG = logging.getLogger("edgeasync.join")
+
+STEPS_UNSEEN_MAX = 16
+"""The session warns after this number of optimizer steps if none of them counted."""
+
+_watchers: list[Callable[[Optimizer], None]] = []
+"""What to call after each step of any optimizer. It is replaced, never changed: any thread may be reading it."""
+
+_watchers_lock = threading.Lock()
+
+
+def watch_steps(watcher: Callable[[Optimizer], None]) -> Callable[[], None]:
+    """Call this after each step of any optimizer of this process; return what ends that."""
+    global _watchers  # noqa: PLW0603 - torch has one list of hooks for all optimizers, too
+    with _watchers_lock:
+        _watchers = [*_watchers, watcher]
+
+    def end() -> None:
+        global _watchers  # noqa: PLW0603
+        with _watchers_lock:
+            _watchers = [one for one in _watchers if one is not watcher]
+
+    return end
+
+
+def _tell_watchers(optimizer: Optimizer, args: Any, kwargs: Any) -> None:  # noqa: ARG001
+    for watcher in _watchers:
+        watcher(optimizer)
+
+
+# Once, and for good: torch's own list must not change while another thread goes through it.
+register_optimizer_step_post_hook(_tell_watchers)
+
+
+class Optimizers:
+    """The optimizers that step what a session exchanges: the one that was given or, without one, any that does."""
+
+    def __init__(self, given: Optimizer | None, exchanged: Exchanged) -> None:
+        self._given = given
+        self._exchanged = exchanged
+        self._used: list[Optimizer] = [] if given is None else [given]
+        # An optimizer that was given may train the module indirectly, as by float32 copies of its parameters.
+        self._is_trusted = given is not None and not self._owns(given)
+        self._stepped: Optimizer | None = None
+        self._left: Optimizer | None = None
+        self._steps_unseen = 0
+        self._replaced: set[str] = set()
+        self._reads_to_judge = 0
+        self._sums: list[float] = []
+        self._has_stepped = self._is_told = False
+        self.has_unsent = False
+        """Whether one has stepped the module since the session read it last."""
+
+    def counts(self, optimizer: Optimizer) -> bool:
+        """Note a step, and return whether it counts, or `begin_read` is to raise an error about it."""
+        if not self._is_seen(optimizer):
+            return False
+        self._stepped, self._has_stepped, self.has_unsent = optimizer, True, True
+        return True
+
+    def _is_seen(self, optimizer: Optimizer) -> bool:
+        if self._given is not None and optimizer is not self._given:
+            if self._trains_module(optimizer):
+                self.has_unsent = True
+                self._note_unseen("were of the optimizer that join was given; join again with the one that trains")
+            return False
+        if self._owns(optimizer) or self._is_trusted:
+            self._steps_unseen = 0
+            if all(optimizer is not used for used in self._used):
+                self._used.append(optimizer)
+            return True
+        if self._trains_module(optimizer):
+            return True
+        if any(optimizer is used for used in self._used):
+            self._left = optimizer
+            return True
+        if not self._used:
+            self._note_unseen(
+                "stepped the module that joined; give join the module that you train, and its parameters to the "
+                "optimizer"
+            )
+        return False
+
+    def _note_unseen(self, what: str) -> None:
+        """Note that an optimizer has made a step that does not count; warn if there have been many in a row."""
+        self._steps_unseen += 1
+        if self._steps_unseen == STEPS_UNSEEN_MAX:
+            LOG.warning("nothing is exchanged: none of the last %d optimizer steps %s", STEPS_UNSEEN_MAX, what)
+
+    def _owns(self, optimizer: Optimizer) -> bool:
+        return any(id(tensor) in self._exchanged.trained for tensor in _parameters_in(optimizer))
+
+    def _trains_module(self, optimizer: Optimizer) -> bool:
+        """Return whether an optimizer steps any parameter that the module has now, exchanged or not."""
+        trained = {id(tensor) for tensor in self._exchanged.module.parameters() if tensor.requires_grad}
+        return any(id(tensor) in trained for tensor in _parameters_in(optimizer))
+
+    def stepped(self) -> Iterator[Tensor]:
+        """Yield what the optimizer owns that has just stepped."""
+        if self._stepped is not None:
+            yield from _parameters_in(self._stepped)
+
+    def note_replaced(self, names: set[str]) -> None:
+        """Note that the loop has replaced these parameters: in a while an optimizer should step the new ones."""
+        if names:
+            self._replaced |= names
+            self._reads_to_judge = STEPS_UNSEEN_MAX
+
+    def begin_read(self) -> None:
+        """Warn of replaced parameters that no optimizer steps; raises `ConfigError` for an optimizer of none."""
+        self._steps_unseen = 0
+        self.has_unsent = False
+        if self._replaced:
+            self._judge_replaced()
+        if (left := self._left) is not None:
+            self._left = None
+            remedy = "leave the session, and join again with" if left is self._given else "make"
+            raise ConfigError(
+                f"{type(left).__name__} no longer steps any parameter that this session exchanges, because they "
+                f"were replaced; {remedy} a new optimizer of module.parameters()"
+            )
+
+    def _judge_replaced(self) -> None:
+        self._reads_to_judge -= 1
+        if self._reads_to_judge > 0:
+            return
+        owned = {id(tensor) for optimizer in self._used for tensor in _parameters_in(optimizer)}
+        tensors = self._exchanged.tensors
+        if left := [repr(name) for name in sorted(self._replaced) if id(tensors[name]) not in owned]:
+            LOG.warning("no optimizer steps %s, since it was replaced; give it to an optimizer", listed(left))
+        self._replaced.clear()
+
+    def begin_write(self) -> None:
+        """Warn if the optimizer that was given has stepped, and the module is as the last exchange left it."""
+        if self._is_trusted and self._has_stepped and not self._is_told and self._sums == self._sums_now():
+            self._is_told = True
+            LOG.warning(
+                "nothing is exchanged: the steps of the optimizer that join was given do not change the module; "
+                "give join the module that you train"
+            )
+        self._has_stepped = False
+
+    def end_write(self) -> None:
+        """Note what an exchange has left in the module."""
+        if self._is_trusted:
+            self._sums = self._sums_now()
+
+    def _sums_now(self) -> list[float]:
+        return [float(tensor.detach().double().sum()) for tensor in self._exchanged.tensors.values()]
+
+    def reset(self) -> None:
+        """Forget their state of what is exchanged, but not their groups: schedules continue."""
+        for optimizer in self._used:
+            for tensor in list(optimizer.state):
+                if id(tensor) in self._exchanged.trained:
+                    del optimizer.state[tensor]
+
+
+def _parameters_in(optimizer: Optimizer) -> Iterator[Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
