@@ -1,4 +1,4 @@
-"""The last finite model of a device that trains without a hub. If its training diverges, it begins again there."""
+"""Keeps a copy of the last finite model of a device without a hub, and puts it back when training diverges."""
 
 import numpy as np
 
@@ -6,10 +6,10 @@ from edgeasync.parameters import Vector
 
 
 class LastFinite:
-    """A copy of the model as a local step has left it, with all of its values finite.
+    """A copy of the model after the last local step that left all values finite.
 
-    Call `note_step` after each step and `note_mean` after each mean, `keep` and `restore` between two steps. All
-    calls are the training thread's.
+    Call `note_step` after each step, `note_mean` after each mean, and `keep` and `restore` between two steps, all
+    in the training thread.
     """
 
     def __init__(self) -> None:

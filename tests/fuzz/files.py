@@ -8,6 +8,7 @@ import io
 import os
 import shutil
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -223,6 +224,9 @@ class DeviceKey(FileTarget):
 class OfHub(FileTarget):
     """A file of a hub's folder of keys."""
 
+    def __init__(self, place):
+        self.place = place
+
     def write(self):
         shutil.rmtree(self.folder / "keys", ignore_errors=True)
         self.keys = HubKeys.init(self.folder / "keys")
@@ -238,34 +242,6 @@ class OfHub(FileTarget):
         self.keys.tokens()
         self.keys.pending()
         self.keys.addresses()
-
-
-class HubKey(OfHub):
-    place = "keys/hub.key"
-
-
-class HubPublic(OfHub):
-    place = "keys/hub.pub"
-
-
-class OperatorKey(OfHub):
-    place = "keys/operator.key"
-
-
-class Allowed(OfHub):
-    place = "keys/allowed"
-
-
-class TokensFile(OfHub):
-    place = "keys/tokens"
-
-
-class PendingFile(OfHub):
-    place = "keys/pending"
-
-
-class Addresses(OfHub):
-    place = "keys/address"
 
 
 # -- settings ----------------------------------------------------------------------------------------------------
@@ -469,13 +445,13 @@ FILES = {
     "device-hub": DeviceHub,
     "enrolling": Enrolling,
     "device-key": DeviceKey,
-    "hub-key": HubKey,
-    "hub-public": HubPublic,
-    "operator-key": OperatorKey,
-    "allowed": Allowed,
-    "tokens": TokensFile,
-    "pending": PendingFile,
-    "addresses": Addresses,
+    "hub-key": partial(OfHub, "keys/hub.key"),
+    "hub-public": partial(OfHub, "keys/hub.pub"),
+    "operator-key": partial(OfHub, "keys/operator.key"),
+    "allowed": partial(OfHub, "keys/allowed"),
+    "tokens": partial(OfHub, "keys/tokens"),
+    "pending": partial(OfHub, "keys/pending"),
+    "addresses": partial(OfHub, "keys/address"),
     "record": Record,
     "hub-toml": HubToml,
     "agent-toml": AgentToml,

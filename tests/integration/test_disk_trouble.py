@@ -44,6 +44,15 @@ def test_a_full_standard_error_changes_no_exit_code(commands):
     assert service.wait() == CONFIG
 
 
+def wait_until_all_train(fleet):
+    """Wait until the status, and so what is on disk, says that all devices train."""
+
+    def all_train(status):
+        return [device["state"] for device in status["devices"]] == ["training"] * fleet.count
+
+    status_when(fleet.address, all_train, "devices that train")
+
+
 def assert_waits(fleet, since=0):
     """Wait until the hub says that its disk is in trouble; check that it answers nothing and that all live on."""
     assert "cannot be written" in fleet.hub.wait_for("not_writing", since=since)["detail"]
@@ -54,7 +63,7 @@ def assert_waits(fleet, since=0):
     time.sleep(1.2 * 3.0)
     status = fetch_status(fleet.address, PATIENCE_S)
     assert status["disk_trouble"]
-    assert {device["state"] for device in status["devices"]} <= {"joining", "training"}  # as it was on disk
+    assert {device["state"] for device in status["devices"]} == {"training"}  # as it was on disk
     fleet.stories.read()
     assert fleet.stories.acknowledged == before
     assert "lost" not in fleet.hub.names()
@@ -85,7 +94,8 @@ def kill_and_check(fleet):
 def test_a_disk_that_fails_for_a_while_costs_time_and_no_update(commands, call):
     fleet = Fleet(commands, processes=1, devices=3)
     # Each try costs one call, and half a second: some five seconds of trouble, longer than a lease.
-    fleet.start_hub(under=injecting(call, "error=EIO:when=40..50"))
+    fleet.start_hub(under=injecting(call, "error=EIO:when=200..210"))
+    wait_until_all_train(fleet)
     assert_waits(fleet)
     assert_goes_on(fleet)
     kill_and_check(fleet)
@@ -94,7 +104,7 @@ def test_a_disk_that_fails_for_a_while_costs_time_and_no_update(commands, call):
 def test_a_folder_that_is_moved_is_missed_until_it_is_back(commands):
     fleet = Fleet(commands, processes=1, devices=3)
     fleet.start_hub()
-    fleet.wait_for_answers()
+    wait_until_all_train(fleet)
     away = fleet.folder.with_name("away")
     fleet.folder.rename(away)
     assert_waits(fleet)
@@ -107,7 +117,7 @@ def test_a_folder_that_is_moved_is_missed_until_it_is_back(commands):
 def test_a_full_disk_costs_time_and_no_update(commands, small_disk):
     fleet = Fleet(commands, processes=1, devices=3)
     fleet.start_hub()
-    fleet.wait_for_answers(3, since_s=0.0)
+    wait_until_all_train(fleet)
     filler = small_disk.fill()
     assert "space" in assert_waits(fleet)["disk_trouble"]
     small_disk.remount("size=16m")
@@ -122,6 +132,7 @@ def test_a_disk_that_becomes_read_only_costs_time_and_no_update(commands, small_
     # Now and then a sync fails, so that the hub has to begin another file.
     fleet.start_hub(under=injecting("fdatasync", "error=EIO:when=60+60"))
     fleet.wait_for_answers(3, since_s=0.0)
+    wait_until_all_train(fleet)
     small_disk.cover()
     status_when(fleet.address, lambda status: "Read-only" in status["disk_trouble"], "a read-only disk")
     assert_waits(fleet)

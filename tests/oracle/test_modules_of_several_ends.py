@@ -116,7 +116,7 @@ class Rebuilt:
 
 
 class Quantized(nn.Module):
-    """An autoencoder whose code is rounded, and trained straight through."""
+    """An autoencoder that rounds its code, and passes the gradient of the rounded code straight through."""
 
     def __init__(self):
         super().__init__()
@@ -310,7 +310,7 @@ def test_a_module_of_several_ends_trains_as_in_torch(row):
 
 
 class Undone(Heads):
-    """What none of the exporters can write, which stops a gradient in place."""
+    """Stops a gradient in place, which no exporter can write."""
 
     def forward(self, x, scale):
         hidden = (self.body(x) * scale).tanh()

@@ -2,6 +2,7 @@
 
 import itertools
 import traceback
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from edgeasync.simulation.faults import FaultPlan, draw_faults
@@ -40,6 +41,16 @@ class Result:
     virtual_s: float = 0.0
 
 
+@contextmanager
+def noting_failure(result):
+    """Note in a seed's result what the seed has found, whatever it is."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001
+        result.failure = f"{type(error).__name__}: {error}"
+        result.where = traceback.format_exc()
+
+
 def run(seed, plan=None, *, delayed=False):
     """Run a seed, with its own faults or others; with `delayed` answers are used some steps later."""
     world = World(seed, delayed=delayed)
@@ -47,11 +58,8 @@ def run(seed, plan=None, *, delayed=False):
         plan = draw_faults(seed, list(world.devices), FAULTS_S)
     result = Result(seed, plan, world.name)
     injector = FaultInjector(world.clock, plan, world.hub, world.devices, world.disk)
-    try:
+    with noting_failure(result):
         _live_through(world, injector)
-    except Exception as error:  # noqa: BLE001 (whatever it is: it is what the seed has found)
-        result.failure = f"{type(error).__name__}: {error}"
-        result.where = traceback.format_exc()
     result.trace = world.trace.digest()
     result.hub_crashes, result.device_crashes = injector.hub_crashes, injector.device_crashes
     result.updates = world.hub.core.updates_applied if world.hub.running else 0

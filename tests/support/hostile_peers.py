@@ -1,7 +1,6 @@
-"""One hostile member among peers in virtual time. Models are of floats, averaged by the product's arithmetic."""
+"""Simulated peers with one hostile member. Their models are real arrays, which the product's own code averages."""
 
 import math
-import traceback
 from dataclasses import dataclass, field
 
 import msgspec
@@ -15,7 +14,7 @@ from edgeasync.core.peer.norms import TIMES_MAX
 from edgeasync.protocol import wire
 from edgeasync.protocol.peer_messages import Abandon
 from edgeasync.training.last_finite import LastFinite
-from tests.support.harness import shrink
+from tests.support.harness import noting_failure, shrink
 from tests.support.peer_faults import FAULTS_S, Injector, draw_faults
 from tests.support.peer_harness import PeerPlan
 from tests.support.peer_world import SETTINGS, STEP_S, Checks, Device, World
@@ -372,11 +371,8 @@ def run_hostile(seed, plan=None):
     names = [name for name in world.names if name != world.hostile]
     plan = PeerPlan(draw_faults(seed, names)) if plan is None else plan
     result = HostileResult(seed, plan, world.hostility)
-    try:
+    with noting_failure(result):
         _live_through(world, plan, result)
-    except Exception as error:  # noqa: BLE001 (whatever it is: it is what the seed has found)
-        result.failure = f"{type(error).__name__}: {error}"
-        result.where = traceback.format_exc()
     result.means_applied = len(world.checks.applied)
     result.virtual_s = world.clock.now_s
     return result

@@ -1,9 +1,8 @@
 """Runs a seed of peers: faults first, then all is healed, one is killed, and comes back."""
 
-import traceback
 from dataclasses import dataclass, field
 
-from tests.support.harness import shrink
+from tests.support.harness import noting_failure, shrink
 from tests.support.peer_faults import FAULTS_S, Injector, Trouble, draw_faults
 from tests.support.peer_world import World
 
@@ -51,11 +50,8 @@ def run_peers(seed, plan=None, **options):
     world = World(seed, **options)
     plan = PeerPlan(draw_faults(seed, world.names)) if plan is None else plan
     result = PeerResult(seed, plan, world.settings.topology)
-    try:
+    with noting_failure(result):
         _live_through(world, plan, result)
-    except Exception as error:  # noqa: BLE001 (whatever it is: it is what the seed has found)
-        result.failure = f"{type(error).__name__}: {error}"
-        result.where = traceback.format_exc()
     result.means_applied = len(world.checks.applied)
     reports = [report.event for device in world.devices.values() for _, report in device.reports]
     result.rounds_given_up = reports.count("round_abandoned")

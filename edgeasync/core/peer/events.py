@@ -26,7 +26,7 @@ class Malformed(msgspec.Struct, frozen=True, gc=False):
 
 
 Norms = tuple[float, float]
-"""The L2 norms of the trained parameters, and of the statistics."""
+"""The L2 norm of the trained parameters, and that of the statistics."""
 
 
 class SnapshotTaken(msgspec.Struct, frozen=True, gc=False):

@@ -317,7 +317,7 @@ def test_files_of_other_exporters(make, settings, told):
 
 @pytest.mark.parametrize("name", ["paddle2onnx", "jax2tf", "keras", "tflite2onnx"])
 def test_their_gradients_in_float64(name):
-    """Against differences of the loss, computed by onnx's reference evaluator."""
+    """They match finite differences of the loss, which onnx's reference evaluator computes."""
     make, settings, told = FILES[name]
     proto = make()
     if "output" in told:
