@@ -37,13 +37,14 @@ from edgeasync.sdk.torch_modules import (
     rounds,
     write_tensors,
 )
+from edgeasync.sdk.torch_steps import watch_steps
 from edgeasync.training.evaluation import Evaluation, Evaluator, add_up, mean_of
 from edgeasync.training.losses import LossSum
 from edgeasync.training.plan import LocalTraining
 from edgeasync.training.rounding import Rounding
 from edgeasync.training.trainer import StepResult, Trainer
 
-__all__ = ["load", "model", "to_onnx"]
+__all__ = ["load", "model", "to_onnx", "watch_steps"]
 
 LOG = logging.getLogger("edgeasync.torch")
 

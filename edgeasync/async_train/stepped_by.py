@@ -18,15 +18,15 @@ class SteppedBy:
         self._model = model
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         if is_torch(model()):
-            from torch.optim.optimizer import register_optimizer_step_post_hook as watch_steps
+            from edgeasync.torch import watch_steps  # noqa: PLC0415 - who has a module has paid for torch
 
             known = weakref.ref(self)
 
-            def after_step(optimizer: Any, *_: object) -> None:
+            def after_step(optimizer: Any) -> None:
                 if (this := known()) is not None:
                     this.note_torch(optimizer)
 
-            weakref.finalize(self, watch_steps(after_step).remove)
+            weakref.finalize(self, watch_steps(after_step))
 
     def note(self, optimizer: object) -> None:
         """Note an optimizer that steps the model."""

@@ -20,11 +20,21 @@ STEPS_UNSEEN_MAX = 16
 _watchers: list[Callable[[Optimizer], None]] = []
 """What to call after each step of any optimizer. It is replaced, never changed: any thread may be reading it."""
 
-_watchers_lock = threading.Lock()
+_watchers_lock = threading.RLock()  # the collector may end one while another begins
 
 
 def watch_steps(watcher: Callable[[Optimizer], None]) -> Callable[[], None]:
-    """Call this after each step of any optimizer of this process; return what ends that."""
+    """Call `watcher` with every optimizer of torch that has stepped, in any thread; return what ends that.
+
+    >>> import torch
+    >>> from edgeasync.torch import watch_steps
+    >>> stepped = []
+    >>> end = watch_steps(stepped.append)
+    >>> torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1).step()
+    >>> end()
+    >>> len(stepped)
+    1
+    """
     global _watchers  # noqa: PLW0603 - torch has one list of hooks for all optimizers, too
     with _watchers_lock:
         _watchers = [*_watchers, watcher]
