@@ -2,7 +2,6 @@
 
 import doctest
 import pickle
-from statistics import median
 
 import numpy as np
 import pytest
@@ -78,10 +77,10 @@ def test_partial_fit_trains_further(digits):
         classifier.partial_fit(x[:2], [3, 77])
     with pytest.raises(ValueError, match="not the same"):
         classifier.partial_fit(x[:2], y[:2], [1, 2])
-    regressor = EdgeRegressor((), random_state=0)
+    regressor = EdgeRegressor((), workers=1, random_state=0)  # of more workers, timing orders the updates
     found = [regressor.partial_fit(x, x[:, 20]).score(x, x[:, 20]) for _ in range(5)]
-    # The order of updates depends on timing, so the score can dip after one pass.
-    assert median(found[1:]) > max(0.8, found[0])
+    assert found[-1] > 0.8
+    assert found[-1] > found[0]
 
 
 @pytest.mark.parametrize(
