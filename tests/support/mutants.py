@@ -62,7 +62,7 @@ CHANGES = {
     ),
     # Durability, and recovery.
     "an answer leaves before the sync": (
-        Change(Outbox, "send", "not (self._waiting or (confirms and log.durable < log.last))", "True"),
+        Change(Outbox, "send", "self._waiting or (confirms and not self._is_durable)", "False"),
     ),
     "the answer to a repetition does not wait for the disk": (
         Change(HubEngine, "_send", "confirms=True", "confirms='Duplicate' not in repr(message)"),
