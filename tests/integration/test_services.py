@@ -272,18 +272,16 @@ def test_nothing_is_left_behind(tmp_path):
 
 def test_a_device_of_little_memory_takes_the_hubs_batch_in_parts(tmp_path):
     network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-    seen = []
+    updates = []
     with (
         Hub(
             network, input_shape=(4,), run=tmp_path, bind=ANYWHERE, batch_size=128, metrics=["f1"],
-            callbacks=[seen.append], until=Stop(updates=8),
+            callbacks=[lambda event: isinstance(event, events.Update) and updates.append(event)],
         ) as hub,
         Agent(hub.address, DATA, name="pi", micro_batch_size=16, local_steps_max=2),
         Agent(hub.address, DATA, name="board", micro_batch_size="auto", local_steps_max=2),
     ):  # fmt: skip
-        assert hub.wait(PATIENCE_S)
-    updates = [event for event in seen if isinstance(event, events.Update)]
-    assert {event.device for event in updates} == {"pi", "board"}
+        until(lambda: {event.device for event in updates} == {"pi", "board"}, "updates of both devices")
     assert {event.examples / event.local_steps for event in updates} <= {128.0, 100.0, 72.0}
     assert all(0.0 <= event.metrics["f1"] <= 1.0 for event in updates)
 
