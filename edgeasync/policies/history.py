@@ -230,16 +230,14 @@ class VotesWithPeak(Votes, dict=True):
         self.noted = 0.0
         self._peak = None
 
-    def usual(self, newness: float = 0.0) -> float:
+    def usual(self, slack: float = 0.0) -> float:
         """Return what nobody need explain; infinity while too few voters are known, or all votes are 0.
 
-        A newcomer is where the others were at their peak: the model does not know its data yet. `newness` is 1 for
-        a voter's first update, and falls to 0.
+        With `slack`, from 0 to 1, it is at least this share of the peak.
         """
         if len(self.newest) < DEVICES_MIN:
             return math.inf
-        share = PEAK_SHARE + newness * (1.0 - PEAK_SHARE)
-        return max(self.median, share * self.peak) or math.inf
+        return max(self.median, max(PEAK_SHARE, slack) * self.peak) or math.inf
 
 
 class PastMedians:

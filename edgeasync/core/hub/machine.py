@@ -42,6 +42,7 @@ from edgeasync.core.hub.events import (
 )  # fmt: skip
 from edgeasync.core.hub.frozen_arrays import FrozenArrays
 from edgeasync.core.hub.handshake import Handshake
+from edgeasync.core.hub.outcomes import REVOKED
 from edgeasync.core.hub.membership import SAMPLE, Member, Membership, RefusalError
 from edgeasync.core.hub.policy_engine import PolicyEngine
 from edgeasync.core.hub.presence import Presence
@@ -310,8 +311,8 @@ class HubCore:
         """Shut a key's devices out, and drop their updates that wait; what is in the model stays."""
         effects: list[HubEffect] = []
         for member in self.members.of_key(event.key):
-            effects += self.presence.revoke(member)
-            effects += self.policy_engine.drop_updates(member.device_id)
+            effects += self.presence.revoke(member, now_s)
+            effects += self.policy_engine.drop_updates(member.device_id, REVOKED)
         if effects:
             effects += self.policy_engine.fold_if_due(now_s)
         return effects
@@ -404,7 +405,7 @@ class HubCore:
             member.strikes = 0
         member.seq_last = push.seq
         member.outcome_last, member.checksum_last = outcome, push.checksum
-        ack = Ack(push.seq, outcome, self.policy_engine.divergence.quarantine_of(member.device_id))
+        ack = Ack(push.seq, outcome)
         if self._waits_for_version(outcome):
             self.members.begin_wait(member)
             return [*effects, Send(member.peer, ack)]
@@ -445,8 +446,7 @@ class HubCore:
         self._count_answer(member)
         if push.seq != member.seq_last or member.outcome_last is None:
             return []
-        quarantine = self.policy_engine.divergence.quarantine_of(member.device_id)
-        ack = Ack(push.seq, Duplicate(member.outcome_last), quarantine)
+        ack = Ack(push.seq, Duplicate(member.outcome_last))
         if member.waiting:
             return [Send(member.peer, ack)]
         return self._assign_or_defer(member, ack, now_s, can_send=can_send)
@@ -551,14 +551,15 @@ class HubCore:
             "messages_accepted": dict(sorted(self.messages_accepted.items())),
             "messages_refused": self.messages_refused,
             "messages_ignored": self.messages_ignored,
-            **self.policy_engine.describe(histories),
+            **self.policy_engine.describe(now_s, histories),
             "traffic": self.budgets.describe(now_s),
         }
 
     def describe_devices(self, members: Iterable[Member], now_s: float) -> list[dict[str, Any]]:
         """Return the devices' parts of the status."""
-        quarantine_of = self.policy_engine.divergence.quarantine_of
-        return self.members.describe(members, now_s, quarantine_of, self.budgets.describe_device)
+        return self.members.describe(
+            members, now_s, self.policy_engine.is_quarantined, self.budgets.describe_device
+        )
 
     def imbalance(self) -> str:
         """Return how the counts of updates contradict one another; empty as long as they do not."""

@@ -8,7 +8,7 @@ from edgeasync.protocol.messages import Ack, Applied, Duplicate, FirstOutcome, O
 BUFFERED = "buffered"
 """The name of the outcome of an update that waits for a fold."""
 
-REVOKED, ROLLED_BACK = "revoked", "rolled_back"
+QUARANTINED, REVOKED, ROLLED_BACK = "quarantined", "revoked", "rolled_back"
 """Why an update that waited never counts."""
 
 _WEIGHED = ("stale", "behind", "not_finite", "quarantined")

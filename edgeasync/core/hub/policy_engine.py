@@ -20,7 +20,7 @@ from edgeasync.core.hub.evaluation_tracker import EvaluationState, EvaluationTra
 from edgeasync.core.hub.events import Evaluated, PushArrived
 from edgeasync.core.hub.lineage import Ancestry
 from edgeasync.core.hub.membership import SAMPLE, Member, Membership
-from edgeasync.core.hub.outcomes import REVOKED, ROLLED_BACK
+from edgeasync.core.hub.outcomes import QUARANTINED, ROLLED_BACK
 from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.policies.aggregation import Aggregator, Contribution, Fleet, Waiting
 from edgeasync.policies.budget import EXCHANGES_UNCHANGED, has_changed
@@ -55,8 +55,14 @@ RESTING = 2.0
 EVALUATED_AT_REST_S = 10.0
 """While the fleet rests, every version is evaluated, but no more often than this."""
 
-NEWCOMER_UPDATES = 64
-"""A voter is no newcomer once it has sent this many updates, or as many as the others."""
+SLACK = 2.0
+"""The first long update of a voter may have this many times the highest usual length."""
+
+SLACK_UPDATES = 32
+"""That bound falls by half with this many long updates of the voter, down to what is usual."""
+
+WATCHED_PER_MEMBER = 4
+"""With more causes and alarms than this for each known device, those of unknown ones are forgotten."""
 
 EXAMPLES_RATIO_MAX = 10.0
 """A device counts with at most this many times the median of the examples that devices say they have."""
@@ -113,7 +119,7 @@ class PolicyEngine:
         policy = guarded(policy)
         self.policy = policy
         self.evaluations = EvaluationTracker(policy.plateau, settings.stop)
-        self.divergence = DivergenceGuard(policy.monitor)
+        self.divergence = DivergenceGuard(policy.monitor, probation=policy.trust == "open")
         self.rest = Rest()
         self.state = PolicyEngineState(
             ancestry=Ancestry(version.lineage),
@@ -254,8 +260,7 @@ class PolicyEngine:
     ) -> tuple[float | Rejected, list[HubEffect]]:
         """Return an update's weight, or why it never counts, and reports of alarms that begin or end with it.
 
-        The watches of devices see every update, also one that is rejected after that, so that a device in
-        quarantine can be seen to be calm. The fleet's history and its watches see only updates that count, but for
+        The watches of devices see every update, also one that is rejected after that. The fleet's history and its watches see only updates that count, but for
         norms and losses: what is common is what the devices send, or a fleet could grow out of all of them.
         """
         push, history, fleet = update.push, member.history, self.state.fleet
@@ -274,22 +279,25 @@ class PolicyEngine:
             base_loss=base_loss,
             base_loss_before=base_loss_before,
             lateness=fleet.lateness(history.staleness) if reason is None else 1.0,
-            newness=self._newness(member),
         )
-        effects, roll_back = self.divergence.watch_device(observation, fleet, voters_live, calms=compared)
+        if len(self.state.divergence.causes) + len(self.state.divergence.devices) > WATCHED_PER_MEMBER * len(
+            self._members.members
+        ):
+            self.divergence.keep_only(self._members.members)
+        effects, roll_back = self.divergence.watch_device(
+            observation, fleet, now_s, voters=self._members.voters, voters_live=voters_live, calms=compared
+        )
         if roll_back:
             return Rejected("rolled_back"), effects + self._roll_back(now_s)
         if reason is not None:
             return reason, effects
+        if voter in self.state.divergence.orders:
+            return Rejected("quarantined", self.policy.preempt), effects
         if compared:
             fleet.observe_norm(voter, update.norm, claims.local_steps)
             fleet.observe_base_loss(voter, history.base_losses.newest)
         if not math.isfinite(update.norm):
             return Rejected("not_finite", self.policy.preempt), effects
-        if self.divergence.quarantine_of(member.device_id) is not None:
-            # It is one voter of those that must agree that the loss rose, and the model may be at fault.
-            fleet.observe_loss(voter, claims.loss_mean, claims.loss_variance, voters_live)
-            return Rejected("quarantined", self.policy.preempt), effects
         age_s = self._seconds_since(push.base.number, now_s)
         weight = self.policy.staleness(Staleness(history.staleness, age_s, self._members.live_count))
         if weight is None:
@@ -301,7 +309,7 @@ class PolicyEngine:
         if left_out:
             return Rejected("behind", far_behind and self.policy.preempt), effects
         fleet.observe_staleness(history.staleness)
-        reports, roll_back = self.divergence.watch_fleet(observation, fleet)
+        reports, roll_back = self.divergence.watch_fleet(observation, fleet, now_s)
         effects += reports
         if roll_back:
             return Rejected("rolled_back"), effects + self._roll_back(now_s)
@@ -352,8 +360,10 @@ class PolicyEngine:
         return math.isinf(self.state.loss_mark) or unchanged < EXCHANGES_UNCHANGED * self._members.live_count
 
     def forget(self, member: Member) -> None:
-        """Forget a device that is gone: its alarms, that it has spoken, and its voter's word if that is gone."""
-        self.divergence.forget(member.device_id)
+        """Forget of a device that is gone that it has spoken, and its voter's word if that is gone, too.
+
+        What is known of its data stays: a restart changes nothing about that.
+        """
         self.state.spoken.pop(member.device_id, None)
         self._count_as_usual(member)
         self.withdraw(member.voter)
@@ -374,19 +384,38 @@ class PolicyEngine:
         if voter not in self._members.voters:
             self.state.fleet.withdraw(voter)
 
-    def revoke(self, voter: str) -> None:
-        """Take every vote from a voter whose key counts no more, once it has no live device."""
-        if voter not in self._members.voters:
-            self.state.fleet.revoke(voter)
+    def revoke(self, member: Member, now_s: float) -> None:
+        """Take every vote from a member whose key counts no more, once its voter has no live device."""
+        self.divergence.revoke(member.voter, member.device_id, now_s)
+        if member.voter not in self._members.voters:
+            self.state.fleet.revoke(member.voter)
 
-    def drop_updates(self, device_id: str) -> list[HubEffect]:
-        """Drop the updates of a device that wait to be folded: its key counts no more."""
+    def quarantine(self, member: Member, now_s: float) -> list[HubEffect]:
+        """Exclude a device and all of its key, by an operator's order; nothing if that is done already."""
+        reports = self.divergence.order(member.voter, member.device_id, now_s)
+        if not reports:
+            return []
+        self.state.fleet.revoke(member.voter)
+        of_voter = self._members.of_voter(member)
+        dropped = [effect for one in of_voter for effect in self.drop_updates(one.device_id, QUARANTINED)]
+        return [*reports, *dropped, *self.fold_if_due(now_s)]
+
+    def release(self, member: Member, now_s: float) -> list[HubEffect]:
+        """End the order about a device and its key, and the alarm about it; nothing if there is neither."""
+        return self.divergence.release(member.voter, member.device_id, now_s)
+
+    def is_quarantined(self, member: Member) -> bool:
+        """Whether an operator has excluded the device, or another with its key."""
+        return member.voter in self.state.divergence.orders
+
+    def drop_updates(self, device_id: str, reason: str) -> list[HubEffect]:
+        """Drop the updates of a device that wait to be folded, for this reason."""
         state = self.state
         dropped = [one for one in state.contributions if one.device_id == device_id]
         state.contributions = [one for one in state.contributions if one.device_id != device_id]
         self._waiting = Waiting(state.contributions)
         for one in dropped:
-            self._count_rejected(one.device_id, REVOKED)
+            self._count_rejected(one.device_id, reason)
         return [Discard(one.handle) for one in dropped]
 
     def _count_rejected(self, device_id: str, reason: str) -> None:
@@ -508,31 +537,31 @@ class PolicyEngine:
 
         Note whose are folded before there is a bound.
         """
-        fleet, members = self.state.fleet, self._members.members
+        fleet, monitor, divergence = self.state.fleet, self.policy.monitor, self.divergence
         centred = self.policy.combine.centred
-        bound = self._norm_usual if centred else self.policy.monitor.norm_max(fleet)
-        if bound == math.inf:
+        usual = fleet.lengths.usual()
+        # A combiner with a centre bounds the distance from there.
+        bound = math.inf if centred else monitor.norm_max(fleet)
+        if (self._norm_usual if centred else bound) == math.inf:
             for one in contributions:
-                self.divergence.note_unbounded(one.device_id)
-        if centred or bound == math.inf:
-            return [1.0] * len(contributions)  # a combiner with a centre bounds the distance from there
+                divergence.note_unbounded(one.device_id)
         clips = []
         for one in contributions:
-            clip = 1.0
-            if one.norm > bound:
-                member = members.get(one.device_id)
-                newness = 0.0 if member is None else self._newness(member)
-                norm_max = self.policy.monitor.norm_max(fleet, newness) if newness else bound
-                clip = min(1.0, norm_max / one.norm)
-            clips.append(clip)
+            norm_max = bound
+            if one.norm > bound and (member := self._members.members.get(one.device_id)) is not None:
+                norm_max = monitor.norm_max(fleet, SLACK * self._slack(member))
+                member.updates_long += 1
+            if divergence.is_on_probation(one.voter):
+                norm_max = min(norm_max, monitor.probation * usual)
+            clips.append(1.0 if one.norm <= norm_max else norm_max / one.norm)
         return clips
 
-    def _newness(self, member: Member) -> float:
-        """Return how new a voter is: 1 at first, 0 once it has sent as many updates as the others, or many."""
-        if member.history.updates >= NEWCOMER_UPDATES:
-            return 0.0
-        usual = min(NEWCOMER_UPDATES, self.state.updates_applied / max(1, len(self._members.voters)))
-        return max(0.0, 1.0 - self._members.updates_of_voter(member) / usual) if usual else 0.0
+    def _slack(self, member: Member) -> float:
+        """Return how much longer than usual a voter's update may be, from 1 before its first long one down to 0.
+
+        A device whose data the model does not know yet sends long updates; theirs get shorter as they count.
+        """
+        return 0.5 ** (self._members.long_updates_of_voter(member) / SLACK_UPDATES)
 
     @property
     def _norm_usual(self) -> float:
@@ -758,7 +787,7 @@ class PolicyEngine:
 
     # -- status and checks -----------------------------------------------------------------------------------
 
-    def describe(self, devices: Sequence[DeviceHistory] = ()) -> dict[str, Any]:
+    def describe(self, now_s: float, devices: Sequence[DeviceHistory] = ()) -> dict[str, Any]:
         """Return the policies' part of the status (docs/reference/json.md), and the period of these devices.
 
         `period_s` is the median of the times between their exchanges, but for rare ones; `aim_s` is what the
@@ -788,10 +817,7 @@ class PolicyEngine:
             },
             "learning_rate_factor": self.learning_rate_factor,
             "rollbacks": state.divergence.rollbacks,
-            "alarms": [
-                {"device": alarm.device_id, "remedy": alarm.remedy, "cause": alarm.cause}
-                for alarm in state.divergence.alarms.values()
-            ],
+            **self.divergence.describe(now_s),
             "evaluation": _evaluation(state.evaluations.last),
             "best": _evaluation(state.evaluations.best),
         }
