@@ -51,7 +51,6 @@ from edgeasync.parameters import ParameterSpec
 from edgeasync.policies.policy import PolicySet
 from edgeasync.protocol.graph import ShippedGraph
 from edgeasync.protocol.messages import (
-    HELD_VERSION,
     Ack,
     Buffered,
     Duplicate,
@@ -486,8 +485,7 @@ class HubCore:
         local_steps = self.policy_engine.assign_steps(member.history)
         ancestry = self.policy_engine.state.ancestry
         version = ModelVersion(ancestry.lineage, self.publish_schedule.state.number)
-        follows = member.follows and (member.held is not None or member.protocol_version < HELD_VERSION)
-        held = member.version if follows else None
+        held = member.version if member.follows and member.held is not None else None
         base = held.number if held is not None and ancestry.knows(held) else None
         self.members.end_wait(member)
         member.assign(version, local_steps, now_s)

@@ -180,28 +180,13 @@ def test_eight_retired_states_are_remembered(hub_bench):
     assert hub.refused is None
 
 
-@pytest.mark.parametrize(
-    ("versions", "fingerprint", "code"),
-    [
-        ((5, 6), None, "protocol_version"),
-        ((1,), "0" * 32, "model_mismatch"),
-        ((2, 1), None, None),
-        ((1,), "own", None),
-    ],
-)
-def test_what_a_device_must_share(hub_bench, versions, fingerprint, code):
+@pytest.mark.parametrize(("fingerprint", "code"), [("0" * 32, "model_mismatch"), (None, None), ("own", None)])
+def test_what_a_device_must_share(hub_bench, fingerprint, code):
     hub = hub_bench()
     fingerprint = hub.spec.fingerprint if fingerprint == "own" else fingerprint
-    hub.give(Received(b"x", Hello(versions, "a", b"s" * 16, 1, fingerprint=fingerprint)))
+    hub.give(Received(b"x", Hello("a", b"s" * 16, 1, fingerprint=fingerprint)))
     assert hub.refused == code
     assert bool(hub.sessions) == (code is None)
-
-
-@pytest.mark.parametrize(("spoken", "chosen"), [((1,), 1), ((1, 2), 2), ((2, 7, 1), 2)])
-def test_the_hub_chooses_the_newest_version_that_both_speak(hub_bench, spoken, chosen):
-    hub = hub_bench()
-    hub.give(Received(b"x", Hello(spoken, "a", b"s" * 16, 1)))
-    assert hub.one(Send).message.protocol_version == chosen
 
 
 def test_a_hub_uses_only_codecs_that_the_device_named(hub_bench):
@@ -893,14 +878,14 @@ KNOWN = ("identity", "float16", "int8")
 
 def fetch_holding(hub, number, *, lineage=None, device_id="a"):
     held = ModelVersion(lineage or hub.lineage, number)
-    return hub.give(Received(hub.peers[device_id], Fetch(hub.sessions[device_id], held)))
+    return hub.give(Received(hub.peers[device_id], Fetch(hub.sessions[device_id], held, held_checksum=9)))
 
 
 def test_a_device_is_led_on_from_what_it_says_it_holds(hub_bench):
     hub = hub_bench(Policy(aggregate=BufferedAggregator(count=1), optimizer=(SGD(),)), **CHAIN)
     hub.join(codecs=KNOWN)
     assert (hub.one(Assign).base, hub.one(Assign).codec) == (None, "float16")
-    hub.push(seq=1, base=0)
+    hub.push(seq=1, base=0, held_checksum=9)
     assert [type(effect) for effect in hub.effects if isinstance(effect, Fold | Publish | Assign)] == [
         Fold,
         Publish,
@@ -914,6 +899,8 @@ def test_a_device_is_led_on_from_what_it_says_it_holds(hub_bench):
     assert hub.one(Assign).base is None
     hub.fetch()
     assert hub.one(Assign).base is None
+    hub.push(seq=2, base=1)
+    assert hub.one(Assign).base is None, "it does not say whether it holds the version whole"
 
 
 def test_a_device_that_does_not_know_a_codec_is_given_what_it_knows(hub_bench):
