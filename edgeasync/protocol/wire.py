@@ -31,7 +31,7 @@ class UnsupportedVersionError(ProtocolError):
 
     def to_refuse(self) -> Refuse:
         """Return the refusal that ends the handshake on both sides."""
-        return Refuse("protocol_version", f"{self}; install the same edgeasync on hub and device")
+        return Refuse("protocol_version", f"{self}; install the same edgeasync on both sides")
 
 
 def encode(message: Message) -> bytes:

@@ -241,17 +241,6 @@ class Hub:
         """Call `action`, which shows what has happened, on the loop, once that is on disk."""
         self._engine.show(action)
 
-    def add_evaluation(self, evaluated: Evaluated) -> None:
-        """Add an evaluation of the last version to the history, once `run` has returned.
-
-        Raises `StorageError` if another hub runs in the folder by now.
-        """
-        self._folder.take("another hub runs in this folder")
-        try:
-            self._run.add_evaluation(evaluated)
-        finally:
-            self._folder.close()
-
     def most_memory(self) -> list[Part]:
         """Return what the most memory consists of that this hub may need; to be called before `run`."""
         return most_memory(

@@ -44,7 +44,7 @@ def test_a_hub_of_another_protocol_version_ends_the_device_in_a_line(engine, ver
     (stop,) = [call.args[0] for call in engine._shell.stop.call_args_list]
     assert isinstance(stop.error, RefusedError)
     words = f"got protocol version {version}, expected {PROTOCOL_VERSION}; install the same edgeasync on"
-    assert str(stop.error) == f"{words} hub and device"
+    assert str(stop.error) == f"{words} both sides"
 
 
 def test_a_piece_without_its_bytes_is_told_of(engine):

@@ -8,16 +8,26 @@ from edgeasync.core.hub.effects import (
     Assign,
     Broadcast,
     Discard,
+    Evaluate,
     Fold,
     Publish,
     Report,
     Save,
+    SaveBest,
     Send,
     SendGraph,
     SendStatus,
     Stop,
 )
-from edgeasync.core.hub.events import Heard, Malformed, PushArrived, Received, StopRequested
+from edgeasync.core.hub.events import (
+    Evaluated,
+    Heard,
+    Malformed,
+    PushArrived,
+    Received,
+    Resumed,
+    StopRequested,
+)
 from edgeasync.core.hub.settings import CheckpointSettings, CodecSettings
 from edgeasync.policies.aggregation import BufferedAggregator, ImmediateAggregator, QuorumAggregator
 from edgeasync.policies.frequency import FixedFrequency
@@ -621,6 +631,58 @@ def test_the_end(hub_bench, stop, reason, trigger):
     assert hub.effects == []
     assert dict(hub.core.messages_accepted) == accepted
     assert hub.core.messages_ignored == 2
+
+
+def test_the_last_version_is_evaluated_before_the_end(hub_bench):
+    hub = hub_bench(held_out=True)
+    hub.join()
+    hub.push(seq=1)
+    hub.give(StopRequested(finished=True))
+    assert [type(effect) for effect in hub.effects[-2:]] == [Save, Evaluate]
+    hub.give(Evaluated(0, 2.0, None))
+    assert hub.effects[-1] == Evaluate(), "one that was begun before the end"
+    hub.hello("d")
+    assert hub.effects == []
+    hub.give(Evaluated(1, 1.0, None))
+    assert hub.effects[-3:] == [SaveBest(1.0, None), Save(), Stop("finished")]
+    assert hub.core.policy_engine.state.evaluations.best == Evaluated(1, 1.0, None)
+    hub.give(Evaluated(1, 0.5, None))
+    assert hub.effects == []
+
+
+def test_a_stop_ends_the_last_evaluation(hub_bench):
+    hub = hub_bench(held_out=True)
+    hub.give(StopRequested(finished=True))
+    assert hub.effects[-1] == Evaluate()
+    hub.give(StopRequested())
+    assert hub.effects == [Stop("finished")]
+    hub.give(Evaluated(0, 1.0, None))
+    assert hub.effects == []
+
+
+EVALUATED_AT_THE_END = {
+    "a new version": ([], True),
+    "one that this start has evaluated": ([Evaluated(0, 1.0, None)], False),
+    "one that an earlier start has evaluated, maybe on other data": (
+        [Evaluated(0, 1.0, None), Resumed("1" * 16)],
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize(("events", "evaluates"), EVALUATED_AT_THE_END.values(), ids=EVALUATED_AT_THE_END)
+def test_which_last_version_is_evaluated(hub_bench, events, evaluates):
+    hub = hub_bench(held_out=True)
+    for event in events:
+        hub.core.handle(event, 0.0)
+    hub.give(StopRequested(finished=True))
+    assert hub.effects[-1] == (Evaluate() if evaluates else Stop("finished"))
+
+
+def test_a_stop_is_not_held_up_by_an_evaluation(hub_bench):
+    hub = hub_bench(held_out=True)
+    hub.give(StopRequested())
+    assert hub.effects[-1] == Stop("stopping")
 
 
 def test_the_model_is_saved_every_so_often(hub_bench):
