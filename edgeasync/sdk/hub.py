@@ -235,6 +235,10 @@ class Hub(Service):
         if self._hub is not None:
             self._hub.request_stop()
 
+    def _abandon(self) -> None:
+        if self._hub is not None:
+            self._hub.abandon()
+
     def _request_finish(self) -> None:
         if self._observer is not None:
             self._observer.finish(self._finishing)
