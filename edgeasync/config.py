@@ -92,6 +92,18 @@ def expanded(path: str | Path) -> Path:
         raise ConfigError(f"{path}: there is no such home; write the whole path") from None
 
 
+def whole_address(address: str, folder: Path | None = None) -> str:
+    """Return an address whose path, if it is `ipc://PATH`, is absolute: from `folder`, or from where we are.
+
+    >>> whole_address("ipc:///run/hub"), whole_address("ipc://@name"), whole_address("tcp://10.0.0.1:5555")
+    ('ipc:///run/hub', 'ipc://@name', 'tcp://10.0.0.1:5555')
+    """
+    transport, _, place = address.partition("://")
+    if transport != "ipc" or not place or place.startswith("@") or place == "*":
+        return address  # a name of the abstract namespace, or a path that ZeroMQ chooses, is not one in a folder
+    return f"ipc://{expanded(place if folder is None else folder / Path(place).expanduser())}"
+
+
 def read_toml(path: Path, settings: type[Settings]) -> Settings:
     """Read a TOML file into `settings`; raises `ConfigError` naming the file, the key and what to do."""
     return parse_toml(read_bytes(path), settings, where=str(path))

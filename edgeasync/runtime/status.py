@@ -12,7 +12,7 @@ from zmq.utils.monitor import recv_monitor_message
 from edgeasync.durable.keys import operator_keys
 from edgeasync.errors import AccessError, HubUnreachableError, ProtocolError
 from edgeasync.protocol import wire
-from edgeasync.protocol.messages import PROTOCOL_VERSIONS, Status, StatusRequest, Wake
+from edgeasync.protocol.messages import Status, StatusRequest, Wake
 from edgeasync.runtime.address import check_connect, is_ipv6
 from edgeasync.runtime.curve import mechanism_at
 from edgeasync.runtime.dealer import Pair, connect, make_dealer
@@ -111,7 +111,7 @@ def _ask(
     poller.register(monitor, zmq.POLLIN)
     try:
         connect(socket, address)
-        socket.send(wire.encode(question, PROTOCOL_VERSIONS[0]))
+        socket.send(wire.encode(question))
         ready = dict(poller.poll(math.ceil(max(0.0, until_s - time.monotonic()) * 1000)))
         if socket in ready:
             return socket.recv_multipart(), "answered"
