@@ -230,7 +230,7 @@ def count_progress(core: HubCore) -> dict[str, float]:
     now_and_then = {
         "updates_buffered": core.policy_engine.updates_waiting,
         "updates_rejected": core.updates_rejected,
-        "alarms": len(policy["alarms"]),
+        "alarms": core.policy_engine.divergence.count,
     }
     counts |= {name: count for name, count in now_and_then.items() if count}
     if (loss := core.members.loss()) is not None:

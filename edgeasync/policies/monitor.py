@@ -86,8 +86,8 @@ class Watch(Protocol):
 
     Show every update to `cause`: with the scope "device" before `fleet` has recorded the update, with the scope
     "fleet" after that. An alarm begins when `count_max` updates in a row have a cause, and `remedy` applies while
-    it lasts; that of a device's watch is "alert". The answer depends on nothing but the arguments, so that a replay
-    decides the same.
+    it lasts; that of a device's watch is "alert". The answer depends on nothing but the arguments, so that a
+    replay decides the same.
 
     >>> from typing import ClassVar
     >>> from edgeasync import Policy

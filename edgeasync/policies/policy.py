@@ -89,7 +89,7 @@ class Policy(Section, frozen=True):
         Trust | None,
         Meta(
             description="`admitted`: the operator knows the devices; each update is bounded, and odd devices are "
-            "warned of. `open`: anybody may send; updates are combined robustly, and an odd device is on probation. "
+            "warned of. `open`: anybody may send; updates are combined robustly, odd devices are on probation. "
             "By default `open` for a hub that is `insecure` beyond loopback, and else `admitted`"
         ),
     ] = None
@@ -158,9 +158,8 @@ class Policy(Section, frozen=True):
             _check_gathering(self, self.warm_up.aggregate, self.warm_up.frequency)
             _check_delay(self, self.warm_up.frequency)
 
-
     def _combine_robustly(self) -> None:
-        """Replace what was left at its default by what withstands hostile devices; a default is the same object."""
+        """Replace parts that were left out by what withstands hostile devices; a part left out is `_MEAN` itself."""
         if self.combine is _MEAN:
             msgspec.structs.force_setattr(self, "combine", CentredClipCombiner())
         if self.optimizer is _OPTIMIZER:

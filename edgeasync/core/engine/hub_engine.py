@@ -81,6 +81,7 @@ from edgeasync.protocol.messages import (
     Key,
     Leave,
     Message,
+    Order,
     Piece,
     Ping,
     Pong,
@@ -277,6 +278,8 @@ class HubEngine:
                 self._send_status(peer)
             case Credit() if payload is None:
                 self._send_pieces(peer, message)
+            case Order() if not self._is_too_often(peer, message):
+                self._refuse_busy(peer)
             case Push() | Fetch() | FetchGraph() | Hello() | Piece():
                 self._incoming.suspend(peer, self._now_s)
                 self._refuse_busy(peer)
@@ -348,7 +351,7 @@ class HubEngine:
         sender, who = self._sender, self._sender.key or peer
         if isinstance(message, Hello):
             return not self.bounds.allows_hello(who, self._now_s)
-        if isinstance(message, (StatusRequest, Wake)):
+        if isinstance(message, (StatusRequest, Wake, Order)):
             return not self.bounds.allows_status(who, self._now_s, operator=sender.role == "operator")
         return False
 
@@ -378,7 +381,7 @@ class HubEngine:
             resumes = member is not None and self._outgoing.can_resume(member)
             has_capacity = resumes or self._capacity.for_snapshot(self._now_s, member)
             return Received(peer, message, has_capacity, *self._stamp(member))
-        if isinstance(message, (Ping, Hello, Leave, StatusRequest, Wake)):
+        if isinstance(message, (Ping, Hello, Leave, StatusRequest, Wake, Order)):
             # The log leaves out requests for the status: their bytes come with the sender's next event.
             counted = None if isinstance(message, StatusRequest) else member
             too_often = self._is_too_often(peer, message)
@@ -649,12 +652,12 @@ def _shuts_out(message: Message) -> bool:
 
 
 def _check_allowed(sender: Sender, message: Message) -> None:
-    """Raise `_NotAllowedError` for what a key must not say: an operator's asks and wakes, no more."""
+    """Raise `_NotAllowedError` for what a key must not say: an operator's asks, wakes and gives orders."""
     if isinstance(message, StatusRequest):
         return
-    if isinstance(message, Wake):
+    if isinstance(message, Wake | Order):
         if sender.role != "operator":
-            raise _NotAllowedError(f"the key of {sender.name} is a device's; operators alone wake a fleet")
+            raise _NotAllowedError(f"the key of {sender.name} is a device's; operators alone may do this")
         return
     if sender.role != "device":
         raise _NotAllowedError(f"the key of {sender.name} is an operator's, not a device's")

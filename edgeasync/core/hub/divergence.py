@@ -1,7 +1,7 @@
 """Warnings about devices, alarms of the whole fleet with their remedies, and operators' orders. Part of `HubCore`.
 
-Statistics warn, and never shut a device out: from norms and losses alone an honest device with other data looks like
-a spoilt one, and a model that never sees a device's data fits them ever less. Only an operator's order does.
+Statistics warn, and never shut a device out: from norms and losses alone an honest device with other data looks
+like a spoilt one, and a model that never sees a device's data fits them ever less. Only an operator shuts out.
 """
 
 from collections.abc import Container, Mapping
@@ -118,7 +118,7 @@ class DivergenceState(msgspec.Struct):
 
 
 class DivergenceGuard:
-    """Shows every update to the monitor's watches, keeps alarms and orders, and decides when the hub rolls back."""
+    """Shows every update to the watches, keeps alarms and orders, and decides when the hub rolls back."""
 
     def __init__(self, monitor: Monitor, *, probation: bool) -> None:
         self.state = DivergenceState()
@@ -131,6 +131,11 @@ class DivergenceGuard:
         self._calm_updates = monitor.calm_updates
         self._rolls_back = monitor.rolls_back
         self._probation = probation
+
+    @property
+    def count(self) -> int:
+        """How many alarms are active."""
+        return len(self.state.devices) + len(self.state.fleet)
 
     @property
     def learning_rate_factor(self) -> float:
@@ -148,7 +153,7 @@ class DivergenceGuard:
         return bool(alarms) and any(watch.remedy == remedy for n, watch in self._watches["fleet"] if n in alarms)
 
     def is_on_probation(self, voter: str) -> bool:
-        """Return whether a voter's updates count as short ones, since there is an alarm about one of its devices."""
+        """Return whether a voter's updates count as short ones: there is an alarm about one of its devices."""
         alarms = self.state.devices
         return bool(alarms) and self._probation and any(alarm.voter == voter for alarm in alarms.values())
 
@@ -169,9 +174,7 @@ class DivergenceGuard:
         epidemic = self._report_epidemic(voters, voters_live, now_s) if len(self.state.devices) > 1 else []
         return reports + epidemic, bool(epidemic)
 
-    def watch_fleet(
-        self, update: Observation, fleet: FleetHistory, now_s: float
-    ) -> tuple[list[HubEffect], bool]:
+    def watch_fleet(self, update: Observation, fleet: FleetHistory, now_s: float) -> tuple[list[HubEffect], bool]:
         """Show an update that will count to the watches of the fleet.
 
         Once there are enough of the first updates to compare, look again at those that nothing could shorten.
@@ -200,7 +203,9 @@ class DivergenceGuard:
     def count_folded(self, updates: int, members: int) -> bool:
         """Count updates that were folded; return whether to keep their version for a rollback."""
         state = self.state
-        state.calm_since_kept = 0 if state.fleet else state.calm_since_kept + updates  # a device's update is bounded
+        state.calm_since_kept = (
+            0 if state.fleet else state.calm_since_kept + updates
+        )  # a device's update is bounded
         # A device that trains from a spoilt version shows it only with its next update.
         if not self._rolls_back or state.calm_since_kept < max(KEEP_EVERY_UPDATES, 2 * members):
             return False
@@ -271,7 +276,9 @@ class DivergenceGuard:
                             "cause": cause.found.words,
                             "since_s": round(now_s - cause.begun_s, 3),
                             "updates": cause.updates,
-                            "figures": {name: float(f"{value:.6g}") for name, value in cause.found.figures.items()},
+                            "figures": {
+                                name: float(f"{value:.6g}") for name, value in cause.found.figures.items()
+                            },
                         }
                         for cause in alarm.causes.values()
                     ],

@@ -43,8 +43,8 @@ from edgeasync.core.hub.events import (
 )  # fmt: skip
 from edgeasync.core.hub.frozen_arrays import FrozenArrays
 from edgeasync.core.hub.handshake import Handshake
-from edgeasync.core.hub.outcomes import REVOKED
 from edgeasync.core.hub.membership import SAMPLE, Member, Membership, RefusalError
+from edgeasync.core.hub.outcomes import REVOKED
 from edgeasync.core.hub.policy_engine import PolicyEngine
 from edgeasync.core.hub.presence import Presence
 from edgeasync.core.hub.publish_schedule import PublishSchedule
@@ -62,6 +62,7 @@ from edgeasync.protocol.messages import (
     Key,
     Leave,
     ModelVersion,
+    Order,
     Outcome,
     Ping,
     Push,
@@ -251,7 +252,7 @@ class HubCore:
         if isinstance(event, Heard):
             return self.members.by_peer(event.peer)
         message = event.message
-        if isinstance(message, (Hello, StatusRequest, Wake)):
+        if isinstance(message, (Hello, StatusRequest, Wake, Order)):
             return None
         return self.members.by_session(message.session or b"", event.key)
 
@@ -264,9 +265,22 @@ class HubCore:
                 return effects + self.budgets.judge_shares(self.members.members[message.device_id])
             case Wake():
                 return [*self.policy_engine.wake("an operator said so", now_s), SendStatus(event.peer)]
+            case Order():
+                return [*self._obey(message, event.key, now_s), SendStatus(event.peer)]
             case StatusRequest():
                 return [SendStatus(event.peer)]
         return []  # a sign of life of a connection that is no member's
+
+    def _obey(self, order: Order, key: Key, now_s: float) -> list[HubEffect]:
+        """Carry an operator's order out; raises `RefusalError` for a device that the hub does not know."""
+        if not key and self.policy_engine.policy.trust == "open":
+            raise RefusalError("not_allowed", "a hub that is open to all knows no operator: give it keys")
+        member = self.members.members.get(order.device_id)
+        if member is None:
+            raise RefusalError("unknown_device", f"no device here is named {order.device_id}")
+        if order.order == "quarantine":
+            return self.policy_engine.quarantine(member, now_s)
+        return self.policy_engine.release(member, now_s)
 
     def _answer(self, event: Received | PushArrived | Heard, member: Member, now_s: float) -> list[HubEffect]:
         """Return the effects of a member's message.
@@ -278,7 +292,7 @@ class HubCore:
         if isinstance(event, Heard):
             return []
         message = event.message
-        assert not isinstance(message, (Hello, StatusRequest, Wake)), "they have no member"
+        assert not isinstance(message, (Hello, StatusRequest, Wake, Order)), "they have no member"
         match message:
             case Ping():
                 return self.presence.ping(member, message, now_s)
@@ -575,7 +589,8 @@ class HubCore:
             "messages_accepted": dict(sorted(self.messages_accepted.items())),
             "messages_refused": self.messages_refused,
             "messages_ignored": self.messages_ignored,
-            **self.policy_engine.describe(now_s, histories),
+            **self.policy_engine.describe(histories),
+            **self.policy_engine.divergence.describe(now_s),
             "traffic": self.budgets.describe(now_s),
         }
 

@@ -29,7 +29,6 @@ from edgeasync.protocol.messages import (
     Key,
     ModelVersion,
     Push,
-    Quarantine,
     RefusalCode,
     Refuse,
 )

@@ -260,8 +260,9 @@ class PolicyEngine:
     ) -> tuple[float | Rejected, list[HubEffect]]:
         """Return an update's weight, or why it never counts, and reports of alarms that begin or end with it.
 
-        The watches of devices see every update, also one that is rejected after that. The fleet's history and its watches see only updates that count, but for
-        norms and losses: what is common is what the devices send, or a fleet could grow out of all of them.
+        The watches of devices see every update, also one that is rejected after that. The fleet's history and its
+        watches see only updates that count, but for norms and losses: what is common is what the devices send, or
+        a fleet could grow out of all of them.
         """
         push, history, fleet = update.push, member.history, self.state.fleet
         voter, voters_live = member.voter, len(self._members.voters)
@@ -561,7 +562,7 @@ class PolicyEngine:
 
         A device whose data the model does not know yet sends long updates; theirs get shorter as they count.
         """
-        return 0.5 ** (self._members.long_updates_of_voter(member) / SLACK_UPDATES)
+        return math.pow(0.5, self._members.long_updates_of_voter(member) / SLACK_UPDATES)
 
     @property
     def _norm_usual(self) -> float:
@@ -795,7 +796,7 @@ class PolicyEngine:
 
     # -- status and checks -----------------------------------------------------------------------------------
 
-    def describe(self, now_s: float, devices: Sequence[DeviceHistory] = ()) -> dict[str, Any]:
+    def describe(self, devices: Sequence[DeviceHistory] = ()) -> dict[str, Any]:
         """Return the policies' part of the status (docs/reference/json.md), and the period of these devices.
 
         `period_s` is the median of the times between their exchanges, but for rare ones; `aim_s` is what the
@@ -825,7 +826,6 @@ class PolicyEngine:
             },
             "learning_rate_factor": self.learning_rate_factor,
             "rollbacks": state.divergence.rollbacks,
-            **self.divergence.describe(now_s),
             "evaluation": _evaluation(state.evaluations.last),
             "best": _evaluation(state.evaluations.best),
         }

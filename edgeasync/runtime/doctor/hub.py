@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 from edgeasync.durable.allow_list import read_key
 from edgeasync.durable.device_keys import DeviceKeys
 from edgeasync.errors import AccessError, AddressError, EdgeAsyncError, HubUnreachableError, ProtocolError
+from edgeasync.protocol.messages import StatusRequest
 from edgeasync.runtime.address import check_connect, host_of, is_ipv6
 from edgeasync.runtime.dealer import Pair
 from edgeasync.runtime.doctor.finding import Finding, fail, ok, told, warn
-from edgeasync.runtime.status import ask_status
+from edgeasync.runtime.status import ask
 
 CONNECT_S = 2.0
 STATUS_S = 3.0
@@ -60,7 +61,7 @@ def _examine(address: str, keys: DeviceKeys | None, *, insecure: bool, enrols: b
     if enrols and keys is None:
         return Reached([reached, warn("key", "not enrolled yet", "start the agent, which brings its key")], None)
     try:
-        status = ask_status(address, STATUS_S, _pair(keys))
+        status = ask(address, STATUS_S, _pair(keys), StatusRequest())
     except AccessError:
         wrong = "the hub does not let this device in" if keys else "the hub talks to enrolled devices only"
         return Reached([reached, fail("key", wrong, ENROL)], None)
