@@ -26,7 +26,7 @@ from edgeasync.policies.staleness import PolynomialStaleness, StalenessPolicy
 from edgeasync.policies.transforms import Transform
 
 Take = Literal["all", "better", "best"]
-Trust = Literal["admitted", "open"]
+FleetTrust = Literal["admitted", "open"]
 
 _MEAN = MeanCombiner()
 _OPTIMIZER = (Nesterov(learning_rate=1.25, learning_rate_max=1.75, momentum=0.85, staleness_max=0.5),)
@@ -86,7 +86,7 @@ class Policy(Section, frozen=True):
     """
 
     trust: Annotated[
-        Trust | None,
+        FleetTrust | None,
         Meta(
             description="`admitted`: the operator knows the devices; each update is bounded, and odd devices are "
             "warned of. `open`: anybody may send; updates are combined robustly, odd devices are on probation. "
@@ -159,7 +159,7 @@ class Policy(Section, frozen=True):
             _check_delay(self, self.warm_up.frequency)
 
     def _combine_robustly(self) -> None:
-        """Replace parts that were left out by what withstands hostile devices; a part left out is `_MEAN` itself."""
+        """Replace parts that were left out, so that they are the defaults themselves, by what withstands lies."""
         if self.combine is _MEAN:
             msgspec.structs.force_setattr(self, "combine", CentredClipCombiner())
         if self.optimizer is _OPTIMIZER:
@@ -225,7 +225,7 @@ class PolicySet(Protocol):
     """
 
     @property
-    def trust(self) -> Trust | None:
+    def trust(self) -> FleetTrust | None:
         """Whether anybody may send updates."""
 
     @property

@@ -32,7 +32,7 @@ from edgeasync.policies.frequency import AdaptiveFrequency
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol.codecs import ELEMENTWISE
 from edgeasync.protocol.messages import OtherFrozen
-from edgeasync.runtime.address import DEFAULT_ADDRESS
+from edgeasync.runtime.address import DEFAULT_ADDRESS, is_within_machine
 from edgeasync.runtime.evaluation import make_evaluator
 from edgeasync.runtime.graph_model import FORWARD_FILE, HubGraph, load_graph, with_own_loss
 from edgeasync.runtime.hub import RECORD_FILE, Hub, OnReport
@@ -70,6 +70,12 @@ class HubSection(Section, frozen=True):
 
     def __post_init__(self) -> None:
         force_setattr(self, "bind", whole_address(self.bind))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anybody on a network may send updates."""
+        here = is_within_machine(self.bind) or not self.bind.startswith("tcp://")
+        return self.insecure and self.keys is None and not here
 
 
 class EvaluationSection(Section, frozen=True):
@@ -134,6 +140,7 @@ class HubSettings(RunSettings, frozen=True, kw_only=True):
     model: Model | OnnxModel | CustomModel
 
     def __post_init__(self) -> None:
+        _decide_trust(self)
         if self.hub.quiet and not isinstance(self.policy.frequency, AdaptiveFrequency):
             raise ValueError("hub.quiet needs policy.frequency.kind = 'adaptive': another one keeps its own pace")
         if self.evaluation.data is not None and self.model.local:
@@ -248,6 +255,13 @@ class HubSettings(RunSettings, frozen=True, kw_only=True):
             return make_evaluator(self.model, loaded, load(path))
         except DataError as error:
             raise DataError(f"evaluation.data: {error}") from error
+
+
+def _decide_trust(settings: HubSettings) -> None:
+    """Decide whether the hub trusts its devices, where the settings leave that to it."""
+    if settings.policy.trust is None:
+        trust = "open" if settings.hub.is_open else "admitted"
+        force_setattr(settings, "policy", replace(settings.policy, trust=trust))
 
 
 def has_checkpoint(run: Path) -> bool:

@@ -55,11 +55,8 @@ RESTING = 2.0
 EVALUATED_AT_REST_S = 10.0
 """While the fleet rests, every version is evaluated, but no more often than this."""
 
-SLACK = 2.0
-"""The first long update of a voter may have this many times the highest usual length."""
-
-SLACK_UPDATES = 32
-"""That bound falls by half with this many long updates of the voter, down to what is usual."""
+SLACK_UPDATES = 64
+"""A voter's first long update may be as long as was ever usual; with each so many of them, half as long."""
 
 WATCHED_PER_MEMBER = 4
 """With more causes and alarms than this for each known device, those of unknown ones are forgotten."""
@@ -550,7 +547,7 @@ class PolicyEngine:
         for one in contributions:
             norm_max = bound
             if one.norm > bound and (member := self._members.members.get(one.device_id)) is not None:
-                norm_max = monitor.norm_max(fleet, SLACK * self._slack(member))
+                norm_max = monitor.norm_max(fleet, self._slack(member))
                 member.updates_long += 1
             if divergence.is_on_probation(one.voter):
                 norm_max = min(norm_max, monitor.probation * usual)
@@ -558,9 +555,10 @@ class PolicyEngine:
         return clips
 
     def _slack(self, member: Member) -> float:
-        """Return how much longer than usual a voter's update may be, from 1 before its first long one down to 0.
+        """Return what share of the highest usual length a voter's update may have: 1 before its first long one.
 
-        A device whose data the model does not know yet sends long updates; theirs get shorter as they count.
+        A device whose data the model does not know yet sends long updates, and shorter ones as they count. Those of
+        a hostile one stay long.
         """
         return math.pow(0.5, self._members.long_updates_of_voter(member) / SLACK_UPDATES)
 
