@@ -7,7 +7,10 @@ from edgeasync.autodiff.build import build_training_graph
 from edgeasync.autodiff.settings import GraphSettings
 from tests.support.gradients import check, forward, numbers, run
 
-REDUCTIONS = ["ReduceSum", "ReduceMean", "ReduceL2", "ReduceMax", "ReduceMin"]
+REDUCTIONS = [
+    "ReduceL1", "ReduceL2", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum",
+    "ReduceSumSquare",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("op", REDUCTIONS)
