@@ -142,6 +142,8 @@ def _advice(prepared: Forward, ending: Ending, *, classes: bool) -> str:
     if classes and _is_single(scores):
         return f"{as_output} and {_YES_OR_NO}, with the labels 0 and 1"
     same = _without_ones(shape) == _without_ones(scores)
+    if classes and not same and "igmoid" in ending.maker:
+        return f"{as_output} and {_YES_OR_NO}, with 0 or 1 for each answer"
     if classes and (ending.axis not in (None, 0, 1) or not same):
         return "export the scores instead, with the classes at axis 1"
     if not same:

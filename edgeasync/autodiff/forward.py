@@ -82,6 +82,9 @@ class Forward(Graph):
 def load(data: bytes) -> onnx.ModelProto:
     """Read a serialized model as it is; raises `GraphError` if it is none, or keeps values in other files."""
     model = read(data)
+    for entry in model.graph.output:
+        if entry.type.HasField("tensor_type"):
+            entry.type.tensor_type.shape.SetInParent()  # onnx wants one there, and we measure them all
     try:
         onnx.checker.check_model(model)
     except Exception as error:
@@ -436,7 +439,10 @@ def _measure(
             }
             runs.append(feeds | variable | dict(zip(names, session.run(names, feeds), strict=True)))
     except Exception as error:
-        raise GraphError(f"the forward model does not run: {native_reason(error)}") from error
+        raise GraphError(
+            f"the forward model does not run: {native_reason(error)}; write that part of the model with other "
+            "operators, or export it again"
+        ) from error
     return runs[0], runs[-1]
 
 

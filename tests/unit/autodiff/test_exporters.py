@@ -10,8 +10,8 @@ from edgeasync.autodiff.build import build_training_graph
 from edgeasync.autodiff.export import export_model
 from edgeasync.autodiff.producers import PRODUCERS, kind_of_producer
 from edgeasync.autodiff.settings import GraphSettings
-from edgeasync.errors import GraphError, native_reason
-from tests.support.followed import arguments, assert_trains, follow
+from edgeasync.errors import GraphError, arguments, native_reason
+from tests.support.followed import assert_trains, follow
 from tests.support.gradients import Reference, assert_slopes, forward, numbers, run, squares
 
 
@@ -588,6 +588,26 @@ NATIVE = [
     (f"{ASSERTED}Warning: invalid version (must be 1 to 28)", "Warning: invalid version (must be 1 to 28)"),
     (f"{LOADED}Fatal error: own:Bend(-1) is not registered", "Fatal error: own:Bend(-1) is not registered"),
     ("No Op registered for Bend\n\n==> Context: Bad node spec for node. Name: b", "No Op registered for Bend"),
+    (
+        f"{RUNTIME}Non-zero status code returned while running Concat node. Name:'/c' Status Message: "
+        "concatbase.h:135 PrepareForComputeImpl Axis 0 has mismatched dimensions of 2 and 3",
+        "node '/c' (Concat) fails: Axis 0 has mismatched dimensions of 2 and 3",
+    ),
+    (
+        f"{RUNTIME}Exception during initialization: Non-zero status code returned while running Conv node. "
+        "Name:'' Status Message: Dilation not supported for AutoPadType::SAME_UPPER or AutoPadType::SAME_LOWER",
+        "a node (Conv) fails: Dilation not supported for SAME_UPPER or SAME_LOWER",
+    ),
+    (
+        '[ONNXRuntimeError] : 10 : INVALID_GRAPH : This is an invalid model. In Node, ("l", Loop, "", -1) : '
+        '("","c": tensor(bool),) -> ("r",) , Error Nodes in a graph must be topologically sorted',
+        "node 'l' (Loop) is wrong: Nodes in a graph must be topologically sorted",
+    ),
+    (
+        "Node (m) Op (MatMul) [ShapeInferenceError] Incompatible dimensions",
+        "node 'm' (MatMul) is wrong: Incompatible dimensions",
+    ),
+    ("input 'onnx::Conv_12' of x::op_1 is not there", "input 'onnx::Conv_12' of x::op_1 is not there"),
     ("two\nlines", "two lines"),
     ("", "ValueError"),
 ]
