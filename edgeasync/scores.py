@@ -26,7 +26,7 @@ _ROUNDING = 1e-6
 def drawn(value: Array, scale: float, generator: np.random.Generator) -> Array:
     """Return random values of an array's size in both senses, times a scale."""
     size = max(float(np.linalg.norm(value)) / np.sqrt(max(value.size, 1)), SIZE_MIN)
-    return generator.standard_normal(value.shape, np.float32) * np.float32(scale * size)
+    return np.asarray(generator.standard_normal(value.shape, np.float32) * np.float32(scale * size))
 
 
 def are_bounded(runs: Iterable[npt.NDArray[np.floating]]) -> bool:

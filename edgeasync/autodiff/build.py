@@ -10,7 +10,7 @@ import onnx
 from edgeasync.autodiff import contract, differentiate, forward, own_loss
 from edgeasync.autodiff.contract import is_training_graph
 from edgeasync.autodiff.endings import check_ending
-from edgeasync.autodiff.exporters import check_export, warnings_of
+from edgeasync.autodiff.exporters import check_export, scalars_of, warnings_of
 from edgeasync.autodiff.forward import Forward
 from edgeasync.autodiff.graph import FLOAT, Array, Shape
 from edgeasync.autodiff.losses import TARGET, add_loss, target_type
@@ -114,6 +114,11 @@ def _warnings(
         found.append(
             f"weights in Constant nodes are not trained: {', '.join(held)}; to train them, give "
             f"{argument('train', *(settings.train or ('*',)), *held)}"
+        )
+    if scalars := scalars_of(model, prepared):
+        found.append(
+            f"single numbers are not trained: {', '.join(scalars)}; if they are the module's parameters, give "
+            f"{argument('train', *(settings.train or ('*',)), *scalars)}"
         )
     return (*found, *warnings_of(model, prepared))
 

@@ -12,7 +12,7 @@ import onnx
 
 from edgeasync.autodiff import forward
 from edgeasync.autodiff.forward import Forward
-from edgeasync.autodiff.graph import Array, Node
+from edgeasync.autodiff.graph import Array, Node, free_inputs, needed, read_nodes
 from edgeasync.autodiff.producers import kind_of_producer, producer_of
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import GraphError, argument
@@ -180,6 +180,25 @@ def warnings_of(model: onnx.ModelProto, prepared: Forward) -> list[str]:
                 "with dynamo=True, optimize=False"
             )
     return found
+
+
+def scalars_of(model: onnx.ModelProto, prepared: Forward) -> list[str]:
+    """Return single numbers that torch's exporters wrote, are not trained, and may be the module's parameters."""
+    if model.producer_name != "pytorch":
+        return []
+    noted, folded = kinds_of_inputs(model), _said(model, _FOLDED_FROM)
+    found = [
+        entry.name
+        for entry in model.graph.initializer
+        if entry.data_type == onnx.TensorProto.FLOAT
+        and not entry.dims
+        and entry.name not in prepared.parameters
+        and noted.get(entry.name, "PARAMETER") == "PARAMETER"
+        and (entry.name in folded or not _NAMED_BY_EXPORTER.fullmatch(entry.name))
+    ]
+    nodes = needed(read_nodes(model.graph.node), [prepared.prediction]) if found else []
+    used = {name for node in nodes for name in free_inputs(node)}
+    return [name for name in found if name in used]
 
 
 def _without_bias(prepared: Forward) -> list[str]:
