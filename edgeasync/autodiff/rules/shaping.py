@@ -185,14 +185,15 @@ ONE_HOT_MAX = 128
 def _gather(step: Step) -> Gradients:
     """Add up the gradients of all places that read the same row.
 
-    Not by ScatterND, which loses additions to a race when indices repeat.
+    Not by ScatterND, which loses additions to a race when indices repeat. Along the batch, indices must be
+    computed: constant ones pick some examples of whatever batch comes.
     """
     graph, op = step.graph, step.graph.op
     axis, shape, places = step.axis(0), step.shape(0), step.shape(1)
-    if shape[axis] is None:
+    size, constant = shape[axis], step.input(1) in graph.constants
+    if size is None and constant:
         raise step.refused("it picks along the batch")
-    size = _fixed(step, 0, axis)
-    if not places and step.input(1) in graph.constants:
+    if size is not None and not places and constant:
         index = int(graph.constants[step.input(1)]) % size
         before, after = [0] * len(shape), [0] * len(shape)
         before[axis], after[axis] = index, size - 1 - index
@@ -201,7 +202,7 @@ def _gather(step: Step) -> Gradients:
     if graph.dtypes[step.input(1)] != np.int64:
         indices = op("Cast", indices, to=7)  # onnxruntime has no OneHot by int32 for these values
     width = shape[axis + 1 :]
-    if axis == 0 and size <= ONE_HOT_MAX and None not in width:
+    if axis == 0 and size is not None and size <= ONE_HOT_MAX and None not in width:
         values = graph.constant(np.array([0, 1], np.float32))
         rows = op("OneHot", indices, graph.constant(np.int64(size)), values, axis=0)
         flat = op("Reshape", step.gradient, graph.ints(-1, math.prod(dim for dim in width if dim is not None)))

@@ -369,6 +369,20 @@ def test_a_step_of_each_example():
         check(text, (3, 4), constants | {"last": ints(last)})
 
 
+def test_a_step_of_each_example_in_one_long_row():
+    """As torch's older exporter writes the same."""
+    text = """s = Shape<start=0, end=1>(x)
+        n = Squeeze(s)
+        r = Range(zero, n, one)
+        k = Mul(r, three)
+        i = Add(k, last)
+        f = Reshape(h, flat)
+        g = Gather(f, i)
+        y = Mul(g, g)"""
+    constants = {"zero": np.int64(0), "one": np.int64(1), "three": np.int64(3), "flat": ints(-1, 4)}
+    check(text, (3, 4), constants | {"last": np.int64(2)})
+
+
 @pytest.mark.parametrize("axis", [1, 2, -1])
 def test_the_largest_values(axis):
     check(f"a, i = TopK<axis={axis}>(h, k)\ny = Mul(a, a)", (4, 3), {"k": ints(2)})
