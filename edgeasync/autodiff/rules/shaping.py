@@ -27,7 +27,7 @@ def _expand(step: Step) -> Gradients:
 
 @rule("Tile")
 def _tile(step: Step) -> Gradients:
-    """Add up the copies. What is repeated as often as the batch is large must be one value wide there."""
+    """Add up the copies. A tensor that is repeated for each example must be one value wide there."""
     graph, shape, repeated = step.graph, step.shape(0), step.output_shape
     if step.input(1) not in graph.constants:
         if any(dim not in (1, wide) for dim, wide in zip(shape, repeated, strict=True)):
