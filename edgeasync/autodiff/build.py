@@ -95,9 +95,12 @@ def _build(model: bytes, settings: GraphSettings) -> TrainingGraph:
 
 
 def _check_devices(model: onnx.ModelProto, prepared: Forward) -> None:
-    """Raise `GraphError` for operators that no device runs, whether or not they need a gradient."""
+    """Raise `GraphError` for operators that no device runs, whether or not they need a gradient.
+
+    Random numbers are not looked at: only who exports a module knows how to draw others.
+    """
     for node in prepared.nodes:
-        if node.op not in (ALLOWED_OWN if node.domain else ALLOWED):
+        if node.op not in (ALLOWED_OWN if node.domain else ALLOWED | forward.RANDOM_OPERATORS):
             rest = "write the model with other operators"
             if node.domain or "Integer" in node.op or node.op.startswith("QLinear"):
                 rest = producer_of(model).foreign

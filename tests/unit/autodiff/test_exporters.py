@@ -650,3 +650,16 @@ def test_no_assertion_of_a_library_reaches_a_person(text):
     said = str(told.value)
     assert "\n" not in said
     assert not [native for native in (".cc:", ".h:", "Assertion", "[ONNXRuntimeError]", "==>") if native in said]
+
+
+@pytest.mark.parametrize("frozen", [(), ("v",)])
+def test_quantized_convolutions_are_refused_before_anything_is_frozen_for_them(frozen):
+    text = (
+        "q, scale, zero = DynamicQuantizeLinear(x)\ni = ConvInteger(q, body, zero, middle)\nf = Cast<to=1>(i)\n"
+        "m = Flatten(f)\ny = Gemm(m, v)"
+    )
+    parameters = {"body": np.ones((2, 2, 3), np.uint8), "middle": np.uint8(1), "v": numbers((8, 3), 1)}
+    proto = written(text, parameters, (2, 6), producer="onnx.quantize")
+    told = r"devices do not run ConvInteger; use the file from before onnxruntime optimized or quantized it$"
+    with pytest.raises(GraphError, match=told):
+        build_training_graph(proto.SerializeToString(), GraphSettings(freeze=frozen))
