@@ -134,8 +134,8 @@ def _advice_for_one(prepared: Forward, ending: Ending | None) -> str:
 
 
 def _advice(prepared: Forward, ending: Ending, *, classes: bool) -> str:
+    targets = ", with 1 for an example's class and 0 for the others as targets" if classes else ""
     if not ending.scores:
-        targets = ", with 1 for an example's class and 0 for the others as targets" if classes else ""
         return f"export the scores instead, or give {_VALUES}{targets}"
     shape, scores = prepared.shapes[prepared.output], prepared.shapes[ending.scores]
     as_output = f"give {argument('output', ending.scores)}"
@@ -145,7 +145,7 @@ def _advice(prepared: Forward, ending: Ending, *, classes: bool) -> str:
     if classes and not same and "igmoid" in ending.maker:
         return f"{as_output} and {_YES_OR_NO}, with 0 or 1 for each answer"
     if classes and (ending.axis not in (None, 0, 1) or not same):
-        return "export the scores instead, with the classes at axis 1"
+        return f"export the scores instead, with the classes at axis 1, or give {_VALUES}{targets}"
     if not same:
         return f"{as_output} and {argument('loss', 'cross_entropy')}, with the numbers of classes as labels"
     return as_output

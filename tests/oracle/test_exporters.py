@@ -50,6 +50,15 @@ def test_a_yes_or_no_network_of_scikit_learn():
     assert_trains(graph)
 
 
+def test_several_yes_or_no_answers_of_scikit_learn():
+    targets = np.stack([LABELS > 0, LABELS > 1], 1).astype(int)
+    model = scikit_learn(MLPClassifier((8,), max_iter=3, random_state=0), targets)
+    graph, settings, refusals = follow(model.SerializeToString())
+    assert len(refusals) == 1
+    assert settings["loss"] == "bce_with_logits"
+    assert_trains(graph)
+
+
 def test_a_regression_of_scikit_learn():
     model = scikit_learn(MLPRegressor(hidden_layer_sizes=(8,), max_iter=3, random_state=0), X[:, 0])
     assert_trains(build_training_graph(model.SerializeToString(), GraphSettings(loss="mse")), rate=0.01)
