@@ -10,7 +10,7 @@ import onnx
 from edgeasync.autodiff import contract, differentiate, forward, own_loss
 from edgeasync.autodiff.contract import is_training_graph
 from edgeasync.autodiff.endings import check_ending
-from edgeasync.autodiff.exporters import check_export, scalars_of, warnings_of
+from edgeasync.autodiff.exporters import check_export, folded_scalars, warnings_of
 from edgeasync.autodiff.forward import Forward
 from edgeasync.autodiff.graph import FLOAT, Array, Shape
 from edgeasync.autodiff.losses import TARGET, add_loss, target_type
@@ -118,10 +118,11 @@ def _warnings(
             f"weights in Constant nodes are not trained: {', '.join(held)}; to train them, give "
             f"{argument('train', *(settings.train or ('*',)), *held)}"
         )
-    if scalars := scalars_of(model, prepared):
+    if folded := folded_scalars(model, prepared):
+        of_which = ", ".join([f"{name} of {origin}" for name, origin in folded.items()])
         found.append(
-            f"single numbers are not trained: {', '.join(scalars)}; if they are the module's parameters, give "
-            f"{argument('train', *(settings.train or ('*',)), *scalars)}"
+            f"single numbers that the exporter computed are not trained: {of_which}; {producer_of(model).plain}, "
+            f"or give {argument('train', *(settings.train or ('*',)), *folded)}"
         )
     return (*found, *warnings_of(model, prepared))
 

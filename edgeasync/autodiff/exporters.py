@@ -12,7 +12,7 @@ import onnx
 
 from edgeasync.autodiff import forward
 from edgeasync.autodiff.forward import Forward
-from edgeasync.autodiff.graph import Array, Node, free_inputs, needed, read_nodes
+from edgeasync.autodiff.graph import Array, Node, free_inputs
 from edgeasync.autodiff.producers import kind_of_producer, producer_of
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import GraphError, argument
@@ -182,23 +182,19 @@ def warnings_of(model: onnx.ModelProto, prepared: Forward) -> list[str]:
     return found
 
 
-def scalars_of(model: onnx.ModelProto, prepared: Forward) -> list[str]:
-    """Return single numbers that torch's exporters wrote, are not trained, and may be the module's parameters."""
-    if model.producer_name != "pytorch":
-        return []
-    noted, folded = kinds_of_inputs(model), _said(model, _FOLDED_FROM)
-    found = [
-        entry.name
+def folded_scalars(model: onnx.ModelProto, prepared: Forward) -> dict[str, str]:
+    """Return single numbers that torch's newer exporter computed, and of which it says so."""
+    folded = _said(model, _FOLDED_FROM)
+    used = {name for node in prepared.nodes for name in free_inputs(node)}
+    return {
+        entry.name: folded[entry.name].strip("[]")
         for entry in model.graph.initializer
         if entry.data_type == onnx.TensorProto.FLOAT
         and not entry.dims
+        and entry.name in folded
+        and entry.name in used
         and entry.name not in prepared.parameters
-        and noted.get(entry.name, "PARAMETER") == "PARAMETER"
-        and (entry.name in folded or not _NAMED_BY_EXPORTER.fullmatch(entry.name))
-    ]
-    nodes = needed(read_nodes(model.graph.node), [prepared.prediction]) if found else []
-    used = {name for node in nodes for name in free_inputs(node)}
-    return [name for name in found if name in used]
+    }
 
 
 def _without_bias(prepared: Forward) -> list[str]:

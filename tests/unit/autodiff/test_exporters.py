@@ -560,17 +560,18 @@ def test_biases_and_batch_norms_that_tf2onnx_leaves_out():
     assert ["none: v;" in said for said in warnings(jax2tf(), output="z")] == [True]
 
 
-def test_single_numbers_that_are_not_trained_are_named_until_they_are():
-    text = "s = Exp(scale)\na = MatMul(x, w)\nb = Mul(a, s)\ny = Mul(b, onnx_1)"
-    parameters = {"w": numbers((4, 3), 1), "scale": np.float32(0.7), "onnx_1": np.float32(2)}
+def test_single_numbers_that_torch_computed_are_named_until_they_are_trained():
+    text = "a = MatMul(x, w)\nb = Mul(a, exp)\ny = Mul(b, two)"
+    parameters = {"w": numbers((4, 3), 1), "exp": np.float32(0.7), "two": np.float32(2)}
     proto = written(text, parameters, (4,), producer="pytorch")
-    proto.graph.node[3].input[1] = proto.graph.initializer[2].name = "onnx::Mul_1"
-    (said,) = warnings(proto)
-    assert said.startswith("single numbers are not trained: scale; if they are the module's parameters, give ")
+    info = helper.make_tensor_value_info("exp", 1, [])
+    info.metadata_props.add(key="pkg.onnxscript.optimizer.folded_from", value="['scale']")
+    proto.graph.value_info.append(info)
+    (said,) = [each for each in warnings(proto) if "computed" in each]
+    assert said.startswith("single numbers that the exporter computed are not trained: exp of 'scale'; export")
     graph = build_training_graph(proto.SerializeToString(), GraphSettings(**arguments(said)))
-    assert (graph.warnings, [entry.name for entry in graph.spec.parameters]) == ((), ["w", "scale"])
-    proto.producer_name = "another"
-    assert warnings(proto) == ()
+    assert not [each for each in graph.warnings if "computed" in each]
+    assert [entry.name for entry in graph.spec.parameters] == ["w", "exp"]
 
 
 def test_running_statistics_that_tracing_moved():
