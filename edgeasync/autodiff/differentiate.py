@@ -7,7 +7,7 @@ import msgspec
 
 from edgeasync.autodiff.forward import Forward
 from edgeasync.autodiff.graph import FLOAT, Node, free_inputs, needed
-from edgeasync.autodiff.rules import RULES, STOPPING, Step, TrainingGraphBuilder
+from edgeasync.autodiff.rules import INSTEAD, RULES, STOPPING, Step, TrainingGraphBuilder
 from edgeasync.errors import GraphError, argument
 
 
@@ -65,6 +65,8 @@ def _blocked(forward: Forward, trained: Collection[str], nodes: list[Node]) -> s
     before = {name for earlier in needed(forward.nodes, results) for name in free_inputs(earlier)}
     frozen = [name for name in trained if name in before]
     rest = "write the model with other operators"
+    if told := [f"{INSTEAD[op]} for {op}" for op in dict.fromkeys(node.op for node in nodes) if op in INSTEAD]:
+        rest += f", such as {', '.join(told)}"
     if any(node.domain for node in nodes):
         rest = "use the file from before onnxruntime optimized or quantized it"
     them = "them" if nodes[1:] else "it"

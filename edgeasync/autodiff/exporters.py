@@ -12,7 +12,7 @@ import onnx
 
 from edgeasync.autodiff import forward
 from edgeasync.autodiff.forward import Forward
-from edgeasync.autodiff.graph import Array, Node
+from edgeasync.autodiff.graph import Array, Node, free_inputs
 from edgeasync.autodiff.producers import kind_of_producer, producer_of
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import GraphError, argument
@@ -180,6 +180,21 @@ def warnings_of(model: onnx.ModelProto, prepared: Forward) -> list[str]:
                 "with dynamo=True, optimize=False"
             )
     return found
+
+
+def folded_scalars(model: onnx.ModelProto, prepared: Forward) -> dict[str, str]:
+    """Return single numbers that torch's newer exporter computed, and of which it says so."""
+    folded = _said(model, _FOLDED_FROM)
+    used = {name for node in prepared.nodes for name in free_inputs(node)}
+    return {
+        entry.name: folded[entry.name].strip("[]")
+        for entry in model.graph.initializer
+        if entry.data_type == onnx.TensorProto.FLOAT
+        and not entry.dims
+        and entry.name in folded
+        and entry.name in used
+        and entry.name not in prepared.parameters
+    }
 
 
 def _without_bias(prepared: Forward) -> list[str]:

@@ -28,9 +28,16 @@ def test_two_operands(op, shapes, order):
     check(f"y = {op}({order})", x, {"w": numbers(w, 9, positive=True)}, positive=True)
 
 
+@pytest.mark.parametrize("op", ["Sum", "Mean", "Max", "Min"])
+def test_several_operands_of_several_shapes(op):
+    check(f"y = {op}(h, w, v)", (2, 3), {"w": numbers((3,), 9), "v": numbers((2, 1), 8)})
+    check(f"y = {op}(h)", (2, 3))
+
+
 UNARY = [
     "Neg", "Abs", "Exp", "Relu", "LeakyRelu", "LeakyRelu<alpha=0.3>", "Elu", "Elu<alpha=0.5>", "Sigmoid", "Tanh",
-    "Softplus", "HardSigmoid", "HardSigmoid<alpha=0.1666667, beta=0.5>", "HardSwish", "Erf", "Identity",
+    "Sin", "Cos", "Softplus", "HardSigmoid", "HardSigmoid<alpha=0.1666667, beta=0.5>", "HardSwish", "Erf",
+    "Identity",
 ]  # fmt: skip
 
 
