@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping
 import msgspec
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
 
 from edgeasync.autodiff import forward
+from edgeasync.autodiff.chance import without_chance
 from edgeasync.autodiff.graph import Array, free_inputs, needed, read_nodes, value_info, write_nodes
 from edgeasync.autodiff.inspection import example_feeds, measure
 from edgeasync.autodiff.losses import TARGET
@@ -207,38 +207,6 @@ class _Scene:
 
 def _is_autoencoder(proto: onnx.ModelProto) -> bool:
     return any((entry.key, entry.value) == ("edgeasync.target", "input") for entry in proto.metadata_props)
-
-
-def without_chance(model: bytes) -> bytes:
-    """Give every dropout a ratio of 0, which is a constant of its own, and replace random numbers by constants."""
-    proto = onnx.load_model_from_string(model)
-    ratios = {node.input[1] for node in proto.graph.node if node.op_type == "Dropout"}
-    for entry in proto.graph.initializer:
-        if entry.name in ratios:
-            entry.CopyFrom(numpy_helper.from_array(np.zeros((), np.float32), entry.name))
-    nodes = [
-        part for node in proto.graph.node for part in (_constant(node) if node.op_type in _DRAWING else [node])
-    ]
-    del proto.graph.node[:]
-    proto.graph.node.extend(nodes)
-    return bytes(proto.SerializeToString())
-
-
-_DRAWING = frozenset({"RandomNormalLike", "RandomUniformLike"})
-
-
-def _constant(node: onnx.NodeProto) -> list[onnx.NodeProto]:
-    """Return nodes that make a number that a random node may draw, in every place."""
-    given = {entry.name: entry.f for entry in node.attribute}
-    if node.op_type == "RandomNormalLike":
-        drawn = given.get("mean", 0.0) + given.get("scale", 1.0) / 2
-    else:
-        drawn = (given.get("low", 0.0) + 2 * given.get("high", 1.0)) / 3
-    shape, value = f"{node.output[0]}::shape", numpy_helper.from_array(np.array([drawn], np.float32))
-    return [
-        helper.make_node("Shape", [node.input[0]], [shape]),
-        helper.make_node("ConstantOfShape", [shape], [node.output[0]], value=value),
-    ]
 
 
 def _stops(proto: onnx.ModelProto) -> list[str]:
