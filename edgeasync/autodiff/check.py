@@ -47,7 +47,8 @@ LOSS = "loss"
 class GradientCheck(msgspec.Struct, frozen=True):
     """A check of one parameter, along one direction.
 
-    `slope` is the loss's slope by the gradient. `difference` is the slope by finite differences.
+    `slope` is the loss's slope by the gradient. `difference` is the slope by finite differences. `compared` is
+    whether either is anything but 0: else nothing has been held against anything.
     """
 
     name: str
@@ -55,6 +56,7 @@ class GradientCheck(msgspec.Struct, frozen=True):
     difference: float
     error: float
     passed: bool
+    compared: bool = True
 
 
 def check_gradients(
@@ -65,8 +67,8 @@ def check_gradients(
     The first direction is the gradient itself. For the others the values are dealt out at random, to parts as
     small as the cost allows, and every part moves by random signs, which weighs all its values alike: a single
     wrong value shows, unless it is small among those of its part. The first comparison is returned, or one that
-    failed. Dropout is off meanwhile, random numbers are constants, and what gradients stop at keeps its values.
-    The examples are random. Raises `GraphError` if no loss is finite.
+    failed. Dropout is off meanwhile, random numbers are the same each time, and what gradients stop at keeps its
+    values. The examples are random, and others where a gradient is 0. Raises `GraphError` if no loss is finite.
     """
     scene = _Scene(model, spec, initial, batch_size, seed)
     trained = [parameter.name for parameter in spec.parameters if parameter.role == "trained"]
@@ -74,15 +76,19 @@ def check_gradients(
     generator = np.random.Generator(np.random.PCG64(seed))
     checks = []
     for name in trained:
-        gradient = scene.point(0).gradients[f"{name}.grad"]
+        begin = scene.first_that_moves(name)
+        gradient = scene.point(begin).gradients[f"{name}.grad"]
         if not np.isfinite(gradient).all():
             checks.append(GradientCheck(name, np.nan, 0.0, np.inf, passed=False))
             continue
         directions = _directions(gradient, parts, generator)
-        first = told = scene.check(name, next(directions))
-        while told.passed and (direction := next(directions, None)) is not None:
-            told = scene.check(name, direction)
-        checks.append(first if told.passed else told)
+        found = []
+        for direction in directions:
+            found.append(scene.check(name, direction, begin))
+            if not found[-1].passed:
+                break
+        told = found[0] if found[-1].passed else found[-1]
+        checks.append(msgspec.structs.replace(told, compared=any(each.slope or each.difference for each in found)))
     return checks
 
 
@@ -130,12 +136,17 @@ class _Scene:
             self._points.append(_Point(feeds, dict(zip(self._gradients, gradients, strict=True))))
         return self._points[number]
 
-    def check(self, name: str, direction: Array) -> GradientCheck:
-        """Return the best comparison of one parameter's gradient along a direction."""
+    def first_that_moves(self, name: str) -> int:
+        """Return the first point at which a parameter has a gradient other than 0; 0 if none has one."""
+        moving = (number for number in range(POINTS) if self.point(number).gradients[f"{name}.grad"].any())
+        return next(moving, 0)
+
+    def check(self, name: str, direction: Array, begin: int) -> GradientCheck:
+        """Return the best comparison of one parameter's gradient along a direction, beginning with a point."""
         best = GradientCheck(name, 0.0, 0.0, np.inf, passed=False)
         tolerance = TOLERANCE if direction.all() else TOLERANCE_IN_PART
         for number in range(POINTS):
-            check = self._compare(name, direction, tolerance, self.point(number))
+            check = self._compare(name, direction, tolerance, self.point((begin + number) % POINTS))
             if check.error <= best.error:
                 best = check
             if best.passed:

@@ -59,7 +59,6 @@ def _tensors(arrays: Mapping[str, Any]) -> tuple[Tensor, ...]:
     for name, array in arrays.items():
         try:
             tensor = torch.as_tensor(array).detach().cpu()
-            tensor = tensor.dequantize() if tensor.is_quantized else tensor
             found.append(tensor.float() if tensor.is_floating_point() else tensor)
         except (TypeError, ValueError, RuntimeError) as error:
             raise ConfigError(

@@ -91,11 +91,15 @@ def _copy(module: Any) -> nn.Module:
     for name, part in module.named_modules():
         if isinstance(part, torch.jit.ScriptModule):
             which = f"its part {name!r}" if name else "it"
-            raise ConfigError(f"the module cannot be read, as {which} is scripted; give that from before torch.jit")
+            raise ConfigError(
+                f"the module cannot be read, as {which} is scripted; give that from before torch.jit"
+            )
     for name, tensor in tensors_of(module).items():
         if tensor.requires_grad and tensor.dtype != torch.float32:
             kind = str(tensor.dtype).removeprefix("torch.")
-            raise ConfigError(f"parameter {name!r} is {kind}, and float32 is what trains; call float() on the module")
+            raise ConfigError(
+                f"parameter {name!r} is {kind}, and float32 is what trains; call float() on the module"
+            )
     try:
         copied = copy.deepcopy(module)
     except Exception as error:
@@ -127,8 +131,14 @@ def _proto(module: nn.Module, call: Call, outputs: list[str], exporter: Exporter
     if exporter == "legacy":
         _check_branches(module, call)
     proto, written = _export(module, call, outputs, dynamo=exporter == "dynamo")
-    _restore(proto, module, moving(module, call))
+    moved = moving(module, call)
+    statistics = _restore(proto, module, moved)
     if check:
+        if lost := sorted(moved - statistics):
+            raise GraphError(
+                f"forward moves the buffer {lost[0]!r}, which no file can; only running statistics of batch norms move "
+                f"in training; {ITSELF}"
+            )
         proto.metadata_props.add(key=CHECKED, value="names and gradients")
         try:
             check_export(module, call, outputs, proto.SerializeToString(), written)
@@ -152,14 +162,13 @@ def _check_branches(module: nn.Module, call: Call) -> None:
 def _counted(proto: Any, call: Call, written: Written) -> str | None:
     """Return what to say if a file takes no other number of examples than it was exported with."""
     rows = len(call.tensors[0])
-    session = open_session(proto.SerializeToString())
     taken = []
-    for count in (rows, 2 * rows):
-        feeds = {}
-        for entry, tensor in zip(session.get_inputs(), call.tensors, strict=True):
-            feeds[entry.name] = torch.cat([tensor] * (count // rows)).numpy()
+    for times in (1, 2):
+        feeds = {
+            name: torch.cat([tensor] * times).numpy() for name, tensor in zip(call.names, call.tensors, strict=True)
+        }
         try:
-            session.run(None, feeds)
+            open_session(proto.SerializeToString()).run(None, feeds)
         except Exception:  # noqa: BLE001 - of onnxruntime
             taken.append(False)
         else:
@@ -251,7 +260,10 @@ def _export(module: nn.Module, call: Call, outputs: list[str], *, dynamo: bool) 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
     """Keep quiet what torch says of training mode, which is meant, of its own deprecations, and of its own steps."""
-    handlers = logging.getLogger("torch").handlers
+    loggers = logging.root.manager.loggerDict.items()
+    handlers = [
+        handler for name, one in loggers if name.startswith("torch") for handler in getattr(one, "handlers", ())
+    ]
     levels, said = [handler.level for handler in handlers], io.StringIO()
     for handler in handlers:
         handler.setLevel(logging.CRITICAL)
@@ -307,9 +319,10 @@ def _flattened(forward: Any, call: Call, written: Written, own: set[int]) -> Any
     return flattened
 
 
-def _restore(proto: Any, module: nn.Module, moving: set[str]) -> None:
+def _restore(proto: Any, module: nn.Module, moved: set[str]) -> set[str]:
     """Give the file what exporters lose: the module's names and first values, and what is not trained in it.
 
+    Returns the names of the running statistics of its batch norms; `moved` are the buffers that forward moves.
     The newer one calls a tied weight by its last name, and copies the running statistics of a norm that is used
     twice. The older one moves them as it traces.
     """
@@ -350,8 +363,10 @@ def _restore(proto: Any, module: nn.Module, moving: set[str]) -> None:
             info.metadata_props.add(key=KIND, value="BUFFER" if entry.name in buffers else "PARAMETER")
             proto.graph.value_info.append(info)
     held = {entry.name for entry in proto.graph.initializer}
-    still = {name for node in proto.graph.node if node.op_type == "BatchNormalization" for name in node.input[3:5]}
+    norms = [node for node in proto.graph.node if node.op_type == "BatchNormalization"]
+    statistics = {name for node in norms for name in node.input[3:5]}
     fixed = [name for name, tensor in module.named_parameters() if not tensor.requires_grad]
-    fixed += [name for name in buffers if name in still - moving]
+    fixed += [name for name in buffers if name in statistics - moved]
     if frozen := [name for name in fixed if name in held]:
         proto.metadata_props.add(key=FROZEN, value=json.dumps(frozen))
+    return statistics

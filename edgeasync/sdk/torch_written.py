@@ -68,7 +68,9 @@ class Written(TorchFunctionMode):  # type: ignore[misc]
             return dropout(*args, **kwargs)
         return func(*args, **kwargs)
 
-    def _embedding(self, ids: Tensor, table: Tensor, padding_idx: int | None = None, *rest: Any, **more: Any) -> Tensor:
+    def _embedding(
+        self, ids: Tensor, table: Tensor, padding_idx: int | None = None, *rest: Any, **more: Any
+    ) -> Tensor:
         found = functional.embedding(ids, table, padding_idx, *rest, **more)
         if padding_idx is None:
             return found
@@ -76,7 +78,13 @@ class Written(TorchFunctionMode):  # type: ignore[misc]
         return torch.where(_is(ids, table, padding_idx).unsqueeze(-1), found.detach(), found)
 
     def _bag(
-        self, ids: Tensor, table: Tensor, offsets: Tensor | None = None, *rest: Any, mode: str = "mean", **more: Any
+        self,
+        ids: Tensor,
+        table: Tensor,
+        offsets: Tensor | None = None,
+        *rest: Any,
+        mode: str = "mean",
+        **more: Any,
     ) -> Tensor:
         weights, padding = more.get("per_sample_weights"), more.get("padding_idx")
         kept = more.get("max_norm") is None and not more.get("scale_grad_by_freq")
