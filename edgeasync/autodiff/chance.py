@@ -1,6 +1,7 @@
 """A training graph without chance: no dropout, and numbers that follow from a shape for random ones."""
 
 import math
+from typing import Any
 
 import numpy as np
 import onnx
@@ -19,7 +20,7 @@ def without_chance(model: bytes) -> bytes:
     They differ from place to place, as a constant would keep all of a mask or nothing.
     """
     proto = onnx.load_model_from_string(model)
-    ratios = {node.input[1] for node in proto.graph.node if node.op_type == "Dropout"}
+    ratios = {name for node in proto.graph.node if node.op_type == "Dropout" for name in node.input[1:2]}
     for entry in proto.graph.initializer:
         if entry.name in ratios:
             entry.CopyFrom(numpy_helper.from_array(np.zeros((), np.float32), entry.name))
@@ -48,7 +49,7 @@ def _spread(node: onnx.NodeProto) -> list[onnx.NodeProto]:
         made.append(helper.make_node("Constant", [], [prefix + name], value=held))
         return prefix + name
 
-    def op(operator: str, name: str, *inputs: str, **attributes: int) -> str:
+    def op(operator: str, name: str, *inputs: str, **attributes: Any) -> str:
         made.append(helper.make_node(operator, list(inputs), [prefix + name], **attributes))
         return prefix + name
 

@@ -20,6 +20,9 @@ from edgeasync.errors import GraphError, argument
 CHECKED = "edgeasync.checked"
 """The metadata key of a forward model whose parameters are surely its author's: `to_onnx` compared their names."""
 
+EVALUATED = "edgeasync.evaluated"
+"""The metadata key of a forward model that `to_onnx` saw predict otherwise than the module in evaluation mode."""
+
 
 def check_export(model: onnx.ModelProto, prepared: Forward, statistics: set[str], settings: GraphSettings) -> None:
     """Raise `GraphError` if what is to be trained is not what its author wrote; says how to export it instead."""
@@ -152,6 +155,12 @@ _STATISTIC_READERS = frozenset({("BatchNormalization", 3), ("BatchNormalization"
 def warnings_of(model: onnx.ModelProto, prepared: Forward) -> list[str]:
     """Return what an exporter may have changed in silence, where the file cannot tell: a sentence for each."""
     kind, found = kind_of_producer(model), []
+    if any(entry.key == EVALUATED for entry in model.metadata_props):
+        found.append(
+            "the file predicts otherwise than the module after eval(): forward goes on as self.training says, or "
+            "draws random numbers in training, and the file goes on so in evaluations, too; load what was trained "
+            "into the module, and evaluate that"
+        )
     if kind in ("tf2onnx", "keras", "jax2tf"):
         if bare := _without_bias(prepared):
             found.append(

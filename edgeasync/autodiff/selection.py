@@ -64,9 +64,9 @@ def _frozen(model: onnx.ModelProto) -> list[str]:
 def _candidates(model: onnx.ModelProto, values: Mapping[str, Array], named: Collection[str]) -> list[str]:
     """Return what may be trained: float32 initializers with a dimension, and any that is named in full.
 
-    A scalar, an exponent or what a Constant node holds is a constant of the formula unless somebody, as torch's
-    newer exporter of a scalar, says that it is not. If no layer has its weight in an initializer, weights are what Constant nodes hold, as paddle2onnx
-    writes them.
+    A scalar, an exponent or what a Constant node holds is a constant of the formula unless somebody says that it
+    is not, as torch's newer exporter does of a scalar. If no layer has its weight in an initializer, weights are
+    what Constant nodes hold, as paddle2onnx writes them.
     """
     untrained, kinds = _fixed(model), kinds_of_inputs(model)
     untrained.update(name for name, kind in kinds.items() if kind != "PARAMETER")

@@ -104,8 +104,8 @@ def check_model(path: Path, flags: dict[str, Any], batch_size: int, printer: Pri
         print_table(printer, rows)
         if zeros := [check.name for check in checks if check.passed and not check.compared]:
             printer.line(
-                f"only zeros, so nothing was compared: {', '.join(zeros)}; nothing moves the loss through them at any "
-                "of the random examples. Look at what comes after them, or freeze them"
+                f"only zeros, so nothing was compared: {', '.join(zeros)}; nothing moves the loss through them at "
+                "any of the random examples. Look at what comes after them, or freeze them"
             )
         _print_warnings(built, printer)
     if failed:

@@ -9,17 +9,18 @@ import re
 import warnings
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from edgeasync.autodiff.exporters import CHECKED, KIND, kinds_of_inputs
+from edgeasync.autodiff.exporters import CHECKED, EVALUATED, KIND, kinds_of_inputs
 from edgeasync.autodiff.forward import open_session, stops_gradient
 from edgeasync.autodiff.selection import FROZEN
 from edgeasync.errors import ConfigError, EdgeAsyncError, GraphError
 from edgeasync.sdk.torch_calls import Call, call_of, first_line, flat, quiet
-from edgeasync.sdk.torch_gradients import ITSELF, check_export, moving
+from edgeasync.sdk.torch_gradients import ITSELF, check_export, evaluates_alike, moving
 from edgeasync.sdk.torch_modules import tensors_of, unwrapped
 from edgeasync.sdk.torch_written import Written, decided
 
@@ -136,8 +137,8 @@ def _proto(module: nn.Module, call: Call, outputs: list[str], exporter: Exporter
     if check:
         if lost := sorted(moved - statistics):
             raise GraphError(
-                f"forward moves the buffer {lost[0]!r}, which no file can; only running statistics of batch norms move "
-                f"in training; {ITSELF}"
+                f"forward changes {lost[0]!r}, which no file can; only running statistics of batch norms move in "
+                f"training; {ITSELF}"
             )
         proto.metadata_props.add(key=CHECKED, value="names and gradients")
         try:
@@ -146,6 +147,8 @@ def _proto(module: nn.Module, call: Call, outputs: list[str], exporter: Exporter
             if (told := _counted(proto, call, written)) is not None:
                 raise GraphError(told) from error
             raise
+        if not evaluates_alike(module, call, proto.SerializeToString()):
+            proto.metadata_props.add(key=EVALUATED, value="differs from the module")
     return proto
 
 
@@ -154,8 +157,8 @@ def _check_branches(module: nn.Module, call: Call) -> None:
     place = decided(lambda: list(flat(quiet(module, lambda copied: call.of(copied, call.tensors))).values()))
     if place is not None:
         raise GraphError(
-            f"{type(module).__name__} goes on as a tensor's values say ({place}), and the file would keep a single "
-            f"way; write torch.where, or {ITSELF}"
+            f"{type(module).__name__} goes on as a tensor's values say ({place}), and the file would keep one way "
+            f"alone; write torch.where, or {ITSELF}"
         )
 
 
@@ -165,7 +168,8 @@ def _counted(proto: Any, call: Call, written: Written) -> str | None:
     taken = []
     for times in (1, 2):
         feeds = {
-            name: torch.cat([tensor] * times).numpy() for name, tensor in zip(call.names, call.tensors, strict=True)
+            name: torch.cat([tensor] * times).numpy()
+            for name, tensor in zip(call.names, call.tensors, strict=True)
         }
         try:
             open_session(proto.SerializeToString()).run(None, feeds)
@@ -192,9 +196,9 @@ def _output_names(module: nn.Module, call: Call) -> list[str]:
     for times in (2, 1):
         batch = tuple([torch.cat([tensor] * times) for tensor in call.tensors])
         try:
-            found = flat(quiet(module, lambda copied, batch=batch: call.of(copied, batch)))
+            found = flat(quiet(module, partial(call.of, tensors=batch)))
         except Exception as error:
-            if times == 2:  # noqa: PLR2004
+            if times == 2:
                 reason = error
                 continue
             raise ConfigError(
@@ -253,13 +257,13 @@ def _export(module: nn.Module, call: Call, outputs: list[str], *, dynamo: bool) 
                 f"torch cannot export {type(module).__name__} ({_reason(error)}); {ITSELF}"
             ) from error
     if "padding_idx" in written.lost:
-        raise GraphError(f"padding_idx of an embedding would be lost: {written.advice}{ITSELF}")
+        raise GraphError(f"an embedding has a padding_idx, and {written.advice}{ITSELF}")
     return onnx.load_model_from_string(target.getvalue()), written
 
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
-    """Keep quiet what torch says of training mode, which is meant, of its own deprecations, and of its own steps."""
+    """Keep quiet what torch says of training mode, which is meant, and of its own deprecations and steps."""
     loggers = logging.root.manager.loggerDict.items()
     handlers = [
         handler for name, one in loggers if name.startswith("torch") for handler in getattr(one, "handlers", ())
@@ -322,7 +326,7 @@ def _flattened(forward: Any, call: Call, written: Written, own: set[int]) -> Any
 def _restore(proto: Any, module: nn.Module, moved: set[str]) -> set[str]:
     """Give the file what exporters lose: the module's names and first values, and what is not trained in it.
 
-    Returns the names of the running statistics of its batch norms; `moved` are the buffers that forward moves.
+    Returns the names of the running statistics of its batch norms; `moved` is what forward changes.
     The newer one calls a tied weight by its last name, and copies the running statistics of a norm that is used
     twice. The older one moves them as it traces.
     """

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from edgeasync.autodiff.build import TrainingGraph, build_training_graph
 from edgeasync.autodiff.chance import without_chance
 from edgeasync.autodiff.contract import GRADIENT, NEXT, parameter_of
+from edgeasync.autodiff.export import export_model
 from edgeasync.autodiff.forward import open_session
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import GraphError, native_reason
@@ -46,7 +47,7 @@ POINTS, POINTS_MAX = 2, 6
 
 
 def check_export(module: nn.Module, call: Call, outputs: list[str], content: bytes, written: Written) -> None:
-    """Raise `GraphError` unless training graphs have the module's names, and move and train for each output as it."""
+    """Raise `GraphError` unless training graphs have the module's names, and train for each output as it does."""
     graphs, refused = _build(content, outputs)
     for output, graph in graphs.items():
         session = open_session(without_chance(graph.model))
@@ -63,6 +64,23 @@ def check_export(module: nn.Module, call: Call, outputs: list[str], content: byt
             for name, value in point.moved.items():
                 _compare_statistic(name, value, results.get(name + NEXT, value))
     _check_names(module, graphs, refused)
+
+
+def evaluates_alike(module: nn.Module, call: Call, content: bytes) -> bool:
+    """Return whether a file for inference predicts as the module in evaluation mode, for the user's example."""
+    feeds = {name: tensor.numpy() for name, tensor in zip(call.names, call.tensors, strict=True)}
+    session = open_session(without_chance(export_model(content, {})))
+    read = {entry.name for entry in session.get_inputs()}
+    found = session.run(None, {name: value for name, value in feeds.items() if name in read})
+    with torch.no_grad():
+        expected = quiet(module, lambda copied: list(flat(call.of(copied.eval(), call.tensors)).values()))
+    if [one.shape for one in found] != [tuple(other.shape) for other in expected]:
+        return False
+    for one, other in zip(found, expected, strict=True):
+        exact = other.detach().double().numpy()
+        if not np.allclose(one, exact, rtol=0.0, atol=APART_MAX * max(float(np.abs(exact).max(initial=0.0)), NOISE)):
+            return False
+    return True
 
 
 def _build(content: bytes, outputs: list[str]) -> tuple[dict[str, TrainingGraph], list[GraphError]]:
@@ -109,7 +127,7 @@ class _Scene(NamedTuple):
 
 
 class _Point(NamedTuple):
-    """Arrays by name, torch's gradients there, how far these move by themselves, and buffers that a forward moves.
+    """Arrays by name, torch's gradients there, how far these move by themselves, and what a forward changes.
 
     `random` is whether torch gives other gradients each time.
     """
@@ -197,16 +215,19 @@ def _point(scene: _Scene, number: int, kind: str) -> _Point:
 
 
 def _moved(module: nn.Module, before: dict[str, Tensor]) -> Gradients:
-    """Return the buffers of floating-point values that a forward has moved, but for what no file keeps."""
+    """Return the parameters and buffers of floating-point values that a forward has changed.
+
+    Buffers that are not in the module's state dict are left out: the module computes them.
+    """
     return {
-        name: tensor.numpy().copy()
-        for name, tensor in module.named_buffers()
-        if name in before and tensor.is_floating_point() and not torch.equal(tensor, before[name])
+        name: tensor.detach().numpy().copy()
+        for name, tensor in module.state_dict().items()
+        if tensor.is_floating_point() and not torch.equal(tensor, before[name])
     }
 
 
 def moving(module: nn.Module, call: Call) -> set[str]:
-    """Return the names of buffers that forward moves, as far as that shows at examples like the user's."""
+    """Return the names of parameters and buffers that forward changes, at examples near the user's."""
 
     def use(module: nn.Module) -> set[str]:
         generator = np.random.Generator(np.random.PCG64(0))
@@ -298,6 +319,6 @@ def _compare_statistic(name: str, expected: npt.NDArray[np.float32], found: npt.
     apart = float(np.abs(found - expected).max(initial=0.0))
     if not apart <= APART_MAX * max(float(np.abs(expected).max(initial=0.0)), NOISE):
         raise GraphError(
-            f"the running statistic {name!r} in the exported model is {apart:.2g} off torch's, where its largest is "
-            f"{np.abs(expected).max():.2g}; {ITSELF}"
+            f"the running statistic {name!r} in the exported model is {apart:.2g} off torch's, where its largest "
+            f"is {np.abs(expected).max():.2g}; {ITSELF}"
         )

@@ -60,8 +60,10 @@ class Written(TorchFunctionMode):  # type: ignore[misc]
         return found
 
     def _in_parts(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-        if func in (functional.embedding, functional.embedding_bag):
-            return _BAGS[func](self, *args, **kwargs)
+        if func is functional.embedding:
+            return self._embedding(*args, **kwargs)
+        if func is functional.embedding_bag:
+            return _bag(*args, **kwargs)
         if func in (torch.bernoulli, Tensor.bernoulli) and len(args) == 1 and not kwargs:
             return (torch.rand_like(args[0]) < args[0]).to(args[0].dtype)
         if (dropout := _DROPOUTS.get(func)) is not None:
@@ -77,30 +79,21 @@ class Written(TorchFunctionMode):  # type: ignore[misc]
         self.stopped.add("padding_idx")
         return torch.where(_is(ids, table, padding_idx).unsqueeze(-1), found.detach(), found)
 
-    def _bag(
-        self,
-        ids: Tensor,
-        table: Tensor,
-        offsets: Tensor | None = None,
-        *rest: Any,
-        mode: str = "mean",
-        **more: Any,
-    ) -> Tensor:
-        weights, padding = more.get("per_sample_weights"), more.get("padding_idx")
-        kept = more.get("max_norm") is None and not more.get("scale_grad_by_freq")
-        if rest or ids.ndim != 2 or offsets is not None or mode == "max" or not kept:
-            return functional.embedding_bag(ids, table, offsets, *rest, mode=mode, **more)
-        found = functional.embedding(ids, table)
-        if weights is not None:
-            found = found * weights.unsqueeze(-1)
-        if padding is None:
-            return found.sum(1) if mode == "sum" else found.mean(1)
-        counts = (~_is(ids, table, padding)).to(found.dtype).unsqueeze(-1)
-        found = (found * counts).sum(1)
-        return found if mode == "sum" else found / counts.sum(1).clamp(min=1.0)
 
-
-_BAGS = {functional.embedding: Written._embedding, functional.embedding_bag: Written._bag}  # noqa: SLF001
+def _bag(ids: Tensor, table: Tensor, offsets: Tensor | None = None, **options: Any) -> Tensor:
+    """Return the sum or the mean of each row of embeddings, of those that are no padding."""
+    mode, padding, weights = [options.get(name) for name in ("mode", "padding_idx", "per_sample_weights")]
+    changed = options.get("max_norm") is not None or options.get("scale_grad_by_freq")
+    if ids.ndim != 2 or offsets is not None or mode not in ("sum", "mean") or changed:
+        return functional.embedding_bag(ids, table, offsets, **options)
+    found = functional.embedding(ids, table)
+    if weights is not None:
+        found = found * weights.unsqueeze(-1)
+    if padding is None:
+        return found.sum(1) if mode == "sum" else found.mean(1)
+    counted = (~_is(ids, table, padding)).to(found.dtype).unsqueeze(-1)
+    total = (found * counted).sum(1)
+    return total if mode == "sum" else total / counted.sum(1).clamp(min=1.0)
 
 
 def _is(ids: Tensor, table: Tensor, row: int) -> Tensor:
@@ -110,7 +103,7 @@ def _is(ids: Tensor, table: Tensor, row: int) -> Tensor:
 def _channels(unbatched: int) -> Callable[..., Tensor]:
     """Return a dropout of whole channels, whose input has this number of axes where it has none for a batch."""
 
-    def dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:  # noqa: FBT001, FBT002
+    def dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:  # noqa: ARG001, FBT001, FBT002
         return x * _mask(x, 1 if x.ndim == unbatched else 2, p, training=training)
 
     return dropout
@@ -123,9 +116,9 @@ def _mask(x: Tensor, axes: int, p: float, *, training: bool) -> Tensor:
 
 
 def _alpha(axes: int | None) -> Callable[..., Tensor]:
-    """Return a dropout that keeps mean and variance (Klambauer et al. 2017), of single values or whole channels."""
+    """Return a dropout that keeps mean and variance (Klambauer et al. 2017), of values or whole channels."""
 
-    def dropout(x: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False) -> Tensor:  # noqa: FBT001, FBT002
+    def dropout(x: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False) -> Tensor:  # noqa: ARG001, FBT001, FBT002
         if not training or p in (0.0, 1.0):
             return x * 0.0 if training and p else x
         mask = _mask(x, x.ndim if axes is None else axes, p, training=True)
@@ -179,7 +172,7 @@ def _place() -> str:
 
 
 def decided(run: Callable[[], list[Tensor]]) -> str | None:
-    """Return where what `run` computes depends on what a tensor answers to yes or no; a mere guard does not count."""
+    """Return where the results of `run` depend on a tensor's yes or no; a mere guard does not count."""
     with Branches() as asked:
         results = run()
     for number, place in enumerate(asked.places[:BRANCHES_MAX]):
@@ -190,7 +183,7 @@ def decided(run: Callable[[], list[Tensor]]) -> str | None:
             continue
         pairs = zip(results, others, strict=False)
         if len(results) != len(others) or not all(torch.equal(one, other) for one, other in pairs):
-            return place
+            return str(place)
     return None
 
 

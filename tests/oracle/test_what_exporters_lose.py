@@ -264,8 +264,8 @@ class Kept(nn.Module):
         self.norm.requires_grad_(not frozen)
         self.noise = noise
 
-    def train(self, mode=True):
-        super().train(mode)
+    def train(self, *mode):
+        super().train(*mode)
         self.norm.eval()
         return self
 
@@ -303,16 +303,34 @@ class Averaged(nn.Module):
         return self.a(x - self.seen if self.used else x)
 
 
+class Clamped(nn.Linear):
+    """Keeps its weights small, in place."""
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.weight.mul_(0.9)
+        return super().forward(x)
+
+
 MOVING = {
-    "a mean of its own": (lambda: Averaged(), "seen"),
+    "a weight": (lambda: Clamped(4, 2), "weight"),
+    "a mean of its own": (Averaged, "seen"),
     "a mean that is only kept": (lambda: Averaged(used=False), "seen"),
-    "spectral norm": (lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)), "parametrizations.weight.0._u"),
-    "a mean over all batches": (lambda: nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2, momentum=None)), "1.running_mean"),
-    "statistics of instances": (
-        lambda: nn.Sequential(nn.Unflatten(1, (2, 2)), nn.InstanceNorm1d(2, affine=True, track_running_stats=True), nn.Flatten()),
+    "spectral norm": (
+        lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)),
+        "parametrizations.weight.0._u",
+    ),
+    "a mean over all batches": (
+        lambda: nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2, momentum=None)),
         "1.running_mean",
     ),
-}  # fmt: skip
+    "statistics of instances": (
+        lambda: nn.Sequential(
+            nn.Unflatten(1, (2, 2)), nn.InstanceNorm1d(2, affine=True, track_running_stats=True), nn.Flatten()
+        ),
+        "1.running_mean",
+    ),
+}
 
 
 @pytest.mark.parametrize("exporter", ["dynamo", "legacy"])
@@ -395,12 +413,32 @@ def test_a_batch_that_became_a_number_is_told(exporter):
 
 
 ONE_WAY = {
-    "an operator without a gradient": (lambda: nn.Sequential(nn.Linear(4, 4), nn.PReLU(), nn.Linear(4, 2)), "dynamo", "freeze=["),
-    "what the older exporter cannot write": (lambda: of_floats(lambda m, x: m.b(torch.expm1(m.a(x)))), "legacy", "exporter='dynamo'"),
-    "padding by the older exporter": (PADDED["a table"], "legacy", "padding_idx of an embedding would be lost: .* exporter='dynamo'"),
-    "random numbers by the older exporter": (lambda: of_floats(NOISE["uniform numbers for a row"]), "legacy", "exporter='dynamo'"),
-    "what neither can write": (lambda: of_floats(lambda m, x: torch.linalg.eigvals(m.a(x).reshape(-1, 2, 2)).real), "dynamo", "; train"),
-}  # fmt: skip
+    "an operator without a gradient": (
+        lambda: nn.Sequential(nn.Linear(4, 4), nn.PReLU(), nn.Linear(4, 2)),
+        "dynamo",
+        "freeze=[",
+    ),
+    "what the older exporter cannot write": (
+        lambda: of_floats(lambda m, x: m.b(torch.expm1(m.a(x)))),
+        "legacy",
+        "exporter='dynamo'",
+    ),
+    "padding by the older exporter": (
+        PADDED["a table"],
+        "legacy",
+        "an embedding has a padding_idx, .* exporter='dynamo'",
+    ),
+    "random numbers by the older exporter": (
+        lambda: of_floats(NOISE["uniform numbers for a row"]),
+        "legacy",
+        "exporter='dynamo'",
+    ),
+    "what neither can write": (
+        lambda: of_floats(lambda m, x: torch.linalg.eigvals(m.a(x).reshape(-1, 2, 2)).real),
+        "dynamo",
+        "; train",
+    ),
+}
 
 
 @pytest.mark.parametrize(("module", "exporter", "told"), ONE_WAY.values(), ids=ONE_WAY)
@@ -431,17 +469,57 @@ def weight_normed():
 
 
 REFUSED = {
-    "bytes for floats": (lambda: nn.Linear(4, 2), np.zeros((3, 4), np.uint8), "Linear does not take example (mat1 and mat2"),
-    "another size": (lambda: nn.Linear(4, 2), np.zeros((3, 5)), "Linear does not take example (mat1 and mat2 shapes"),
-    "one example": (lambda: nn.Linear(4, 2), np.zeros(4), "takes example, but not twice as many (mat1 and mat2 shapes"),
-    "a batch of one size": (lambda: of_floats(lambda m, x: m.b(m.a(x).view(3, 4))), np.zeros((3, 4)), "but not twice as many"),
-    "a script": (lambda: torch.jit.script(nn.Linear(4, 2)), np.zeros((3, 4)), "it is scripted; give that from before torch.jit"),
-    "a script inside": (lambda: nn.Sequential(torch.jit.script(nn.Linear(4, 2))), np.zeros((3, 4)), "its part '0' is scripted"),
-    "doubles": (lambda: nn.Linear(4, 2).double(), np.zeros((3, 4)), "parameter 'weight' is float64, and float32 is what trains"),
-    "halves": (lambda: nn.Linear(4, 2).half(), np.zeros((3, 4)), "parameter 'weight' is float16, and float32 is what trains"),
-    "no shape yet": (lambda: nn.LazyLinear(2), np.zeros((3, 4)), "'weight' has no shape yet; call the module on one batch"),
-    "what cannot be copied": (weight_normed, np.zeros((3, 4)), "Linear cannot be copied (Only Tensors created explicitly"),
-}  # fmt: skip
+    "bytes for floats": (
+        lambda: nn.Linear(4, 2),
+        np.zeros((3, 4), np.uint8),
+        "Linear does not take example (mat1 and mat2",
+    ),
+    "another size": (
+        lambda: nn.Linear(4, 2),
+        np.zeros((3, 5)),
+        "Linear does not take example (mat1 and mat2 shapes",
+    ),
+    "one example": (
+        lambda: nn.Linear(4, 2),
+        np.zeros(4),
+        "takes example, but not twice as many (mat1 and mat2 shapes",
+    ),
+    "a batch of one size": (
+        lambda: of_floats(lambda m, x: m.b(m.a(x).view(3, 4))),
+        np.zeros((3, 4)),
+        "but not twice as many",
+    ),
+    "a script": (
+        lambda: torch.jit.script(nn.Linear(4, 2)),
+        np.zeros((3, 4)),
+        "it is scripted; give that from before torch.jit",
+    ),
+    "a script inside": (
+        lambda: nn.Sequential(torch.jit.script(nn.Linear(4, 2))),
+        np.zeros((3, 4)),
+        "its part '0' is scripted",
+    ),
+    "doubles": (
+        lambda: nn.Linear(4, 2).double(),
+        np.zeros((3, 4)),
+        "parameter 'weight' is float64, and float32 is what trains",
+    ),
+    "halves": (
+        lambda: nn.Linear(4, 2).half(),
+        np.zeros((3, 4)),
+        "parameter 'weight' is float16, and float32 is what trains",
+    ),
+    "no shape yet": (
+        lambda: nn.LazyLinear(2),
+        np.zeros((3, 4)),
+        "'weight' has no shape yet; call the module on one batch",
+    ),
+    "what cannot be copied": (
+        weight_normed,
+        np.zeros((3, 4)),
+        "Linear cannot be copied (Only Tensors created explicitly",
+    ),
+}
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -479,6 +557,24 @@ def test_what_can_be_exported_is(module, example, exporter):
         proto.SerializeToString(), GraphSettings(loss="mse", output=proto.graph.output[0].name)
     )
     assert all(check.passed for check in check_gradients(graph.model, graph.spec, graph.initial))
+
+
+class Changing(nn.Module):
+    def __init__(self, *, training):
+        super().__init__()
+        self.a, self.training_alone = nn.Linear(4, 2), training
+
+    def forward(self, x):
+        found = self.a(x)
+        return found + torch.randn_like(found) if self.training or not self.training_alone else found
+
+
+def test_a_file_that_evaluates_otherwise_says_so():
+    graphs = [
+        graph_of(edgeasync.torch.to_onnx(Changing(training=alone), torch.randn(3, 4))) for alone in (True, False)
+    ]
+    assert "the file predicts otherwise than the module after eval()" in " ".join(graphs[0].warnings)
+    assert graphs[1].warnings == (), "a module that always draws predicts as its file"
 
 
 def test_a_frozen_statistic_is_named(caplog):
