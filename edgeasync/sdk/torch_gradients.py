@@ -14,7 +14,7 @@ from edgeasync.autodiff.contract import GRADIENT, NEXT, parameter_of
 from edgeasync.autodiff.export import export_model
 from edgeasync.autodiff.forward import open_session
 from edgeasync.autodiff.settings import GraphSettings
-from edgeasync.errors import GraphError, native_reason
+from edgeasync.errors import GraphError, argument, native_reason
 from edgeasync.sdk.torch_calls import Call, first_line, flat, quiet
 from edgeasync.sdk.torch_written import Written
 from edgeasync.training.graph_check import check_graph
@@ -78,7 +78,9 @@ def evaluates_alike(module: nn.Module, call: Call, content: bytes) -> bool:
         return False
     for one, other in zip(found, expected, strict=True):
         exact = other.detach().double().numpy()
-        if not np.allclose(one, exact, rtol=0.0, atol=APART_MAX * max(float(np.abs(exact).max(initial=0.0)), NOISE)):
+        if not np.allclose(
+            one, exact, rtol=0.0, atol=APART_MAX * max(float(np.abs(exact).max(initial=0.0)), NOISE)
+        ):
             return False
     return True
 
@@ -108,12 +110,15 @@ def _check_names(module: nn.Module, graphs: dict[str, TrainingGraph], refused: l
     found = {each.name for each in spec if each.role == "trained" or each.name not in buffers}
     if trained - found and refused:
         raise refused[0]
-    if found != trained:
-        name = min(found ^ trained)
-        where = "the exported model" if name in found else type(module).__name__
+    if missing := [name for name, _ in module.named_parameters() if name in trained - found]:
         raise GraphError(
-            f"only {where} has a trained array {name!r}; use each parameter in forward where a gradient reaches "
-            "it, and no others, or freeze it by requires_grad_(False)"
+            f"no gradient reaches {', '.join(missing)} of {type(module).__name__}; use each parameter in forward "
+            f"where a gradient reaches it, or give {argument('freeze', *missing)}"
+        )
+    if more := found - trained:
+        raise GraphError(
+            f"the exported model trains {min(more)!r}, which is no trained parameter of {type(module).__name__}; "
+            f"{ITSELF}"
         )
 
 

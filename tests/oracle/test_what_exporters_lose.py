@@ -412,7 +412,16 @@ def test_a_batch_that_became_a_number_is_told(exporter):
     edgeasync.torch.to_onnx(Token(lambda x: x.shape[0]), torch.randn(3, 4), exporter=exporter)
 
 
+def gated(m, x):
+    return m.b(x * (m.a(x) > 0))
+
+
 ONE_WAY = {
+    "parameters that no gradient reaches": (
+        lambda: of_floats(gated),
+        "dynamo",
+        r"no gradient reaches a.weight, a.bias of Module; .* freeze=[",
+    ),
     "an operator without a gradient": (
         lambda: nn.Sequential(nn.Linear(4, 4), nn.PReLU(), nn.Linear(4, 2)),
         "dynamo",
