@@ -137,7 +137,7 @@ class _Scene:
         return self._points[number]
 
     def first_that_moves(self, name: str) -> int:
-        """Return the first point at which a parameter has a gradient other than 0; 0 if none has one."""
+        """Return the first point at which a parameter has a gradient other than 0, else 0."""
         moving = (number for number in range(POINTS) if self.point(number).gradients[f"{name}.grad"].any())
         return next(moving, 0)
 
@@ -196,7 +196,7 @@ class _Scene:
 
     def _finite_feeds(self, number: int) -> dict[str, Array]:
         """Return random examples and moved parameters; positive ones, or unmoved ones, if the loss needs it."""
-        examples = example_feeds(self._proto, self._spec, self._batch_size, self._seed)
+        examples = example_feeds(self._proto, self._spec, self._batch_size, self._seed + number)
         generator = np.random.Generator(np.random.PCG64([self._seed, number]))
         first, moved = self._spec.views(self._initial), self._spec.views(self._initial.copy())
         for parameter in self._spec.parameters:

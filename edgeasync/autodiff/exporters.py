@@ -157,9 +157,9 @@ def warnings_of(model: onnx.ModelProto, prepared: Forward) -> list[str]:
     kind, found = kind_of_producer(model), []
     if any(entry.key == EVALUATED for entry in model.metadata_props):
         found.append(
-            "the file predicts otherwise than the module after eval(): forward goes on as self.training says, or "
-            "draws random numbers in training, and the file goes on so in evaluations, too; load what was trained "
-            "into the module, and evaluate that"
+            "the file predicts otherwise than the module after eval(): forward asks for self.training, or "
+            "draws random numbers in training alone, and the file does in evaluations what it does in training; load "
+            "what was trained into the module, and evaluate that"
         )
     if kind in ("tf2onnx", "keras", "jax2tf"):
         if bare := _without_bias(prepared):
@@ -175,6 +175,19 @@ def warnings_of(model: onnx.ModelProto, prepared: Forward) -> list[str]:
     if kind == "torchscript":
         # `to_onnx` notes as buffers those to which it gave the module's own values back.
         noted = kinds_of_inputs(model)
+        single = [
+            entry.name
+            for entry in model.graph.initializer
+            if entry.data_type == onnx.TensorProto.FLOAT
+            and not entry.dims
+            and entry.name in prepared.constants
+            and not (entry.name in noted or _NAMED_BY_EXPORTER.fullmatch(entry.name))
+        ]
+        if single:
+            found.append(
+                f"single numbers are not trained, as they may be constants: {_listed(single)}; if they are "
+                f"parameters, give {argument('train', '*', *single)}"
+            )
         norms = [
             node.where
             for node in prepared.nodes

@@ -115,7 +115,7 @@ def _patterns(given: str | Sequence[str]) -> list[str]:
 
 
 def _choose(module: nn.Module, train: list[str], freeze: list[str]) -> None:
-    """Freeze and thaw parameters; raises `ConfigError` for a pattern that none has."""
+    """Freeze and thaw parameters; raises `ConfigError` for a pattern without a match."""
     tensors = tensors_of(module)
     for pattern in (*train, *freeze):
         if not any(fnmatchcase(name, pattern) for name in tensors):
@@ -153,12 +153,12 @@ def _proto(module: nn.Module, call: Call, outputs: list[str], exporter: Exporter
 
 
 def _check_branches(module: nn.Module, call: Call) -> None:
-    """Raise `GraphError` if forward goes other ways by what tensors hold: a trace keeps one of them."""
+    """Raise `GraphError` if forward branches by what tensors hold: a trace keeps one branch."""
     place = decided(lambda: list(flat(quiet(module, lambda copied: call.of(copied, call.tensors))).values()))
     if place is not None:
         raise GraphError(
-            f"{type(module).__name__} goes on as a tensor's values say ({place}), and the file would keep one way "
-            f"alone; write torch.where, or {ITSELF}"
+            f"{type(module).__name__} decides by what a tensor holds ({place}), and the file would keep a single "
+            f"branch; write torch.where, or {ITSELF}"
         )
 
 

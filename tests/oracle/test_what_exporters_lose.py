@@ -22,7 +22,9 @@ from edgeasync.autodiff.forward import open_session
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import ConfigError, EdgeAsyncError, GraphError
 from edgeasync.sdk.torch_draws import SameDraws
+from tests.support.followed import arguments
 from tests.support.gradients import session
+from tests.support.torch_exports import EXPORTS, export
 
 nn, functional = torch.nn, torch.nn.functional
 MSE = GraphSettings(loss="mse")
@@ -253,6 +255,19 @@ def test_single_numbers_are_trained(exporter):
     assert run.arrays["scale"] != np.float32(0.7)
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+def test_a_single_number_in_a_file_of_the_older_exporter_is_told():
+    module = of_floats(scaled, scale=nn.Parameter(torch.tensor(0.7)), shift=nn.Parameter(torch.tensor(0.0)))
+    content = export(module, torch.randn(3, 4), **EXPORTS["old, training"])
+    (told,) = build_training_graph(content, MSE).warnings
+    assert told.startswith("single numbers are not trained, as they may be constants: scale, shift; ")
+    followed = build_training_graph(content, GraphSettings(loss="mse", train=arguments(told)["train"]))
+    assert {"scale", "shift", "a.weight"} <= {parameter.name for parameter in followed.spec.parameters}
+    assert followed.warnings == ()
+    graph = build_training_graph(export(module, torch.randn(3, 4), **EXPORTS["new"]), MSE)
+    assert {"scale", "shift"} <= {parameter.name for parameter in graph.spec.parameters}
+
+
 class Kept(nn.Module):
     """A backbone whose norms keep their statistics, as is usual where it is tuned."""
 
@@ -384,7 +399,7 @@ def guarded(m, x):
 def test_a_way_that_values_choose_is_not_frozen(forward):
     said = refused(of_floats(forward), torch.randn(3, 4), exporter="legacy")
     assert re.search(
-        r"goes on as a tensor's values say \(test_what_exporters_lose.py:\d+\), .*; write torch.where, or", said
+        r"decides by what a tensor holds \(test_what_exporters_lose.py:\d+\), .*; write torch.where, or", said
     )
     assert "torch cannot export Module" in refused(of_floats(branching), torch.randn(3, 4))
 
