@@ -157,9 +157,9 @@ def warnings_of(model: onnx.ModelProto, prepared: Forward) -> list[str]:
     kind, found = kind_of_producer(model), []
     if any(entry.key == EVALUATED for entry in model.metadata_props):
         found.append(
-            "the file predicts otherwise than the module after eval(): forward asks for self.training, or "
-            "draws random numbers in training alone, and the file does in evaluations what it does in training; load "
-            "what was trained into the module, and evaluate that"
+            "the file predicts otherwise than the module after eval(): forward asks for self.training, or draws "
+            "random numbers in training alone, and the file does so in evaluations, too; load what was trained "
+            "into the module, and evaluate that"
         )
     if kind in ("tf2onnx", "keras", "jax2tf"):
         if bare := _without_bias(prepared):
@@ -180,7 +180,7 @@ def warnings_of(model: onnx.ModelProto, prepared: Forward) -> list[str]:
             for entry in model.graph.initializer
             if entry.data_type == onnx.TensorProto.FLOAT
             and not entry.dims
-            and entry.name in prepared.constants
+            and entry.name not in prepared.parameters
             and not (entry.name in noted or _NAMED_BY_EXPORTER.fullmatch(entry.name))
         ]
         if single:

@@ -255,7 +255,7 @@ def test_single_numbers_are_trained(exporter):
     assert run.arrays["scale"] != np.float32(0.7)
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore")  # torch's exporters and what they call warn of themselves
 def test_a_single_number_in_a_file_of_the_older_exporter_is_told():
     module = of_floats(scaled, scale=nn.Parameter(torch.tensor(0.7)), shift=nn.Parameter(torch.tensor(0.0)))
     content = export(module, torch.randn(3, 4), **EXPORTS["old, training"])
