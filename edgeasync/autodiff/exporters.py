@@ -161,6 +161,12 @@ def warnings_of(model: onnx.ModelProto, prepared: Forward) -> list[str]:
             "random numbers in training alone, and the file does so in evaluations, too; load what was trained "
             "into the module, and evaluate that"
         )
+    drawing = [node.where for node in prepared.nodes if node.op == "RandomUniformLike"]
+    if kind == "dynamo" and drawing and not any(entry.key == CHECKED for entry in model.metadata_props):
+        found.append(
+            f"{_listed(drawing)} draws in evaluations, too, as torch's exporter writes dropouts of whole "
+            "channels; edgeasync.torch.to_onnx writes those that draw in training alone"
+        )
     if kind in ("tf2onnx", "keras", "jax2tf"):
         if bare := _without_bias(prepared):
             found.append(

@@ -155,6 +155,16 @@ def test_numbers_that_nothing_repeats_are_no_comparison():
         edgeasync.torch.to_onnx(drawn, torch.randn(3, 4))
 
 
+@pytest.mark.filterwarnings("ignore")  # torch's exporters and what they call warn of themselves
+def test_a_file_of_torch_s_own_exporter_tells_that_its_masks_stay():
+    module = nn.Sequential(nn.Unflatten(1, (4, 1)), nn.Dropout1d(0.5), nn.Flatten(), nn.Linear(4, 2))
+    (told,) = build_training_graph(export(module, torch.randn(3, 4), **EXPORTS["new"]), MSE).warnings
+    assert re.fullmatch(
+        r"node '.*' \(RandomUniformLike\) draws in evaluations, too, .*to_onnx writes .* alone", told
+    )
+    assert graph_of(edgeasync.torch.to_onnx(module, torch.randn(3, 4))).warnings == ()
+
+
 DROPOUTS = {
     "Dropout": ((6, 4), (6, 4)),
     "Dropout1d": ((6, 4, 3), (6, 4, 1)),
