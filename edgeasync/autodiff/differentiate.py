@@ -112,7 +112,7 @@ def reverse(graph: TrainingGraphBuilder, steps: list[Step], output: str, gradien
 
 
 def _keep_dropouts(graph: TrainingGraphBuilder) -> None:
-    """Read the mask of every dropout, as of data, through which no gradient passes: onnxruntime removes others."""
+    """Read the mask of every dropout, also where no gradient passes: onnxruntime removes those nobody reads."""
     read = {name for node in graph.nodes for name in free_inputs(node)}
     for place, node in reversed([*enumerate(graph.nodes)]):
         if node.op == "Dropout" and node.outputs[1] not in read:

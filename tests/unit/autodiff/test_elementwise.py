@@ -192,7 +192,7 @@ def test_a_dropout_of_ratio_0_and_one_of_ratio_1():
     "text",
     [
         "d = Dropout(x, r, t)\ny = Mul(d, p)",
-        "d = Dropout(x, r, t)\nn = Neg(d)\ny = Mul(n, p)",
+        "n = Neg(x)\nd = Dropout(n, r, t)\ny = Mul(d, p)",
         "h = Mul(x, p)\nd = Dropout(h, r, t)\ns = Sign(d)\ny = Mul(h, s)",
     ],
 )
