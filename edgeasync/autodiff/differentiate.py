@@ -108,4 +108,18 @@ def reverse(graph: TrainingGraphBuilder, steps: list[Step], output: str, gradien
                 )
             arrived[name].append(value)
     graph.enter("gradient")
-    return {name: graph.total(values) for name, values in arrived.items() if values}
+    totals = {name: graph.total(values) for name, values in arrived.items() if values}
+    _keep_dropouts(graph)
+    return totals
+
+
+def _keep_dropouts(graph: TrainingGraphBuilder) -> None:
+    """Read the mask of every dropout, also where no gradient passes: onnxruntime removes those nobody reads."""
+    read = {name for node in graph.nodes for name in free_inputs(node)}
+    for place, node in reversed([*enumerate(graph.nodes)]):
+        if node.op == "Dropout" and node.outputs[1] not in read:
+            result, node.outputs[0] = node.outputs[0], f"{node.outputs[0]}::dropped"
+            kept = Node(
+                "Where", [node.outputs[1], node.outputs[0], graph.scalar(0.0)], [result], {}, f"{result}::kept"
+            )
+            graph.nodes.insert(place + 1, kept)
