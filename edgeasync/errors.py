@@ -20,8 +20,9 @@
 The codes are a contract: scripts rely on them. Each message says what was wrong, where, and what to do.
 """
 
+import ast
 import re
-from typing import ClassVar
+from typing import Any, ClassVar
 
 _QUOTED = r"""(?:'[^']*'|"[^"]*")"""
 _ARGUMENT = re.compile(rf"\b(output|loss|train|freeze)=({_QUOTED}|\[{_QUOTED}(?:, {_QUOTED})*\])")
@@ -50,19 +51,49 @@ def with_flags(sentence: str) -> str:
     return _ARGUMENT.sub(flags, sentence)
 
 
+def arguments(sentence: str) -> dict[str, Any]:
+    """Return the arguments that a message says to give: of each name the last value, or all patterns.
+
+    >>> arguments("give output='scores' and loss='mse', or freeze=['a', 'b']")
+    {'output': 'scores', 'loss': 'mse', 'freeze': ('a', 'b')}
+    """
+    found: dict[str, Any] = {}
+    for name, given in _ARGUMENT.findall(sentence):
+        value = ast.literal_eval(given)
+        found[name] = (*found.get(name, ()), *value) if isinstance(value, list) else value
+    return found
+
+
 _NATIVE = re.compile(
     r"\[ONNXRuntimeError\] : \d+ : \w+ : | ?==> Context: .*|Load model from \S* failed: ?|Status Message: "
-    r"|\S*/\S+\.(?:h|hpp|c|cc|cpp|cu):\d+:? ?(?:.* was false\. ?|(?:\w+: )?Assertion .* failed: ?)?"
+    r"|\S*\b\w+\.(?:h|hpp|c|cc|cpp|cu):\d+:? ?"
+    r"(?:.* was false\. ?|(?:\w+: )?Assertion .* failed: ?|[A-Z][a-z]\w+[A-Z]\w+(?= ) ?)?"
+    r"|\b[A-Z]\w+::(?=[A-Z])"
 )
-"""What libraries in C++ write besides the reason: codes, source lines, signatures and assertions."""
+"""What libraries in C++ write besides the reason: codes, source lines, functions, scopes and assertions."""
+
+_RUNNING = re.compile(
+    r"(?:Exception|Non-zero status code returned while) running (\w+) node\. Name:'([^']*)' ?(.*)"
+)
+_INVALID = re.compile(r"This is an invalid model\. (?:Error: )?In Node, \(\"([^\"]*)\", (\w+),.*, Error:? (.*)")
+
+_INFERRED = re.compile(r"Node ?\(([^)]*)\) Op ?\((\w+)\) \[\w+\] (.*)")
 
 _REASON_MAX = 300
 
 
 def native_reason(error: BaseException) -> str:
-    """Return the reason in an error of onnx or onnxruntime as one line, without codes, paths and assertions."""
+    """Return the reason in an error of onnx or onnxruntime as one line of ours, without what only C++ knows."""
     said = _NATIVE.sub("", " ".join(str(error).split())).strip(" :.")
-    return said[:_REASON_MAX] or type(error).__name__
+    if found := _RUNNING.search(said):
+        said = f"{_node(found[2], found[1])} fails: {found[3]}"
+    elif found := _INVALID.search(said) or _INFERRED.search(said):
+        said = f"{_node(found[1], found[2])} is wrong: {found[3]}"
+    return said.strip(" :.")[:_REASON_MAX] or type(error).__name__
+
+
+def _node(name: str, operator: str) -> str:
+    return f"node {name!r} ({operator})" if name else f"a node ({operator})"
 
 
 class EdgeAsyncError(Exception):

@@ -37,6 +37,7 @@ from edgeasync.sdk.torch_modules import (
     rounds,
     write_tensors,
 )
+from edgeasync.sdk.torch_scores import ROWS, check_scores, scores_of
 from edgeasync.sdk.torch_steps import watch_steps
 from edgeasync.training.evaluation import Evaluation, Evaluator, add_up, mean_of
 from edgeasync.training.losses import LossSum
@@ -135,6 +136,7 @@ class TorchModel(Adapted):
         fitted = _fitting(loss) or _usual_loss
         self._takes_values = fitted is not loss and loss is not None
         self._is_known = _is_known(loss)
+        self._given_loss = loss
         self._loss = _of_a_tensor(fitted) if self._is_known else fitted
         self._ignored_label: int | None = getattr(loss, "ignore_index", None)
         self._make_optimizer = _maker_of(optimizer, module)
@@ -159,6 +161,9 @@ class TorchModel(Adapted):
     def _trainer(self, data: Dataset, local: LocalTraining, seed: int) -> Trainer:
         data = self._targets_of(data)
         module = copy.deepcopy(self._module).to(self._device)
+        if scores := scores_of(self._given_loss, whole_targets=data.y.dtype.kind == "i"):
+            x = data.features[np.arange(min(ROWS, len(data)))]
+            check_scores(module, lambda tried: _returned(tried, x, self._device), scores)
         optimizer = self._make_optimizer([tensor for tensor in module.parameters() if tensor.requires_grad])
         stream = _stream(data, local.batch_size, seed, norms=_has_norms(module))
         meter = local.make_meter(

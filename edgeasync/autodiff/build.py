@@ -10,15 +10,17 @@ import onnx
 from edgeasync.autodiff import contract, differentiate, forward, own_loss
 from edgeasync.autodiff.contract import is_training_graph
 from edgeasync.autodiff.endings import check_ending
-from edgeasync.autodiff.exporters import check_export, warnings_of
+from edgeasync.autodiff.exporters import check_export, folded_scalars, warnings_of
 from edgeasync.autodiff.forward import Forward
 from edgeasync.autodiff.graph import FLOAT, Array, Shape
 from edgeasync.autodiff.losses import TARGET, add_loss, target_type
+from edgeasync.autodiff.producers import producer_of
 from edgeasync.autodiff.selection import Selection, select
 from edgeasync.autodiff.settings import GraphSettings
-from edgeasync.errors import GraphError, argument, native_reason
+from edgeasync.errors import GraphError, argument, arguments, native_reason
 from edgeasync.losses import CrossEntropy, Loss, OnnxLoss, find_loss
 from edgeasync.parameters import Parameter, ParameterSpec, Vector
+from edgeasync.protocol.operators import ALLOWED, ALLOWED_OWN
 
 
 class TrainingGraph(msgspec.Struct, frozen=True):
@@ -31,8 +33,40 @@ class TrainingGraph(msgspec.Struct, frozen=True):
     """What the file decided, or its exporter may have changed, in silence: a sentence for each."""
 
 
+TRIES = 3
+"""How often the advice of a refusal is tried, for what would be refused next."""
+
+
 def build_training_graph(model: bytes, settings: GraphSettings) -> TrainingGraph:
-    """Differentiate a serialized forward model; raises `GraphError` if it cannot be trained as asked."""
+    """Differentiate a serialized forward model; raises `GraphError` if it cannot be trained as asked.
+
+    A refusal's advice is tried before: what would be refused next, the same sentence says.
+    """
+    try:
+        return _build(model, settings)
+    except GraphError as error:
+        raise GraphError("; with that: ".join(_refusals(model, settings, str(error)))) from error
+
+
+def _refusals(model: bytes, settings: GraphSettings, first: str) -> list[str]:
+    """Return a refusal, and those that follow if its advice is taken."""
+    found, given = [first], settings
+    for _ in range(TRIES):
+        if not (advice := arguments(found[-1])):
+            break
+        if "freeze" in advice:  # rather than to train what may be no parameter
+            advice = {"freeze": (*given.freeze, *advice["freeze"])}
+        given = msgspec.structs.replace(given, **advice)
+        try:
+            _build(model, given)
+        except GraphError as error:
+            found.append(str(error))
+        else:
+            break
+    return found
+
+
+def _build(model: bytes, settings: GraphSettings) -> TrainingGraph:
     if is_training_graph(model):
         raise GraphError("this is a training graph already; give the forward model")
     proto = forward.parse(model)
@@ -50,6 +84,7 @@ def build_training_graph(model: bytes, settings: GraphSettings) -> TrainingGraph
         sample = tuple([forward.PROBES[0] if dim is None else dim for dim in prepared.shapes[TARGET]])
     else:
         prepared = forward.prepare(proto, output, selection.trained, selection.statistics)
+    _check_devices(proto, prepared)
     check_ending(prepared, loss)
     if not isinstance(loss, OnnxLoss):
         sample = target_type(loss, prepared.output_sample)[1]
@@ -57,6 +92,19 @@ def build_training_graph(model: bytes, settings: GraphSettings) -> TrainingGraph
     made = _assemble(prepared, settings, selection, _warnings(proto, prepared, selection, settings))
     _check_run(made, prepared, sample)
     return made
+
+
+def _check_devices(model: onnx.ModelProto, prepared: Forward) -> None:
+    """Raise `GraphError` for operators that no device runs, whether or not they need a gradient.
+
+    Random numbers are not looked at: only who exports a module knows how to draw others.
+    """
+    for node in prepared.nodes:
+        if node.op not in (ALLOWED_OWN if node.domain else ALLOWED | forward.RANDOM_OPERATORS):
+            rest = "write the model with other operators"
+            if node.domain or "Integer" in node.op or node.op.startswith("QLinear"):
+                rest = producer_of(model).foreign
+            raise GraphError(f"{node.where}: devices do not run {node.op}; {rest}")
 
 
 def _warnings(
@@ -69,6 +117,12 @@ def _warnings(
         found.append(
             f"weights in Constant nodes are not trained: {', '.join(held)}; to train them, give "
             f"{argument('train', *(settings.train or ('*',)), *held)}"
+        )
+    if folded := folded_scalars(model, prepared):
+        of_which = ", ".join([f"{name} of {origin}" for name, origin in folded.items()])
+        found.append(
+            f"single numbers that the exporter computed are not trained: {of_which}; {producer_of(model).plain}, "
+            f"or give {argument('train', *(settings.train or ('*',)), *folded)}"
         )
     return (*found, *warnings_of(model, prepared))
 

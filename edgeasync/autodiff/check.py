@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping
 import msgspec
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
 
 from edgeasync.autodiff import forward
+from edgeasync.autodiff.chance import without_chance
 from edgeasync.autodiff.graph import Array, free_inputs, needed, read_nodes, value_info, write_nodes
 from edgeasync.autodiff.inspection import example_feeds, measure
 from edgeasync.autodiff.losses import TARGET
@@ -47,7 +47,8 @@ LOSS = "loss"
 class GradientCheck(msgspec.Struct, frozen=True):
     """A check of one parameter, along one direction.
 
-    `slope` is the loss's slope by the gradient. `difference` is the slope by finite differences.
+    `slope` is the loss's slope by the gradient. `difference` is the slope by finite differences. `compared` is
+    whether either is anything but 0: else nothing has been held against anything.
     """
 
     name: str
@@ -55,6 +56,7 @@ class GradientCheck(msgspec.Struct, frozen=True):
     difference: float
     error: float
     passed: bool
+    compared: bool = True
 
 
 def check_gradients(
@@ -65,8 +67,8 @@ def check_gradients(
     The first direction is the gradient itself. For the others the values are dealt out at random, to parts as
     small as the cost allows, and every part moves by random signs, which weighs all its values alike: a single
     wrong value shows, unless it is small among those of its part. The first comparison is returned, or one that
-    failed. Dropout is off meanwhile, random numbers are constants, and what gradients stop at keeps its values.
-    The examples are random. Raises `GraphError` if no loss is finite.
+    failed. Dropout is off meanwhile, random numbers are the same each time, and what gradients stop at keeps its
+    values. The examples are random, and others where a gradient is 0. Raises `GraphError` if no loss is finite.
     """
     scene = _Scene(model, spec, initial, batch_size, seed)
     trained = [parameter.name for parameter in spec.parameters if parameter.role == "trained"]
@@ -74,15 +76,19 @@ def check_gradients(
     generator = np.random.Generator(np.random.PCG64(seed))
     checks = []
     for name in trained:
-        gradient = scene.point(0).gradients[f"{name}.grad"]
+        begin = scene.first_that_moves(name)
+        gradient = scene.point(begin).gradients[f"{name}.grad"]
         if not np.isfinite(gradient).all():
             checks.append(GradientCheck(name, np.nan, 0.0, np.inf, passed=False))
             continue
         directions = _directions(gradient, parts, generator)
-        first = told = scene.check(name, next(directions))
-        while told.passed and (direction := next(directions, None)) is not None:
-            told = scene.check(name, direction)
-        checks.append(first if told.passed else told)
+        found = []
+        for direction in directions:
+            found.append(scene.check(name, direction, begin))
+            if not found[-1].passed:
+                break
+        told = found[0] if found[-1].passed else found[-1]
+        checks.append(msgspec.structs.replace(told, compared=any(each.slope or each.difference for each in found)))
     return checks
 
 
@@ -130,12 +136,17 @@ class _Scene:
             self._points.append(_Point(feeds, dict(zip(self._gradients, gradients, strict=True))))
         return self._points[number]
 
-    def check(self, name: str, direction: Array) -> GradientCheck:
-        """Return the best comparison of one parameter's gradient along a direction."""
+    def first_that_moves(self, name: str) -> int:
+        """Return the first point at which a parameter has a gradient other than 0, else 0."""
+        moving = (number for number in range(POINTS) if self.point(number).gradients[f"{name}.grad"].any())
+        return next(moving, 0)
+
+    def check(self, name: str, direction: Array, begin: int) -> GradientCheck:
+        """Return the best comparison of one parameter's gradient along a direction, beginning with a point."""
         best = GradientCheck(name, 0.0, 0.0, np.inf, passed=False)
         tolerance = TOLERANCE if direction.all() else TOLERANCE_IN_PART
         for number in range(POINTS):
-            check = self._compare(name, direction, tolerance, self.point(number))
+            check = self._compare(name, direction, tolerance, self.point((begin + number) % POINTS))
             if check.error <= best.error:
                 best = check
             if best.passed:
@@ -185,7 +196,7 @@ class _Scene:
 
     def _finite_feeds(self, number: int) -> dict[str, Array]:
         """Return random examples and moved parameters; positive ones, or unmoved ones, if the loss needs it."""
-        examples = example_feeds(self._proto, self._spec, self._batch_size, self._seed)
+        examples = example_feeds(self._proto, self._spec, self._batch_size, self._seed + number)
         generator = np.random.Generator(np.random.PCG64([self._seed, number]))
         first, moved = self._spec.views(self._initial), self._spec.views(self._initial.copy())
         for parameter in self._spec.parameters:
@@ -207,38 +218,6 @@ class _Scene:
 
 def _is_autoencoder(proto: onnx.ModelProto) -> bool:
     return any((entry.key, entry.value) == ("edgeasync.target", "input") for entry in proto.metadata_props)
-
-
-def without_chance(model: bytes) -> bytes:
-    """Give every dropout a ratio of 0, which is a constant of its own, and replace random numbers by constants."""
-    proto = onnx.load_model_from_string(model)
-    ratios = {node.input[1] for node in proto.graph.node if node.op_type == "Dropout"}
-    for entry in proto.graph.initializer:
-        if entry.name in ratios:
-            entry.CopyFrom(numpy_helper.from_array(np.zeros((), np.float32), entry.name))
-    nodes = [
-        part for node in proto.graph.node for part in (_constant(node) if node.op_type in _DRAWING else [node])
-    ]
-    del proto.graph.node[:]
-    proto.graph.node.extend(nodes)
-    return bytes(proto.SerializeToString())
-
-
-_DRAWING = frozenset({"RandomNormalLike", "RandomUniformLike"})
-
-
-def _constant(node: onnx.NodeProto) -> list[onnx.NodeProto]:
-    """Return nodes that make a number that a random node may draw, in every place."""
-    given = {entry.name: entry.f for entry in node.attribute}
-    if node.op_type == "RandomNormalLike":
-        drawn = given.get("mean", 0.0) + given.get("scale", 1.0) / 2
-    else:
-        drawn = (given.get("low", 0.0) + 2 * given.get("high", 1.0)) / 3
-    shape, value = f"{node.output[0]}::shape", numpy_helper.from_array(np.array([drawn], np.float32))
-    return [
-        helper.make_node("Shape", [node.input[0]], [shape]),
-        helper.make_node("ConstantOfShape", [shape], [node.output[0]], value=value),
-    ]
 
 
 def _stops(proto: onnx.ModelProto) -> list[str]:

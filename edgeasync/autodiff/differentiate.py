@@ -7,7 +7,7 @@ import msgspec
 
 from edgeasync.autodiff.forward import Forward
 from edgeasync.autodiff.graph import FLOAT, Node, free_inputs, needed
-from edgeasync.autodiff.rules import RULES, STOPPING, Step, TrainingGraphBuilder
+from edgeasync.autodiff.rules import INSTEAD, RULES, STOPPING, Step, TrainingGraphBuilder
 from edgeasync.errors import GraphError, argument
 
 
@@ -65,6 +65,8 @@ def _blocked(forward: Forward, trained: Collection[str], nodes: list[Node]) -> s
     before = {name for earlier in needed(forward.nodes, results) for name in free_inputs(earlier)}
     frozen = [name for name in trained if name in before]
     rest = "write the model with other operators"
+    if told := [f"{INSTEAD[op]} for {op}" for op in dict.fromkeys(node.op for node in nodes) if op in INSTEAD]:
+        rest += f", such as {', '.join(told)}"
     if any(node.domain for node in nodes):
         rest = "use the file from before onnxruntime optimized or quantized it"
     them = "them" if nodes[1:] else "it"
@@ -106,4 +108,18 @@ def reverse(graph: TrainingGraphBuilder, steps: list[Step], output: str, gradien
                 )
             arrived[name].append(value)
     graph.enter("gradient")
-    return {name: graph.total(values) for name, values in arrived.items() if values}
+    totals = {name: graph.total(values) for name, values in arrived.items() if values}
+    _keep_dropouts(graph)
+    return totals
+
+
+def _keep_dropouts(graph: TrainingGraphBuilder) -> None:
+    """Read the mask of every dropout, also where no gradient passes: onnxruntime removes those nobody reads."""
+    read = {name for node in graph.nodes for name in free_inputs(node)}
+    for place, node in reversed([*enumerate(graph.nodes)]):
+        if node.op == "Dropout" and node.outputs[1] not in read:
+            result, node.outputs[0] = node.outputs[0], f"{node.outputs[0]}::dropped"
+            kept = Node(
+                "Where", [node.outputs[1], node.outputs[0], graph.scalar(0.0)], [result], {}, f"{result}::kept"
+            )
+            graph.nodes.insert(place + 1, kept)

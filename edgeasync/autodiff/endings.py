@@ -2,13 +2,17 @@
 
 The last operators are read backwards, through what moves, clips or scales values. Each tensor on the way is
 recognized by the operator that makes it, or by its values on random inputs: rows that are positive and sum to 1,
-and the softmax or sigmoid of an earlier tensor.
+and the softmax or sigmoid of an earlier tensor. What other arithmetic makes of such tensors alone is refused if
+it has one sign or the same sum everywhere. Last, the output itself is refused if it stays between 0 and 1 however
+large the parameters are. The scores that a refusal names are judged in the same way before.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 
 import msgspec
 import numpy as np
+import onnxruntime
 from onnx import helper, numpy_helper
 
 from edgeasync.autodiff import forward
@@ -27,6 +31,7 @@ from edgeasync.autodiff.graph import (
 )
 from edgeasync.errors import GraphError, argument
 from edgeasync.losses import BinaryCrossEntropy, CrossEntropy, Loss
+from edgeasync.scores import SCALES, are_bounded, drawn
 
 DRAWS = (1.0, 4.0)
 """Standard deviations of the random inputs of the runs."""
@@ -40,17 +45,38 @@ MOVED = 0.3
 EXACT = 3e-6
 """How far values may be apart that are the same in float32."""
 
+LOOSE = 1e-4
+"""How far from 1 a sum of probabilities may be."""
+
+FREE = 10.0
+"""What values exceed that have no bounds: the largest parameters are drawn a thousand times too large."""
+
 SPREAD_MIN = 0.05
 """Over less than this a sigmoid cannot be told from a straight line."""
 
-_YES_OR_NO = argument("loss", "bce_with_logits")
+_Runs = list[dict[str, Array]]
+"""Of each run, tensors by name."""
 
+_YES_OR_NO = argument("loss", "bce_with_logits")
+_VALUES = argument("loss", "mse")
+
+_BOUNDED = "bounds"
 _MAKERS = frozenset({"HardSigmoid", "Sigmoid", "Softmax"})
 _MOVING = frozenset(
     {"Cast", "Concat", "Flatten", "Gather", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"}
 )
 _SCALING = frozenset({"Add", "Div", "Mul", "Sub"})
 _CLIPPING = frozenset({"Clip", "Max", "Min"})
+_ARITHMETIC = (
+    _MOVING
+    | _SCALING
+    | _CLIPPING
+    | {"Abs", "Exp", "Log", "Mean", "Neg", "Pow", "Reciprocal", "Relu", "Sqrt", "Sum", "Where"}
+    | {"ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "Softplus", "Tanh"}
+)
+"""What makes of probabilities alone nothing that is free in range, or is meant to be."""
+
+_LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
 
 class Ending(msgspec.Struct, frozen=True):
@@ -60,6 +86,14 @@ class Ending(msgspec.Struct, frozen=True):
     scores: str
     axis: int | None = None
     logarithm: bool = False
+
+    @property
+    def said(self) -> str:
+        """What an output that ends so does, for a sentence of which it is the subject."""
+        if self.maker == _BOUNDED:
+            return "stays between 0 and 1, whatever the parameters are"
+        of_it = self.logarithm and self.maker != "LogSoftmax"
+        return f"comes from the logarithm of {self.maker}" if of_it else f"comes from {self.maker}"
 
 
 def check_ending(prepared: Forward, loss: Loss) -> None:
@@ -73,37 +107,48 @@ def check_ending(prepared: Forward, loss: Loss) -> None:
         raise GraphError(f"output {output!r} is an input of the model; nothing can be trained")
     if not isinstance(loss, CrossEntropy | BinaryCrossEntropy):
         return
-    classes = isinstance(loss, CrossEntropy)
-    ending = _find(prepared)
-    if classes and ending is not None and ending.maker == "LogSoftmax":
-        ending = None  # the softmax of log-probabilities is the probabilities
-    shape = prepared.shapes[output]
-    if classes and _is_single(shape):
-        as_well = f" and {argument('output', ending.scores)}" if ending is not None and ending.scores else ""
+    shape, classes = prepared.shapes[output], isinstance(loss, CrossEntropy)
+    single = classes and _is_single(shape)
+    ending = _Endings(prepared, classes=classes and not single).of(output)
+    if single:
         raise GraphError(
             f"output {output!r} of shape {shape} has one score for each example, and cross_entropy needs one for "
-            f"each class (its loss would be 0 for ever); give {_YES_OR_NO}{as_well}, with the labels 0 "
-            "and 1"
+            f"each class (its loss would be 0 for ever); {_advice_for_one(prepared, ending)}"
         )
+    if ending is not None:
+        raise GraphError(
+            f"output {output!r} {ending.said}, but this loss takes the scores before it; "
+            f"{_advice(prepared, ending, classes=classes)}"
+        )
+
+
+def _advice_for_one(prepared: Forward, ending: Ending | None) -> str:
+    """Say how to train one score for each example where a loss of classes was asked for."""
     if ending is None:
-        return
-    of_it = ending.logarithm and ending.maker != "LogSoftmax"
-    what = f"the logarithm of {ending.maker}" if of_it else ending.maker
-    raise GraphError(
-        f"output {output!r} comes from {what}, but this loss takes the scores before it; "
-        f"{_advice(prepared, ending, classes=classes)}"
-    )
+        return f"give {_VALUES} for values, or {_YES_OR_NO} for the labels 0 and 1"
+    if not ending.scores:
+        return f"it {ending.said}: give {_VALUES}, with the targets 0 and 1"
+    if _is_single(prepared.shapes[ending.scores]):
+        return f"give {_YES_OR_NO} and {argument('output', ending.scores)}, with the labels 0 and 1"
+    return f"give {argument('output', ending.scores)}, which has one for each class"
 
 
 def _advice(prepared: Forward, ending: Ending, *, classes: bool) -> str:
+    targets = ", with 1 for an example's class and 0 for the others as targets" if classes else ""
     if not ending.scores:
-        return f"export the scores instead, or give {argument('loss', 'mse')}"
+        return f"export the scores instead, or give {_VALUES}{targets}"
     shape, scores = prepared.shapes[prepared.output], prepared.shapes[ending.scores]
+    as_output = f"give {argument('output', ending.scores)}"
     if classes and _is_single(scores):
-        return f"give {argument('output', ending.scores)} and {_YES_OR_NO}, with the labels 0 and 1"
-    if classes and (ending.axis not in (None, 1) or _without_ones(shape) != _without_ones(scores)):
-        return "export the scores instead, with the classes at axis 1"
-    return f"give {argument('output', ending.scores)}"
+        return f"{as_output} and {_YES_OR_NO}, with the labels 0 and 1"
+    same = _without_ones(shape) == _without_ones(scores)
+    if classes and not same and "igmoid" in ending.maker:
+        return f"{as_output} and {_YES_OR_NO}, with 0 or 1 for each answer"
+    if classes and (ending.axis not in (None, 0, 1) or not same):
+        return f"export the scores instead, with the classes at axis 1, or give {_VALUES}{targets}"
+    if not same:
+        return f"{as_output} and {argument('loss', 'cross_entropy')}, with the numbers of classes as labels"
+    return as_output
 
 
 def _is_single(shape: Shape) -> bool:
@@ -115,50 +160,179 @@ def _without_ones(shape: Shape) -> list[int | None]:
     return [size for size in shape if size != 1]
 
 
-def _find(prepared: Forward) -> Ending | None:
-    """Return what makes the output's probabilities; by operators if these tell, else by values."""
-    makers = {name: node for node in prepared.nodes for name in node.outputs if name}
-    runs = _runs(prepared)
-    way = list(_on_the_way(prepared, makers))
-    for name, scaled, logged in way:
-        found = _by_operator(prepared, makers[name])
-        if found is not None and (not scaled or _looks_like_shares(prepared, runs, found.axis)):
-            return msgspec.structs.replace(found, logarithm=found.logarithm or logged)
-    for name, scaled, logged in way:
-        found = _by_values(prepared, name, makers, runs)
-        if found is not None and (not scaled or _looks_like_shares(prepared, runs, found.axis)):
-            return msgspec.structs.replace(found, logarithm=found.logarithm or logged)
-    for name, scaled, _ in way:
-        node = makers[name]
-        if not scaled and node.op == "Clip" and _within_0_and_1(prepared, node):
-            return Ending("Clip", node.inputs[0])
-    return None
+class _Endings:
+    """Finds out of what scores tensors of a model are made; the model runs once for all of them, if at all."""
 
+    def __init__(self, prepared: Forward, *, classes: bool) -> None:
+        self._prepared = prepared
+        self._classes = classes
+        self._makers = {name: node for node in prepared.nodes for name in node.outputs if name}
 
-def _on_the_way(prepared: Forward, makers: Mapping[str, Node]) -> Iterator[tuple[str, bool, bool]]:
-    """Yield the tensors behind which nothing but moving, clipping and scaling happens, the output first.
+    def of(self, name: str) -> Ending | None:
+        """Return what makes a tensor's probabilities, of which scores; `None` if it has scores itself."""
+        found = self._on_the_way(name) or self._of_probabilities(name) or self._bounded(name)
+        if found is None or (self._classes and found.maker == "LogSoftmax" and self._are_scores(name)):
+            return None
+        deeper = self.of(found.scores) if found.scores else None
+        return found if deeper is None else msgspec.structs.replace(found, scores=deeper.scores)
 
-    With each: whether values are scaled behind it, and whether their logarithm is taken.
-    """
-    waiting = [(prepared.output, False, False)]
-    while waiting:
-        name, scaled, logged = waiting.pop()
-        if name not in makers:
-            continue
-        yield name, scaled, logged
-        node = makers[name]
-        single = [each for each in node.inputs if not _is_number(prepared, each)]
-        if node.op in _MOVING:
-            inner = node.inputs if node.op == "Concat" else node.inputs[:1]
-            waiting += [(each, scaled, logged) for each in inner]
-        elif node.op == "Log" and not logged:
-            waiting.append((node.inputs[0], scaled, True))
-        elif node.op in _CLIPPING and single:
-            waiting.append((single[0], scaled, logged))
-        elif node.op in _SCALING and len(single) == 1:
-            complement = node.op == "Sub" and _number(prepared, node.inputs[0]) == 1.0
-            small = logged and node.op == "Add"  # so that no logarithm is of 0
-            waiting.append((single[0], scaled or not (complement or small), logged))
+    def _on_the_way(self, output: str) -> Ending | None:
+        """Look for one maker behind which values are only moved, clipped and scaled; by operators, then by values.
+
+        Where they are scaled, they must look like shares still: others are scores that were bounded on purpose.
+        """
+        way = list(self._way(output))
+        for find in (self._by_operator, self._by_values):
+            for name, scaled, logged in way:
+                found = find(name)
+                if found is not None and (not scaled or self._looks_like_shares(output, found.axis)):
+                    return msgspec.structs.replace(found, logarithm=found.logarithm or logged)
+        for name, scaled, _ in way:
+            node = self._makers[name]
+            if not scaled and node.op == "Clip" and _within_0_and_1(self._prepared, node):
+                return Ending("Clip", node.inputs[0])
+        return None
+
+    def _way(self, output: str) -> Iterator[tuple[str, bool, bool]]:
+        """Yield the tensors behind which nothing but moving, clipping and scaling happens, the output first.
+
+        With each: whether values are scaled behind it, and whether their logarithm is taken.
+        """
+        prepared, waiting = self._prepared, [(output, False, False)]
+        while waiting:
+            name, scaled, logged = waiting.pop()
+            if name not in self._makers:
+                continue
+            yield name, scaled, logged
+            node = self._makers[name]
+            single = [each for each in node.inputs if not _is_number(prepared, each)]
+            if node.op in _MOVING:
+                inner = node.inputs if node.op == "Concat" else node.inputs[:1]
+                waiting += [(each, scaled, logged) for each in inner]
+            elif node.op == "Log" and not logged:
+                waiting.append((node.inputs[0], scaled, True))
+            elif node.op in _CLIPPING and len(single) == 1:
+                waiting.append((single[0], scaled, logged))
+            elif node.op in _SCALING and len(single) == 1:
+                complement = node.op == "Sub" and _number(prepared, node.inputs[0]) == 1.0
+                small = logged and node.op == "Add"  # so that no logarithm is of 0
+                waiting.append((single[0], scaled or not (complement or small), logged))
+
+    def _of_probabilities(self, output: str) -> Ending | None:
+        """Return the makers if arithmetic makes the output of them alone, and it has one sign or the same sums."""
+        for find in (self._by_operator, lambda name: self._by_operator(name) or self._by_values(name)):
+            found, waiting, seen = list[Ending](), [output], set[str]()
+            while waiting:
+                name = waiting.pop()
+                if name in seen:
+                    continue
+                seen.add(name)
+                node = self._makers.get(name)
+                if (ending := find(name) if node is not None else None) is not None:
+                    found.append(ending)
+                elif node is None or node.op not in _ARITHMETIC:
+                    break
+                else:
+                    inner = node.inputs[:1] if node.op in _MOVING - {"Concat"} else node.inputs
+                    waiting += [each for each in inner if self._is_computed(each)]
+            else:
+                axes = {ending.axis for ending in found}
+                if found and self._looks_like_shares(output, axes.pop() if len(axes) == 1 else None):
+                    return self._joined(output, found)
+        return None
+
+    def _is_computed(self, name: str) -> bool:
+        return not _is_number(self._prepared, name) and self._prepared.dtypes[name] == FLOAT
+
+    def _joined(self, output: str, found: list[Ending]) -> Ending:
+        """Return one ending for several, with their scores if these are the same and of the output's size."""
+        makers, scores = list(dict.fromkeys([each.maker for each in found])), {each.scores for each in found}
+        name, shapes = scores.pop(), self._prepared.shapes
+        alike = not scores and name and _without_ones(shapes[name]) == _without_ones(shapes[output])
+        return Ending(" and ".join(makers), name if alike else "", found[0].axis)
+
+    def _bounded(self, output: str) -> Ending | None:
+        """Tell whether the output stays between 0 and 1, and what has no bounds before it, if that is known."""
+        if self._is_of_a_layer(output) or not are_bounded(self._wide(output)):
+            return None
+        name, free = output, list[str]()
+        while name in self._makers and self._makers[name].op in _ARITHMETIC | _MAKERS:
+            inner = [each for each in self._makers[name].inputs if self._is_computed(each)]
+            if len(inner) != 1 or self._prepared.shapes[inner[0]] != self._prepared.shapes[output]:
+                break
+            (name,) = inner
+            values = np.concatenate([value[np.isfinite(value)] for value in self._wide(name)] or [np.zeros(0)])
+            if (np.abs(values) > FREE).any():
+                if (values < 0).any() and (values > 0).any():
+                    return Ending(_BOUNDED, name)
+                free.append(name)
+        # Classes may have scores of one sign; an answer with such scores is never likelier than not.
+        return Ending(_BOUNDED, free[0] if free and self._classes else "")
+
+    def _is_of_a_layer(self, name: str) -> bool:
+        """Return whether a layer makes a tensor: a frozen one need not grow with what is trained."""
+        while (node := self._makers.get(name)) is not None:
+            if node.domain or node.op in _LAYERS:
+                weights = self._prepared.parameters.keys() | self._prepared.constants.keys()
+                return bool(node.domain) or not weights.isdisjoint(node.inputs)
+            if node.op in _MOVING - {"Concat"}:
+                name = node.inputs[0]
+            elif node.op == "Add" and len(inner := [each for each in node.inputs if each in self._makers]) == 1:
+                (name,) = inner
+            else:
+                return False
+        return False
+
+    def _by_operator(self, name: str) -> Ending | None:
+        return _by_operator(self._prepared, self._makers[name])
+
+    def _by_values(self, name: str) -> Ending | None:
+        return _by_values(self._prepared, name, self._makers, self._runs)
+
+    # -- by values ---------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _probe(self) -> "_Probe":
+        return _Probe(self._prepared, {name for name, _, _ in self._way(self._prepared.output)})
+
+    @cached_property
+    def _runs(self) -> _Runs:
+        """What the model returns on a few random inputs, near its own parameters."""
+        return self._probe.run(_near(self._prepared))
+
+    @cached_property
+    def _wide_runs(self) -> _Runs:
+        """What it returns with parameters from small to large."""
+        return self._probe.run(_wide(self._prepared))
+
+    def _wide(self, name: str) -> list[Array]:
+        return [run[name] for run in self._wide_runs if name in run]
+
+    def _looks_like_shares(self, name: str, axis: int | None) -> bool:
+        """Return whether what was made of probabilities is still of one sign, or has the same sums everywhere."""
+        values = [run[name] for run in self._runs if name in run]
+        if not values:
+            return False
+        if all((value >= 0).all() for value in values) or all((value <= 0).all() for value in values):
+            return True
+        if axis is None or values[0].ndim < 2:
+            return False
+        sums = np.concatenate([value.sum(1, dtype=np.float64).ravel() for value in values])
+        size = max(1.0, *[float(np.abs(value).max()) for value in values])
+        return bool(np.ptp(sums) <= EXACT * values[0].shape[1] * size)
+
+    def _are_scores(self, name: str) -> bool:
+        """Return whether log-probabilities are those of an example's classes, of which the softmax is the same."""
+        values = [run[name].astype(np.float64) for run in self._runs if name in run]
+        if any((value > 0).any() for value in values):
+            return False
+
+        def normal(axis: int) -> bool:
+            sums = [np.logaddexp.reduce(value, axis=axis) for value in values]
+            return all(bool((np.abs(total) < LOOSE).all()) for total in sums)
+
+        others = [axis for axis in range(len(self._prepared.shapes[name])) if axis != 1]
+        return not values or normal(1) or not any(normal(axis) for axis in others)
 
 
 def _by_operator(prepared: Forward, node: Node) -> Ending | None:
@@ -192,39 +366,19 @@ def _within_0_and_1(prepared: Forward, node: Node) -> bool:
 # -- by values -------------------------------------------------------------------------------------------------
 
 
-def _looks_like_shares(prepared: Forward, runs: list[Mapping[str, Array]], axis: int | None) -> bool:
-    """Return whether scaled probabilities are still that: none negative, or all sums the same.
-
-    Others are scores that were bounded on purpose.
-    """
-    values = [run[prepared.output] for run in runs]
-    if not values:
-        return False
-    if all((value >= 0).all() for value in values):
-        return True
-    if axis is None or values[0].ndim < 2:
-        return False
-    sums = np.concatenate([value.sum(1, dtype=np.float64).ravel() for value in values])
-    return bool(
-        np.ptp(sums) <= EXACT * values[0].shape[1] * max(1.0, *[float(np.abs(value).max()) for value in values])
-    )
-
-
-def _by_values(
-    prepared: Forward, name: str, makers: Mapping[str, Node], runs: list[Mapping[str, Array]]
-) -> Ending | None:
+def _by_values(prepared: Forward, name: str, makers: Mapping[str, Node], runs: _Runs) -> Ending | None:
     """Recognize a tensor by what it holds on random inputs, and find the scores it is made of."""
     values = [run[name] for run in runs if name in run]
     if not values or values[0].ndim < 1 or not all(np.isfinite(value).all() for value in values):
         return None
     spread = max(float(np.ptp(value)) for value in values)
-    axes = [axis for axis in dict.fromkeys((1, values[0].ndim - 1)) if 0 < axis < values[0].ndim]
+    axes = [axis for axis in dict.fromkeys((1, values[0].ndim - 1, 0)) if axis < values[0].ndim]
     shares = [
         axis
         for axis in axes
         if values[0].shape[axis] > 1
         and all(
-            (value >= 0).all() and np.abs(value.sum(axis, dtype=np.float64) - 1).max() < 1e-4 for value in values
+            (value >= 0).all() and np.abs(value.sum(axis, dtype=np.float64) - 1).max() < LOOSE for value in values
         )
     ]
     if spread < SPREAD_MIN and not shares:
@@ -274,20 +428,34 @@ def _earlier(prepared: Forward, name: str, makers: Mapping[str, Node]) -> Iterat
         yield from (made for made in node.outputs if made and made != name and makers.get(made) is node)
 
 
-def _runs(prepared: Forward) -> list[Mapping[str, Array]]:
-    """Run the model on random inputs and moved parameters; return the tensors of the output's size of each run.
+class _Probe:
+    """Runs a model on random inputs; of each run it returns the tensors of the sizes of those on the way."""
 
-    Nothing is returned if it does not run on them: then only operators tell.
-    """
-    sizes = _without_ones(prepared.shapes[prepared.output])
-    wanted = [
-        name
-        for node in prepared.nodes
-        for name in node.outputs
-        if name
-        and prepared.dtypes[name] == FLOAT
-        and sorted(map(str, _without_ones(prepared.shapes[name]))) == sorted(map(str, sizes))
-    ]
+    def __init__(self, prepared: Forward, way: Collection[str]) -> None:
+        sizes = {_sizes(prepared, name) for name in way}
+        self._wanted = [
+            name
+            for node in prepared.nodes
+            for name in node.outputs
+            if name and prepared.dtypes[name] == FLOAT and _sizes(prepared, name) in sizes
+        ]
+        self._model = _with_results(prepared, self._wanted)
+        self._session: onnxruntime.InferenceSession | None = None
+
+    def run(self, draws: Iterable[Mapping[str, Array]]) -> _Runs:
+        """Run the model on each; return nothing if it does not run on random inputs: then only operators tell."""
+        try:
+            if self._session is None:
+                self._session = forward.open_session(self._model)
+            return [
+                dict(zip(self._wanted, self._session.run(self._wanted, feeds), strict=True)) for feeds in draws
+            ]
+        except Exception:  # noqa: BLE001 - onnxruntime raises errors of its own
+            return []
+
+
+def _with_results(prepared: Forward, wanted: Sequence[str]) -> bytes:
+    """Return the model with its parameters as inputs, and with these tensors as outputs."""
     used = {name for node in prepared.nodes for name in free_inputs(node)}
     inputs = [value_info(name, prepared.dtypes[name], prepared.shapes[name]) for name in prepared.inputs]
     inputs += [value_info(name, value.dtype, value.shape) for name, value in prepared.parameters.items()]
@@ -300,25 +468,38 @@ def _runs(prepared: Forward) -> list[Mapping[str, Array]]:
     )
     imports = opset_imports(prepared.opset, prepared.nodes)
     model = helper.make_model(graph, ir_version=IR_VERSION, opset_imports=imports)
-    runs: list[Mapping[str, Array]] = []
-    try:
-        session = forward.open_session(model.SerializeToString())
-        for number, scale in enumerate(DRAWS):
-            feeds = _draw(prepared, np.random.Generator(np.random.PCG64(number)), scale)
-            runs.append(dict(zip(wanted, session.run(wanted, feeds), strict=True)))
-    except Exception:  # noqa: BLE001 - onnxruntime raises errors of its own; the inputs may be none for this model
-        return []
-    return runs
+    return bytes(model.SerializeToString())
 
 
-def _draw(prepared: Forward, generator: np.random.Generator, scale: float) -> dict[str, Array]:
+def _sizes(prepared: Forward, name: str) -> tuple[str, ...]:
+    return tuple(sorted(map(str, _without_ones(prepared.shapes[name]))))
+
+
+def _near(prepared: Forward) -> Iterator[dict[str, Array]]:
+    """Yield random inputs, and parameters moved a little: all scores of a new model may be 0."""
+    for number, scale in enumerate(DRAWS):
+        generator = np.random.Generator(np.random.PCG64(number))
+        yield _inputs(prepared, generator, scale) | {
+            name: value + drawn(value, MOVED, generator) for name, value in prepared.parameters.items()
+        }
+
+
+def _wide(prepared: Forward) -> Iterator[dict[str, Array]]:
+    """Yield random inputs, and random parameters from small to large; running variances are none."""
+    variances = {name for node in prepared.nodes if node.op == "BatchNormalization" for name in node.inputs[3:]}
+    for number, scale in enumerate(SCALES):
+        generator = np.random.Generator(np.random.PCG64(number))
+        yield _inputs(prepared, generator, DRAWS[number % len(DRAWS)]) | {
+            name: value if name in variances else drawn(value, scale, generator)
+            for name, value in prepared.parameters.items()
+        }
+
+
+def _inputs(prepared: Forward, generator: np.random.Generator, scale: float) -> dict[str, Array]:
     feeds: dict[str, Array] = {}
     for name in prepared.inputs:
         size = [ROWS if dim is None else dim for dim in prepared.shapes[name]]
         kind = prepared.dtypes[name]
         values = generator.standard_normal(size) * scale if kind == FLOAT else generator.integers(0, 2, size)
         feeds[name] = values.astype(kind)
-    for name, value in prepared.parameters.items():
-        reach = MOVED * max(float(np.linalg.norm(value)) / np.sqrt(value.size), 0.1)
-        feeds[name] = generator.standard_normal(value.shape, np.float32) * np.float32(reach) + value
     return feeds

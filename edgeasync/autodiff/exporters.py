@@ -12,13 +12,16 @@ import onnx
 
 from edgeasync.autodiff import forward
 from edgeasync.autodiff.forward import Forward
-from edgeasync.autodiff.graph import Array, Node
+from edgeasync.autodiff.graph import Array, Node, free_inputs
 from edgeasync.autodiff.producers import kind_of_producer, producer_of
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import GraphError, argument
 
 CHECKED = "edgeasync.checked"
 """The metadata key of a forward model whose parameters are surely its author's: `to_onnx` compared their names."""
+
+EVALUATED = "edgeasync.evaluated"
+"""The metadata key of a forward model that `to_onnx` saw predict otherwise than the module in evaluation mode."""
 
 
 def check_export(model: onnx.ModelProto, prepared: Forward, statistics: set[str], settings: GraphSettings) -> None:
@@ -152,6 +155,18 @@ _STATISTIC_READERS = frozenset({("BatchNormalization", 3), ("BatchNormalization"
 def warnings_of(model: onnx.ModelProto, prepared: Forward) -> list[str]:
     """Return what an exporter may have changed in silence, where the file cannot tell: a sentence for each."""
     kind, found = kind_of_producer(model), []
+    if any(entry.key == EVALUATED for entry in model.metadata_props):
+        found.append(
+            "the file predicts otherwise than the module after eval(): forward asks for self.training, or draws "
+            "random numbers in training alone, and the file does so in evaluations, too; load what was trained "
+            "into the module, and evaluate that"
+        )
+    drawing = [node.where for node in prepared.nodes if node.op == "RandomUniformLike"]
+    if kind == "dynamo" and drawing and not any(entry.key == CHECKED for entry in model.metadata_props):
+        found.append(
+            f"{_listed(drawing)} draws in evaluations, too, as torch's exporter writes dropouts of whole "
+            "channels; edgeasync.torch.to_onnx writes those that draw in training alone"
+        )
     if kind in ("tf2onnx", "keras", "jax2tf"):
         if bare := _without_bias(prepared):
             found.append(
@@ -166,6 +181,19 @@ def warnings_of(model: onnx.ModelProto, prepared: Forward) -> list[str]:
     if kind == "torchscript":
         # `to_onnx` notes as buffers those to which it gave the module's own values back.
         noted = kinds_of_inputs(model)
+        single = [
+            entry.name
+            for entry in model.graph.initializer
+            if entry.data_type == onnx.TensorProto.FLOAT
+            and not entry.dims
+            and entry.name not in prepared.parameters
+            and not (entry.name in noted or _NAMED_BY_EXPORTER.fullmatch(entry.name))
+        ]
+        if single:
+            found.append(
+                f"single numbers are not trained, as they may be constants: {_listed(single)}; if they are "
+                f"parameters, give {argument('train', '*', *single)}"
+            )
         norms = [
             node.where
             for node in prepared.nodes
@@ -180,6 +208,21 @@ def warnings_of(model: onnx.ModelProto, prepared: Forward) -> list[str]:
                 "with dynamo=True, optimize=False"
             )
     return found
+
+
+def folded_scalars(model: onnx.ModelProto, prepared: Forward) -> dict[str, str]:
+    """Return single numbers that torch's newer exporter computed, and of which it says so."""
+    folded = _said(model, _FOLDED_FROM)
+    used = {name for node in prepared.nodes for name in free_inputs(node)}
+    return {
+        entry.name: folded[entry.name].strip("[]")
+        for entry in model.graph.initializer
+        if entry.data_type == onnx.TensorProto.FLOAT
+        and not entry.dims
+        and entry.name in folded
+        and entry.name in used
+        and entry.name not in prepared.parameters
+    }
 
 
 def _without_bias(prepared: Forward) -> list[str]:

@@ -4,6 +4,7 @@ Shapes and shape-like values are not inferred but measured: the model runs at tw
 intermediate tensor as an output, which tells what follows the batch and what does not.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -23,7 +24,7 @@ from edgeasync.autodiff.graph import (
     read_nodes,
     write_nodes,
 )
-from edgeasync.autodiff.producers import producer_of
+from edgeasync.autodiff.producers import Producer, producer_of
 from edgeasync.errors import GraphError, argument, native_reason
 
 OPSET_MIN, OPSET_MAX = 18, 23
@@ -82,6 +83,9 @@ class Forward(Graph):
 def load(data: bytes) -> onnx.ModelProto:
     """Read a serialized model as it is; raises `GraphError` if it is none, or keeps values in other files."""
     model = read(data)
+    for entry in model.graph.output:
+        if entry.type.HasField("tensor_type"):
+            entry.type.tensor_type.shape.SetInParent()  # onnx wants one there, and we measure them all
     try:
         onnx.checker.check_model(model)
     except Exception as error:
@@ -241,7 +245,7 @@ def prepare(
             _read_input(forward, entry, symbols, producer_of(model).sizes)
     if not forward.inputs:
         raise GraphError(f"output {output!r} depends on no input of the model")
-    first, second = _measure(forward, nodes, symbolic=bool(symbols))
+    first, second = _measure(forward, nodes, producer_of(model), symbolic=bool(symbols))
     for name, value in first.items():
         measured: object = value
         if isinstance(measured, list):
@@ -411,7 +415,7 @@ def _constant_value(node: Node) -> Array:
 
 
 def _measure(
-    forward: Forward, nodes: list[Node], *, symbolic: bool
+    forward: Forward, nodes: list[Node], producer: Producer, *, symbolic: bool
 ) -> tuple[Mapping[str, Array], Mapping[str, Array]]:
     """Run the forward model at two batch sizes; return every tensor of both runs."""
     variable = forward.constants | forward.parameters
@@ -436,7 +440,10 @@ def _measure(
             }
             runs.append(feeds | variable | dict(zip(names, session.run(names, feeds), strict=True)))
     except Exception as error:
-        raise GraphError(f"the forward model does not run: {native_reason(error)}") from error
+        reason = native_reason(error)
+        tried = symbolic and re.search(rf"\b({'|'.join(map(str, PROBES))})\b", reason)  # sizes that do not fit
+        advice = producer.batch if tried else "write that part of the model with other operators"
+        raise GraphError(f"the forward model does not run: {reason}; {advice}") from error
     return runs[0], runs[-1]
 
 

@@ -38,7 +38,8 @@ def join(model: onnx.ModelProto, output: str, loss: bytes) -> Joined:
     if inputs.keys() != {PREDICTION, TARGET} or len(own.graph.output) != 1:
         raise GraphError(
             f"the loss has the inputs {', '.join(inputs) or '(none)'} and {len(own.graph.output)} outputs; "
-            "give it the inputs prediction and target, and one output"
+            "give it the inputs prediction and target, and one output; join several outputs of the model to one "
+            "in its forward, such as by torch.cat, and their targets in the data's y"
         )
     if any(attribute.HasField("g") for node in own.graph.node for attribute in node.attribute):
         raise GraphError("the loss holds a graph of its own (a loop or a branch); write it without")

@@ -18,6 +18,8 @@ class Producer(msgspec.Struct, frozen=True):
     plain: str = "export it without optimization and constant folding"
     """For a file whose parameters were merged, folded or computed."""
     sizes: str = "export it with fixed sizes for all axes but the batch"
+    batch: str = "export it so that it takes any batch size, or with a fixed one"
+    """For a file that has a free batch and does not run on all sizes of it."""
     foreign: str = "use the file from before it was optimized, quantized or compiled"
     """For operators outside the standard domain."""
 
@@ -29,18 +31,22 @@ _TORCHSCRIPT = (
     "torch.onnx.export(..., dynamo=False, training=torch.onnx.TrainingMode.TRAINING, do_constant_folding=False)"
 )
 
+_FIXED_BATCH = "write x.shape[0] where forward has len(x), which fixes the batch size in the file"
+
 PRODUCERS = {
     "dynamo": Producer(
         "torch's exporter (dynamo=True)",
         opset="export it with torch.onnx.export(..., opset_version=18)",
         plain=f"export without optimization: {_DYNAMO}",
         sizes="export it with dynamic_shapes=({0: torch.export.Dim('batch')},), which frees the batch alone",
+        batch=_FIXED_BATCH,
     ),
     "torchscript": Producer(
         "torch's exporter (dynamo=False)",
         opset="export it with torch.onnx.export(..., opset_version=18)",
         plain=f"export without optimization: {_TORCHSCRIPT}, or {_DYNAMO}",
         sizes="export it with dynamic_axes={'x': {0: 'batch'}}, which frees the batch alone",
+        batch=_FIXED_BATCH,
     ),
     "keras": Producer(
         "tf2onnx, for Keras",

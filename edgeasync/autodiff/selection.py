@@ -34,7 +34,7 @@ def select(model: onnx.ModelProto, values: Mapping[str, Array], settings: GraphS
     Raises `GraphError` for a model without float32 parameters, and for a pattern that matches nothing.
 
     Running statistics move where anything of their batch norm is chosen. What the file says was frozen stays so
-    unless `train` is given.
+    unless `train` names it, statistics in full.
     """
     statistics, norms = _statistics(model, values)
     candidates = _candidates(model, values, settings.train or ())
@@ -42,9 +42,11 @@ def select(model: onnx.ModelProto, values: Mapping[str, Array], settings: GraphS
     if not names:
         raise GraphError(_nothing_to_train(values))
     chosen = _chosen(names, settings)
-    frozen = [name for name in _frozen(model) if name in chosen and settings.train is None]
-    chosen -= set(frozen)
-    live = {name for norm in norms if chosen.intersection(norm) for name in norm[2:]}
+    thawed = {name for name in names if settings.names(name)}.difference(statistics).union(settings.train or ())
+    said = [name for name in _frozen(model) if name not in thawed]
+    frozen = [name for name in said if name in chosen]
+    chosen -= set(said)
+    live = {name for norm in norms if chosen.intersection(norm) for name in norm[2:]}.difference(said)
     trained = [name for name in candidates if name in chosen and name not in statistics]
     layers = _read_by_layers(model)
     held = [name for name in forward.held_by_constants(model) if name in layers and name not in candidates]
@@ -63,17 +65,17 @@ def _candidates(model: onnx.ModelProto, values: Mapping[str, Array], named: Coll
     """Return what may be trained: float32 initializers with a dimension, and any that is named in full.
 
     A scalar, an exponent or what a Constant node holds is a constant of the formula unless somebody says that it
-    is not. If no layer has its weight in an initializer, weights are what Constant nodes hold, as paddle2onnx
-    writes them.
+    is not, as torch's newer exporter does of a scalar. If no layer has its weight in an initializer, weights are
+    what Constant nodes hold, as paddle2onnx writes them.
     """
-    untrained = _fixed(model)
-    untrained.update(name for name, kind in kinds_of_inputs(model).items() if kind != "PARAMETER")
+    untrained, kinds = _fixed(model), kinds_of_inputs(model)
+    untrained.update(name for name, kind in kinds.items() if kind != "PARAMETER")
     held = forward.held_by_constants(model).keys()
 
     def may_be(name: str, value: Array) -> bool:
         if value.dtype != FLOAT or not value.size or not np.isfinite(value).all():
             return False
-        return name in named or bool(value.ndim and name not in untrained)
+        return name in named or bool((value.ndim or name in kinds) and name not in untrained)
 
     found = [name for name, value in values.items() if may_be(name, value)]
     layers, weights = _read_by_layers(model), _weights(model, values)

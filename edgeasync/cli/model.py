@@ -98,10 +98,15 @@ def check_model(path: Path, flags: dict[str, Any], batch_size: int, printer: Pri
     else:
         rows = [("gradient of", "slope", "difference", "apart", "")]
         for check in checks:
-            verdict = "ok" if check.passed else "WRONG"
+            verdict = ("ok" if check.compared else "only zeros") if check.passed else "WRONG"
             numbers = (f"{check.slope:.3e}", f"{check.difference:.3e}", f"{check.error:.2%}")
             rows.append((check.name, *numbers, verdict))
         print_table(printer, rows)
+        if zeros := [check.name for check in checks if check.passed and not check.compared]:
+            printer.line(
+                f"only zeros, so nothing was compared: {', '.join(zeros)}; nothing moves the loss through them at "
+                "any of the random examples. Look at what comes after them, or freeze them"
+            )
         _print_warnings(built, printer)
     if failed:
         others = f" and {len(failed) - 1} more" if failed[1:] else ""

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map_only
 
 from edgeasync.errors import ConfigError
+from edgeasync.sdk.torch_draws import SameDraws
 
 _POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
@@ -47,17 +47,19 @@ def call_of(module: nn.Module, example: Any) -> Call:
     except TypeError as error:
         raise ConfigError(f"example does not fit {type(module).__name__}.forward: {error}") from error
     for name, tensor in zip(call.names, call.tensors, strict=True):
-        if tensor.ndim < 2 or len(tensor) < 2 or len(tensor) != len(call.tensors[0]):
+        if not tensor.ndim or len(tensor) < 2 or len(tensor) != len(call.tensors[0]):
             which = "example" if call.names == ["x"] else f"{name!r} of example"
             raise ConfigError(f"{which} has shape {tuple(tensor.shape)}; give a batch of two examples or more")
     return call
 
 
 def _tensors(arrays: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    """Return arrays as tensors; what is not of whole numbers as float32, which is what devices feed."""
     found = []
     for name, array in arrays.items():
         try:
-            found.append(torch.as_tensor(array).detach().cpu())
+            tensor = torch.as_tensor(array).detach().cpu()
+            found.append(tensor.float() if tensor.is_floating_point() else tensor)
         except (TypeError, ValueError, RuntimeError) as error:
             raise ConfigError(
                 f"{name!r} of example is {type(array).__name__}, not an array; give arrays, and set what is "
@@ -100,14 +102,14 @@ def _flat(found: Any, name: str) -> Iterator[tuple[str, Tensor]]:
 
 
 def quiet(module: nn.Module, use: Callable[[nn.Module], Any]) -> Any:
-    """Return what `use` makes of a copy of the module without dropout."""
+    """Return what `use` makes of a copy of the module without dropout, which draws the same numbers each time."""
     copied = copy.deepcopy(module)
     for part in copied.modules():
         if isinstance(part, nn.modules.dropout._DropoutNd):  # noqa: SLF001
             part.p = 0.0
         elif isinstance(part, nn.RNNBase | nn.MultiheadAttention):
             part.dropout = 0.0
-    with _NoDropout():
+    with SameDraws(), _NoDropout():
         return use(copied)
 
 
@@ -124,40 +126,6 @@ class _NoDropout(TorchFunctionMode):  # type: ignore[misc]
         if "dropout" in name:
             return args[0] if args else kwargs["input"]
         return func(*args, **kwargs)
-
-
-class Grads(TorchFunctionMode):  # type: ignore[misc]
-    """Writes a `detach` wherever gradients stop without one, as exporters keep no `torch.no_grad`.
-
-    It notes what stops them. `kept` is whether the exporter writes a `detach`.
-    """
-
-    def __init__(self, *, kept: bool) -> None:
-        super().__init__()
-        self.stopped: set[str] = set()
-        """What has stopped gradients: `detach`, `detach_`, `data` or `no_grad`."""
-        self._kept = kept
-
-    @property
-    def advice(self) -> str:
-        """What may help where gradients differ, with the word that goes before another way."""
-        if self.stopped and not self._kept:
-            return "the older exporter does not write where torch stops gradients: give exporter='dynamo', or "
-        if "detach_" in self.stopped:
-            return "exporters leave out detach_(): write h = h.detach() for h.detach_(), or "
-        return ""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func == Tensor.data.__get__:
-            self.stopped.add("data")
-            return args[0].detach()
-        found = func(*args, **(kwargs or {}))
-        if func in (Tensor.detach, Tensor.detach_, torch.detach, torch.detach_):
-            self.stopped.add(func.__name__)
-        elif not torch.is_grad_enabled():
-            self.stopped.add("no_grad")
-            return tree_map_only(Tensor, lambda one: one.detach() if one.is_floating_point() else one, found)
-        return found
 
 
 def first_line(error: Exception) -> str:

@@ -9,12 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from edgeasync.autodiff.build import TrainingGraph, build_training_graph
-from edgeasync.autodiff.check import without_chance
-from edgeasync.autodiff.contract import GRADIENT, parameter_of
+from edgeasync.autodiff.chance import without_chance
+from edgeasync.autodiff.contract import GRADIENT, NEXT, parameter_of
+from edgeasync.autodiff.export import export_model
 from edgeasync.autodiff.forward import open_session
 from edgeasync.autodiff.settings import GraphSettings
-from edgeasync.errors import GraphError, native_reason
-from edgeasync.sdk.torch_calls import Call, Grads, first_line, flat, quiet
+from edgeasync.errors import GraphError, argument, native_reason
+from edgeasync.sdk.torch_calls import Call, first_line, flat, quiet
+from edgeasync.sdk.torch_written import Written
+from edgeasync.training.graph_check import check_graph
 
 Gradients = dict[str, npt.NDArray[np.float32]]
 """By parameter."""
@@ -43,23 +46,43 @@ POINTS, POINTS_MAX = 2, 6
 """At how many points gradients are compared, and how many are drawn for that: some have a kink nearby."""
 
 
-def check_export(module: nn.Module, call: Call, outputs: list[str], content: bytes, grads: Grads) -> None:
-    """Raise `GraphError` unless training graphs have the module's names, and its gradients for each output."""
+def check_export(module: nn.Module, call: Call, outputs: list[str], content: bytes, written: Written) -> None:
+    """Raise `GraphError` unless training graphs have the module's names, and train for each output as it does."""
     graphs, refused = _build(content, outputs)
     for output, graph in graphs.items():
         session = open_session(without_chance(graph.model))
         # What a graph does not train is a constant in it.
-        moved = {parameter.name for parameter in graph.spec.parameters}
-        for point in _points(_Scene(module, call, outputs.index(output), moved)):
-            results = _run(session, point)
-            if point.random and grads.stopped:
+        trained = {parameter.name for parameter in graph.spec.parameters}
+        for point in _points(_Scene(module, call, outputs.index(output), trained)):
+            if point.random:
                 raise GraphError(
-                    f"{type(module).__name__} draws random numbers and stops gradients, so nothing tells whether "
-                    f"the exported model stops them, too; {ITSELF}"
+                    f"{type(module).__name__} gives other gradients each time, by random numbers that nothing "
+                    f"repeats, so the exported model cannot be compared with it; {ITSELF}"
                 )
-            if not point.random:
-                _compare(point, results, grads)
+            results = _run(session, point)
+            _compare(point, results, written)
+            for name, value in point.moved.items():
+                _compare_statistic(name, value, results.get(name + NEXT, value))
     _check_names(module, graphs, refused)
+
+
+def evaluates_alike(module: nn.Module, call: Call, content: bytes) -> bool:
+    """Return whether a file for inference predicts as the module in evaluation mode, for the user's example."""
+    feeds = {name: tensor.numpy() for name, tensor in zip(call.names, call.tensors, strict=True)}
+    session = open_session(without_chance(export_model(content, {})))
+    read = {entry.name for entry in session.get_inputs()}
+    found = session.run(None, {name: value for name, value in feeds.items() if name in read})
+    with torch.no_grad():
+        expected = quiet(module, lambda copied: list(flat(call.of(copied.eval(), call.tensors)).values()))
+    if [one.shape for one in found] != [tuple(other.shape) for other in expected]:
+        return False
+    for one, other in zip(found, expected, strict=True):
+        exact = other.detach().double().numpy()
+        if not np.allclose(
+            one, exact, rtol=0.0, atol=APART_MAX * max(float(np.abs(exact).max(initial=0.0)), NOISE)
+        ):
+            return False
+    return True
 
 
 def _build(content: bytes, outputs: list[str]) -> tuple[dict[str, TrainingGraph], list[GraphError]]:
@@ -70,7 +93,9 @@ def _build(content: bytes, outputs: list[str]) -> tuple[dict[str, TrainingGraph]
     graphs, refused = {}, []
     for output in outputs:
         try:
-            graphs[output] = build_training_graph(content, GraphSettings(loss="mse", output=output))
+            graph = build_training_graph(content, GraphSettings(loss="mse", output=output))
+            check_graph(graph.model, bytes_max=len(graph.model))
+            graphs[output] = graph
         except GraphError as error:
             refused.append(error)
     if not graphs:
@@ -85,12 +110,15 @@ def _check_names(module: nn.Module, graphs: dict[str, TrainingGraph], refused: l
     found = {each.name for each in spec if each.role == "trained" or each.name not in buffers}
     if trained - found and refused:
         raise refused[0]
-    if found != trained:
-        name = min(found ^ trained)
-        where = "the exported model" if name in found else type(module).__name__
+    if missing := [name for name, _ in module.named_parameters() if name in trained - found]:
         raise GraphError(
-            f"only {where} has a trained array {name!r}; use each parameter in forward where a gradient reaches "
-            "it, and no others, or freeze it by requires_grad_(False)"
+            f"no gradient reaches {', '.join(missing)} of {type(module).__name__}; use each parameter in forward "
+            f"where a gradient reaches it, or give {argument('freeze', *missing)}"
+        )
+    if more := found - trained:
+        raise GraphError(
+            f"the exported model trains {min(more)!r}, which is no trained parameter of {type(module).__name__}; "
+            f"{ITSELF}"
         )
 
 
@@ -104,7 +132,7 @@ class _Scene(NamedTuple):
 
 
 class _Point(NamedTuple):
-    """Arrays by name, torch's gradients there, and how far these move by themselves.
+    """Arrays by name, torch's gradients there, how far these move by themselves, and what a forward changes.
 
     `random` is whether torch gives other gradients each time.
     """
@@ -112,6 +140,7 @@ class _Point(NamedTuple):
     feeds: dict[str, npt.NDArray[Any]]
     gradients: Gradients
     spreads: Gradients
+    moved: Gradients
     random: bool
 
     def allowed(self, name: str) -> float:
@@ -164,24 +193,58 @@ _KINDS = ("random", "near", "positive")
 def _point(scene: _Scene, number: int, kind: str) -> _Point:
     """Return a point; raises what the module raises."""
     generator = np.random.Generator(np.random.PCG64([number, _KINDS.index(kind)]))
-    batch = tuple([_drawn(tensor, kind, generator) for tensor in scene.call.tensors])
+    before, batch = [tuple([_drawn(tensor, kind, generator) for tensor in scene.call.tensors]) for _ in range(2)]
 
     def use(module: nn.Module) -> _Point:
         _move(module, scene.moved, MOVED, generator)
+        # The first forward of a module may be another: a batch norm may average over the batches so far.
+        shape = tuple(_returned(scene, module, before).shape)
+        state = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
         feeds = dict(zip(scene.call.names, [tensor.numpy() for tensor in batch], strict=True))
-        feeds |= {name: tensor.detach().numpy().copy() for name, tensor in module.state_dict().items()}
-        shape = tuple(_returned(scene, module, batch).shape)
+        feeds |= {name: tensor.numpy() for name, tensor in state.items()}
         feeds["target"] = generator.standard_normal(shape).astype(np.float32)
         target = torch.from_numpy(feeds["target"])
-        gradients, again = [_gradients(scene, module, batch, target) for _ in range(2)]
+        gradients = _gradients(scene, module, batch, target)
+        moved = _moved(module, state)
+        module.load_state_dict(state)
+        again = _gradients(scene, module, batch, target)
         random = any(not np.array_equal(gradient, again[name]) for name, gradient in gradients.items())
+        module.load_state_dict(state)
         _move(module, scene.moved, NUDGE, generator)
         nudged = _gradients(scene, module, batch, target)
         spreads = {name: np.abs(nudged[name] - gradient) for name, gradient in gradients.items()}
-        return _Point(feeds, gradients, spreads, random)
+        return _Point(feeds, gradients, spreads, moved, random)
 
     found: _Point = quiet(scene.module, use)
     return found
+
+
+def _moved(module: nn.Module, before: dict[str, Tensor]) -> Gradients:
+    """Return the parameters and buffers of floating-point values that a forward has changed.
+
+    Buffers that are not in the module's state dict are left out: the module computes them.
+    """
+    return {
+        name: tensor.detach().numpy().copy()
+        for name, tensor in module.state_dict().items()
+        if tensor.is_floating_point() and not torch.equal(tensor, before[name])
+    }
+
+
+def moving(module: nn.Module, call: Call) -> set[str]:
+    """Return the names of parameters and buffers that forward changes, at examples near the user's."""
+
+    def use(module: nn.Module) -> set[str]:
+        generator = np.random.Generator(np.random.PCG64(0))
+        found = set[str]()
+        for _ in range(2):
+            state = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+            call.of(module, tuple([_drawn(tensor, "near", generator) for tensor in call.tensors]))
+            found.update(_moved(module, state))
+        return found
+
+    names: set[str] = quiet(module, use)
+    return names
 
 
 def _drawn(example: Tensor, kind: str, generator: np.random.Generator) -> Tensor:
@@ -221,33 +284,46 @@ def _gradients(scene: _Scene, module: nn.Module, batch: tuple[Tensor, ...], targ
     if loss.requires_grad:
         own = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
     return {
-        name: np.zeros(tuple(tensor.shape), np.float32) if gradient is None else gradient.numpy()
+        name: np.zeros(tuple(tensor.shape), np.float32) if gradient is None else gradient.to_dense().numpy()
         for (name, tensor), gradient in zip(trained.items(), own, strict=True)
     }
 
 
 def _run(session: Any, point: _Point) -> Gradients:
-    """Return the gradients of a training graph."""
+    """Return the gradients of a training graph by parameter, and its running statistics by their own names."""
     feeds = {
         entry.name: point.feeds[entry.name].astype(np.int64 if entry.type == "tensor(int64)" else np.float32)
         for entry in session.get_inputs()
     }
-    names = [entry.name for entry in session.get_outputs() if entry.name.endswith(GRADIENT)]
+    names = [entry.name for entry in session.get_outputs() if entry.name.endswith((GRADIENT, NEXT))]
     try:
-        return dict(zip(map(parameter_of, names), session.run(names, feeds), strict=True))
+        found = session.run(names, feeds)
     except Exception as error:
         rows = len(point.feeds["target"])
         raise GraphError(
             f"the exported model does not run on {rows} examples ({native_reason(error)}); {ITSELF}"
         ) from error
+    return {
+        parameter_of(name) if name.endswith(GRADIENT) else name: value
+        for name, value in zip(names, found, strict=True)
+    }
 
 
-def _compare(point: _Point, results: Gradients, grads: Grads) -> None:
+def _compare(point: _Point, results: Gradients, written: Written) -> None:
     for name, gradient in point.gradients.items():
         # A parameter that the output does not depend on is none of its training graph's.
         apart = float(np.abs(results.get(name, np.float32(0.0)) - gradient).max(initial=0.0))
         if not apart <= point.allowed(name) + SPREADS * float(point.spreads[name].max(initial=0.0)):
             raise GraphError(
                 f"the gradient of {name!r} in the exported model is {apart:.2g} off torch's, where its largest is "
-                f"{np.abs(gradient).max():.2g}; {grads.advice}{ITSELF}"
+                f"{np.abs(gradient).max():.2g}; {written.advice}{ITSELF}"
             )
+
+
+def _compare_statistic(name: str, expected: npt.NDArray[np.float32], found: npt.NDArray[np.float32]) -> None:
+    apart = float(np.abs(found - expected).max(initial=0.0))
+    if not apart <= APART_MAX * max(float(np.abs(expected).max(initial=0.0)), NOISE):
+        raise GraphError(
+            f"the running statistic {name!r} in the exported model is {apart:.2g} off torch's, where its largest "
+            f"is {np.abs(expected).max():.2g}; {ITSELF}"
+        )

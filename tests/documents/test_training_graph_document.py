@@ -1,9 +1,9 @@
-"""docs/training_graph.md names every operator that has a gradient, and no other."""
+"""docs/training_graph.md names every operator that has a gradient, and no other, and what to write for others."""
 
 import re
 from pathlib import Path
 
-from edgeasync.autodiff.rules import RULES
+from edgeasync.autodiff.rules import INSTEAD, RULES
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "training_graph.md"
 
@@ -13,3 +13,9 @@ def test_the_document_names_the_operators_that_have_a_gradient():
     names = [re.sub(r"\s*\(.*", "", part).strip() for part in re.split(r",(?![^(]*\))", listed)]
     assert names == sorted(names)
     assert set(names) == set(RULES)
+
+
+def test_the_document_and_the_refusals_name_the_same_replacements():
+    rows = dict(re.findall(r"^\| (\w+) \| [^|]* \| `([^`]+)`", DOCUMENT.read_text(), re.MULTILINE))
+    assert {operator: rows[operator] for operator in INSTEAD} == INSTEAD
+    assert not RULES.keys() & INSTEAD

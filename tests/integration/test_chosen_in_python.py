@@ -9,10 +9,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from edgeasync import Agent, Hub, Stop, nn, train
-from edgeasync.errors import ConfigError, GraphError
+from edgeasync.errors import ConfigError, GraphError, arguments
 from edgeasync.training.numpy_models import SoftmaxModel
 from tests.support.command_line import GRAPH
-from tests.support.followed import arguments
 from tests.support.gradients import forward, numbers
 
 X = np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)

@@ -87,6 +87,20 @@ def test_what_people_read(commands, forward):
     ]  # fmt: skip
 
 
+def test_what_only_zeros_were_compared_of_is_not_ok(commands):
+    text = """<ir_version: 9, opset_import: ["" : 18]>
+        g (float[batch, 3] x) => (float[batch, 3] y) <float[3] w = {1, 2, 3}, float[3] dead = {-90, -90, -90}>
+        { h = Add(x, dead) r = Relu(h) m = Mul(x, w) y = Add(m, r) }"""
+    path = commands.folder / "dead.onnx"
+    onnx.save(onnx.parser.parse_model(text), path)
+    *rows, last = say(commands, "model", "check", path, "--loss", "mse").splitlines()
+    assert [row.split()[-1] for row in rows[1:]] == ["ok", "zeros"]
+    assert last.startswith("only zeros, so nothing was compared: dead; nothing moves the loss through them")
+    told = json.loads(say(commands, "model", "check", path, "--loss", "mse", "--json"))
+    assert told["passed"]
+    assert [check["compared"] for check in told["gradients"]] == [True, False]
+
+
 def test_patterns_choose_what_is_trained(commands, forward):
     def arrays(*flags):
         found = json.loads(say(commands, "model", "inspect", forward, "--json", *flags))

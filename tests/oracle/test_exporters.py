@@ -35,7 +35,7 @@ def test_a_network_of_scikit_learn(zipmap):
     estimator = MLPClassifier((8,), max_iter=3, random_state=0)
     model = scikit_learn(estimator, LABELS, zipmap=zipmap)
     graph, settings, refusals = follow(model.SerializeToString())
-    assert len(refusals) == 1 + zipmap
+    assert len(refusals) == 1
     assert settings["output"] == "add_result1"
     assert_trains(graph)
     feeds = examples(graph)
@@ -46,6 +46,15 @@ def test_a_network_of_scikit_learn(zipmap):
 def test_a_yes_or_no_network_of_scikit_learn():
     model = scikit_learn(MLPClassifier((8,), max_iter=3, random_state=0), LABELS > 0, zipmap=False)
     graph, settings, _ = follow(model.SerializeToString())
+    assert settings["loss"] == "bce_with_logits"
+    assert_trains(graph)
+
+
+def test_several_yes_or_no_answers_of_scikit_learn():
+    targets = np.stack([LABELS > 0, LABELS > 1], 1).astype(int)
+    model = scikit_learn(MLPClassifier((8,), max_iter=3, random_state=0), targets)
+    graph, settings, refusals = follow(model.SerializeToString())
+    assert len(refusals) == 1
     assert settings["loss"] == "bce_with_logits"
     assert_trains(graph)
 

@@ -1,8 +1,5 @@
 """What a person does who is refused: exactly what the sentence says, until the model trains."""
 
-import ast
-import re
-
 import numpy as np
 import onnx
 
@@ -10,14 +7,12 @@ from edgeasync.autodiff.build import build_training_graph
 from edgeasync.autodiff.check import check_gradients
 from edgeasync.autodiff.inspection import inspect_graph
 from edgeasync.autodiff.settings import GraphSettings
-from edgeasync.errors import GraphError
+from edgeasync.errors import GraphError, arguments
 from edgeasync.training.graph_check import check_graph
 from tests.support.gradients import session
 
 STEPS = 20
 TRIES = 4
-
-_ARGUMENT = re.compile(r"\b(output|loss|train|freeze)=('[^']*'|\[[^\]]*\])")
 
 
 def follow(model, settings=None):
@@ -44,12 +39,6 @@ def advice_of(sentence):
         found.pop("train", None)
     assert found, f"nothing to follow in: {sentence}"
     return found
-
-
-def arguments(sentence):
-    """Return the arguments that a message says to give."""
-    found = {name: ast.literal_eval(value) for name, value in _ARGUMENT.findall(sentence)}
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
 
 
 def assert_trains(graph, *, feeds=None, rate=0.1):

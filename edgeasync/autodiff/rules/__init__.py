@@ -11,9 +11,10 @@ from edgeasync.autodiff.rules import (
     reduction,
     shaping,
 )
-from edgeasync.autodiff.rules.registry import RULES, STOPPING, Rule, Step, TrainingGraphBuilder
+from edgeasync.autodiff.rules.registry import INSTEAD, RULES, STOPPING, Rule, Step, TrainingGraphBuilder
 
 __all__ = [
+    "INSTEAD",
     "RULES",
     "STOPPING",
     "Rule",

@@ -16,6 +16,13 @@ def _add(step: Step) -> Gradients:
     return [step.unbroadcast(step.gradient, position) for position in range(len(step.node.inputs))]
 
 
+@rule("Mean")
+def _mean(step: Step) -> Gradients:
+    count = len(step.node.inputs)
+    share = step.graph.op("Div", step.gradient, step.graph.scalar(count))
+    return [step.unbroadcast(share, position) for position in range(count)]
+
+
 @rule("Sub")
 def _sub(step: Step) -> Gradients:
     negative = step.graph.op("Neg", step.gradient)
@@ -69,6 +76,17 @@ def _exp(step: Step) -> Gradients:
 @rule("Log")
 def _log(step: Step) -> Gradients:
     return [step.graph.op("Div", step.gradient, step.input(0))]
+
+
+@rule("Sin")
+def _sin(step: Step) -> Gradients:
+    return [step.graph.op("Mul", step.gradient, step.graph.op("Cos", step.input(0)))]
+
+
+@rule("Cos")
+def _cos(step: Step) -> Gradients:
+    op = step.graph.op
+    return [op("Neg", op("Mul", step.gradient, op("Sin", step.input(0))))]
 
 
 @rule("Pow")

@@ -53,6 +53,42 @@ def _reduce_l2(step: Step) -> Gradients:
     return [op("Mul", op("Div", step.input(0), safe), _kept(step, step.gradient, axes))]
 
 
+@rule("ReduceL1")
+def _reduce_l1(step: Step) -> Gradients:
+    op, axes = step.graph.op, _axes(step)
+    return [op("Mul", op("Sign", step.input(0)), _kept(step, step.gradient, axes))]
+
+
+@rule("ReduceSumSquare")
+def _reduce_sum_square(step: Step) -> Gradients:
+    graph, op, axes = step.graph, step.graph.op, _axes(step)
+    return [op("Mul", op("Mul", step.input(0), graph.scalar(2.0)), _kept(step, step.gradient, axes))]
+
+
+@rule("ReduceLogSumExp")
+def _reduce_log_sum_exp(step: Step) -> Gradients:
+    """Each value's share of the sum, which is a softmax."""
+    op, axes = step.graph.op, _axes(step)
+    shares = op("Exp", op("Sub", step.input(0), _kept(step, step.output(), axes)))
+    return [op("Mul", shares, _kept(step, step.gradient, axes))]
+
+
+@rule("ReduceProd")
+def _reduce_prod(step: Step) -> Gradients:
+    """Return the product of the others: the whole by each value, unless one of them is 0."""
+    graph, op, axes = step.graph, step.graph.op, _axes(step)
+    if not axes:
+        return [step.gradient]
+    is_zero = op("Equal", step.input(0), graph.scalar(0.0))
+    rest = op("Where", is_zero, graph.scalar(1.0), step.input(0))
+    product = op("ReduceProd", rest, graph.ints(*axes), keepdims=1)
+    zeros = op("ReduceSum", op("Cast", is_zero, to=1), graph.ints(*axes), keepdims=1)
+    at_zero = op("Where", op("Equal", zeros, graph.scalar(1.0)), product, graph.scalar(0.0))
+    elsewhere = op("Where", op("Equal", zeros, graph.scalar(0.0)), op("Div", product, rest), graph.scalar(0.0))
+    others = op("Where", is_zero, at_zero, elsewhere)
+    return [op("Mul", others, _kept(step, step.gradient, axes))]
+
+
 def count_of(step: Step, shape: Shape, axes: list[int]) -> str:
     """Return the number of values along `axes` of the first input, as a float32 scalar."""
     graph, count, follows = step.graph, 1, []

@@ -121,6 +121,21 @@ def rule(*operators: str, forward: ForwardRule | None = None) -> Callable[[Gradi
     return register
 
 
+INSTEAD = {
+    "Celu": "F.elu(h)",
+    "CumSum": "h @ torch.ones(n, n).triu()",
+    "Einsum": "@, torch.bmm and transpose",
+    "Mish": "h * torch.tanh(F.softplus(h))",
+    "PRelu": "F.relu(h) - self.slope * F.relu(-h)",
+    "RNN": "nn.GRU",
+    "ReduceLogSum": "h.sum(1).log()",
+    "Selu": "1.0507009873554805 * F.elu(h, 1.6732632423543772)",
+    "Softsign": "h / (1 + h.abs())",
+    "Tan": "torch.sin(h) / torch.cos(h)",
+    "Trilu": "h * torch.ones(n, n).tril()",
+}
+"""By operator without a gradient: what computes the same with one, in torch's terms."""
+
 STOPPING = frozenset(
     {
         "And", "ArgMax", "ArgMin", "Ceil", "ConstantOfShape", "Equal", "EyeLike", "Floor", "Greater",

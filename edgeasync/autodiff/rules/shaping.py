@@ -25,6 +25,44 @@ def _expand(step: Step) -> Gradients:
     return [step.unbroadcast(step.gradient, 0)]
 
 
+@rule("Tile")
+def _tile(step: Step) -> Gradients:
+    """Add up the copies. A tensor that is repeated for each example must be one value wide there."""
+    graph, shape, repeated = step.graph, step.shape(0), step.output_shape
+    if step.input(1) not in graph.constants:
+        if any(dim not in (1, wide) for dim, wide in zip(shape, repeated, strict=True)):
+            raise step.refused("it repeats by a number that follows the batch; give what it repeats a size of 1")
+        return [step.unbroadcast(step.gradient, 0)]
+    parts, copies = list[int](), list[int]()
+    for dim, count in zip(shape, step.constant(1), strict=True):
+        if count != 1:
+            copies.append(len(parts))
+            parts.append(int(count))
+        parts.append(-1 if dim is None else dim)
+    if 0 in parts or parts.count(-1) > 1:
+        raise step.refused("it repeats nothing" if 0 in parts else "two of its dimensions follow the batch")
+    if not copies:
+        return [step.gradient]
+    apart = graph.op("Reshape", step.gradient, graph.ints(*parts))
+    return [graph.op("ReduceSum", apart, graph.ints(*copies), keepdims=0)]
+
+
+@rule("DepthToSpace")
+def _depth_to_space(step: Step) -> Gradients:
+    """Turn each block of the picture back into channels, which come after (CRD) or before (DCR) the others."""
+    graph, size = step.graph, int(step.attribute("blocksize", 1))
+    _, channels, rows, columns = [_fixed(step, 0, axis) if axis else 0 for axis in range(4)]
+    blocks = [-1, channels // size**2, rows, size, columns, size]
+    order = [0, 3, 5, 1, 2, 4] if step.attribute("mode", "DCR") == "DCR" else [0, 1, 3, 5, 2, 4]
+    apart = graph.op("Reshape", step.gradient, graph.ints(*blocks))
+    return [graph.op("Reshape", graph.op("Transpose", apart, perm=order), graph.ints(-1, channels, rows, columns))]
+
+
+@rule("SpaceToDepth")
+def _space_to_depth(step: Step) -> Gradients:
+    return [step.graph.op("DepthToSpace", step.gradient, blocksize=int(step.attribute("blocksize", 1)))]
+
+
 @rule("Concat")
 def _concat(step: Step) -> Gradients:
     axis = step.axis()
@@ -147,14 +185,15 @@ ONE_HOT_MAX = 128
 def _gather(step: Step) -> Gradients:
     """Add up the gradients of all places that read the same row.
 
-    Not by ScatterND, which loses additions to a race when indices repeat.
+    Not by ScatterND, which loses additions to a race when indices repeat. Along the batch, indices must be
+    computed: constant ones pick some examples of whatever batch comes.
     """
     graph, op = step.graph, step.graph.op
     axis, shape, places = step.axis(0), step.shape(0), step.shape(1)
-    if shape[axis] is None:
+    size, constant = shape[axis], step.input(1) in graph.constants
+    if size is None and constant:
         raise step.refused("it picks along the batch")
-    size = _fixed(step, 0, axis)
-    if not places and step.input(1) in graph.constants:
+    if size is not None and not places and constant:
         index = int(graph.constants[step.input(1)]) % size
         before, after = [0] * len(shape), [0] * len(shape)
         before[axis], after[axis] = index, size - 1 - index
@@ -163,7 +202,7 @@ def _gather(step: Step) -> Gradients:
     if graph.dtypes[step.input(1)] != np.int64:
         indices = op("Cast", indices, to=7)  # onnxruntime has no OneHot by int32 for these values
     width = shape[axis + 1 :]
-    if axis == 0 and size <= ONE_HOT_MAX and None not in width:
+    if axis == 0 and size is not None and size <= ONE_HOT_MAX and None not in width:
         values = graph.constant(np.array([0, 1], np.float32))
         rows = op("OneHot", indices, graph.constant(np.int64(size)), values, axis=0)
         flat = op("Reshape", step.gradient, graph.ints(-1, math.prod(dim for dim in width if dim is not None)))
@@ -187,6 +226,50 @@ def _gather_elements(step: Step) -> Gradients:
         raise step.refused("it picks along the batch")
     base = op("ConstantOfShape", op("Shape", step.input(0)))
     return [op("ScatterElements", base, step.input(1), step.gradient, axis=axis, reduction="add")]
+
+
+@rule("GatherND")
+def _gather_nd(step: Step) -> Gradients:
+    """Add up the gradients of all places that read the same value, as of rows of one long table."""
+    graph, op = step.graph, step.graph.op
+    depth = step.shape(1)[-1]
+    if step.attribute("batch_dims", 0) or depth is None:
+        raise step.refused("only one with batch_dims=0 has a gradient here")
+    indices, inner = step.input(1), [_fixed(step, 0, axis) for axis in range(1, len(step.shape(0)))]
+    steps = [math.prod(inner[axis : depth - 1]) for axis in range(depth)]
+    sizes = op("Slice", op("Shape", step.input(0)), graph.ints(0), graph.ints(depth))
+    indices = op("Where", op("Less", indices, graph.constant(np.int64(0))), op("Add", indices, sizes), indices)
+    rows = op("ReduceSum", op("Mul", indices, graph.ints(*steps)), graph.ints(-1), keepdims=0)
+    width = math.prod(inner[depth - 1 :])
+    base = op("Reshape", op("ConstantOfShape", op("Shape", step.input(0))), graph.ints(-1, width))
+    flat = op("Reshape", step.gradient, graph.ints(-1, width))
+    spread = op("Expand", op("Reshape", rows, graph.ints(-1, 1)), op("Shape", flat))
+    return [graph.reshape_like(op("ScatterElements", base, spread, flat, axis=0, reduction="add"), step.input(0))]
+
+
+@rule("TopK")
+def _top_k(step: Step) -> Gradients:
+    """Put the gradients where the values came from."""
+    op, axis = step.graph.op, step.axis()
+    if step.shape(0)[axis] is None:
+        raise step.refused("it picks along the batch")
+    base = op("ConstantOfShape", op("Shape", step.input(0)))
+    return [op("ScatterElements", base, step.output(1), step.gradient, axis=axis, reduction="add")]
+
+
+@rule("ScatterND", "ScatterElements")
+def _scatter(step: Step) -> Gradients:
+    """Give what was written the gradients of its places, and what it replaced none."""
+    op, indices, kind = step.graph.op, step.input(1), step.attribute("reduction", "none")
+    if kind not in ("none", "add"):
+        raise step.refused(f"reduction={kind!r}; only 'none' and 'add' have a gradient here")
+    along = {"axis": step.axis(0)} if step.node.op == "ScatterElements" else {}
+    read = "GatherElements" if along else "GatherND"
+    kept = step.gradient
+    if kind == "none" and step.active(0):
+        nothing = op("ConstantOfShape", op("Shape", step.input(2)))
+        kept = op(step.node.op, kept, indices, nothing, **along)
+    return [kept, None, op(read, step.gradient, indices, **along) if step.active(2) else None]
 
 
 def _need(step: Step, dim: int | None) -> int:

@@ -9,6 +9,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edgeasync.autodiff.build import build_training_graph
 from edgeasync.autodiff.contract import is_training_graph
+from edgeasync.autodiff.forward import widen_inputs
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import GraphError
 from edgeasync.losses import CrossEntropy
@@ -706,11 +707,59 @@ def test_a_branch_reads_an_input_that_is_cast():
         proto.graph.initializer.append(numpy_helper.from_array(np.array(True), "which"))
 
     data = model("h = Cast<to=1>(c)\ny = Mul(h, p)", {"p": numbers((1, 4), 1)}, kind=TensorProto.INT32)
-    feeds = {"x": np.array([[1, 2, 3, 4]]), "target": np.zeros((1, 4), np.float32)}
-    found = run(build_training_graph(edited(data, with_branch), MSE), feeds)
-    np.testing.assert_allclose(found["y"], 2 * feeds["x"] * numbers((1, 4), 1))
+    data = edited(data, with_branch)
+    proto, x = onnx.load_model_from_string(data), np.array([[1, 2, 3, 4]])
+    widen_inputs(proto)
+    (found,) = session(proto.SerializeToString()).run(None, {"x": x})
+    np.testing.assert_allclose(found, 2 * x * numbers((1, 4), 1))
+    refused(data, r"the If that makes 'c': devices do not run If; write the model with other operators")
 
 
 def test_inputs_that_no_data_can_be_are_refused():
     data = model("h = Cast<to=1>(x)\ny = Mul(h, p)", {"p": numbers((1, 4))}, kind=TensorProto.UINT64)
     refused(data, "input 'x' is uint64; a device's data is float32 or int64: export the model with such inputs")
+
+
+def test_a_file_that_does_not_say_the_shape_of_its_output():
+    def unshaped(proto):
+        proto.graph.output[0].type.tensor_type.ClearField("shape")
+
+    assert build_training_graph(edited(model(), unshaped), MSE).spec.trained_length
+
+
+def test_a_batch_that_is_fixed_inside_the_file_is_told():
+    text = "r = Expand(t, two)\nh = Concat<axis=1>(x, r)\ny = Gemm(h, w)"
+    parameters = {"t": numbers((1, 2)), "two": np.array([2, 2]), "w": numbers((6, 3))}
+    for producer, advice in {
+        "pytorch": r"write x\.shape\[0\] where forward has len\(x\)",
+        "": "any batch size",
+    }.items():
+
+        def by(proto, producer=producer):
+            proto.producer_name = producer
+
+        refused(edited(model(text, parameters), by), rf"node .*Concat\) fails: .*2.*3; .*{advice}|{advice}")
+
+
+def test_an_operator_without_a_rule_has_its_replacement_named():
+    for op, formula in {"Celu": r"F\.elu\(h\)", "Selu": r"1\.05\d+ \* F\.elu"}.items():
+        refused(model(DENSE.replace("Relu", op)), rf"other operators, such as {formula}.* for {op}, or freeze")
+
+
+def test_what_would_be_refused_next_is_said_at_once():
+    text = "a = Sinh(w0)\nb = Mul(x, a)\nh = MatMul(b, w1)\nc = Sinh(h)\nd = Add(c, b1)\ny = Softmax(d)"
+    parameters = {"w0": numbers((4,), 1), "w1": numbers((4, 3), 2), "b1": numbers((3,), 3)}
+    told = r"comes from Softmax, .* give output='d'; with that: .* freeze=\['w0', 'w1'\]$"
+    refused(model(text, parameters), told, loss="cross_entropy")
+
+
+@pytest.mark.parametrize(
+    ("frozen", "moves"), [(["s", "b"], True), (["s", "b", "mean", "var"], False), (["mean", "var"], True)]
+)
+def test_a_batch_norm_uses_its_stored_statistics_only_if_all_four_arrays_are_frozen(frozen, moves):
+    text = "n = BatchNormalization(x, s, b, mean, var)\ny = Gemm(n, w)"
+    parameters = {"s": numbers((4,), 1), "b": numbers((4,), 2), "mean": numbers((4,), 3),
+                  "var": numbers((4,), 4, positive=True), "w": numbers((4, 3), 5)}  # fmt: skip
+    graph = build_training_graph(model(text, parameters), GraphSettings(loss="mse", freeze=tuple(frozen)))
+    roles = {entry.name for entry in graph.spec.parameters if entry.role == "statistic"}
+    assert roles == ({"mean", "var"} if moves else set())

@@ -7,7 +7,10 @@ from onnx import helper, numpy_helper
 
 from edgeasync import nn
 from edgeasync.autodiff.build import build_training_graph
+from edgeasync.autodiff.chance import without_chance
 from edgeasync.autodiff.check import check_gradients
+from edgeasync.autodiff.forward import open_session
+from edgeasync.autodiff.inspection import example_feeds
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import GraphError
 from edgeasync.losses import CrossEntropy
@@ -219,8 +222,6 @@ def test_a_transposed_gradient_and_a_missing_column_fail():
 
 
 def gradients(graph):
-    from edgeasync.autodiff.forward import open_session  # noqa: PLC0415
-    from edgeasync.autodiff.inspection import example_feeds  # noqa: PLC0415
 
     feeds = example_feeds(onnx.load_model_from_string(graph.model), graph.spec, 8)
     feeds |= graph.spec.views(graph.initial)
@@ -236,7 +237,7 @@ def gradients(graph):
         "r = RandomUniformLike<low=1.0>(h)\ny = Mul(h, r)",
     ],
 )
-def test_random_numbers_are_constants_meanwhile(text):
+def test_random_numbers_are_the_same_meanwhile(text):
     """Random numbers drawn for a tensor's shape do not depend on its values, so no gradient passes."""
     parameters = {"p": numbers((1, 3), 1)} | ({"s": numbers((3,), 2)} if "s)" in text else {})
     model = forward(f"h = Mul(x, p)\n{text}", parameters, (3,))
@@ -252,3 +253,32 @@ def test_a_loss_that_nothing_moves_is_no_error():
     graph = built(MLP, (8,), loss=CrossEntropy(class_weights=(0.0, 0.0, 0.0)))
     checks = check_gradients(graph.model, graph.spec, graph.initial)
     assert {(check.passed, check.slope, check.difference) for check in checks} == {(True, 0.0, 0.0)}
+    assert not any(check.compared for check in checks)
+
+
+def test_a_gradient_is_looked_for_where_it_is_not_0():
+    """At the first examples the bias shuts every unit."""
+    graph = build_training_graph(
+        forward("m = MatMul(x, p)\nh = Add(m, b)\nr = Relu(h)\ny = ReduceMax<keepdims=1>(r, a)", SHUT, (3,)),
+        GraphSettings(loss="mse"),
+    )
+    checks = check_gradients(graph.model, graph.spec, graph.initial, batch_size=2)
+    assert all(check.passed and check.compared for check in checks)
+
+
+SHUT = {"p": numbers((3, 4), 1), "b": np.full(4, -3.5, np.float32), "a": np.array([1])}
+
+
+def test_a_mask_of_random_numbers_keeps_some_and_drops_some():
+    """A constant in its place would keep all or nothing."""
+    text = "u = RandomUniformLike(h)\nm = Less(u, half)\nk = Cast<to=1>(m)\ny = Mul(h, k)"
+    parameters = {"p": numbers((1, 300), 1), "half": np.float32(0.5)}
+    graph = build_training_graph(forward(f"h = Mul(x, p)\n{text}", parameters, (300,)), GraphSettings(loss="mse"))
+    (check,) = check_gradients(graph.model, graph.spec, graph.initial)
+    assert check.passed
+    assert check.compared
+    feeds = example_feeds(onnx.load_model_from_string(graph.model), graph.spec, 1)
+    opened = open_session(without_chance(graph.model))
+    once, again = [opened.run(["p.grad"], feeds | graph.spec.views(graph.initial))[0] for _ in range(2)]
+    np.testing.assert_array_equal(once, again)
+    assert 0.45 < (once != 0).mean() < 0.55

@@ -7,7 +7,8 @@ import pytest
 
 from edgeasync.autodiff.build import build_training_graph
 from edgeasync.autodiff.settings import GraphSettings
-from tests.support.gradients import check, forward, numbers, run
+from edgeasync.training.graph_check import check_graph
+from tests.support.gradients import check, forward, numbers, run, session
 
 BINARY = {
     "equal shapes": ((2, 3), (1, 2, 3)),
@@ -28,9 +29,16 @@ def test_two_operands(op, shapes, order):
     check(f"y = {op}({order})", x, {"w": numbers(w, 9, positive=True)}, positive=True)
 
 
+@pytest.mark.parametrize("op", ["Sum", "Mean", "Max", "Min"])
+def test_several_operands_of_several_shapes(op):
+    check(f"y = {op}(h, w, v)", (2, 3), {"w": numbers((3,), 9), "v": numbers((2, 1), 8)})
+    check(f"y = {op}(h)", (2, 3))
+
+
 UNARY = [
     "Neg", "Abs", "Exp", "Relu", "LeakyRelu", "LeakyRelu<alpha=0.3>", "Elu", "Elu<alpha=0.5>", "Sigmoid", "Tanh",
-    "Softplus", "HardSigmoid", "HardSigmoid<alpha=0.1666667, beta=0.5>", "HardSwish", "Erf", "Identity",
+    "Sin", "Cos", "Softplus", "HardSigmoid", "HardSigmoid<alpha=0.1666667, beta=0.5>", "HardSwish", "Erf",
+    "Identity",
 ]  # fmt: skip
 
 
@@ -185,6 +193,26 @@ def test_a_dropout_of_ratio_0_and_one_of_ratio_1():
     given = np.ones((1, 8), np.float32)
     text = "h = Mul(x, p)\ny = Dropout(h, r, t)"
     assert built(text, (8,), parameters | {"r": np.float32(0)}, given)["p.grad"] == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "d = Dropout(x, r, t)\ny = Mul(d, p)",
+        "n = Neg(x)\nd = Dropout(n, r, t)\ny = Mul(d, p)",
+        "h = Mul(x, p)\nd = Dropout(h, r, t)\ns = Sign(d)\ny = Mul(h, s)",
+    ],
+)
+def test_a_dropout_through_which_no_gradient_passes_drops_anew_in_every_step(text):
+    """A session on a device optimizes, and would remove a dropout whose mask nothing reads."""
+    parameters = {"p": np.ones((1, 64), np.float32), "r": np.float32(0.5), "t": np.bool_(1)}
+    graph = build_training_graph(forward(text, parameters, (64,)), GraphSettings(loss="mse"))
+    check_graph(graph.model, bytes_max=1 << 20)
+    opened = session(graph.model)
+    feeds = {"x": np.ones((1, 64), np.float32), "target": np.zeros((1, 64), np.float32)}
+    steps = [opened.run(["p.grad"], feeds | graph.spec.views(graph.initial))[0] for _ in range(2)]
+    assert (steps[0] != steps[1]).any()
+    assert all(0.2 < (step != 0).mean() < 0.8 for step in steps)
 
 
 def test_a_dropout_of_something_frozen_drops_anew_every_time():

@@ -13,6 +13,7 @@ HEAD = "a = MatMul(x, w)\nh = Tanh(a)\nb = MatMul(h, v)\nz = Add(b, c)\n"
 CONSTANTS = {
     "one": np.array([1]),
     "first": np.array([0]),
+    "place": np.int64(1),
     "shape": np.array([-1, 3]),
     "unit": np.float32(1),
     "low": np.float32(1e-7),
@@ -101,6 +102,116 @@ REFUSED = {
         "comes from Clip",
     ),
 }
+
+
+MADE_OF_PROBABILITIES = {
+    "softmax, turned": ("p = Softmax<axis=1>(z)\ny = Neg(p)", "comes from Softmax", True),
+    "root of a softmax": ("p = Softmax<axis=1>(z)\ny = Sqrt(p)", "comes from Softmax", True),
+    "power of a softmax": ("p = Softmax<axis=1>(z)\ny = Pow(p, two)", "comes from Softmax", True),
+    "root of a softmax by arithmetic": (
+        f"{CENTRED}p = Div(e, s)\ny = Sqrt(p)",
+        "comes from a softmax by arithmetic",
+        True,
+    ),
+    "softmax with gaps": (
+        "p = Softmax<axis=1>(z)\ng = Greater(z, zero)\ny = Where(g, p, zero)",
+        "comes from Softmax",
+        True,
+    ),
+    "softmax twice": ("p = Softmax<axis=1>(z)\ny = Softmax<axis=1>(p)", "comes from Softmax", True),
+    "softmax of a sigmoid": ("p = Sigmoid(z)\ny = Softmax<axis=1>(p)", "comes from Softmax", True),
+    "mean of two softmaxes": (
+        "p = Softmax<axis=1>(z)\nn = Neg(z)\nq = Softmax<axis=1>(n)\ns = Add(p, q)\ny = Mul(s, half)",
+        "comes from rows that are positive and sum to 1",
+        False,
+    ),
+    "difference of two softmaxes": (
+        "p = Softmax<axis=1>(z)\nn = Neg(z)\nq = Softmax<axis=1>(n)\ny = Sub(p, q)",
+        "comes from Softmax",
+        False,
+    ),
+    "softmax over the batch": ("y = Softmax<axis=0>(z)", "comes from Softmax", True),
+    "LogSoftmax over the batch": ("y = LogSoftmax<axis=0>(z)", "comes from LogSoftmax", True),
+    "LogSoftmax, turned": ("l = LogSoftmax<axis=1>(z)\ny = Neg(l)", "comes from LogSoftmax", True),
+    "product of sigmoids": (
+        "p = Sigmoid(z)\nn = Mul(z, two)\nq = Sigmoid(n)\ny = Mul(p, q)",
+        "comes from Sigmoid",
+        False,
+    ),
+    "larger of two sigmoids": (
+        "p = Sigmoid(z)\nn = Mul(z, two)\nq = Sigmoid(n)\ny = Max(p, q)",
+        "comes from Sigmoid",
+        False,
+    ),
+    "a tanh from 0 to 1": ("t = Tanh(z)\nu = Add(t, unit)\ny = Mul(u, half)", "stays between 0 and 1", True),
+    "an angle's share": ("t = Sin(z)\nu = Add(t, unit)\ny = Mul(u, half)", "stays between 0 and 1", False),
+    "scores cut off": ("y = Clip(z, zero, unit)", "comes from Clip", True),
+    "a bent line from 0 to 1": ("r = Relu(z)\ny = Min(r, unit)", "stays between 0 and 1", True),
+}
+"""With each: what is said, and whether its scores can be named."""
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "bce_with_logits"])
+@pytest.mark.parametrize(("text", "why", "named"), MADE_OF_PROBABILITIES.values(), ids=MADE_OF_PROBABILITIES)
+def test_what_arithmetic_makes_of_probabilities_is_refused(text, why, named, loss):
+    graph, settings, refusals = follow(ending(text), {"loss": loss})
+    assert [why in said for said in refusals] == [True], refusals
+    assert settings == ({"loss": loss, "output": "z"} if named else {"loss": "mse"})
+    assert_trains(graph)
+
+
+SINGLE = {
+    "a distance's exponential": "q = Mul(z, z)\nd = ReduceSum(q, one)\nn = Neg(d)\ny = Exp(n)",
+    "the largest of sigmoids": "p = Sigmoid(z)\ny = ReduceMax(p, one)",
+    "the mean of sigmoids": "p = Sigmoid(z)\ny = ReduceMean<keepdims=0>(p, one)",
+    "any of several": "p = Sigmoid(z)\nq = Sub(unit, p)\nr = ReduceProd(q, one)\ny = Sub(unit, r)",
+}
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "bce_with_logits"])
+@pytest.mark.parametrize("text", SINGLE.values(), ids=SINGLE)
+def test_a_probability_that_has_no_scores_is_trained_as_a_value(text, loss):
+    graph, settings, refusals = follow(ending(text), {"loss": loss})
+    assert len(refusals) == 1
+    assert settings["loss"] == "mse"
+    assert_trains(graph)
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "bce_with_logits"])
+def test_one_column_of_a_softmax_is_trained_as_all(loss):
+    text = "p = Softmax<axis=1>(z)\ny = Gather<axis=1>(p, place)"
+    graph, settings, refusals = follow(ending(text, classes=2), {"loss": loss})
+    assert len(refusals) == 1, refusals
+    assert settings == {"loss": "cross_entropy", "output": "z"}
+    assert_trains(graph)
+
+
+def test_one_value_for_each_example_may_be_no_class():
+    with pytest.raises(GraphError, match="give loss='mse' for values, or loss='bce_with_logits' for the labels"):
+        build_training_graph(ending("y = Identity(z)", classes=1), GraphSettings())
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "bce_with_logits"])
+def test_scores_that_are_small_or_of_one_sign_train(loss):
+    """The scores of a new model may be within 0 and 1, and those of another never below 0."""
+    head = {"w": numbers((4, 5), 1), "v": 1e-4 * numbers((5, 3), 2), "c": np.float32([0.5, 0.4, 0.6])}
+    for text, constants in {
+        "y = Identity(z)": {},
+        "y = Relu(z)": {},
+        "q = Mul(z, z)\ny = Neg(q)": {},
+        "t = Tanh(z)\ny = Mul(t, k)": {"k": np.float32(4)},
+        "t = Tanh(z)\ny = Identity(t)": {},
+    }.items():
+        assert_trains(
+            build_training_graph(forward(HEAD + text, head | constants, (4,)), GraphSettings(loss=loss)), rate=1.0
+        )
+
+
+def test_a_frozen_head_bounds_scores_without_being_their_ending():
+    text = "a = MatMul(x, w)\nh = Sigmoid(a)\nb = MatMul(h, v)\ny = Add(b, c)"
+    head = {"w": numbers((4, 5), 1), "v": np.full((5, 3), 0.01, np.float32), "c": np.float32([0.1, 0.2, 0.3])}
+    graph = build_training_graph(forward(text, head, (4,)), GraphSettings(freeze=("v", "c")))
+    assert [entry.name for entry in graph.spec.parameters] == ["w"]
 
 
 def assert_right(model, graph, settings):
@@ -216,11 +327,12 @@ def test_shares_without_scores():
 def test_classes_at_another_axis_are_not_the_loss_s():
     parameters = {"w": numbers((4, 3), 1)}
     model = forward("z = MatMul(x, w)\ny = Softmax(z)", parameters, (6, 4))
-    with pytest.raises(GraphError, match="export the scores instead, with the classes at axis 1"):
-        build_training_graph(model, GraphSettings())
     turned = forward("z = MatMul(x, w)\np = Softmax(z)\ny = Transpose<perm=[0, 2, 1]>(p)", parameters, (6, 4))
-    with pytest.raises(GraphError, match="export the scores instead, with the classes at axis 1"):
-        build_training_graph(turned, GraphSettings())
+    for each in (model, turned):
+        graph, settings, refusals = follow(each)
+        assert "export the scores instead, with the classes at axis 1, or give loss='mse'" in refusals[0]
+        assert settings == {"loss": "mse"}
+        assert_trains(graph)
     raw = forward("z = MatMul(x, w)\ny = Transpose<perm=[0, 2, 1]>(z)", parameters, (6, 4))
     assert_trains(build_training_graph(raw, GraphSettings()))
 

@@ -10,8 +10,8 @@ from edgeasync.autodiff.build import build_training_graph
 from edgeasync.autodiff.export import export_model
 from edgeasync.autodiff.producers import PRODUCERS, kind_of_producer
 from edgeasync.autodiff.settings import GraphSettings
-from edgeasync.errors import GraphError, native_reason
-from tests.support.followed import arguments, assert_trains, follow
+from edgeasync.errors import GraphError, arguments, native_reason
+from tests.support.followed import assert_trains, follow
 from tests.support.gradients import Reference, assert_slopes, forward, numbers, run, squares
 
 
@@ -560,6 +560,20 @@ def test_biases_and_batch_norms_that_tf2onnx_leaves_out():
     assert ["none: v;" in said for said in warnings(jax2tf(), output="z")] == [True]
 
 
+def test_single_numbers_that_torch_computed_are_named_until_they_are_trained():
+    text = "a = MatMul(x, w)\nb = Mul(a, exp)\ny = Mul(b, two)"
+    parameters = {"w": numbers((4, 3), 1), "exp": np.float32(0.7), "two": np.float32(2)}
+    proto = written(text, parameters, (4,), producer="pytorch")
+    info = helper.make_tensor_value_info("exp", 1, [])
+    info.metadata_props.add(key="pkg.onnxscript.optimizer.folded_from", value="['scale']")
+    proto.graph.value_info.append(info)
+    (said,) = [each for each in warnings(proto) if "computed" in each]
+    assert said.startswith("single numbers that the exporter computed are not trained: exp of 'scale'; export")
+    graph = build_training_graph(proto.SerializeToString(), GraphSettings(**arguments(said)))
+    assert not [each for each in graph.warnings if "computed" in each]
+    assert [entry.name for entry in graph.spec.parameters] == ["w", "exp"]
+
+
 def test_running_statistics_that_tracing_moved():
     (said,) = warnings(torchscript())
     assert "ran the model in training mode, which moved the running statistics" in said
@@ -579,6 +593,7 @@ CHECKED = (
     "/onnxruntime_src/tensor/reshape_helper.h:45 a::Helper(const a::Shape&, bool) size != 0 && n == 0 was false. "
 )
 ASSERTED = "/project/onnx/convert.h:96: inRange: Assertion `version >= 1 && version <= 28` failed: "
+FAILED, TYPES = "Status Message: concatbase.h:135 PrepareForComputeImpl ", '("","c": tensor(bool),) -> ("r",)'
 LOADED = "[ONNXRuntimeError] : 1 : FAIL : Load model from /tmp/m.onnx failed:"
 NATIVE = [
     (
@@ -588,6 +603,23 @@ NATIVE = [
     (f"{ASSERTED}Warning: invalid version (must be 1 to 28)", "Warning: invalid version (must be 1 to 28)"),
     (f"{LOADED}Fatal error: own:Bend(-1) is not registered", "Fatal error: own:Bend(-1) is not registered"),
     ("No Op registered for Bend\n\n==> Context: Bad node spec for node. Name: b", "No Op registered for Bend"),
+    (
+        f"{RUNTIME}Non-zero status code returned while running Concat node. Name:'/c' {FAILED}Axis 0 has 2 and 3",
+        "node '/c' (Concat) fails: Axis 0 has 2 and 3",
+    ),
+    (
+        f"{RUNTIME}Exception during initialization: Exception running Conv node. Name:'' Not for Pad::SAME_UPPER.",
+        "a node (Conv) fails: Not for SAME_UPPER",
+    ),
+    (
+        f'{RUNTIME}This is an invalid model. In Node, ("l", Loop, "", -1) : {TYPES} , Error Nodes must be sorted',
+        "node 'l' (Loop) is wrong: Nodes must be sorted",
+    ),
+    (
+        "Node (m) Op (MatMul) [ShapeInferenceError] Incompatible dimensions",
+        "node 'm' (MatMul) is wrong: Incompatible dimensions",
+    ),
+    ("input 'onnx::Conv_12' of x::op_1 is not there", "input 'onnx::Conv_12' of x::op_1 is not there"),
     ("two\nlines", "two lines"),
     ("", "ValueError"),
 ]
@@ -619,3 +651,16 @@ def test_no_assertion_of_a_library_reaches_a_person(text):
     said = str(told.value)
     assert "\n" not in said
     assert not [native for native in (".cc:", ".h:", "Assertion", "[ONNXRuntimeError]", "==>") if native in said]
+
+
+@pytest.mark.parametrize("frozen", [(), ("v",)])
+def test_quantized_convolutions_are_refused_before_anything_is_frozen_for_them(frozen):
+    text = (
+        "q, scale, zero = DynamicQuantizeLinear(x)\ni = ConvInteger(q, body, zero, middle)\nf = Cast<to=1>(i)\n"
+        "m = Flatten(f)\ny = Gemm(m, v)"
+    )
+    parameters = {"body": np.ones((2, 2, 3), np.uint8), "middle": np.uint8(1), "v": numbers((8, 3), 1)}
+    proto = written(text, parameters, (2, 6), producer="onnx.quantize")
+    told = r"devices do not run ConvInteger; use the file from before onnxruntime optimized or quantized it$"
+    with pytest.raises(GraphError, match=told):
+        build_training_graph(proto.SerializeToString(), GraphSettings(freeze=frozen))

@@ -164,7 +164,7 @@ def test_no_loss_overflows(loss):
             "y = ReduceSum<keepdims=0>(h, one)",
             (3,),
             "cross_entropy",
-            "has one score .* give loss='bce_with_logits'",
+            "has one score .* or loss='bce_with_logits' for",
         ),
         ("y = Transpose(h)", (3,), "cross_entropy", "needs scores of shape"),
         ("y = Identity(h)", (3,), CrossEntropy(class_weights=(1.0, 2.0)), "2 class weights, but the output has 3"),

@@ -7,7 +7,10 @@ from edgeasync.autodiff.build import build_training_graph
 from edgeasync.autodiff.settings import GraphSettings
 from tests.support.gradients import check, forward, numbers, run
 
-REDUCTIONS = ["ReduceSum", "ReduceMean", "ReduceL2", "ReduceMax", "ReduceMin"]
+REDUCTIONS = [
+    "ReduceL1", "ReduceL2", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd",
+    "ReduceSum", "ReduceSumSquare",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("op", REDUCTIONS)
@@ -93,3 +96,15 @@ def test_a_cross_entropy_inside_a_model(reduction, ignored, weights, places):
         kept,
         freeze=tuple(kept),
     )
+
+
+@pytest.mark.parametrize(
+    ("values", "slopes"), [([2, 3, 4], [12, 8, 6]), ([2, 0, 4], [0, 8, 0]), ([0, 0, 4], [0] * 3)]
+)
+def test_products_of_zeros(values, slopes):
+    parameters = {"p": np.float32([values]), "axes": np.array([1])}
+    graph = build_training_graph(
+        forward("h = Mul(x, p)\ny = ReduceProd(h, axes)", parameters, (3,)), GraphSettings(loss="mse")
+    )
+    found = run(graph, {"x": np.ones((1, 3), np.float32), "target": np.float32([[np.prod(values) - 0.5]])})
+    np.testing.assert_allclose(found["p.grad"], [slopes])

@@ -314,3 +314,104 @@ def test_an_embedding_adds_up_what_repeats(rows, threads, dtype, shape):
     expected = np.zeros((rows, 16))
     np.add.at(expected, x, 2 * (table[x].astype(np.float64) - target) / target.size)
     np.testing.assert_allclose(found["w.grad"], expected, rtol=1e-4, atol=1e-8)
+
+
+@pytest.mark.parametrize("counts", [(1, 1, 1), (1, 3, 1), (1, 1, 2), (2, 2, 3), (4, 1, 1)], ids=str)
+def test_tiles(counts):
+    check("a = Tile(h, n)\ny = Tanh(a)", (2, 3), {"n": ints(*counts)})
+
+
+def test_a_parameter_that_is_repeated_for_each_example():
+    text = "s = Shape<start=0, end=1>(x)\nn = Concat<axis=0>(s, one)\na = Tile(w, n)\ny = Mul(h, a)"
+    check(text, (3,), {"w": numbers((1, 3), 4), "one": ints(1)})
+    model = forward(text.replace("h", "x"), {"w": numbers((2, 3), 4), "one": ints(1)}, (3,))
+    with pytest.raises(GraphError):  # repeated by the batch's size it is two batches
+        build_training_graph(model, GraphSettings(loss="mse"))
+
+
+@pytest.mark.parametrize("mode", ["DCR", "CRD"])
+def test_channels_that_become_places(mode):
+    check(
+        f'a = DepthToSpace<blocksize=2, mode="{mode}">(h)\ny = Mul(a, w)', (8, 3, 2), {"w": numbers((2, 6, 4), 5)}
+    )
+
+
+def test_places_that_become_channels():
+    check("a = SpaceToDepth<blocksize=2>(h)\ny = Mul(a, w)", (2, 4, 6), {"w": numbers((8, 2, 3), 5)})
+
+
+@pytest.mark.parametrize(
+    ("indices", "shape"),
+    [
+        ([[[0, 0], [0, 2]], [[1, 1], [0, 2]]], (2, 2)),
+        ([[0, -1], [-1, 0], [0, -1]], (3,)),
+        ([[1], [0], [1]], (3, 3)),
+    ],
+)
+def test_values_of_a_table_by_several_indices(indices, shape):
+    text = "g = GatherND(w, i)\na = Mul(g, v)\nt = Tanh(a)\nd = ReduceSum<keepdims=0>(t)\ny = Mul(h, d)"
+    check(text, (3,), {"w": numbers((2, 3), 4), "i": np.array(indices), "v": numbers(shape, 6)})
+
+
+def test_a_step_of_each_example():
+    """As torch writes h[torch.arange(len(h)), last]."""
+    text = """s = Shape<start=0, end=1>(x)
+        n = Squeeze(s)
+        r = Range(zero, n, one)
+        k = Reshape(r, column)
+        l = Expand(last, s)
+        m = Reshape(l, column)
+        i = Concat<axis=1>(k, m)
+        g = GatherND(h, i)
+        y = Mul(g, g)"""
+    constants = {"zero": np.int64(0), "one": np.int64(1), "column": ints(-1, 1)}
+    for last in (1, -1):
+        check(text, (3, 4), constants | {"last": ints(last)})
+
+
+def test_a_step_of_each_example_in_one_long_row():
+    """As torch's older exporter writes the same."""
+    text = """s = Shape<start=0, end=1>(x)
+        n = Squeeze(s)
+        r = Range(zero, n, one)
+        k = Mul(r, three)
+        i = Add(k, last)
+        f = Reshape(h, flat)
+        g = Gather(f, i)
+        y = Mul(g, g)"""
+    constants = {"zero": np.int64(0), "one": np.int64(1), "three": np.int64(3), "flat": ints(-1, 4)}
+    check(text, (3, 4), constants | {"last": np.int64(2)})
+
+
+@pytest.mark.parametrize("axis", [1, 2, -1])
+def test_the_largest_values(axis):
+    check(f"a, i = TopK<axis={axis}>(h, k)\ny = Mul(a, a)", (4, 3), {"k": ints(2)})
+
+
+@pytest.mark.parametrize("reduction", ["none", "add"])
+def test_values_that_are_written(reduction):
+    written = f'ScatterElements<axis=1, reduction="{reduction}">(w, i, v)'
+    check(f"a = {written}\nt = Tanh(a)\nd = ReduceSum<keepdims=0>(t)\ny = Mul(h, d)", (3,),
+          {"w": numbers((2, 3), 4), "i": np.array([[0, 2], [2, 1]]), "v": numbers((2, 2), 6)})  # fmt: skip
+    written = f'ScatterND<reduction="{reduction}">(w, i, v)'
+    check(f"a = {written}\nt = Tanh(a)\nd = ReduceSum<keepdims=0>(t)\ny = Mul(h, d)", (3,),
+          {"w": numbers((2, 3), 4), "i": np.array([[0, 2], [1, 0]]), "v": numbers((2,), 6)})  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "constants", "why"),
+    [
+        ("y = GatherND<batch_dims=1>(h, i)", {"i": np.zeros((2, 1), np.int64)}, "batch_dims"),
+        ("y, i = TopK<axis=0>(h, k)", {"k": ints(1)}, "it picks along the batch"),
+        ('y = ScatterElements<axis=1, reduction="mul">(h, i, h)', {"i": np.zeros((2, 3), np.int64)}, "reduction"),
+    ],
+)
+def test_what_has_no_gradient_here_is_refused(text, constants, why):
+    model = forward(
+        f"h = Mul(x, p)\n{text}",
+        {"p": numbers((1, 3)), **constants},
+        (3,),
+        batch=2 if "i" in constants else "batch",
+    )
+    with pytest.raises(GraphError, match=why):
+        build_training_graph(model, GraphSettings(loss="mse"))

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from edgeasync.errors import GraphError
-from edgeasync.training.graph_check import ALLOWED, ALLOWED_OWN, DEPTH_MAX, check_graph
+from edgeasync.protocol.operators import ALLOWED, ALLOWED_OWN
+from edgeasync.training.graph_check import DEPTH_MAX, check_graph
 
 LIMIT = 1 << 20
 

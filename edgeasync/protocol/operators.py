@@ -1,0 +1,31 @@
+"""The operators that devices run, whatever graph a hub ships."""
+
+_NAMES = """
+    Abs Acos Acosh Add And ArgMax ArgMin Asin Asinh Atan Atanh AveragePool BatchNormalization
+    BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast CastLike Ceil Celu CenterCropPad Clip Col2Im
+    Compress Concat Constant ConstantOfShape Conv ConvTranspose Cos Cosh CumProd CumSum DepthToSpace
+    DequantizeLinear Det Div Dropout DynamicQuantizeLinear Einsum Elu Equal Erf Exp Expand EyeLike Flatten
+    Floor GRU Gather GatherElements GatherND Gelu Gemm GlobalAveragePool GlobalLpPool GlobalMaxPool Greater
+    GreaterOrEqual GridSample GroupNormalization HardSigmoid HardSwish Hardmax Identity
+    InstanceNormalization IsInf IsNaN LRN LSTM LayerNormalization LeakyRelu Less LessOrEqual Log LogSoftmax
+    LpNormalization LpPool MatMul MatMulInteger Max MaxPool MaxUnpool Mean MeanVarianceNormalization Min
+    Mish Mod Mul Neg NegativeLogLikelihoodLoss NonZero Not OneHot Or PRelu Pad Pow QuantizeLinear
+    RMSNormalization RNN RandomNormalLike RandomUniformLike Range Reciprocal ReduceL1 ReduceL2 ReduceLogSum
+    ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Relu Reshape Resize
+    ReverseSequence RotaryEmbedding Round Scan ScatterElements ScatterND Selu Shape Shrink Sigmoid Sign Sin
+    Sinh Size Slice Softmax SoftmaxCrossEntropyLoss Softplus Softsign SpaceToDepth Split Sqrt Squeeze Sub
+    Sum Swish Tan Tanh ThresholdedRelu Tile TopK Transpose Trilu Unsqueeze Where Xor
+"""
+ALLOWED = frozenset(_NAMES.split())
+"""Standard operators that compute tensors from tensors; none that loops freely or branches.
+
+Those that draw at random do so for the size of another tensor. `Loop` and `If` are not there, nor sequences, text
+and images.
+"""
+
+_OWN_NAMES = """
+    BiasGelu DynamicQuantizeMatMul FastGelu FusedMatMul Gelu MatMulIntegerToFloat MatMulNBits QuickGelu
+    SkipLayerNormalization SkipSimplifiedLayerNormalization
+"""
+ALLOWED_OWN = frozenset(_OWN_NAMES.split())
+"""Operators of onnxruntime's own domain: of quantized weights, and what its optimizer makes of frozen layers."""
