@@ -557,8 +557,8 @@ class PolicyEngine:
     def _slack(self, member: Member) -> float:
         """Return what share of the highest usual length a voter's update may have: 1 before its first long one.
 
-        A device whose data the model does not know yet sends long updates, and shorter ones as they count. Those of
-        a hostile one stay long.
+        A device whose data the model does not know yet sends long updates, and shorter ones as they count. Those
+        of a hostile one stay long.
         """
         return math.pow(0.5, self._members.long_updates_of_voter(member) / SLACK_UPDATES)
 
