@@ -74,7 +74,8 @@ def distort(images: Images, random: np.random.Generator) -> Images:
         + padded[each, top + 1, left] * down * (1 - right)
         + padded[each, top + 1, left + 1] * down * right
     )
-    return (found + random.normal(0.0, 0.05, found.shape)).astype(np.float32)
+    noisy: Images = (found + random.normal(0.0, 0.05, found.shape)).astype(np.float32)
+    return noisy
 
 
 @lru_cache(maxsize=4)
@@ -95,7 +96,9 @@ def _alike(training: Dataset, held_out: Dataset, random: np.random.Generator) ->
     """Return held-out examples whose classes have the shares that they have in some training data."""
     shares = np.bincount(training.y, minlength=10) / len(training)
     weights = shares[held_out.y] / np.bincount(held_out.y, minlength=10)[held_out.y]
-    count = int(min(HELD_OUT / DEVICES, *[n / s for n, s in zip(np.bincount(held_out.y), shares, strict=False) if s]))
+    count = int(
+        min(HELD_OUT / DEVICES, *[n / s for n, s in zip(np.bincount(held_out.y), shares, strict=False) if s])
+    )
     keys = np.where(weights > 0.0, random.exponential(size=len(weights)) / np.maximum(weights, 1e-12), np.inf)
     return held_out.take(np.argsort(keys)[: max(HELD_OUT_MIN, count)])
 
@@ -136,12 +139,12 @@ def even(seed: int, sizes: Sequence[int] = ()) -> Data:
 
 
 def ten_times(seed: int) -> Data:
-    """The first device has ten times the data of each other one."""
+    """Give the first device ten times the data of each other one."""
     return even(seed, (10 * TRAINING // (DEVICES + 9),))
 
 
 def twenty(seed: int) -> Data:
-    """The first device has twenty examples."""
+    """Give the first device twenty examples."""
     return even(seed, (20,))
 
 
@@ -180,9 +183,10 @@ def _mirror(images: Images, random: np.random.Generator) -> Images:  # noqa: ARG
 
 
 def _coarse(images: Images, random: np.random.Generator) -> Images:
-    """Half the resolution, inverted, and noisy."""
+    """Halve the resolution, invert, and add noise."""
     coarse = images.reshape(-1, SIDE // 2, 2, SIDE // 2, 2).mean(axis=(2, 4))
-    return 1.0 - coarse.repeat(2, axis=1).repeat(2, axis=2) + random.normal(0.0, 0.1, images.shape)
+    seen: Images = 1.0 - coarse.repeat(2, axis=1).repeat(2, axis=2) + random.normal(0.0, 0.1, images.shape)
+    return seen
 
 
 GAINS = (0.25, 0.35, 0.5, 0.7, 1.0, 1.0, 1.4, 2.0, 3.0, 4.0)
@@ -193,7 +197,7 @@ def changes(seed: int) -> Data:
     """In the middle of a run the classes of the first device change: the last five instead of the first."""
     data = even(seed)
     first = data.parts[0]
-    training, held_out = _digits(seed)
+    held_out = _digits(seed)[1]
     half = [first.training.take(np.flatnonzero((first.training.y >= 5) == late)) for late in (False, True)]
     own = _alike(half[1], held_out, np.random.default_rng([seed, 51]))
     return Data(data.model, data.learning_rate, [Part(half[0], own, half[1]), *data.parts[1:]])

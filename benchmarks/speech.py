@@ -1,11 +1,11 @@
 """Spoken words from a small synthesiser: a source, three formants, and voices that differ in both.
 
-A word is a sequence of vowels between which the formants glide. Features are the energies of bands of the spectrum in
-slices of the word, as logarithms. It follows the source-filter model of Fant 1960, as far as a benchmark needs it.
+A word is a sequence of vowels between which the formants glide. Features are the logarithms of the energies of
+bands in slices of the word. It follows the source-filter model of Fant 1960, as far as a benchmark needs it.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -86,10 +86,7 @@ def _features(sound: npt.NDArray[np.float32], random: np.random.Generator) -> np
     slices = sound.reshape(SLICES, -1) * np.hanning(len(sound) // SLICES)
     energy = np.abs(np.fft.rfft(slices, axis=1)) ** 2
     edges = np.geomspace(4, energy.shape[1], BANDS + 1).astype(int)
-    bands = np.array([energy[:, low : max(low + 1, high)].mean(axis=1) for low, high in _pairs(edges)])
+    bands = np.array([energy[:, low : max(low + 1, high)].mean(axis=1) for low, high in pairwise(edges)])
     loudness = np.log(bands + 1e-3 * bands.mean())
-    return ((loudness - loudness.mean()) / loudness.std()).ravel() + random.normal(0.0, 0.05, loudness.size)
-
-
-def _pairs(edges: Sequence[int]) -> list[tuple[int, int]]:
-    return list(zip(edges[:-1], edges[1:], strict=True))
+    even: npt.NDArray[np.float32] = ((loudness - loudness.mean()) / loudness.std()).ravel()
+    return even + random.normal(0.0, 0.05, even.size)
