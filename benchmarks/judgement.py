@@ -9,9 +9,9 @@ staleness and shares give it.
 
 Spoilt devices: one or two of ten, by shuffled labels, labels off by one, inputs a thousand times too large, a
 constant input, or one label for all. Each is named within 30 exchanges of its own in 14 of 15 runs. If it is
-excluded then, as the hub proposes, the fleet ends within 2 points of one without it. A flipped axis of a smartwatch
-is held to no bar: everybody wore the watch on both arms, which mirrors that axis. On clean data at most one device
-is named in all runs of 200 exchanges.
+excluded then, as the hub proposes, the fleet ends within 2 points of one without it. A flipped axis of a
+smartwatch is held to no bar: everybody wore the watch on both arms, which mirrors that axis. On clean data at most
+one device is named in all runs of 200 exchanges.
 """
 
 import math

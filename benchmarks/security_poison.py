@@ -4,8 +4,8 @@ Run as `python -m benchmarks.security_poison`. Simulated fleets learn digits in 
 from seeds. The bars: a hub that has `admitted` its devices loses at most 6 points against a fleet without hostile
 keys and never ends under 85 %, one that is `open` loses at most 3. Of the attacks that are long, not finite, or on
 labels that mean nothing, each hostile device is warned of before any honest one and within 30 of its own
-exchanges, in 14 of 15 runs. An operator who excludes whom the hub warns of ends within 1 point of the fleet without hostile
-keys. Without keys, hostile machines with many names are held to no bar.
+exchanges, in 14 of 15 runs. An operator who excludes whom the hub warns of ends within 1 point of the fleet
+without hostile keys. Without keys, hostile machines with many names are held to no bar.
 """
 
 import argparse

@@ -88,5 +88,5 @@ def _features(sound: npt.NDArray[np.float32], random: np.random.Generator) -> np
     edges = np.geomspace(4, energy.shape[1], BANDS + 1).astype(int)
     bands = np.array([energy[:, low : max(low + 1, high)].mean(axis=1) for low, high in pairwise(edges)])
     loudness = np.log(bands + 1e-3 * bands.mean())
-    even: npt.NDArray[np.float32] = ((loudness - loudness.mean()) / loudness.std()).ravel()
-    return even + random.normal(0.0, 0.05, even.size)
+    even = ((loudness - loudness.mean()) / loudness.std()).ravel()
+    return (even + random.normal(0.0, 0.05, even.size)).astype(np.float32)
