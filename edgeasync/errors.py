@@ -52,16 +52,18 @@ def with_flags(sentence: str) -> str:
 
 _NATIVE = re.compile(
     r"\[ONNXRuntimeError\] : \d+ : \w+ : | ?==> Context: .*|Load model from \S* failed: ?|Status Message: "
-    r"|\S*/\S+\.(?:h|hpp|c|cc|cpp|cu):\d+:? ?(?:.* was false\. ?|(?:\w+: )?Assertion .* failed: ?)?"
+    r"|(?<!\S)(?=\S*/)\S+\.(?:h|hpp|c|cc|cpp|cu):\d+:? ?(?:.* was false\. ?|(?:\w+: )?Assertion .* failed: ?)?"
 )
 """What libraries in C++ write besides the reason: codes, source lines, signatures and assertions."""
 
 _REASON_MAX = 300
+_LOOKED_AT_MAX = 4000
+"""What follows may be names out of a file, of any length."""
 
 
 def native_reason(error: BaseException) -> str:
     """Return the reason in an error of onnx or onnxruntime as one line, without codes, paths and assertions."""
-    said = _NATIVE.sub("", " ".join(str(error).split())).strip(" :.")
+    said = _NATIVE.sub("", " ".join(str(error)[:_LOOKED_AT_MAX].split())).strip(" :.")
     return said[:_REASON_MAX] or type(error).__name__
 
 
