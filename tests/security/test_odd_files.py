@@ -5,12 +5,14 @@ A stranger's folder may hold them. Every reader refuses them in one sentence; no
 
 import os
 import resource
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
 import psutil
 import pytest
 
+from edgeasync.async_train.data.images import read_picture
 from edgeasync.cli import model as model_command
 from edgeasync.data.files import load
 from edgeasync.durable.checkpoint import CheckpointStore, Manifest
@@ -18,7 +20,7 @@ from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.json_file import read_json
 from edgeasync.durable.local_file import LocalFile
 from edgeasync.durable.spool_file import SpoolFile
-from edgeasync.errors import EdgeAsyncError
+from edgeasync.errors import DataError, EdgeAsyncError
 from edgeasync.runtime.doctor import training as doctor
 from edgeasync.runtime.graph_cache import GraphCache
 from edgeasync.runtime.graph_model import held_file, load_graph
@@ -27,6 +29,7 @@ from edgeasync.runtime.onnx_model import OnnxModel
 from edgeasync.sdk.run import _restored
 from edgeasync.training.numpy_models import SoftmaxModel
 from tests.fuzz.running import limited
+from tests.fuzz.test_targets import FINDINGS
 
 SPEC = SoftmaxModel(inputs=4, classes=2).spec
 MANIFEST = Manifest(
@@ -113,3 +116,10 @@ def test_so_is_a_hole_in_the_place_of_a_manifest(tmp_path, little_memory):
     hole(tmp_path / "manifest")
     with limited(PATIENCE_S), pytest.raises(EdgeAsyncError, match="cannot be read"):
         manifest(tmp_path / "manifest")
+
+
+def test_and_a_picture_that_says_it_is_longer_than_memory(tmp_path, little_memory):
+    (found,) = [path for path in FINDINGS if path.name == "picture.a-chunk-of-gigabytes"]
+    shutil.copy(found, tmp_path / "picture.png")
+    with pytest.raises(DataError, match=r"picture\.png: not a picture"):
+        read_picture(tmp_path / "picture.png")
