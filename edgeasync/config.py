@@ -236,6 +236,9 @@ def suggest(word: str, known: Iterable[str]) -> str:
 
 
 SUGGESTIONS_MAX = 3
+WORD_MAX = 100
+"""A longer word is no misspelling; to compare it takes long, and so does it to read it."""
+
 LETTERS_A_MISTAKE = 4
 """How many letters a word has for each mistake in it; a first letter is hardly ever wrong."""
 
@@ -243,6 +246,8 @@ LETTERS_A_MISTAKE = 4
 def find_near(word: str, known: Iterable[str]) -> list[str]:
     """Return the known words that `word` is a misspelling or a part of, the nearest first."""
     found = []
+    if len(word) > WORD_MAX:
+        return []
     for other in dict.fromkeys(known):
         mistakes = _count_mistakes(word.lower(), other.lower())
         begins = min(len(word), len(other)) > 2 and (other.startswith(word) or word.startswith(other))
