@@ -84,12 +84,17 @@ def whole_path(given: Given) -> Given:
 def expanded(path: str | Path) -> Path:
     """Return an absolute path, with the home that a leading `~` stands for.
 
-    Call it where a path is handed over, and keep the result. Raises `ConfigError` if there is no such home.
+    Call it where a path is handed over, and keep the result. Raises `ConfigError` if there is no such home, or no
+    working directory any more.
     """
     try:
         return Path(path).expanduser().absolute()
     except RuntimeError:
         raise ConfigError(f"{path}: there is no such home; write the whole path") from None
+    except OSError:
+        raise ConfigError(
+            f"{path}: the working directory was deleted; change to another one, or write the whole path"
+        ) from None
 
 
 def whole_address(address: str, folder: Path | None = None) -> str:

@@ -174,6 +174,4 @@ def _held(path: Path) -> bytes | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise StorageError(
-            f"{path}: cannot be read: {error.strerror}; choose another run folder (--run)"
-        ) from error
+        raise StorageError(f"{path}: cannot be read: {error.strerror}; choose another run folder") from error
