@@ -197,7 +197,7 @@ class Hub:
             files_max=connections_that_fit(),
             by_address=keys is not None,
         )
-        self._folder = FolderLock(run, "run")
+        self._folder = FolderLock(run, "run (--run)")
         self._run = Run(
             FolderDisk(run, self._folder.check),
             Rules(spec, policy, settings, graph is not None, recordable),
@@ -270,7 +270,7 @@ class Hub:
             name: Worker(name, self._fail_from_thread) for name in ("fold", "journal", "save", "evaluate")
         }
         self._started_s = time.monotonic()
-        self._folder.take("another hub runs in this folder; choose another run folder")
+        self._folder.take("another hub runs in this folder; choose another folder as run (--run)")
         try:
             await self._open_in_thread()
             self._engine = self._make_engine()
