@@ -165,7 +165,7 @@ class Client:
 
     def join(self) -> None:
         """Become a member, agree on pieces, and fetch the first model."""
-        self._send(Hello((PROTOCOL_VERSION,), self._name, self._name.encode().ljust(16, b".")[:16], 1))
+        self._send(Hello(self._name, self._name.encode().ljust(16, b".")[:16], 1))
         welcome = wire.decode(self.socket.recv())
         if not isinstance(welcome, Welcome):
             raise TypeError(f"{welcome} instead of a welcome")

@@ -17,7 +17,7 @@ from edgeasync.core.hub.settings import FLOAT32, HubCoreSettings
 from edgeasync.policies.transforms import Conditions, plan_chain
 from edgeasync.protocol import wire
 from edgeasync.protocol.codecs import VectorSource, make_codec
-from edgeasync.protocol.messages import PROTOCOL_VERSION, Ack, Applied, Hello, ModelVersion, Push
+from edgeasync.protocol.messages import Ack, Applied, Hello, ModelVersion, Push
 
 BATCHES = 7
 PUSHES = 2000
@@ -102,7 +102,7 @@ def _time_core(clients: int) -> float:
     )
     for session in sessions:
         name = f"client-{session[0]}"
-        core.handle(Received(session, Hello((PROTOCOL_VERSION,), name, session, 1)), 0.0)
+        core.handle(Received(session, Hello(name, session, 1)), 0.0)
     batches = []
     for batch in range(BATCHES):
         numbers = range(batch * PUSHES, (batch + 1) * PUSHES)

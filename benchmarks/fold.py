@@ -107,7 +107,7 @@ def measure_decision(updates: int) -> float:
     )
     names = [f"device-{number}" for number in range(DEVICES)]
     for number, name in enumerate(names):
-        core.handle(Received(name.encode(), Hello((1,), name, number.to_bytes(16, "big"), 1)), 0.0)
+        core.handle(Received(name.encode(), Hello(name, number.to_bytes(16, "big"), 1)), 0.0)
         core.handle(Received(name.encode(), Fetch(core.members.members[name].session)), 0.0)
     started = time.perf_counter()
     for count in range(updates):

@@ -20,7 +20,7 @@ from edgeasync.core.hub.machine import HubCore
 from edgeasync.core.hub.settings import Liveness
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
-from edgeasync.protocol.messages import PROTOCOL_VERSION, Hello, Ping, Welcome
+from edgeasync.protocol.messages import Hello, Ping, Welcome
 from edgeasync.runtime.machine import prepare_for_service
 
 HEARTBEAT_S = 1.0
@@ -171,7 +171,7 @@ class IdleDevice:
     def greet(self) -> None:
         """Say hello."""
         state_id = self._number.to_bytes(16, "little")
-        self._socket.send(wire.encode(Hello((PROTOCOL_VERSION,), f"idle-{self._number}", state_id, 1)))
+        self._socket.send(wire.encode(Hello(f"idle-{self._number}", state_id, 1)))
 
     def enter(self) -> None:
         """Wait for the welcome."""

@@ -90,7 +90,7 @@ class Bench:
 
     def _join(self, number: int) -> None:
         peer = number.to_bytes(4, "big")
-        hello = Hello((4,), f"device-{number}", number.to_bytes(16, "big"), 1)
+        hello = Hello(f"device-{number}", number.to_bytes(16, "big"), 1)
         self.give("join", Received(peer, hello))
         self.give("fetch", Received(peer, Fetch(self._sessions[number])))
 

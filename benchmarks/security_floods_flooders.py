@@ -231,7 +231,7 @@ def _announcement(session: bytes, number: int) -> bytes:
 
 
 def _hello(number: int) -> bytes:
-    return wire.encode(Hello((1,), f"{NAME}/{number}", number.to_bytes(16, "big"), 1))
+    return wire.encode(Hello(f"{NAME}/{number}", number.to_bytes(16, "big"), 1))
 
 
 @contextlib.contextmanager

@@ -147,7 +147,7 @@ class LyingDevice(SimulatedDevice):
         message = wire.decode(header)
         if isinstance(message, Push) and self._claims:
             message = msgspec.structs.replace(message, **self._claims)
-            header = wire.encode(message, version=header[1])
+            header = wire.encode(message)
         super().send(header, payload)
 
 

@@ -84,12 +84,29 @@ def whole_path(given: Given) -> Given:
 def expanded(path: str | Path) -> Path:
     """Return an absolute path, with the home that a leading `~` stands for.
 
-    Call it where a path is handed over, and keep the result. Raises `ConfigError` if there is no such home.
+    Call it where a path is handed over, and keep the result. Raises `ConfigError` if there is no such home, or no
+    working directory any more.
     """
     try:
         return Path(path).expanduser().absolute()
     except RuntimeError:
         raise ConfigError(f"{path}: there is no such home; write the whole path") from None
+    except OSError:
+        raise ConfigError(
+            f"{path}: the working directory was deleted; change to another one, or write the whole path"
+        ) from None
+
+
+def whole_address(address: str, folder: Path | None = None) -> str:
+    """Return an address whose path, if it is `ipc://PATH`, is absolute: from `folder`, or from where we are.
+
+    >>> whole_address("ipc:///run/hub"), whole_address("ipc://@name"), whole_address("tcp://10.0.0.1:5555")
+    ('ipc:///run/hub', 'ipc://@name', 'tcp://10.0.0.1:5555')
+    """
+    transport, _, place = address.partition("://")
+    if transport != "ipc" or not place or place.startswith("@") or place == "*":
+        return address  # a name of the abstract namespace, or a path that ZeroMQ chooses, is not one in a folder
+    return f"ipc://{expanded(place if folder is None else folder / Path(place).expanduser())}"
 
 
 def read_toml(path: Path, settings: type[Settings]) -> Settings:

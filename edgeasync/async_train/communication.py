@@ -86,7 +86,8 @@ class Communication:
         hub: dict[str, Any] | None,
         world_size: int = 1,
     ) -> None:
-        self._model, self._loop, self._master, self._world_size = model, loop, master, world_size
+        self._model, self._loop, self._world_size = model, loop, world_size
+        self._master = as_address(master) if master else None
         self._session_arguments = settled(session)
         self._hub_arguments = None if hub is None else settled(hub)
         self.hub: Hub | None = None
@@ -96,7 +97,7 @@ class Communication:
         """Listen if the hub is here, and join, unless that has happened."""
         if self.session is not None:
             return self
-        address = as_address(self._master or find_master())
+        address = self._master or as_address(find_master())
         usual = {"keep_optimizer_state": True, "timeout_s": JOIN_S}
         with contextlib.ExitStack() as begun:  # it ends again unless all of it begins
             if self._hub_arguments is not None:

@@ -118,7 +118,10 @@ def as_address(server: str) -> str:
     >>> as_address("10.0.0.1:5000")
     'tcp://10.0.0.1:5000'
     """
-    return server if "://" in server else f"tcp://{server}"
+    transport, _, place = server.rpartition("://")
+    if transport == "ipc" and place and place[0] not in "@*":  # a path, which no `chdir` is to move
+        return f"ipc://{Path(place).expanduser().absolute()}"
+    return server if transport else f"tcp://{server}"
 
 
 def put_back(model: Any, arrays: Any) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from edgeasync.cli.output import Printer, print_table
-from edgeasync.config import expanded
+from edgeasync.config import expanded, whole_address
 from edgeasync.durable.allow_list import NAME, Allowed, Key, read_key
 from edgeasync.durable.keys import OWNER, TOKEN_S, TOKEN_S_MAX, HubKeys, fingerprint
 from edgeasync.errors import ConfigError
@@ -22,8 +22,7 @@ def open_folder(folder: Path | None) -> HubKeys:
 
 def init_keys(folder: Path | None, addresses: list[str], printer: Printer) -> None:
     """Make a hub's keys."""
-    for address in addresses:
-        check_connect(address, insecure=True)
+    addresses = _checked_addresses(addresses)
     keys = HubKeys.init(open_folder(folder).folder)
     if addresses:
         keys.remember_addresses(tuple(addresses))
@@ -52,8 +51,7 @@ def enrol(
     keys, name, role = open_folder(folder), _checked_name(name), _checked_role(role)
     if valid_hours is not None and (key is not None or role == "operator"):
         raise ConfigError("--valid-hours is for a token, and a key that you enrol needs no token; leave it out")
-    for address in addresses:
-        check_connect(address, insecure=True)
+    addresses = _checked_addresses(addresses)
     public = None if key is None else _checked_key(key)
     keys.pair()
     keys.check_role(name, role)
@@ -147,6 +145,12 @@ def _print_entry(entry: Allowed, printer: Printer) -> None:
         {"name": entry.name, "role": entry.role, "fingerprint": shown, "key": entry.key.hex()},
         f"{entry.name}: {entry.role}, key {shown}",
     )
+
+
+def _checked_addresses(addresses: list[str]) -> list[str]:
+    for address in addresses:
+        check_connect(address, insecure=True)
+    return list(map(whole_address, addresses))
 
 
 def _checked_name(name: str) -> str:

@@ -137,7 +137,7 @@ class HistoryWriter:
             elif kind is Report and effect.event == "evaluated":  # type: ignore[union-attr]
                 last = core.policy_engine.state.evaluations.last
                 assert last is not None
-                self.add_evaluation(entry, now_s, last)
+                self._add_evaluation(entry, now_s, last)
                 noted = True
         return noted
 
@@ -147,7 +147,7 @@ class HistoryWriter:
         if row is not None:
             self._gather((entry, Correction(row, entry, now_s, outcome)))
 
-    def add_evaluation(self, entry: int, now_s: float, found: Evaluated) -> None:
+    def _add_evaluation(self, entry: int, now_s: float, found: Evaluated) -> None:
         """Gather an evaluation."""
         self._evaluations += 1
         row = EvaluationRow(self._evaluations, entry, now_s, found.number, found.loss, found.accuracy)

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Annotated
 
 from msgspec import Meta
+from msgspec.structs import replace
 
-from edgeasync.config import Section, read_toml
+from edgeasync.config import Section, read_toml, whole_address
 from edgeasync.durable.allow_list import Key, read_key
 from edgeasync.errors import ConfigError
 from edgeasync.protocol.messages import DeviceId
@@ -66,8 +67,9 @@ class Peers(Section, frozen=True):
 
 
 def read_peers(path: Path) -> Peers:
-    """Read the file; raises `ConfigError`."""
-    return read_toml(path, Peers)
+    """Read the file; raises `ConfigError`. The path of an `ipc://` address is relative to the file's folder."""
+    peers, folder = read_toml(path, Peers), path.parent
+    return Peers(tuple([replace(entry, address=whole_address(entry.address, folder)) for entry in peers.peer]))
 
 
 def read_first_peers(path: Path, name: str, key: Key) -> Peers:

@@ -6,7 +6,6 @@ from typing import Literal
 
 from edgeasync.core.arrays.hub_model import Model
 from edgeasync.core.arrays.published_model import Publisher
-from edgeasync.core.hub.events import Evaluated
 from edgeasync.core.hub.machine import HubCore
 from edgeasync.core.recovery.replay import Sessions
 from edgeasync.core.recovery.state import HubState, capture
@@ -63,7 +62,6 @@ class Run:
         self._unsynced: list[Appended] = []
         self._segment_bytes_max = segment_bytes_max
         self._last = 0
-        self._saved = 0, 0.0
         self._software = ""
 
     def open(
@@ -125,12 +123,6 @@ class Run:
         unsynced, self._unsynced = self._unsynced, []
         return JournalWriter(self._disk, self._last + 1, self._segments, self._segment_bytes_max, unsynced)
 
-    def add_evaluation(self, evaluated: Evaluated) -> None:
-        """Add an evaluation of the last version to the history of a run that has ended."""
-        if self.history is not None:
-            self.history.add_evaluation(*self._saved, evaluated)
-            self.history.flush(sync=True)
-
     def save(self, state: HubState, created_s: float) -> int:
         """Write a checkpoint, dated `created_s` by the wall clock, and before it the history; raises `OSError`.
 
@@ -155,5 +147,4 @@ class Run:
             rules=self._rules.table(),
         )
         self._store.write(manifest, state.tensors)
-        self._saved = state.entry or 0, state.now_s
         return self._store.covered(manifest.fingerprint)

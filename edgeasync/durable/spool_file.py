@@ -97,7 +97,7 @@ def _to_spool(metadata: dict[str, str], arrays: dict[str, npt.NDArray[Any]]) -> 
             check_codec_name(push.codec)
         model = parse_json(metadata["model"], ModelKey)
         payload = arrays.pop(_PAYLOAD).data.cast("B")
-    except (KeyError, ValueError) as error:
+    except (KeyError, ValueError, wire.UnsupportedVersionError) as error:
         raise ProtocolError(f"of another version of this software ({error})") from error
     if not isinstance(push, Push) or wire.checksum(payload) != push.checksum:
         raise ProtocolError("of another version of this software (it holds no update)")

@@ -11,14 +11,8 @@ from msgspec import Meta
 from edgeasync.parameters import ParameterSpec
 from edgeasync.structs import ready
 
-PROTOCOL_VERSION = 4
-"""The newest version, which is used if both sides know it."""
-
-PROTOCOL_VERSIONS = (1, 2, 3, PROTOCOL_VERSION)
-"""All versions that are read and written; messages before both sides have agreed on one use the first."""
-
-HELD_VERSION = 4
-"""The first version of the protocol in which a device says the checksum of the model that it holds."""
+PROTOCOL_VERSION = 5
+"""The version of the protocol, in every header. A hub and a device of different versions refuse each other."""
 
 DEVICE_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}(/[0-9]{1,3})?\Z"
 
@@ -147,7 +141,6 @@ class Hello(Message, frozen=True):
     """
 
     kind = 1
-    protocol_versions: Annotated[tuple[Count, ...], Meta(min_length=1, max_length=16)]
     device_id: DeviceId
     state_id: Identity
     incarnation: Count
@@ -168,9 +161,8 @@ class Welcome(Message, frozen=True):
     asks for it with `FetchGraph`. `update` says what a push holds: a difference, or the device's whole model.
     `error_feedback` and `residual_decay` say how the device keeps what a codec drops, `overlap_steps_max` how many
     steps it may take while it waits for an assignment. It uses an assignment `delay_steps`
-    after the push that was answered. Both sides use `protocol_version` from this message on.
-    `checksum_last` is that of push `seq_last`, so that a device can tell whether the push was its own; 0 if the
-    hub has no record.
+    after the push that was answered. `checksum_last` is that of push `seq_last`, so that a device can tell whether
+    the push was its own; 0 if the hub has no record.
     """
 
     kind = 2
@@ -188,16 +180,15 @@ class Welcome(Message, frozen=True):
     error_feedback: Literal["auto", "always", "never"] = "auto"
     residual_decay: Annotated[float, Meta(ge=0, le=1)] = 1.0
     overlap_steps_max: Annotated[int, Meta(ge=0, le=2**31)] = 0
-    protocol_version: Count = 1
-    checksum_last: Unsigned64 | None = None
+    checksum_last: Unsigned64 = 0
     delay_steps: Annotated[int, Meta(ge=0, le=2**31)] = 0
 
 
 class Fetch(Message, frozen=True):
     """Device to hub: give me an assignment (after a welcome, or when one was refused or lost).
 
-    `version` is the one I hold, as the hub sent it; since protocol version 4 `held_checksum` is that of the model
-    as float32. `partial` is the checksum of an assignment's payload whose beginning I hold.
+    `version` is the one I hold, as the hub sent it; `held_checksum` is that of the model as float32.
+    `partial` is the checksum of an assignment's payload whose beginning I hold.
     """
 
     kind = 3
@@ -210,12 +201,12 @@ class Fetch(Message, frozen=True):
 class Push(Message, frozen=True, gc=False):
     """Device to hub: what I learnt in `local_steps` steps from `base`. The payload is the coded update.
 
-    `loss_mean` and `loss_variance` are of my local steps; since protocol version 2 they are `None` if I know no
-    loss. `score` is the loss of the assigned model on examples of my own, if I keep some for that; low is good.
-    `overlap_steps` of the local steps were taken before the assignment arrived. `base_loss` is the loss of the
-    first step after it: that of the assigned model on a batch of mine. `held_checksum` is that of `base` as I hold
-    it; `None` if I no longer do, and before protocol version 4. `metrics` are of my local steps, too, and finite.
-    `validation_loss` is that of my parameters after the steps, on examples kept for that.
+    `loss_mean` and `loss_variance` are of my local steps; they are `None` if I know no loss. `score` is the loss
+    of the assigned model on examples of my own, if I keep some for that; low is good. `overlap_steps` of the local
+    steps were taken before the assignment arrived. `base_loss` is the loss of the first step after it: that of the
+    assigned model on a batch of mine. `held_checksum` is that of `base` as I hold it; `None` if I no longer do.
+    `metrics` are of my local steps, too, and finite. `validation_loss` is that of my parameters after the steps,
+    on examples kept for that.
 
     With `transfer` above 0 the payload follows in pieces of that transfer once the hub grants credit.
     """
@@ -277,7 +268,7 @@ class Assignment(Message, frozen=True, gc=False):
     """Hub to device: train `local_steps` steps from this version. The payload is the coded model, or `deltas`.
 
     With `transfer` above 0 the payload follows in pieces once the device grants credit. `push_codec`, if given, is
-    the codec of the device's payloads from now on. Since protocol version 4 the coded model may be coarse. The
+    the codec of the device's payloads from now on. The coded model may be coarse. The
     device multiplies its own learning rate by `learning_rate_factor` until the next assignment.
     """
 

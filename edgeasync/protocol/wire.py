@@ -10,7 +10,7 @@ import msgspec
 import xxhash
 
 from edgeasync.errors import ProtocolError
-from edgeasync.protocol.messages import MESSAGES, PROTOCOL_VERSION, PROTOCOL_VERSIONS, Message
+from edgeasync.protocol.messages import MESSAGES, PROTOCOL_VERSION, Message, Refuse
 
 HEADER_BYTES_MIN = 64
 """Shorter headers are padded: small unaligned frames before a large one halve libzmq's throughput."""
@@ -27,13 +27,17 @@ _pack = msgpack.Packer(autoreset=True).pack
 
 
 class UnsupportedVersionError(ProtocolError):
-    """The header has a protocol version that this side does not know."""
+    """The header has another version of the protocol than this side's."""
+
+    def to_refuse(self) -> Refuse:
+        """Return the refusal that ends the handshake on both sides."""
+        return Refuse("protocol_version", f"{self}; install the same edgeasync on both sides")
 
 
-def encode(message: Message, version: int = PROTOCOL_VERSION) -> bytes:
-    """Return the header frame of `message` in a version of the protocol, padded to 64 bytes."""
+def encode(message: Message) -> bytes:
+    """Return the header frame of `message`, padded to 64 bytes."""
     fields = msgspec.to_builtins(message, builtin_types=(bytes,))
-    header: bytes = _pack((version, message.kind, fields, b""))
+    header: bytes = _pack((PROTOCOL_VERSION, message.kind, fields, b""))
     missing = HEADER_BYTES_MIN - len(header)
     return header if missing <= 0 else header[:-2] + _PADDING[missing]
 
@@ -41,9 +45,9 @@ def encode(message: Message, version: int = PROTOCOL_VERSION) -> bytes:
 def decode(
     header: bytes, bytes_max: int = HEADER_BYTES_MAX, kinds: Mapping[int, type[Message]] = MESSAGES
 ) -> Message:
-    """Read a header frame of any known version, and up to `bytes_max` bytes, into a checked message.
+    """Read a header frame of up to `bytes_max` bytes, into a checked message.
 
-    Raises only `ProtocolError`, whatever the bytes are.
+    Raises only `ProtocolError`, whatever the bytes are: `UnsupportedVersionError` for another protocol version.
     """
     if len(header) > bytes_max:
         raise ProtocolError(f"header of {len(header)} bytes is over the limit of {bytes_max}")
@@ -54,9 +58,8 @@ def decode(
     if type(frame) is not list or len(frame) != 4 or type(frame[0]) is not int:
         raise ProtocolError("header is not an array of version, kind, fields and padding")
     version, kind, fields, _ = frame
-    if version not in PROTOCOL_VERSIONS:
-        known = " or ".join(map(str, PROTOCOL_VERSIONS))
-        raise UnsupportedVersionError(f"protocol version {version} is not {known}")
+    if version != PROTOCOL_VERSION:
+        raise UnsupportedVersionError(f"got protocol version {version}, expected {PROTOCOL_VERSION}")
     message = kinds.get(kind) if type(kind) is int else None
     if message is None:
         raise ProtocolError("unknown kind of message")

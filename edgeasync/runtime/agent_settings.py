@@ -7,8 +7,9 @@ import re
 from typing import Annotated, Literal
 
 from msgspec import Meta
+from msgspec.structs import force_setattr
 
-from edgeasync.config import ByteCount, FilePath, Section
+from edgeasync.config import ByteCount, FilePath, Section, whole_address
 from edgeasync.core.arrays.peer_round import check_peer_codec
 from edgeasync.core.device.care import HYSTERESIS_C, CareLimits
 from edgeasync.core.device.day import BYTES_PER_DAY_MIN
@@ -67,6 +68,10 @@ class AgentSection(Section, frozen=True):
         return (self.hub,) if isinstance(self.hub, str) else self.hub or ()
 
     def __post_init__(self) -> None:
+        if isinstance(self.hub, str):
+            force_setattr(self, "hub", whole_address(self.hub))
+        elif self.hub is not None:
+            force_setattr(self, "hub", tuple(map(whole_address, self.hub)))
         if self.trainer is not None:
             check_name(self.trainer, "trainer")
         if self.device_id is not None and not re.match(DEVICE_ID_PATTERN, self.device_id):
@@ -164,6 +169,8 @@ class PeersSection(Section, frozen=True):
         )
 
     def __post_init__(self) -> None:
+        if self.bind is not None:
+            force_setattr(self, "bind", whole_address(self.bind))
         check_peer_codec(self.codec)
         if self.steps_max is not None and self.epochs is not None:
             raise ValueError("steps_max and epochs say the same: give one of the two")

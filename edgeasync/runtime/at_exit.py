@@ -48,7 +48,10 @@ def stop_at_exit(done: Done, stop: Callable[[], None], forget: Callable[[], None
     ends already.
     """
     if _ending:
-        raise EdgeAsyncError("the program is ending, and nothing can be started any more")
+        raise EdgeAsyncError(
+            "the program is ending, and nothing can be started any more; let its main thread wait for this one, "
+            "by Thread.join for example"
+        )
     _running[done] = stop, forget
     done.add_done_callback(lambda done: _running.pop(done, None))
 

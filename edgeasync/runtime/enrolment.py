@@ -8,7 +8,7 @@ import zmq
 
 from edgeasync.durable.allow_list import Key
 from edgeasync.durable.keys import KeyPair, Token
-from edgeasync.errors import AccessError, ProtocolError
+from edgeasync.errors import AccessError, ProtocolError, RefusedError
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Enrol, Enrolled, Refuse
 from edgeasync.runtime.address import is_ipv6
@@ -45,7 +45,7 @@ async def enrol(
     """Bring the device's own public key by a token; return the name it has at the hub.
 
     `None` if the hub takes the token no more. It tries the addresses in turn until one answers; raises
-    `AccessError` if another hub does.
+    `AccessError` if another hub does, `RefusedError` if the hub speaks another version of the protocol.
     """
     cuts: Counter[str] = Counter()
     while True:
@@ -55,6 +55,8 @@ async def enrol(
                 return answer.name
             if finding == "denied" or (isinstance(answer, Refuse) and answer.code == "not_allowed"):
                 return None
+            if isinstance(answer, Refuse) and answer.code == "protocol_version":
+                raise RefusedError(answer.sentence)
             if finding in ("foreign", "mechanism"):
                 cuts[address] += 1
                 mechanism = await mechanism_at(address)
@@ -75,6 +77,8 @@ async def _ask(
     def on_message(peer: bytes, header: bytes, payload: wire.Buffer | None) -> None:  # noqa: ARG001
         try:
             message = wire.decode(header)
+        except wire.UnsupportedVersionError as error:
+            message = error.to_refuse()
         except ProtocolError:
             return
         if isinstance(message, Enrolled | Refuse) and not heard.done():

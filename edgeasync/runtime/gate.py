@@ -134,6 +134,10 @@ class Gate:
         """
         try:
             message = wire.decode(header, HEADER_BYTES_MAX)
+        except wire.UnsupportedVersionError as error:
+            if stays := self._connections.begins_enrolment(peer):
+                channel.send(peer, wire.encode(error.to_refuse()))
+            return stays
         except ProtocolError:
             return False
         if not isinstance(message, Enrol) or payload is not None or token.key in self._enrolling:

@@ -178,5 +178,5 @@ def held_file(path: Path) -> bytes | None:
         return None
     except OSError as error:
         raise StorageError(
-            f"{path}: cannot be read: {error.strerror}; remove it or choose another run folder"
+            f"{path}: cannot be read: {error.strerror}; remove it, or choose another run folder"
         ) from error

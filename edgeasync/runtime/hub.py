@@ -24,7 +24,7 @@ from edgeasync.core.hub.events import Evaluated, HubEvent, Peer
 from edgeasync.core.hub.machine import HubCore
 from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.core.recovery.replay import Sessions
-from edgeasync.core.recovery.state import HubState
+from edgeasync.core.recovery.state import HubState, capture
 from edgeasync.durable.allow_list import Key
 from edgeasync.durable.commit import GroupCommit
 from edgeasync.durable.disk import FolderDisk
@@ -241,17 +241,6 @@ class Hub:
         """Call `action`, which shows what has happened, on the loop, once that is on disk."""
         self._engine.show(action)
 
-    def add_evaluation(self, evaluated: Evaluated) -> None:
-        """Add an evaluation of the last version to the history, once `run` has returned.
-
-        Raises `StorageError` if another hub runs in the folder by now.
-        """
-        self._folder.take("another hub runs in this folder")
-        try:
-            self._run.add_evaluation(evaluated)
-        finally:
-            self._folder.close()
-
     def most_memory(self) -> list[Part]:
         """Return what the most memory consists of that this hub may need; to be called before `run`."""
         return most_memory(
@@ -281,7 +270,7 @@ class Hub:
             name: Worker(name, self._fail_from_thread) for name in ("fold", "journal", "save", "evaluate")
         }
         self._started_s = time.monotonic()
-        self._folder.take("another hub runs in this folder; give this one another run folder (--run)")
+        self._folder.take("another hub runs in this folder; choose another folder as run (--run)")
         try:
             await self._open_in_thread()
             self._engine = self._make_engine()
@@ -544,6 +533,21 @@ class Hub:
             self._channel.close(LINGER_MS)
         if self._unsaved is not None:
             raise self._unsaved
+
+    def abandon(self) -> None:
+        """Write a last checkpoint after the loop was closed; a journal has all that was shown."""
+        if not self._opened or self._log is not None or self._ending.reached:
+            return
+        core, model = self.core, self._engine.model
+        if model.current.number != core.version:
+            return  # it was making a version
+        state = capture(core, model, self._run.publisher, None, self._now_s())
+        try:
+            self._folder.check()
+            self._run.save(state, time.time())
+            self._save_model(state.snapshot, state.lineage)
+        except (OSError, StorageError) as error:
+            self._warn(f"no checkpoint could be written: {error}")
 
     def _close_gate(self) -> None:
         """Let nobody in any more."""

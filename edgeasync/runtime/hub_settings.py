@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
-from msgspec.structs import replace
+from msgspec.structs import force_setattr, replace
 
-from edgeasync.config import ByteCount, FilePath, Section, convert, expanded, to_table
+from edgeasync.config import ByteCount, FilePath, Section, convert, expanded, to_table, whole_address
 from edgeasync.core.hub.settings import (
     CheckpointSettings,
     CodecSettings,
@@ -67,6 +67,9 @@ class HubSection(Section, frozen=True):
     keys: FilePath | None = None
     knocking: bool = False
     insecure: bool = False
+
+    def __post_init__(self) -> None:
+        force_setattr(self, "bind", whole_address(self.bind))
 
 
 class EvaluationSection(Section, frozen=True):
@@ -275,6 +278,8 @@ def read_record(run: Path, *, trust_code: bool = False) -> HubSettings:
             f"again; else {begin}"
         ) from None
     written = table.pop("format", None)
+    if not isinstance(written, int):
+        raise StorageError(f"{path}: has no format, so it is damaged, or not a run's of edgeasync; {begin}")
     if written != RECORD_FORMAT:
         raise StorageError(
             f"{path}: is of format {written}, and this edgeasync reads format {RECORD_FORMAT}; "

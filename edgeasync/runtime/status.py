@@ -12,7 +12,7 @@ from zmq.utils.monitor import recv_monitor_message
 from edgeasync.durable.keys import operator_keys
 from edgeasync.errors import AccessError, HubUnreachableError, ProtocolError
 from edgeasync.protocol import wire
-from edgeasync.protocol.messages import PROTOCOL_VERSIONS, Status, StatusRequest, Wake
+from edgeasync.protocol.messages import Status, StatusRequest, Wake
 from edgeasync.runtime.address import check_connect, is_ipv6
 from edgeasync.runtime.curve import mechanism_at
 from edgeasync.runtime.dealer import Pair, connect, make_dealer
@@ -96,6 +96,20 @@ def ask_status(address: str, timeout_s: float, pair: Pair | None, *, wake: bool 
         context.term()
 
 
+def is_denied(address: str, pair: Pair, timeout_s: float) -> bool:
+    """Return whether a hub refuses these keys; nothing is sent to it."""
+    with zmq.Context() as context:
+        socket = make_dealer(context, STATUS_BYTES_MAX, pair, ipv6=is_ipv6(address))
+        monitor = socket.get_monitor_socket(_ENDINGS | zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        try:
+            connect(socket, address)
+            return bool(monitor.poll(math.ceil(1000 * timeout_s))) and _ending(monitor) == "denied"
+        finally:
+            socket.disable_monitor()
+            monitor.close(0)
+            socket.close(0)
+
+
 def _ask(
     context: "zmq.Context[zmq.Socket[bytes]]",
     address: str,
@@ -111,7 +125,7 @@ def _ask(
     poller.register(monitor, zmq.POLLIN)
     try:
         connect(socket, address)
-        socket.send(wire.encode(question, PROTOCOL_VERSIONS[0]))
+        socket.send(wire.encode(question))
         ready = dict(poller.poll(math.ceil(max(0.0, until_s - time.monotonic()) * 1000)))
         if socket in ready:
             return socket.recv_multipart(), "answered"

@@ -1,5 +1,6 @@
 """One background thread that does what it is given, in order."""
 
+import contextlib
 import time
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -56,6 +57,7 @@ class Worker:
                 work()
             except BaseException as error:  # noqa: BLE001
                 if not self._abandoned:
-                    self._on_error(error)
+                    with contextlib.suppress(RuntimeError):  # the loop was closed: nobody is there to hear of it
+                        self._on_error(error)
             self.begun_s = None
             del work  # while the thread waits for more: it may hold a payload as large as the model

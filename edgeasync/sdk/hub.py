@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgeasync.config import expanded, whole_path
+from edgeasync.config import expanded, whole_address, whole_path
 from edgeasync.data.dataset import Dataset
 from edgeasync.errors import ConfigError, EdgeAsyncError
 from edgeasync.losses import LossSetting
@@ -87,7 +87,7 @@ class Hub(Service):
         self.path = as_path(run, "run")
         """The run's folder."""
         self._model = whole_path(model)
-        self._bind = bind
+        self._bind = bind = whole_address(bind)
         self._trust_code = trust_code
         self._shape = input_shape
         self._callbacks = callbacks
@@ -234,6 +234,10 @@ class Hub(Service):
     def _request_stop(self) -> None:
         if self._hub is not None:
             self._hub.request_stop()
+
+    def _abandon(self) -> None:
+        if self._hub is not None:
+            self._hub.abandon()
 
     def _request_finish(self) -> None:
         if self._observer is not None:

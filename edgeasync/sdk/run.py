@@ -9,9 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeasync.config import expanded
-from edgeasync.core.hub.events import Evaluated
 from edgeasync.durable.files import replace_file
-from edgeasync.durable.history import EvaluationRow, read_history
+from edgeasync.durable.history import read_history
 from edgeasync.durable.run_replay import Happening, Line, RunReplay
 from edgeasync.runtime.export import ONNX_SUFFIX, check_suffix, refuse_onnx, write_arrays
 from edgeasync.runtime.graph_model import FORWARD_FILE, held_file
@@ -137,8 +136,6 @@ class Run:
         for remark in found.remarks:
             LOG.warning("%s: %s", folder, remark)
         evaluation = found.evaluation
-        if not best:
-            evaluation = _newer(evaluation, read_history(folder).evaluations[-1:], found.version)
         return cls(
             folder,
             {name: np.array(array) for name, array in found.arrays.items()},
@@ -149,14 +146,6 @@ class Run:
             updates=found.updates,
             devices=found.devices,
         )
-
-
-def _newer(known: Evaluated | None, rows: list[EvaluationRow], version: int) -> Evaluated | None:
-    """Return the last evaluation: that of the version that `train` ends with is in the history alone."""
-    for row in rows:
-        if (-1 if known is None else known.number) < row.version <= version:
-            return Evaluated(row.version, row.loss, row.accuracy)
-    return known
 
 
 def _read_events(folder: Path) -> list[Event]:

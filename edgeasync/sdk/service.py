@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from edgeasync.errors import ConfigError, EdgeAsyncError
-from edgeasync.runtime.at_exit import OwnThread, stop_at_exit
+from edgeasync.runtime.at_exit import EXIT_S, OwnThread, stop_at_exit
 from edgeasync.runtime.event_loop import check_threads, loop_factory
 from edgeasync.sdk.blocking import INTERRUPT_S
 from edgeasync.sdk.termination import exit_on_sigterm
@@ -41,7 +41,7 @@ class Service(ABC):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
         self._thread: OwnThread | None = None
-        self._stopping = False
+        self._stopping = self._forked = False
 
     @abstractmethod
     async def _serve(self) -> str:
@@ -153,14 +153,30 @@ class Service(ABC):
         stop_at_exit(self._done, self._stop_with_program, self._forget)
 
     def _stop_with_program(self) -> None:
-        """Ask it to end: the program does."""
+        """Ask it to end: the program does. A loop that has stopped runs on until then."""
         self.stop()
+        loop, task = self._loop, self._task
+        if loop is None or task is None or loop.is_running():
+            return
+        name = type(self).__name__
+        if loop.is_closed():
+            LOG.error("this %s ran when its loop was closed; leave `async with` before that", name)
+            self._abandon()
+            self._done.set_result("its loop was closed")
+            return
+        LOG.warning("this %s ran when its loop stopped; leave `async with` before the program ends", name)
+        with contextlib.suppress(RuntimeError):  # another thread has begun to run it
+            loop.run_until_complete(asyncio.wait([task], timeout=EXIT_S))
+
+    def _abandon(self) -> None:  # noqa: B027 - most have nothing to write
+        """Write down what is not on disk: there is no loop any more that could end this well."""
 
     def _forget(self) -> None:
         """Count as ended: this is a forked child, and the parent's threads are not here."""
         self._ready, self._done = concurrent.futures.Future(), concurrent.futures.Future()
         self._ready.set_result(None)
         self._done.set_result("it runs in the process that forked this one")
+        self._forked = True
 
     def _await_ready(self) -> None:
         """Wait, in the thread that has called `start`, until others may use this; what this raises ends it."""
@@ -212,7 +228,12 @@ class Service(ABC):
         self._note_ready()  # nobody is to wait for it any longer
 
     def _late(self) -> EdgeAsyncError:
-        """Return the error of a call that comes too late."""
+        """Return the error of a call that comes too late, or from a forked child."""
+        if self._forked:
+            name = type(self).__name__
+            return EdgeAsyncError(
+                f"this {name} runs in the process that forked this one: call it there, or make another {name} here"
+            )
         return EdgeAsyncError(f"this {type(self).__name__} has ended{self._afterwards}")
 
     def _call(self, function: Callable[[], Result]) -> Result:

@@ -11,9 +11,7 @@ from typing import Any, Literal
 
 from msgspec.structs import replace
 
-from edgeasync.core.hub.events import Evaluated
 from edgeasync.data.dataset import Dataset
-from edgeasync.errors import StorageError
 from edgeasync.losses import LossSetting
 from edgeasync.policies.policy import Policy, is_recordable
 from edgeasync.runtime.at_exit import stop_at_exit
@@ -240,13 +238,10 @@ async def _serve(
 
 
 def _result(plan: Plan, hub: Hub, observer: Observer, reason: str) -> Run:
-    """Return the run, with its last version evaluated."""
+    """Return the run, as the hub has left it."""
     spec, core = plan.prepared.spec, hub.core
     vector, version = load_model(hub.model_file, spec)
-    last = core.policy_engine.state.evaluations.last if plan.evaluator is None else plan.evaluator(vector)
-    if plan.evaluator is not None and last is not None:
-        with contextlib.suppress(StorageError):  # of another hub that was started in this folder meanwhile
-            hub.add_evaluation(Evaluated(version, last.loss, last.accuracy))
+    last = core.policy_engine.state.evaluations.last
     return Run(
         plan.folder,
         dict(spec.views(vector)),

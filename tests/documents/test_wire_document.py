@@ -197,7 +197,7 @@ def test_the_status_has_the_keys_that_are_described():
         spec=spec, training={}, policy=Policy(), settings=HubCoreSettings(),
         version=ModelVersion("00c0ffee00c0ffee", 0), make_session=lambda: bytes(16), now_s=0.0,
     )  # fmt: skip
-    core.handle(Received(b"peer", Hello((1,), "a", bytes(16), 1)), 0.0)
+    core.handle(Received(b"peer", Hello("a", bytes(16), 1)), 0.0)
     for _ in range(3):
         core.policy_engine.divergence.watch_device(
             Observation("a", math.nan, 1, math.nan, finite=False), core.policy_engine.state.fleet, 1

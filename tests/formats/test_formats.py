@@ -8,7 +8,6 @@ import asyncio
 import json
 import shutil
 import zlib
-from functools import partial
 
 import msgspec
 import numpy as np
@@ -240,9 +239,9 @@ def test_another_number_is_refused_in_a_line_with_both_numbers_and_a_remedy(run,
 def test_an_update_that_another_version_kept_is_put_aside_by_name(tmp_path):
     file = SpoolFile(tmp_path, STATE_ID)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wire, "encode", partial(wire.encode, version=99))
+        patch.setattr(wire, "PROTOCOL_VERSION", 99)
         file.write(make_spool())
-    with pytest.raises(ProtocolError, match="protocol version 99 is not 1 or 2"):
+    with pytest.raises(ProtocolError, match=r"of another version of this software \(got protocol version 99"):
         file.read()
 
 

@@ -425,7 +425,7 @@ class PlainHandshake(Handshake):
     def _record(self):
         greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
         ready = _command(b"\x05READY" + _property(b"Socket-Type", b"DEALER") + _property(b"Identity", b""))
-        said = [wire.encode(Hello((1, 2, 3), "pi-1", b"s" * 16, 1)), wire.encode(StatusRequest())]
+        said = [wire.encode(Hello("pi-1", b"s" * 16, 1)), wire.encode(StatusRequest())]
         frames = b"".join(_frame(0, header) for header in said) + _frame(1, said[1]) + _frame(2, said[0])
         return [greeting + ready + frames, greeting + ready + frames + _command(b"\x04PING\0\0") + frames]
 

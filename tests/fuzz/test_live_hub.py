@@ -255,7 +255,6 @@ class Attacker:
     def _hello(self, name=None):
         random = self._random
         return Hello(
-            protocol_versions=random.choice([(PROTOCOL_VERSION,), (1,), (1, 2, 3, 4), (4, 5)]) if name else (1,),
             device_id=name or self._name,
             state_id=random.choice([bytes(16), random.randbytes(16)]) if name else bytes(16),
             incarnation=random.randrange(3) if name else 1,

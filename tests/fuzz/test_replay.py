@@ -128,7 +128,7 @@ class Crowd:
         random, session = self.random, self.random.choice(list(self.answered)[-6:])
         profile = DeviceProfile(examples=self.number(0, 50), local_steps_max=self.number(0, 3) % 2**31)
         hello = Hello(
-            (random.choice((1, 1, 1, 2)),), f"device-{random.randrange(6)}", bytes([random.randrange(2)]) * 16,
+            f"device-{random.randrange(6)}", bytes([random.randrange(2)]) * 16,
             random.randrange(1, 4), random.choice((None, session)), self.number(0, 1), profile,
             random.choice((("identity",), ("identity", "int8", "float16"))),
         )  # fmt: skip

@@ -138,8 +138,8 @@ def test_three_workers_learn_the_digits(tmp_path, policy):
     ] == run.events
     opened = Run.open(tmp_path)
     assert len(opened.events) > 3
-    *before, last = opened.events
-    assert before == run.events, "the last evaluation is in the run's own fields"
+    assert opened.events == run.events
+    last = [event for event in run.events if isinstance(event, events.Evaluation)][-1]
     assert (last.version, last.accuracy) == (run.version, run.accuracy)
     assert [device["id"] for device in opened.devices] == [device["id"] for device in run.devices]
     assert sum(device["updates_applied"] for device in opened.devices) == run.updates

@@ -456,7 +456,7 @@ def test_status_and_hellos_are_answered_so_often(commands, keys):
         answers = [device.hear() for _ in range(int(STATUS_REQUESTS.burst))]
         assert all(isinstance(each, Status) for each in answers)
         for number in range(2000):
-            device.say(Hello((1,), f"pi-1/{number % 1000}", b"s" * 16, 1))
+            device.say(Hello(f"pi-1/{number % 1000}", b"s" * 16, 1))
         counts = denied(address, keys, "hellos", 1600)
     assert 30 <= counts["status"] <= 40
     assert len(ask(address, keys)["devices"]) < 400

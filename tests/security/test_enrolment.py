@@ -163,7 +163,7 @@ def test_a_board_that_is_enrolled_again_takes_its_name_over(commands, keys):
 # -- what a token is not good for ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("message", [StatusRequest(), Ping(b"s" * 16, 0.0, 0), Hello((3,), "pi-1", b"s" * 16, 1)])
+@pytest.mark.parametrize("message", [StatusRequest(), Ping(b"s" * 16, 0.0, 0), Hello("pi-1", b"s" * 16, 1)])
 def test_under_a_token_nothing_but_a_key_may_be_said(commands, keys, message):
     _, address = start_hub(commands, keys)
     token = issue(keys, address)
@@ -179,7 +179,7 @@ def test_under_a_token_nothing_but_a_key_may_be_said(commands, keys, message):
 def test_a_key_with_a_payload_is_none(commands, keys):
     _, address = start_hub(commands, keys)
     with client(address, *temporary(issue(keys, address))) as device:
-        device.say(Enrol(b"k" * 32), b"more", version=3)
+        device.say(Enrol(b"k" * 32), b"more")
         device.ended()
     assert keys.allow_list().entries.keys() == {"owner"}
 
@@ -190,12 +190,12 @@ def test_a_token_counts_once(commands, keys):
     watched = zmq.EVENT_HANDSHAKE_SUCCEEDED
     with client(address, *temporary(token)) as one, client(address, *temporary(token), events=watched) as two:
         two.let_in()  # once the token is used, its temporary key lets nobody in
-        one.say(Enrol(first.public), version=3)
+        one.say(Enrol(first.public))
         assert one.hear() == Enrolled("pi-1")
-        two.say(Enrol(second.public), version=3)
+        two.say(Enrol(second.public))
         assert two.hear().code == "not_allowed"
     with client(address, *temporary(token)) as three:
-        three.say(Enrol(second.public), version=3)
+        three.say(Enrol(second.public))
         three.ended()
     assert keys.allow_list().entries["pi-1"].key == first.public
     with client(address, first, token.hub) as device:
@@ -218,7 +218,7 @@ def test_a_token_that_has_expired_lets_nobody_in(commands, keys):
     _, address = start_hub(commands, keys)
     token = issue(keys, address, now_s=time.time() - 601)
     with client(address, *temporary(token)) as device:
-        device.say(Enrol(b"k" * 32), version=3)
+        device.say(Enrol(b"k" * 32))
         device.ended()
     assert denied(address, keys, "token") == {"token": 1}
     assert keys.allow_list().entries.keys() == {"owner"}
@@ -230,7 +230,7 @@ def test_a_token_takes_nobody_elses_key(commands, keys):
     token = issue(keys, address)
     for key in (owner, keys.pair().public):
         with client(address, *temporary(token)) as device:
-            device.say(Enrol(key), version=3)
+            device.say(Enrol(key))
             answer = device.hear()
             assert isinstance(answer, Refuse)
             assert answer.code == "not_allowed"
@@ -243,7 +243,7 @@ def test_an_enrolled_key_enrols_nobody(commands, keys):
     _, address = start_hub(commands, keys)
     with client(address, pair, keys.pair().public) as device:
         assert is_welcome(device.join("pi-1"))
-        device.say(Enrol(b"k" * 32), version=3)
+        device.say(Enrol(b"k" * 32))
         assert device.hear().code == "malformed"
     assert keys.allow_list().entries.keys() == {"owner", "pi-1"}
 
@@ -391,7 +391,7 @@ def test_keys_of_low_order_are_refused(commands, keys, key):
     assert keys.pending() == []
     with pytest.raises(ValueError, match="protects nothing"):
         read_key(key.hex())
-    with pytest.raises(ConfigError, match="no enrolment token"):
+    with pytest.raises(ConfigError, match="not a whole enrolment token"):
         Token.read(Token(b"s" * 32, key, "pi-1", ()).text())
     told = commands.run("keys", "enrol", "pi-1", "--key", key.hex(), "--keys", keys.folder)
     assert_told(told, CONFIG, "protects nothing")
@@ -429,7 +429,7 @@ def test_knocks_are_noted_now_and_then(keys):
 def test_mistakes(commands, keys):
     data, token = commands.data("d.npz"), issue(keys, "tcp://127.0.0.1:1").text()
     agent = ("agent", "--data", data, "--state", commands.folder / "state")
-    assert_told(commands.run(*agent, "--enrol", token[:-3]), CONFIG, "not a whole one")
+    assert_told(commands.run(*agent, "--enrol", token[:-3]), CONFIG, "not a whole enrolment token")
     assert_told(commands.run(*agent, "--enrol", token, "--device-id", "pi-2"), CONFIG, "pi-1")
     assert_told(
         commands.run("keys", "enrol", "owner", "--address", "tcp://h:1", "--keys", keys.folder), FILES, "operator"

@@ -17,7 +17,7 @@ ALICE, MALLORY = b"a" * 32, b"m" * 32
 
 
 def hello(device_id, key, *, state=1, start=1, session=None, peer=None):
-    message = Hello((3,), device_id, bytes((state,)) * 16, start, session)
+    message = Hello(device_id, bytes((state,)) * 16, start, session)
     return Received(peer or key[:5], message, key=key)
 
 
@@ -212,9 +212,9 @@ def test_the_right_key_with_what_is_anothers(commands, keys):
             assert thief.join("alice", b"m" * 16, 9).code == "not_allowed"
             assert is_welcome(thief.join("mallory/1", b"a" * 16))
             for message in (Fetch(welcome.session), Leave("stopping", welcome.session)):
-                thief.say(message, version=3)
+                thief.say(message)
                 assert thief.hear().code == "unknown_session"
-        honest.say(Ping(welcome.session, 1.0, 0), version=3)
+        honest.say(Ping(welcome.session, 1.0, 0))
         assert honest.hear().sent_s == 1.0
 
 
@@ -224,7 +224,7 @@ def test_an_operator_asks_and_wakes_and_no_more(commands, keys):
     _, address = start_hub(commands, keys)
     with client(address, pair, hub_key) as operator:
         assert operator.join("owner").code == "not_allowed"
-        operator.say(Fetch(b"s" * 16), version=3)
+        operator.say(Fetch(b"s" * 16))
         assert operator.hear().code == "not_allowed"
         operator.say(Wake())
         assert operator.hear() == Status()

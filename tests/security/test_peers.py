@@ -12,11 +12,12 @@ from edgeasync.core.engine.peer_engine import HEADER_BYTES_MAX
 from edgeasync.durable.device_keys import DeviceKeys
 from edgeasync.durable.keys import KeyPair
 from edgeasync.protocol import wire
-from edgeasync.protocol.messages import StatusRequest
+from edgeasync.protocol.messages import PROTOCOL_VERSION, StatusRequest
 from edgeasync.protocol.peer_messages import Offer, PeerPiece, PeerPing, Propose, RoundId, RoundMember
 from tests.support.keyed import FAILURES, client
 from tests.support.peers import FILE, name_of, write_list
 from tests.support.processes import free_address
+from tests.support.versions import in_version
 
 pytestmark = pytest.mark.process
 
@@ -118,6 +119,16 @@ def test_a_key_of_the_list_cannot_end_a_peer(listed, frames):
         enemy.socket.send(b"no header")
         listed.process.wait_for("refused", peer=name_of(2))
     assert not listed.process.ended
+
+
+def test_another_version_of_the_protocol_is_told_with_what_to_do(listed):
+    with client(listed.address, listed.pair(), listed.key, events=ANY) as other:
+        other.let_in()
+        other.socket.send(in_version(wire.encode(ping(1)), PROTOCOL_VERSION - 1))
+        told = (
+            f"got protocol version {PROTOCOL_VERSION - 1}, expected {PROTOCOL_VERSION}; install the same edgeasync"
+        )
+        listed.process.wait_for("refused", peer=name_of(2), detail=f"{told} on both sides")
 
 
 def test_a_frame_longer_than_any_ends_the_connection(listed):

@@ -46,7 +46,7 @@ ALICE, BOB = b"a" * 32, b"b" * 32
 
 
 def joined(hub, name, key, state=1, start=1):
-    hub.give(Received(key[:5], Hello((3,), name, bytes((state,)) * 16, start), key=key))
+    hub.give(Received(key[:5], Hello(name, bytes((state,)) * 16, start), key=key))
 
 
 def pushed(hub, name, key, seq=1):
@@ -133,7 +133,7 @@ class Fleet:
         for name in "abc":
             answers = self.answers[name] = []
             self.hub.connect(name.encode(), lambda header, _, to=answers: to.append(wire.decode(header)))
-            self.say(name, Hello((3,), name, name.encode() * 16, 1))
+            self.say(name, Hello(name, name.encode() * 16, 1))
             self.run()
             self.sessions[name] = next(one.session for one in answers if isinstance(one, Welcome))
 
@@ -411,7 +411,7 @@ def test_others_keep_their_connections(commands, keys):
         keys.revoke("gone")
         one.ended()
         hub.wait_for("revoked", device="gone")
-        other.say(Ping(welcome.session, 7.0, 0), version=3)
+        other.say(Ping(welcome.session, 7.0, 0))
         assert other.hear() == Pong(7.0)
         assert not other.monitor.poll(0)
 

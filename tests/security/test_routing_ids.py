@@ -99,7 +99,7 @@ def test_an_enrolled_key_that_claims_the_next_ids_ends_nobody(commands, keys):
                 claims.append(one)
         with client(address, honest, hub_key) as other:
             assert is_welcome(other.join("honest/1"))
-        device.say(Ping(welcome.session, 1.0, 0), version=3)
+        device.say(Ping(welcome.session, 1.0, 0))
         assert device.hear() == Pong(1.0)
     for one in claims:
         one.close(0)
@@ -112,7 +112,7 @@ def test_who_claims_an_id_is_not_heard(commands, keys, routing_id):
     pair = enrolled(keys)
     _, address = start_hub(commands, keys)
     with client(address, pair, keys.pair().public, routing_id) as device:
-        device.say(Hello((3,), "pi-1", b"s" * 16, 1))
+        device.say(Hello("pi-1", b"s" * 16, 1))
         device.ended()
         assert not device.socket.poll(0)
     assert denied(address, keys, "routing_id")["routing_id"] >= 1

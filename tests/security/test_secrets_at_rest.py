@@ -162,7 +162,7 @@ def live(address, keys, number, planted):
     planted.plant(token.secret)
     planted.plant(pair.secret)
     with client(address, KeyPair.of(token.secret), token.hub) as device:
-        device.say(Enrol(pair.public), version=3)
+        device.say(Enrol(pair.public))
         assert device.hear() == Enrolled(f"pi-{number}")
     with client(address, pair, token.hub) as device:
         welcome = device.join(f"pi-{number}", state_id)

@@ -11,7 +11,7 @@ from edgeasync.core.hub.settings import DAY_S, HubCoreSettings, Limits, Liveness
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
-from edgeasync.protocol.messages import PROTOCOL_VERSIONS, Piece, StatusRequest
+from edgeasync.protocol.messages import Piece, StatusRequest
 from edgeasync.simulation.clock import VirtualClock
 from edgeasync.simulation.fleet import SimulatedDevice
 from edgeasync.simulation.hub import SimulatedHub
@@ -110,7 +110,7 @@ def test_a_status_over_the_wire_has_the_limits_of_a_settings_file(key):
     lab, told = Lab(settings), []
     lab.until(10.0)
     lab.hub.connect(b"operator", lambda header, payload: told.append(payload))
-    lab.hub.receive(b"operator", wire.encode(StatusRequest(), PROTOCOL_VERSIONS[0]), None)
+    lab.hub.receive(b"operator", wire.encode(StatusRequest()), None)
     status = msgspec.json.decode(told[0])
     place = status["devices"][0] if key.startswith("device") else status["traffic"]
     assert place["bytes_per_day_max"] == 1_000_000

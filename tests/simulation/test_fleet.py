@@ -8,8 +8,6 @@ import pytest
 from rich.console import Console
 
 from edgeasync.cli.status import describe_status
-from edgeasync.core.device.events import StopRequested
-from edgeasync.core.hub import handshake
 from edgeasync.core.hub.settings import FLOAT32, HubCoreSettings, Limits, Liveness, StopCondition
 from edgeasync.data import load_digits
 from edgeasync.data.dataset import batches
@@ -290,9 +288,6 @@ def test_a_changed_link_holds_for_what_has_not_left():
     assert direction.bytes_sent == 300 + 400 + 500 + 500 + 500
 
 
-# -- versions of the protocol ------------------------------------------------------------------------------------
-
-
 class Idle:
     """Takes steps on batches of eight, and learns nothing."""
 
@@ -304,54 +299,6 @@ class Idle:
 
     def step(self):
         return StepResult(1.0, 8)
-
-
-class Wordless(Idle):
-    def step(self):
-        return StepResult(None, 8)
-
-
-def converse(monkeypatch, hub_speaks, kind):
-    """Let a device talk with a hub of these versions; return it, and the versions of headers up and down."""
-    monkeypatch.setattr(handshake, "PROTOCOL_VERSIONS", hub_speaks)
-    clock, spec, versions = VirtualClock(), MlpModel(inputs=2, hidden=(2,), classes=2).spec, {"up": [], "down": []}
-    hub = SimulatedHub(
-        clock,
-        spec=spec,
-        initial=np.zeros(spec.length, np.float32),
-        policy=POLICY,
-        settings=HubCoreSettings(),
-        seed=0,
-    )
-    device = SimulatedDevice(clock, hub, "a", kind(spec), step_s=0.01, link=LinkProfile())
-    for name, way in (("up", device.up), ("down", device.down)):
-
-        def note(header, payload, arrive, send=way.send_message, seen=versions[name]):
-            seen.append((type(wire.decode(header)).__name__, header[1]))
-            send(header, payload, arrive)
-
-        way.send_message = note
-    device.start()
-    clock.run(lambda: hub.core.updates_applied >= 3, 60.0)
-    device.engine.handle(StopRequested())
-    return device, hub, versions
-
-
-@pytest.mark.parametrize(("hub_speaks", "spoken"), [((1,), 1), ((1, 2), 2), ((2, 3), 3), ((3, 4), 4), ((4, 5), 4)])
-def test_a_device_speaks_what_the_hub_has_chosen(monkeypatch, hub_speaks, spoken):
-    _, hub, versions = converse(monkeypatch, hub_speaks, Idle)
-    assert hub.core.updates_applied >= 3
-    assert versions["up"][0] == ("Hello", 1), "which every hub reads"
-    assert {version for _, version in versions["up"][1:]} == {spoken}
-    assert {name for name, _ in versions["up"][1:]} >= {"Fetch", "Push", "Leave"}
-    assert {version for _, version in versions["down"]} == {spoken}
-
-
-def test_an_older_hub_is_not_sent_what_it_could_not_read(monkeypatch):
-    device, hub, _ = converse(monkeypatch, (1,), Wordless)
-    assert hub.core.updates_applied == 0
-    assert "install a newer edgeasync on the hub" in str(device.finished.error)
-    assert hub.core.messages_refused == 0
 
 
 # -- a time that was set ---------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from edgeasync.core.hub.settings import CheckpointSettings, HubCoreSettings
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
-from edgeasync.protocol.messages import PROTOCOL_VERSIONS, Wake
+from edgeasync.protocol.messages import Wake
 from edgeasync.simulation.clock import VirtualClock
 from edgeasync.simulation.disk import SimulatedDisk
 from edgeasync.simulation.fleet import SimulatedDevice
@@ -37,7 +37,7 @@ def test_a_fleet_that_has_learnt_rests_and_wakes_at_an_operators_word():
     begun_s, updates = run.clock.now_s, core.updates_applied
     told = []
     run.hub.connect(b"operator", lambda header, payload: told.append((wire.decode(header), payload)))
-    run.hub.receive(b"operator", wire.encode(Wake(), PROTOCOL_VERSIONS[0]), None)
+    run.hub.receive(b"operator", wire.encode(Wake()), None)
     assert b'"rest_cause":"an operator said so"' in bytes(told[0][1])
     run.clock.run(lambda: False, begun_s + 30.0)
     assert core.updates_applied - updates >= 5 * len(run.devices)
@@ -87,7 +87,7 @@ def test_a_hub_that_dies_after_it_was_woken_resumes_awake():
     clock.run(lambda: False, 3000.0)
     assert hub.core.status(3000.0)["tempo"]["resting"]
     hub.connect(b"operator", lambda header, payload: None)
-    hub.receive(b"operator", wire.encode(Wake(), PROTOCOL_VERSIONS[0]), None)
+    hub.receive(b"operator", wire.encode(Wake()), None)
     clock.run(lambda: False, 3030.0)
     before, state = hub.core.version, repr(hub.core.policy_engine.rest.state)
     assert "an operator said so" in state

@@ -6,6 +6,7 @@ It starts the programs in turn, each as a user would, until there were RUNS, and
 run each once, in a fork of a process that has imported all they need (`wrong_ends`).
 """
 
+import asyncio
 import collections
 import importlib
 import itertools
@@ -151,9 +152,24 @@ def training_among_peers(folder, kind):
     )
 
 
+def on_a_stopped_loop(folder, kind):
+    """A hub and an agent that were entered on a loop, which then stopped; the hub has only checkpoints."""
+    (hub_model, own), seen = MODELS[kind](), Seen(folder)
+    how = {"run": folder / "run", "callbacks": [seen], "settings": {"hub": {"durability": "checkpoint"}}}
+    shape = {"input_shape": (4,)} if isinstance(hub_model, nn.Layer) else {}
+    hub = Hub(hub_model, bind="tcp://127.0.0.1:*", **how, **shape)
+
+    async def begin():
+        await hub.__aenter__()
+        await Agent(hub.address, DATA, model=own, name="a").__aenter__()
+        await asyncio.to_thread(seen.wait)
+
+    asyncio.new_event_loop().run_until_complete(begin())
+
+
 SERVICES = {
     "hub": hub, "agent": agent, "join": joined, "peers": peers, "train": training,
-    "train among peers": training_among_peers,
+    "train among peers": training_among_peers, "stopped loop": on_a_stopped_loop,
 }  # fmt: skip
 PROGRAMS = list(itertools.product(SERVICES, MODELS, ENDS))
 

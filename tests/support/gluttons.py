@@ -5,7 +5,7 @@ import time
 import zmq
 
 from edgeasync.protocol import wire
-from edgeasync.protocol.messages import PROTOCOL_VERSION, Fetch, Hello, Ping, Pong, StatusRequest, Welcome
+from edgeasync.protocol.messages import Fetch, Hello, Ping, Pong, StatusRequest, Welcome
 from tests.support.processes import PATIENCE_S
 
 TRAINERS = ("first", "second")
@@ -36,7 +36,7 @@ class Glutton:
         self._socket.set(zmq.RCVHWM, 1)
         self._socket.set(zmq.RCVBUF, BUFFER_BYTES)
         self._socket.connect(address)
-        self._socket.send(wire.encode(Hello((PROTOCOL_VERSION,), name, name.encode().ljust(16, b"."), 1)))
+        self._socket.send(wire.encode(Hello(name, name.encode().ljust(16, b"."), 1)))
         assert self._socket.poll(1000 * PATIENCE_S)
         welcome = wire.decode(self._socket.recv())
         assert isinstance(welcome, Welcome)

@@ -86,7 +86,7 @@ class HubBench:
     # -- what devices say ------------------------------------------------------------------------------------
 
     def hello(self, device_id="a", *, state=1, start=1, peer=None, at_s=None, **fields):
-        hello = Hello((1,), device_id, bytes((state,)) * 16, start, **fields)
+        hello = Hello(device_id, bytes((state,)) * 16, start, **fields)
         peer = peer or f"{device_id} {state}".encode()
         return self.give(Received(peer, hello, key=self.keys.get(device_id, b"")), at_s)
 
@@ -111,11 +111,21 @@ class HubBench:
         return self.give(Received(self.peers[device_id], leave, key=key), at_s)
 
     def make_push(
-        self, device_id, seq, base=0, *, lineage=LINEAGE, transfer=0, step_s=0.25, examples=64, checksum=0
+        self,
+        device_id,
+        seq,
+        base=0,
+        *,
+        lineage=LINEAGE,
+        transfer=0,
+        step_s=0.25,
+        examples=64,
+        checksum=0,
+        held_checksum=None,
     ):
         return Push(
             self.sessions[device_id], seq, ModelVersion(lineage, base), 8, examples, 0.5, 0.25, step_s,
-            "identity", checksum, 12, transfer,
+            "identity", checksum, 12, transfer, held_checksum=held_checksum,
         )  # fmt: skip
 
     def push(self, device_id="a", seq=1, base=0, *, norm=1.0, capacity=True, peer=None, at_s=None, **fields):

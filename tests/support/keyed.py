@@ -37,8 +37,8 @@ class Client:
         self.monitor = self.socket.get_monitor_socket(events)
         self.socket.connect(address)
 
-    def say(self, message, *payload, version=1):
-        self.socket.send_multipart([wire.encode(message, version), *payload])
+    def say(self, message, *payload):
+        self.socket.send_multipart([wire.encode(message), *payload])
 
     def hear(self):
         """Return the next message from the hub."""
@@ -63,7 +63,7 @@ class Client:
 
     def join(self, device_id, state_id=b"s" * 16, incarnation=1, session=None):
         """Say hello; return the answer."""
-        self.say(Hello((1, 2), device_id, state_id, incarnation, session))
+        self.say(Hello(device_id, state_id, incarnation, session))
         return self.hear()
 
     def close(self):

@@ -208,12 +208,12 @@ def make_messages():
     ack = Ack(7, Duplicate(Rejected("behind", preempted=True)))
     return [
         Hello(
-            (1, 2, 3, 4), "device-1", bytes.fromhex(STATE_ID), 3, SESSION, 6, PROFILE, ("identity", "int8"),
+            "device-1", bytes.fromhex(STATE_ID), 3, SESSION, 6, PROFILE, ("identity", "int8"),
             "a" * 32, 1 << 18, "c" * 32, Frozen("torch", "d" * 32),
         ),
         Welcome(
             SESSION, MODEL.spec, {"local": {"batch_size": 8}}, 6, "int8", 5.0, 15.0, 1 << 20, "b" * 64, 4096,
-            "model", "always", 0.5, 16, 2,
+            "model", "always", 0.5, 16, 93, 2,
         ),
         Fetch(SESSION, VERSION, 99, 95),
         Push(

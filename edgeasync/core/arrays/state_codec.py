@@ -12,7 +12,7 @@ from edgeasync.parameters import Vector
 from edgeasync.protocol import wire
 from edgeasync.structs import ready
 
-FORMAT = 12
+FORMAT = 13
 """The number of this format. Increase it when a field of a state changes: other versions then refuse the state."""
 
 Array = npt.NDArray[np.float32] | npt.NDArray[np.uint8]

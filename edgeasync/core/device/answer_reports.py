@@ -42,7 +42,7 @@ class AnswerReports:
         """Report when the hub's monitor begins to reject this device's updates, and when it accepts them again."""
         quarantine = ack.quarantine
         if quarantine is None and _is(ack.outcome, "quarantined"):
-            quarantine = Quarantine("the hub does not say why", 0)  # a hub of an older version
+            quarantine = Quarantine("the hub does not say why", 0)  # the field may be missing
         before, self._in_quarantine = self._in_quarantine, quarantine is not None
         if self._in_quarantine == before:
             return []

@@ -13,7 +13,7 @@ class Received(msgspec.Struct, frozen=True, gc=False):
 
 
 class Malformed(msgspec.Struct, frozen=True, gc=False):
-    """A message arrived that cannot be read, or has another version of the protocol."""
+    """A message arrived that cannot be read."""
 
     reason: str
 

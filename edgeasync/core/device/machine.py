@@ -44,7 +44,6 @@ from edgeasync.core.device.work import DeviceWork, refuse_graph
 from edgeasync.errors import AccessError, ModelMismatchError, RefusedError
 from edgeasync.parameters import PARAMETERS_MAX
 from edgeasync.protocol.messages import (
-    PROTOCOL_VERSIONS,
     Ack,
     Assignment,
     DeviceProfile,
@@ -355,7 +354,6 @@ class DeviceCore:
             )
             piece_bytes_max = PIECE_BYTES_MIN  # the day keeps this much for a model that the hub sends unasked
         return Hello(
-            protocol_versions=PROTOCOL_VERSIONS,
             device_id=self.device_id,
             state_id=self._state_id,
             incarnation=self._incarnation,
@@ -372,16 +370,10 @@ class DeviceCore:
     def _welcomed(self, welcome: Welcome, now_s: float) -> list[DeviceEffect]:
         """Join the hub that answered the hello; end the agent if it cannot train what this hub offers.
 
-        Waiting would not fix another protocol version, another model than before, or a graph that is too large.
+        Waiting would not fix another model than before, or a graph that is too large.
         """
         if self.link != "handshake":
             return self._unexpected.ignore(f"Welcome while {self.link}")
-        if welcome.protocol_version not in PROTOCOL_VERSIONS:
-            sentence = (
-                f"the hub chose protocol version {welcome.protocol_version}, which this device does not know; "
-                "install the same edgeasync on both"
-            )
-            return [Stop("protocol_version", RefusedError(sentence))]
         before = self.welcome
         if before is not None and (before.spec, before.graph) != (welcome.spec, welcome.graph):
             sentence = "the hub now trains another model than before; start the agent again"

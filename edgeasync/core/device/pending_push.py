@@ -69,16 +69,13 @@ class PendingPush:
             self.push = None
         return foreign
 
-    def agree(self, seq_last: int, checksum_last: int | None) -> str:
-        """Adopt the hub's record of the last update it answered; return why the pending one is dropped, if it is.
-
-        An older hub gives no checksum: then only the number is compared.
-        """
+    def agree(self, seq_last: int, checksum_last: int) -> str:
+        """Adopt the hub's record of its last answer; return why the pending update is dropped, if it is."""
         push, self._recalled = self.push, None
         self.seq_last = seq_last
         if push is None:
             return ""
-        recorded = seq_last == push.seq if checksum_last is None else checksum_last == push.checksum
+        recorded = checksum_last == push.checksum
         if recorded and seq_last == push.seq - 1 and checksum_last == self._checksum_last:
             recorded = False  # the record is that of the update before, which had the same bytes
         recorded = recorded and seq_last > 0  # a hub that has answered nothing has no record

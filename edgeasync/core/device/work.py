@@ -46,7 +46,7 @@ from edgeasync.core.device.hub_rotation import BACKOFF_MAX_S, BACKOFF_MIN_S
 from edgeasync.core.device.overlap import OverlapSteps
 from edgeasync.core.device.pending_push import ModelKey, PendingPush
 from edgeasync.core.device.unexpected import UnexpectedEvents
-from edgeasync.errors import GraphError, RefusedError
+from edgeasync.errors import GraphError
 from edgeasync.protocol.messages import (
     Ack,
     Assignment,
@@ -62,14 +62,6 @@ from edgeasync.states import Table, check_move
 
 RESTING_S = 10.0
 """Shorter rests are not told to people."""
-
-LOSS_OPTIONAL_VERSION = 2
-"""The first version of the protocol in which an update need not have a loss."""
-
-_NEEDS_A_LOSS = (
-    "the hub speaks protocol version 1, in which every update has a loss, and this trainer tells none: "
-    "install a newer edgeasync on the hub, or let the trainer's step return a loss"
-)
 
 WorkState = Literal["idle", "fetching_graph", "installing", "training", "pushing"]
 
@@ -311,8 +303,6 @@ class DeviceWork:
         if self.state == "fetching_graph":
             return [Send(FetchGraph(self._welcome.session))]
         if (push := self.pending.say(self._welcome.session)) is not None:
-            if push.loss_mean is None and self._welcome.protocol_version < LOSS_OPTIONAL_VERSION:
-                return [Stop("protocol_version", RefusedError(_NEEDS_A_LOSS))]
             self._move("pushing")
             return [SendPush(push)]
         self._move("idle")

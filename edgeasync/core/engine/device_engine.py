@@ -210,6 +210,8 @@ class DeviceEngine:
                     self._inline_payload = payload
                     self.handle(Received(message))
                     self._inline_payload = None
+        except wire.UnsupportedVersionError as error:
+            self.handle(Received(error.to_refuse()))  # such a hub refuses this device, whatever it says
         except ProtocolError as error:
             self.handle(Malformed(str(error)))
 
@@ -261,8 +263,6 @@ class DeviceEngine:
     def _execute(self, effects: list[DeviceEffect]) -> None:
         self.recorder.end([_to_record(effect) for effect in effects])
         self.core.check()
-        if self.core.welcome is not None:
-            self._transfers.protocol_version = self.core.welcome.protocol_version
         for effect in effects:
             self._carry_out(effect)
         self._keep_day()

@@ -15,7 +15,6 @@ import numpy as np
 from edgeasync.core.engine.link_share import MEASURED_BYTES, TRAIN_BYTES, LinkShare
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import (
-    PROTOCOL_VERSIONS,
     Assignment,
     Credit,
     Fetch,
@@ -44,8 +43,7 @@ class DeviceTransfers:
     """At most one transfer each way, on one connection after the other; `send` is the shell's.
 
     `bandwidth_bytes_per_s_max` is the cap on all traffic, both directions together, and `link_share` the share of
-    the link, as it is measured, that all traffic may take. Every message but a hello is written in
-    `protocol_version`, the hub's last choice.
+    the link, as it is measured, that all traffic may take.
     """
 
     def __init__(
@@ -55,7 +53,6 @@ class DeviceTransfers:
         bandwidth_bytes_per_s_max: int | None,
         link_share: float | None = None,
     ) -> None:
-        self.protocol_version = PROTOCOL_VERSIONS[0]
         self._send_frames = send
         self._now_s = now_s
         self._pacer = None if bandwidth_bytes_per_s_max is None else Pacer(bandwidth_bytes_per_s_max)
@@ -246,8 +243,7 @@ class DeviceTransfers:
         self.tick()
 
     def _send_now(self, message: Message, payload: wire.Buffer | None) -> None:
-        greeting = isinstance(message, Hello)  # another hub than the last one may receive it
-        header = wire.encode(message, PROTOCOL_VERSIONS[0] if greeting else self.protocol_version)
+        header = wire.encode(message)
         if self._pacer is not None:
             self._pacer.spend(len(header) + len(payload or b""), self._now_s())
         if self._outgoing is not None and message.kind == Push.kind:

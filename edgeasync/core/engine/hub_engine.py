@@ -71,7 +71,6 @@ from edgeasync.errors import ProtocolError
 from edgeasync.protocol import wire
 from edgeasync.protocol.codecs import Codec, Source, VectorSource, find_codec, make_codec, payload_bytes_limit
 from edgeasync.protocol.messages import (
-    PROTOCOL_VERSIONS,
     Ack,
     Assignment,
     Credit,
@@ -273,7 +272,7 @@ class HubEngine:
         """Answer a message while the core stands still."""
         match message:
             case Ping():
-                self._shell.send(peer, self._encode(peer, Pong(message.sent_s)), None)
+                self._shell.send(peer, wire.encode(Pong(message.sent_s)), None)
             case StatusRequest() | Wake() if not self._is_too_often(peer, message):
                 self._send_status(peer)
             case Credit() if payload is None:
@@ -284,7 +283,7 @@ class HubEngine:
 
     def _refuse_busy(self, peer: Peer) -> None:
         refuse = Refuse("busy", "the hub's disk cannot be written; try again", self._limits.retry_after_s)
-        self._shell.send(peer, self._encode(peer, refuse), None)
+        self._shell.send(peer, wire.encode(refuse), None)
 
     def request_stop(self, now_s: float, *, finished: bool = False) -> None:
         """Say goodbye, save, and stop once everything before is done; if `finished`, the devices end, too."""
@@ -332,8 +331,7 @@ class HubEngine:
                 return
             event = self._event(peer, member, message, payload)
         except wire.UnsupportedVersionError as error:
-            sentence = f"{error}; install the same edgeasync on both"
-            self._shell.send(peer, self._encode(peer, Refuse("protocol_version", sentence)), None)
+            self._shell.send(peer, wire.encode(error.to_refuse()), None)
             event = self._malformed(peer, str(error), strike=False)
         except _NotAllowedError as error:
             self._shell.send(peer, wire.encode(Refuse("not_allowed", str(error))), None)
@@ -630,7 +628,7 @@ class HubEngine:
         if isinstance(message, Welcome):
             message = msgspec.structs.replace(message, session=self._sessions.token(message.session))
         member = self._member(peer)
-        header = _encode(member, message)
+        header = wire.encode(message)
         if member is not None:
             member.link.bytes_down += len(header) if payload is None else len(header) + len(payload)
         if isinstance(message, (Assignment, Ack, Welcome, Leave)):
@@ -641,16 +639,8 @@ class HubEngine:
             self._outbox.send(peer, header, payload, confirms=False)
 
     def _send_status(self, peer: Peer) -> None:
-        header = self._encode(peer, Status())
+        header = wire.encode(Status())
         self.ask_status(lambda text: self._shell.send(peer, header, text), self._now_s, self._sender)
-
-    def _encode(self, peer: Peer, message: Message) -> bytes:
-        return _encode(self.core.members.by_peer(peer), message)
-
-
-def _encode(member: Member | None, message: Message) -> bytes:
-    """Return a message's header in the member's version of the protocol; for a stranger in the first one."""
-    return wire.encode(message, PROTOCOL_VERSIONS[0] if member is None else member.protocol_version)
 
 
 def _shuts_out(message: Message) -> bool:

@@ -136,6 +136,9 @@ class PeerEngine:
         self.bytes_down += len(header) + len(payload or b"")
         try:
             message = _read(header, payload)
+        except wire.UnsupportedVersionError as error:
+            self.handle(Malformed(peer, error.to_refuse().sentence))
+            return
         except ProtocolError as error:
             self.handle(Malformed(peer, str(error)))
             return

@@ -7,7 +7,6 @@ from edgeasync.core.hub.settings import CodecSettings
 from edgeasync.policies.codec_choice import LADDER, MODEL_LADDER, TINY_BYTES, Rung, choose_codec
 from edgeasync.policies.policy import PolicySet
 from edgeasync.protocol.codecs import stages_of
-from edgeasync.protocol.messages import HELD_VERSION
 
 COARSE = "int8"
 """The codec of a whole model for a device that is led on from there, by differences in the same codec."""
@@ -39,8 +38,7 @@ class CodecAgreement:
         member.codecs_push = tuple([name for name in self._wanted if stages_of(name) <= known])
         member.codec_model = settings.model if stages_of(settings.model) <= known else "identity"
         member.follows = settings.delta != "off" and stages_of(settings.delta) | stages_of(settings.model) <= known
-        says_what_it_holds = member.protocol_version >= HELD_VERSION
-        member.coarse = self._coarse and member.follows and says_what_it_holds
+        member.coarse = self._coarse and member.follows
         self.begin(member)
 
     def begin(self, member: Member) -> None:

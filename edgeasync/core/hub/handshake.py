@@ -8,7 +8,7 @@ from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.parameters import ParameterSpec
 from edgeasync.policies.policy import PolicySet
 from edgeasync.protocol.graph import ShippedGraph
-from edgeasync.protocol.messages import PROTOCOL_VERSIONS, Hello, Welcome
+from edgeasync.protocol.messages import Hello, Welcome
 
 
 class Handshake:
@@ -31,18 +31,8 @@ class Handshake:
         self._graph = graph
         self._policy = policy
 
-    def check(self, hello: Hello) -> int:
-        """Return the newest protocol version that both sides speak.
-
-        Raises `RefusalError` for a device of another protocol, with another model, or with other frozen arrays.
-        """
-        common = set(PROTOCOL_VERSIONS).intersection(hello.protocol_versions)
-        if not common:
-            raise RefusalError(
-                "protocol_version",
-                f"this hub speaks protocol version {' or '.join(map(str, PROTOCOL_VERSIONS))}, the device "
-                f"{', '.join(map(str, hello.protocol_versions))}; install the same edgeasync on both",
-            )
+    def check(self, hello: Hello) -> None:
+        """Raise `RefusalError` for a device with another model, or with other frozen arrays."""
         if hello.fingerprint is not None and hello.fingerprint != self._spec.fingerprint:
             raise RefusalError(
                 "model_mismatch",
@@ -57,7 +47,6 @@ class Handshake:
                 "(targets, averages) out of the module that joins, or let this device train with "
                 "frozen = 'warn' in the hub's [hub] settings, Hub(frozen='warn') in Python",
             )
-        return max(common)
 
     def welcome(self, member: Member) -> Welcome:
         """Return a member's welcome: what it trains, and how to communicate."""
@@ -77,7 +66,6 @@ class Handshake:
             error_feedback=settings.codec.error_feedback,
             residual_decay=settings.codec.residual_decay,
             overlap_steps_max=max(self._policy.overlap_steps_max, self._policy.delay_steps),
-            protocol_version=member.protocol_version,
-            checksum_last=0 if member.outcome_last is None else member.checksum_last,
+            checksum_last=member.checksum_last or 0,
             delay_steps=self._policy.delay_steps,
         )

@@ -18,6 +18,7 @@ from edgeasync.core.hub.effects import (
     Assign,
     Broadcast,
     Discard,
+    Evaluate,
     HubEffect,
     Receive,
     Report,
@@ -51,7 +52,6 @@ from edgeasync.parameters import ParameterSpec
 from edgeasync.policies.policy import PolicySet
 from edgeasync.protocol.graph import ShippedGraph
 from edgeasync.protocol.messages import (
-    HELD_VERSION,
     Ack,
     Buffered,
     Duplicate,
@@ -77,7 +77,10 @@ UNCOUNTED_BYTES_MAX = 4 << 20
 
 
 class HubCoreState(msgspec.Struct):
-    """The durable fields of `HubCore`; its parts have their own."""
+    """The durable fields of `HubCore`; its parts have their own.
+
+    With `evaluates_last` training has finished, and the hub evaluates the last version before it ends.
+    """
 
     save_at_s: float
     saved_version: int
@@ -86,6 +89,7 @@ class HubCoreState(msgspec.Struct):
     duplicates: int = 0
     stopped: bool = False
     pushes_answered: int = 0
+    evaluates_last: bool = False
 
 
 class HubCore:
@@ -184,7 +188,7 @@ class HubCore:
     def handle(self, event: HubEvent, now_s: float) -> list[HubEffect]:
         """Decide about one event; return the effects to carry out in order. Never raises for a peer's fault."""
         if self.state.stopped and not isinstance(event, Resumed):
-            return self._ignore(event)
+            return self._after_training(event, now_s)
         match event:
             case PushArrived() | Received() | Heard():
                 effects = self._on_message(event, now_s)
@@ -215,8 +219,10 @@ class HubCore:
         self.messages_accepted[kind] += 1
         return True
 
-    def _ignore(self, event: HubEvent) -> list[HubEffect]:
-        """Count a message that came after the end, of which its sender has been told."""
+    def _after_training(self, event: HubEvent, now_s: float) -> list[HubEffect]:
+        """Wait for the last evaluation; count a message that came after the end that its sender was told of."""
+        if self.state.evaluates_last and isinstance(event, Evaluated | StopRequested):
+            return self._end_evaluated(event, now_s)
         self.messages_ignored += isinstance(event, Received | PushArrived | Heard | Malformed)
         return [Discard(event.handle)] if isinstance(event, PushArrived) else []
 
@@ -324,7 +330,7 @@ class HubCore:
 
     def _resume(self, resumed: Resumed, now_s: float) -> None:
         """Resume: renew all leases, since no device could be heard meanwhile; a start has cut all connections."""
-        self.state.stopped = False
+        self.state.stopped = self.state.evaluates_last = False
         if resumed.lineage:
             self.messages_accepted.clear()  # counted since the last start
             self.messages_refused = self.messages_ignored = 0
@@ -365,11 +371,30 @@ class HubCore:
         return []
 
     def _stop(self, reason: Literal["finished", "stopping"], detail: str, now_s: float) -> list[HubEffect]:
-        """Say goodbye, make a last version of the updates that wait, save, and end."""
+        """Say goodbye, make a last version of the updates that wait, save, and end.
+
+        If training has finished, the hub evaluates the last version before the end.
+        """
         self.state.stopped = True
         live = tuple([member.peer for member in self.members.members.values() if member.live and member.peer])
         last = self.policy_engine.fold(now_s) if self.policy_engine.updates_waiting else []
-        return [Report(reason, detail=detail), Broadcast(live, Leave(reason)), *last, Save(), Stop(reason)]
+        effects = [Report(reason, detail=detail), Broadcast(live, Leave(reason)), *last, Save()]
+        if reason == "finished" and self.policy_engine.wants_last_evaluation:
+            self.state.evaluates_last = True
+            return [*effects, Evaluate()]
+        return [*effects, Stop(reason)]
+
+    def _end_evaluated(self, event: Evaluated | StopRequested, now_s: float) -> list[HubEffect]:
+        """End once the last version is evaluated, or at once if a stop is requested meanwhile."""
+        effects: list[HubEffect] = []
+        if isinstance(event, Evaluated):
+            model = self.policy_engine.state
+            effects += self.policy_engine.evaluations.observe(event, model.updates_applied, now_s)
+            if event.number != model.version:  # it was begun before the end
+                return [*effects, Evaluate()]
+            effects.append(Save())
+        self.state.evaluates_last = False
+        return [*effects, Stop("finished")]
 
     # -- updates ---------------------------------------------------------------------------------------------
 
@@ -486,8 +511,7 @@ class HubCore:
         local_steps = self.policy_engine.assign_steps(member.history)
         ancestry = self.policy_engine.state.ancestry
         version = ModelVersion(ancestry.lineage, self.publish_schedule.state.number)
-        follows = member.follows and (member.held is not None or member.protocol_version < HELD_VERSION)
-        held = member.version if follows else None
+        held = member.version if member.follows and member.held is not None else None
         base = held.number if held is not None and ancestry.knows(held) else None
         self.members.end_wait(member)
         member.assign(version, local_steps, now_s)

@@ -126,7 +126,6 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
     waiting: bool = False
     assigned: ModelVersion | None = None
     assigned_s: float = 0.0
-    protocol_version: int = 1
     checksum_last: int | None = None
     key: Key = b""
     steps_assigned: int = 0

@@ -599,6 +599,14 @@ class PolicyEngine:
         silent = any(one.history.counted and one.history.loss_mean is None for one in members)
         return self.evaluations.warn_unjudged() if silent else []
 
+    @property
+    def wants_last_evaluation(self) -> bool:
+        """Whether the newest version can be evaluated, and was not since this start of the hub."""
+        state, last = self.state, self.state.evaluations.last
+        resumed = max(state.ancestry.shared.values(), default=-1)  # under what may have been other data
+        known = last is not None and resumed < last.number == state.version
+        return self._settings.held_out and not known
+
     def observe_evaluation(self, evaluation: Evaluated, now_s: float) -> list[HubEffect]:
         """Compare an evaluation with those before it."""
         factor = self.learning_rate_factor

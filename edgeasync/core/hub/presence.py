@@ -74,7 +74,7 @@ class Presence:
             if each.state == "quarantined" and now_s < each.quarantined_until_s:
                 sentence = MALFORMED.format(each.device_id)
                 raise RefusalError("quarantined", sentence, each.quarantined_until_s - now_s)
-        protocol_version = self._handshake.check(hello)
+        self._handshake.check(hello)
         known = self._members.members.get(hello.device_id)
         was_live, peer_before = (known.live, known.peer) if known is not None else (False, b"")
         voter_before = "" if known is None else known.voter
@@ -82,7 +82,6 @@ class Presence:
         if voter_before not in ("", member.voter):
             self._policy_engine.withdraw(voter_before)
         member.strikes = max([member.strikes, *[each.strikes for each in others if each.state != "quarantined"]])
-        member.protocol_version = protocol_version
         self._codecs.greet(member, hello.codecs)
         effects: list[HubEffect] = []
         if peer_before not in (b"", peer):

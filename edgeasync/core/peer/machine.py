@@ -178,7 +178,7 @@ class PeerCore:
             case Received():
                 effects = self._received(event, now_s)
             case Malformed():
-                return self._refuse(event.peer, "a message that cannot be read")
+                return self._refuse(event.peer, "a message that cannot be read", event.reason)
             case TrainingBegun():
                 self._begun = True
                 self._ping_at_s = now_s  # all are to know at once

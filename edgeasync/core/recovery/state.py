@@ -144,7 +144,7 @@ def complete(note: Note, model: Model, publisher: Publisher) -> HubState:
     )
 
 
-def capture(core: HubCore, model: Model, publisher: Publisher, entry: int, now_s: float) -> HubState:
+def capture(core: HubCore, model: Model, publisher: Publisher, entry: int | None, now_s: float) -> HubState:
     """Return the state of a hub that has no effects queued."""
     return complete(note(core, model, entry, now_s), model, publisher)
 

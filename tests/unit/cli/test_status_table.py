@@ -150,7 +150,7 @@ def test_a_device_that_rests_before_its_first_exchange_is_said_to():
 
 def at_pace(core, name, period_s, bound=""):
     """Let a device be there that exchanges so often, as its history has it."""
-    core.handle(Received(name.encode(), Hello((1,), name, name.encode() * 16, 1)), 0.0)
+    core.handle(Received(name.encode(), Hello(name, name.encode() * 16, 1)), 0.0)
     history = core.members.members[name].history
     history.step_s, history.communication_s, history.assigned_steps, history.bound = (
         0.01,

@@ -1,7 +1,5 @@
 """What a device keeps on disk: it comes back as it was, or is put aside, whatever happened to the file."""
 
-from functools import partial
-
 import msgspec
 import numpy as np
 import pytest
@@ -12,7 +10,7 @@ from edgeasync.durable import spool_file
 from edgeasync.durable.spool_file import SpoolFile
 from edgeasync.errors import ProtocolError, StorageError
 from edgeasync.protocol import wire
-from edgeasync.protocol.messages import ModelVersion, Push
+from edgeasync.protocol.messages import PROTOCOL_VERSION, ModelVersion, Push
 
 STATE_ID = "5" * 32
 PAYLOAD = bytes(range(40))
@@ -90,12 +88,12 @@ def test_what_is_not_this_devices_is_refused(file, tmp_path, monkeypatch):
         SpoolFile(tmp_path, STATE_ID).read()
 
 
-@pytest.mark.parametrize("version", [0, 5])
+@pytest.mark.parametrize("version", [PROTOCOL_VERSION - 1, PROTOCOL_VERSION + 1])
 def test_an_update_of_another_protocol_version_is_refused(file, monkeypatch, version):
-    monkeypatch.setattr(wire, "encode", partial(wire.encode, version=version))
+    monkeypatch.setattr(wire, "PROTOCOL_VERSION", version)
     file.write(SPOOL)
     monkeypatch.undo()
-    with pytest.raises(ProtocolError, match="protocol version"):
+    with pytest.raises(ProtocolError, match=rf"another version of this software \(got protocol version {version}"):
         file.read()
 
 

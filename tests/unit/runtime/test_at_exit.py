@@ -33,7 +33,10 @@ PROGRAMS = {
             "    except EdgeAsyncError as error: print(error)\n"
             "threading.Thread(target=begin).start()"
         ),
-        "the program is ending, and nothing can be started any more\n",
+        (
+            "the program is ending, and nothing can be started any more; let its main thread wait for this one, "
+            "by Thread.join for example\n"
+        ),
     ),
     "a wait has an end": (
         (

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from edgeasync import Agent, Hub, Run
+from edgeasync import Agent, Hub, Run, Stop, train
 from edgeasync.core.hub.evaluation_tracker import goodness, is_better
 from edgeasync.core.hub.events import Evaluated
 from edgeasync.durable.checkpoint import CheckpointStore
@@ -49,6 +49,79 @@ def test_the_best_version_is_one(tmp_path, evaluate):
         assert (version, accuracy) == (status[0], status[2])
         assert float(f"{loss:.6g}") == status[1]
     assert Run.open(run, best=True).version == status[0]
+
+
+MODEL = SoftmaxModel(inputs=4, classes=2)
+ONCE = {"evaluation": {"every": "1000000 updates"}}
+"""Nothing is evaluated before the end."""
+
+
+def by_train(run, evaluate, updates, best):
+    """Train, and return the loss that the call has told."""
+    return train(
+        MODEL,
+        DATA,
+        workers=2,
+        evaluate=evaluate,
+        run=run,
+        until=Stop(updates=updates),
+        callbacks=[best],
+        settings=ONCE,
+    ).loss
+
+
+def by_hub(run, evaluate, updates, best):
+    until = Stop(updates=updates)
+    with (
+        Hub(
+            MODEL,
+            run=run,
+            bind="tcp://127.0.0.1:*",
+            evaluate=evaluate,
+            until=until,
+            callbacks=[best],
+            settings=ONCE,
+        ) as hub,
+        Agent(hub.address, DATA),
+    ):
+        hub.wait()
+    return Run.open(run).loss
+
+
+def by_finish(run, evaluate, updates, best):
+    with (
+        Hub(MODEL, run=run, bind="tcp://127.0.0.1:*", evaluate=evaluate, callbacks=[best], settings=ONCE) as hub,
+        Agent(hub.address, DATA),
+    ):
+        while hub.status()["updates_applied"] < updates:
+            pass
+        hub.finish()
+        hub.wait()
+    return Run.open(run).loss
+
+
+class Best:
+    """Notes the losses that callbacks are told of as the best."""
+
+    def __init__(self):
+        self.losses = []
+
+    def on_best(self, event):
+        self.losses.append(event.loss)
+
+
+@pytest.mark.parametrize("go", [by_train, by_hub, by_finish])
+def test_the_last_version_may_be_the_best(tmp_path, go):
+    """Red before: the evaluation at the end was in the history alone, and without `train` there was none."""
+    run, losses, best = tmp_path / "runs" / "a", iter((9.0, 0.5, 9.0, 0.25, 9.0, 0.75)), Best()
+    for number, (last, least) in enumerate(((0.5, 0.5), (0.25, 0.25), (0.75, 0.25)), 1):
+        loss = go(run, lambda _: next(losses), 20 * number, best)  # the first call looks for mistakes
+        found, newest = Run.open(run, best=True), Run.open(run)
+        assert (loss, newest.loss, found.loss) == (last, last, least)
+        assert (found.version == newest.version) == (last == least)
+        assert told(run) == [(found.version, least, None)] * 3
+        assert newest.events[-1].loss == last
+    assert best.losses == [0.5, 0.25]
 
 
 def test_a_run_that_went_back_has_another_best_version(tmp_path):

@@ -204,7 +204,7 @@ def one_assignment(number, ack):
 
 def test_the_happy_way():
     device = DeviceBench()
-    hello = Hello((1, 2, 3, 4), "pi-1", b"s" * 16, 3, profile=PROFILE)
+    hello = Hello("pi-1", b"s" * 16, 3, profile=PROFILE)
     assert device.effects == [Connect(), Send(hello)]
     device.welcome(seq_last=6)
     assert device.kinds == [Report, Join, Send]
@@ -548,7 +548,7 @@ def test_a_push_is_repeated_under_its_number_until_it_is_answered():
         assert device.now_s == said_s + repeat * LEASE_S
     device.reconnect(seq_last=4)
     assert device.pushed == [5]
-    device.reconnect(seq_last=5)
+    device.reconnect(seq_last=5, checksum_last=CHECKSUM)
     assert device.pushed == [5]
     device.assigned(1)
     assert device.ignored == ["Assignment while pushing"]
@@ -611,10 +611,10 @@ def test_a_hub_that_forgot_gets_a_hello_on_a_fresh_connection(code):
 
 
 SEQUENCES = {
-    "nothing lost": (5, 5, 6),
-    "the answer was lost": (5, 6, 6),
-    "the hub remembers less": (5, 2, 3),
-    "the hub remembers nothing": (5, 0, 1),
+    "nothing lost": (5, 1, 6),
+    "the answer was lost": (6, CHECKSUM, 6),
+    "the hub remembers less": (2, 1, 3),
+    "the hub remembers nothing": (0, 0, 1),
 }
 
 
@@ -634,10 +634,10 @@ def test_a_welcome_that_came_late_does_not_take_numbers_back():
     assert device.core.link == "joined", "on a fresh connection the hub is believed: it may have been put back"
 
 
-@pytest.mark.parametrize(("before", "seq_last", "expected"), SEQUENCES.values(), ids=SEQUENCES)
-def test_numbers_after_a_reconnect(before, seq_last, expected):
-    device = DeviceBench().training(seq_last=before).trained()
-    device.reconnect(seq_last)
+@pytest.mark.parametrize(("seq_last", "checksum_last", "expected"), SEQUENCES.values(), ids=SEQUENCES)
+def test_numbers_after_a_reconnect(seq_last, checksum_last, expected):
+    device = DeviceBench().training(seq_last=5).trained()
+    device.reconnect(seq_last, checksum_last=checksum_last)
     assert device.pushed == [expected]
     device.assigned(1, Ack(expected, Applied(1)))
     device.give(ModelInstalled(assignment(1, Ack(expected, Applied(1))))).trained()
@@ -661,7 +661,6 @@ RECORDS = {
     "of none: it had the number from the device": (4, 0, []),
     "of an earlier update": (3, 1, [4]),
     "of nothing at all": (0, 0, [1]),
-    "that it does not tell": (4, None, [4]),
 }
 
 
@@ -948,7 +947,7 @@ TOLD = {
     "Assignment while handshake": (DeviceBench, Received(assignment(1))),
     "Graph while offline": (lost, Received(GRAPH)),
     "Pong while handshake": (DeviceBench, Received(Pong(99.0))),
-    "Hello while joined": (joined, Received(Hello((1, 2), "pi-1", b"s" * 16, 3))),
+    "Hello while joined": (joined, Received(Hello("pi-1", b"s" * 16, 3))),
     "Push while joined": (joined, Received(KEPT)),
     "Status while joined": (joined, Received(Status())),
     "Welcome while joined": (joined, Received(WELCOME)),
@@ -1452,21 +1451,21 @@ def test_what_a_device_has_done_is_not_escaped_by_another_hub(code):
 
 
 ELSEWHERE = {
-    "that has none and takes no word": (0, [1]),
-    "with an older state": (3, [4]),
-    "with an empty state, which takes the device's word": (7, []),
-    "with the same state, and the answer lost": (6, [6]),
+    "that has none and takes no word": (0, 0, [1]),
+    "with an older state": (3, 1, [4]),
+    "with an empty state, which takes the device's word": (7, 0, []),
+    "with the same state, and the answer lost": (6, CHECKSUM, [6]),
 }
 
 
-@pytest.mark.parametrize(("seq_last", "expected"), ELSEWHERE.values(), ids=ELSEWHERE)
-def test_numbers_at_another_hub(seq_last, expected):
+@pytest.mark.parametrize(("seq_last", "checksum_last", "expected"), ELSEWHERE.values(), ids=ELSEWHERE)
+def test_numbers_at_another_hub(seq_last, checksum_last, expected):
     device = DeviceBench(hubs=2).training(seq_last=5).trained()
     device.hears(Leave("stopping"))
     while device.core.hub != 1 or device.core.link != "handshake":
         device.until(Connect)
     assert device.said[-1].seq_answered == 7
-    device.welcome(seq_last)
+    device.welcome(seq_last, checksum_last=checksum_last)
     assert device.pushed == expected
 
 
@@ -1495,7 +1494,7 @@ def test_a_kept_update_is_repeated_under_its_number():
 
 
 def test_a_kept_update_that_was_answered_gets_its_outcome():
-    device = recalling().welcome(seq_last=7)
+    device = recalling().welcome(seq_last=7, checksum_last=KEPT.checksum)
     assert device.pushed == [7]
     device.hears(Refuse("busy", "later", 0.5))
     device.until(SendPush)
@@ -1587,32 +1586,17 @@ def test_an_update_is_said_once_it_is_kept(seq):
     assert device.give(Kept(7)).effects == []
 
 
-# -- an update without a loss, and a hub that does not know such -----------------------------------------------
+# -- an update without a loss -----------------------------------------------------------------------------------
 
 
 WITHOUT_LOSS = Trained(8, 64, None, None, 0.125)
 
 
 def test_an_update_without_a_loss_is_pushed_as_it_is():
-    device = DeviceBench().welcome(protocol_version=2).assigned().give(ModelInstalled(assignment()))
+    device = DeviceBench().welcome().assigned().give(ModelInstalled(assignment()))
     device.give(WITHOUT_LOSS)
     (effect,) = device.effects
     assert (effect.push.loss_mean, effect.push.loss_variance, effect.push.score) == (None, None, None)
-
-
-def test_a_hub_that_asks_for_a_loss_is_told_apart():
-    device = DeviceBench().welcome().assigned().give(ModelInstalled(assignment()))
-    device.give(WITHOUT_LOSS)
-    (finish,) = device.effects
-    assert isinstance(finish.error, RefusedError)
-    assert "protocol version 1" in str(finish.error)
-    assert "install a newer edgeasync on the hub" in str(finish.error)
-
-
-def test_a_version_that_was_not_offered_ends_the_device():
-    (finish,) = DeviceBench().welcome(protocol_version=7).effects
-    assert isinstance(finish.error, RefusedError)
-    assert "protocol version 7" in str(finish.error)
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,11 @@ import pytest
 
 from edgeasync.core.device.machine import DeviceCore
 from edgeasync.core.engine.device_engine import DeviceEngine
+from edgeasync.errors import RefusedError
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.protocol import wire
-from edgeasync.protocol.messages import Ack, Applied, DeviceProfile, Piece, Welcome
+from edgeasync.protocol.messages import PROTOCOL_VERSION, Ack, Applied, DeviceProfile, Piece, Welcome
+from tests.support.versions import in_version
 
 WELCOME = Welcome(bytes(16), ParameterSpec((Parameter("weights", (4,)),)), {}, 0, "identity", 1.0, 3.0, 1 << 16)
 
@@ -34,6 +36,15 @@ def engine():
 
 def told(engine):
     return [(call.args[0].event, call.args[0].detail) for call in engine._shell.report.call_args_list]
+
+
+@pytest.mark.parametrize("version", [PROTOCOL_VERSION - 1, PROTOCOL_VERSION + 1])
+def test_a_hub_of_another_protocol_version_ends_the_device_in_a_line(engine, version):
+    engine.on_message(in_version(wire.encode(WELCOME), version), None)
+    (stop,) = [call.args[0] for call in engine._shell.stop.call_args_list]
+    assert isinstance(stop.error, RefusedError)
+    words = f"got protocol version {version}, expected {PROTOCOL_VERSION}; install the same edgeasync on"
+    assert str(stop.error) == f"{words} both sides"
 
 
 def test_a_piece_without_its_bytes_is_told_of(engine):

@@ -181,13 +181,13 @@ def test_without_a_cap_nothing_waits():
     bench.push(bytes(10))
     assert (bench.last.transfer, bench.sent[-1][2]) == (0, bytes(10))
     assert bench.transfers.next_deadline_s() == math.inf
-    bench.transfers.send(Hello((1,), "a", bytes(16), 1))
+    bench.transfers.send(Hello("a", bytes(16), 1))
     assert bench.last.piece_bytes_max == 0
 
 
 def test_with_a_cap_the_hub_is_told_to_send_short_pieces():
     bench = Bench(CAP)
-    bench.transfers.send(Hello((1,), "a", bytes(16), 1))
+    bench.transfers.send(Hello("a", bytes(16), 1))
     assert bench.last.piece_bytes_max == PIECE
 
 

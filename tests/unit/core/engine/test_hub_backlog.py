@@ -70,7 +70,7 @@ def test_what_waits_for_a_disk_that_hangs_is_bounded_and_nobody_is_lost():
     def hear(message, now_s):
         engine.on_message(b"peer", wire.encode(message), None, now_s)
 
-    hear(Hello((1,), "glutton", b"0" * 16, 1), 0.0)
+    hear(Hello("glutton", b"0" * 16, 1), 0.0)
     for _ in range(2 * HELD_MAX):
         hear(Fetch(b"s" * 16), 0.1)
     assert notes.reports == ["not_writing"]

@@ -27,6 +27,7 @@ from edgeasync.protocol import wire
 from edgeasync.protocol.codecs import STAGES, VectorSource, make_codec
 from edgeasync.protocol.graph import ShippedGraph
 from edgeasync.protocol.messages import (
+    PROTOCOL_VERSION,
     Assignment,
     Credit,
     Fetch,
@@ -42,6 +43,7 @@ from edgeasync.protocol.messages import (
     StatusRequest,
     Welcome,
 )
+from tests.support.versions import in_version
 
 SPEC = ParameterSpec((Parameter("w", (50_000,)),))
 PIECE = 65_536
@@ -106,7 +108,7 @@ class Bench:
         return [message for to, message in self.notes.sent if to == peer][-1]
 
     def join(self, name):
-        welcome = self.say(name, Hello((1,), name.decode(), name.ljust(16, b"-"), 1, codecs=STAGES))
+        welcome = self.say(name, Hello(name.decode(), name.ljust(16, b"-"), 1, codecs=STAGES))
         assert isinstance(welcome, Welcome)
         self.sessions[name] = welcome.session
 
@@ -171,8 +173,8 @@ def test_models_that_nobody_takes_in_make_way():
 
 CODED = {
     "float16": CodecSettings(push="identity", model="float16", delta="off"),
-    "float16, chain": CodecSettings(push="identity", publish_s=1e-6),
-    "float32, chain": CodecSettings(push="identity", model="identity", publish_s=1e-6),
+    "float16, chain": CodecSettings(push="identity", delta="float16", publish_s=1e-6),
+    "float32, chain": CodecSettings(push="identity", model="identity", delta="float16", publish_s=1e-6),
 }
 
 
@@ -346,7 +348,7 @@ def test_a_revoked_key_keeps_nothing_of_its_transfers():
         return bench.notes.sent[-1][1]
 
     bench.join(b"worker")
-    bench.sessions[b"pi"] = say(Hello((3,), "pi", b"p" * 16, 1, codecs=STAGES)).session
+    bench.sessions[b"pi"] = say(Hello("pi", b"p" * 16, 1, codecs=STAGES)).session
     say(Fetch(bench.sessions[b"pi"]))
     payload = bytes(SPEC.nbytes)
     push = Push(
@@ -368,9 +370,9 @@ def test_a_revoked_key_keeps_nothing_of_its_transfers():
 def test_a_routing_id_of_another_keys_device_gets_nobody_anywhere():
     """Messages under another key on a device's routing id: no answer, no strike, and its transfer continues."""
     bench, owner, thief = Bench(), Sender(b"o" * 32, "pi", "device"), Sender(b"t" * 32, "x", "device")
-    bench.engine.on_message(b"pi", wire.encode(Hello((3,), "pi", b"p" * 16, 1)), None, 0.0, owner)
+    bench.engine.on_message(b"pi", wire.encode(Hello("pi", b"p" * 16, 1)), None, 0.0, owner)
     answers = len(bench.notes.sent)
-    for frame in (b"no message", wire.encode(Hello((3,), "x", b"x" * 16, 1)), wire.encode(Piece(1, 0, 0))):
+    for frame in (b"no message", wire.encode(Hello("x", b"x" * 16, 1)), wire.encode(Piece(1, 0, 0))):
         for _ in range(30):
             bench.engine.on_message(b"pi", frame, b"", 0.0, thief)
     member = bench.engine.core.members.members["pi"]
@@ -449,7 +451,7 @@ def piece_of(offset, *, transfer=1, payload=WHOLE):
 def reconnect(bench, name, number, at_s=0.0):
     """Say hello on another connection, as the same start of the same device; return its name."""
     peer = name + b"#%d" % number
-    hello = Hello((1,), name.decode(), name.ljust(16, b"-"), 1, session=bench.sessions[name])
+    hello = Hello(name.decode(), name.ljust(16, b"-"), 1, session=bench.sessions[name])
     welcome = bench.say(peer, hello, at_s=at_s)
     assert isinstance(welcome, Welcome)
     bench.sessions[name] = bench.sessions[peer] = welcome.session
@@ -678,7 +680,7 @@ def test_a_device_cannot_have_more_than_there_is(beyond):
 
 def test_a_device_may_bound_pieces_and_messages():
     bench = Bench(piece_bytes=ByteCount(1 << 20))
-    hello = Hello((1,), "pi", b"p" * 16, 1, piece_bytes_max=PIECE)
+    hello = Hello("pi", b"p" * 16, 1, piece_bytes_max=PIECE)
     session = bench.say(b"pi", hello).session
     assignment = bench.say(b"pi", Fetch(session))
     assert assignment.transfer > 0
@@ -692,7 +694,7 @@ def test_every_byte_is_counted_both_ways():
     bench.say(b"pi", push_of(bench, b"pi"))
     bench.say(b"pi", *piece_of(0))
     (device,) = bench.engine.core.status(0.0)["devices"]
-    said = [Hello((1,), "pi", b"pi".ljust(16, b"-"), 1, codecs=STAGES), push_of(bench, b"pi"), piece_of(0)[0]]
+    said = [Hello("pi", b"pi".ljust(16, b"-"), 1, codecs=STAGES), push_of(bench, b"pi"), piece_of(0)[0]]
     assert device["bytes_up"] == sum(len(wire.encode(message)) for message in said) + PIECE
     answers = [message for _, message in bench.notes.sent]
     assert device["bytes_down"] == sum(len(wire.encode(message)) for message in answers)
@@ -715,43 +717,17 @@ def test_a_whole_model_is_not_taken_from_a_codec_that_does_not_bear_it():
 # -- versions of the protocol ----------------------------------------------------------------------------------
 
 
-class Headers(Notes):
-    """Keeps the versions of the headers, too."""
-
-    def __init__(self):
-        super().__init__()
-        self.versions = []
-
-    def send(self, peer, header, payload):
-        super().send(peer, header, payload)
-        self.versions.append((type(self.sent[-1][1]).__name__, header[1]))
-
-
-@pytest.mark.parametrize(("spoken", "chosen"), [((1,), 1), ((1, 2), 2)])
-def test_a_member_is_spoken_to_in_the_version_it_was_welcomed_in(spoken, chosen):
+@pytest.mark.parametrize("version", [PROTOCOL_VERSION - 1, PROTOCOL_VERSION + 1])
+@pytest.mark.parametrize("joined", [False, True])
+def test_another_version_of_the_protocol_is_refused_in_a_line(version, joined):
     bench = Bench()
-    bench.notes = bench.engine._shell = Headers()
-    bench.engine._outbox._send = bench.notes.send
-    bench.engine.on_message(b"a", wire.encode(Hello(spoken, "a", b"a" * 16, 1), 1), None, 0.0)
-    session = bench.notes.sent[-1][1].session
-    for message in (Fetch(session), Ping(session, 1.0, 0), Fetch(b"?" * 16), Fetch(session)):
-        bench.engine.on_message(b"a", wire.encode(message, chosen), None, 1.0)
-    kinds = ["Welcome", "Assignment", "Pong", "Refuse", "Assignment"]
-    assert bench.notes.versions == [(kind, chosen) for kind in kinds]
-
-
-def test_strangers_and_newer_versions_are_answered_in_the_first():
-    bench = Bench()
-    bench.notes = bench.engine._shell = Headers()
-    bench.engine._outbox._send = bench.notes.send
-    bench.engine.on_message(b"a", wire.encode(Ping(b"?" * 16, 1.0, 0), 2), None, 0.0)
-    bench.engine.on_message(b"b", wire.encode(Hello((7,), "b", b"b" * 16, 1), 7), None, 0.0)
-    bench.engine.on_message(b"c", wire.encode(Hello((7,), "c", b"c" * 16, 1), 1), None, 0.0)
-    assert bench.notes.versions == [("Refuse", 1)] * 3
-    refusals = [message for _, message in bench.notes.sent]
-    assert [refuse.code for refuse in refusals] == ["unknown_session", "protocol_version", "protocol_version"]
-    assert refusals[1].sentence == "protocol version 7 is not 1 or 2 or 3 or 4; install the same edgeasync on both"
-    assert "speaks protocol version 1 or 2 or 3 or 4, the device 7; install" in refusals[2].sentence
+    if joined:
+        bench.join(b"a")
+    bench.engine.on_message(b"a", in_version(wire.encode(Hello("a", b"a" * 16, 1)), version), None, 0.0)
+    peer, refuse = bench.notes.sent[-1]
+    words = f"got protocol version {version}, expected {PROTOCOL_VERSION}; install the same edgeasync on"
+    assert (peer, refuse) == (b"a", Refuse("protocol_version", f"{words} both sides"))
+    assert bool(bench.engine.core.members.by_peer(b"a")) == joined
 
 
 def whole_push(session, seq):
@@ -810,7 +786,7 @@ def test_a_devices_own_status_costs_no_walk_over_all_devices(monkeypatch):
     bench = Bench()
     for number in range(5):
         key = b"%032d" % (number // 2)
-        hello = Hello((1,), f"pi-{number // 2}/{number}", b"%016d" % number, 1)
+        hello = Hello(f"pi-{number // 2}/{number}", b"%016d" % number, 1)
         bench.engine.on_message(
             b"%d" % number, wire.encode(hello), None, 0.0, Sender(key, f"pi-{number // 2}", "device")
         )

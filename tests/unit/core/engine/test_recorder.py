@@ -42,7 +42,7 @@ def test_only_the_last_are_kept():
 def test_no_line_tells_a_secret():
     recorder = Recorder()
     for secret in (b"0123456789abcdef", b"'\"\\'\"\\'\"\\'\"\\'\"\\\\", bytes(range(16)), b"\n" * 16):
-        recorder.begin(0.0, Received(b"a", Hello((2,), "pi", secret, 1, session=secret)))
+        recorder.begin(0.0, Received(b"a", Hello("pi", secret, 1, session=secret)))
         (line,) = recorder.lines()
         assert repr(secret)[2:-1] not in line
         assert "state_id=..., incarnation=1, session=..., seq_answered=" in line

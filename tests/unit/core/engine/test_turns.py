@@ -87,7 +87,7 @@ class Bench:
         self.engine = HubEngine(core, model, self.shell, sessions=sessions)
         self.sessions, self.peers = {}, [number.to_bytes(3, "big") for number in range(devices)]
         for peer in self.peers:
-            self.say(peer, Hello((4,), f"device-{peer.hex()}", peer.rjust(16, b"-"), 1))
+            self.say(peer, Hello(f"device-{peer.hex()}", peer.rjust(16, b"-"), 1))
             self.sessions[peer] = self.shell.sent[-1][1].session
             self.say(peer, Fetch(self.sessions[peer]))
         self.shell.sent.clear()

@@ -56,7 +56,7 @@ def test_a_hub_takes_of_a_devices_day_what_can_be(hub_bench, most, left, remaini
 )
 def test_a_day_that_cannot_be_is_no_hello(wrong):
     profile = msgspec.structs.replace(DeviceProfile(), **wrong)
-    header = wire.encode(Hello((1,), "a", bytes(16), 1, profile=profile), 1)
+    header = wire.encode(Hello("a", bytes(16), 1, profile=profile))
     with pytest.raises(ProtocolError, match="Hello"):
         wire.decode(header)
 

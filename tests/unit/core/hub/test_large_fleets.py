@@ -39,7 +39,7 @@ class Fleet:
             device_id = name_of(number)
             key = b"" if "/" not in device_id else device_id.partition("/")[0].encode().ljust(32, b".")
             self.keys.append(key)
-            hello = Hello((4,), device_id, number.to_bytes(16, "big"), 1)
+            hello = Hello(device_id, number.to_bytes(16, "big"), 1)
             self.give("join", Received(peer, hello, key=key))
             self.give("fetch", Received(peer, Fetch(self.sessions[number]), key=key))
 

@@ -8,16 +8,26 @@ from edgeasync.core.hub.effects import (
     Assign,
     Broadcast,
     Discard,
+    Evaluate,
     Fold,
     Publish,
     Report,
     Save,
+    SaveBest,
     Send,
     SendGraph,
     SendStatus,
     Stop,
 )
-from edgeasync.core.hub.events import Heard, Malformed, PushArrived, Received, StopRequested
+from edgeasync.core.hub.events import (
+    Evaluated,
+    Heard,
+    Malformed,
+    PushArrived,
+    Received,
+    Resumed,
+    StopRequested,
+)
 from edgeasync.core.hub.settings import CheckpointSettings, CodecSettings
 from edgeasync.policies.aggregation import BufferedAggregator, ImmediateAggregator, QuorumAggregator
 from edgeasync.policies.frequency import FixedFrequency
@@ -180,28 +190,13 @@ def test_eight_retired_states_are_remembered(hub_bench):
     assert hub.refused is None
 
 
-@pytest.mark.parametrize(
-    ("versions", "fingerprint", "code"),
-    [
-        ((5, 6), None, "protocol_version"),
-        ((1,), "0" * 32, "model_mismatch"),
-        ((2, 1), None, None),
-        ((1,), "own", None),
-    ],
-)
-def test_what_a_device_must_share(hub_bench, versions, fingerprint, code):
+@pytest.mark.parametrize(("fingerprint", "code"), [("0" * 32, "model_mismatch"), (None, None), ("own", None)])
+def test_what_a_device_must_share(hub_bench, fingerprint, code):
     hub = hub_bench()
     fingerprint = hub.spec.fingerprint if fingerprint == "own" else fingerprint
-    hub.give(Received(b"x", Hello(versions, "a", b"s" * 16, 1, fingerprint=fingerprint)))
+    hub.give(Received(b"x", Hello("a", b"s" * 16, 1, fingerprint=fingerprint)))
     assert hub.refused == code
     assert bool(hub.sessions) == (code is None)
-
-
-@pytest.mark.parametrize(("spoken", "chosen"), [((1,), 1), ((1, 2), 2), ((2, 7, 1), 2)])
-def test_the_hub_chooses_the_newest_version_that_both_speak(hub_bench, spoken, chosen):
-    hub = hub_bench()
-    hub.give(Received(b"x", Hello(spoken, "a", b"s" * 16, 1)))
-    assert hub.one(Send).message.protocol_version == chosen
 
 
 def test_a_hub_uses_only_codecs_that_the_device_named(hub_bench):
@@ -638,6 +633,58 @@ def test_the_end(hub_bench, stop, reason, trigger):
     assert hub.core.messages_ignored == 2
 
 
+def test_the_last_version_is_evaluated_before_the_end(hub_bench):
+    hub = hub_bench(held_out=True)
+    hub.join()
+    hub.push(seq=1)
+    hub.give(StopRequested(finished=True))
+    assert [type(effect) for effect in hub.effects[-2:]] == [Save, Evaluate]
+    hub.give(Evaluated(0, 2.0, None))
+    assert hub.effects[-1] == Evaluate(), "one that was begun before the end"
+    hub.hello("d")
+    assert hub.effects == []
+    hub.give(Evaluated(1, 1.0, None))
+    assert hub.effects[-3:] == [SaveBest(1.0, None), Save(), Stop("finished")]
+    assert hub.core.policy_engine.state.evaluations.best == Evaluated(1, 1.0, None)
+    hub.give(Evaluated(1, 0.5, None))
+    assert hub.effects == []
+
+
+def test_a_stop_ends_the_last_evaluation(hub_bench):
+    hub = hub_bench(held_out=True)
+    hub.give(StopRequested(finished=True))
+    assert hub.effects[-1] == Evaluate()
+    hub.give(StopRequested())
+    assert hub.effects == [Stop("finished")]
+    hub.give(Evaluated(0, 1.0, None))
+    assert hub.effects == []
+
+
+EVALUATED_AT_THE_END = {
+    "a new version": ([], True),
+    "one that this start has evaluated": ([Evaluated(0, 1.0, None)], False),
+    "one that an earlier start has evaluated, maybe on other data": (
+        [Evaluated(0, 1.0, None), Resumed("1" * 16)],
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize(("events", "evaluates"), EVALUATED_AT_THE_END.values(), ids=EVALUATED_AT_THE_END)
+def test_which_last_version_is_evaluated(hub_bench, events, evaluates):
+    hub = hub_bench(held_out=True)
+    for event in events:
+        hub.core.handle(event, 0.0)
+    hub.give(StopRequested(finished=True))
+    assert hub.effects[-1] == (Evaluate() if evaluates else Stop("finished"))
+
+
+def test_a_stop_is_not_held_up_by_an_evaluation(hub_bench):
+    hub = hub_bench(held_out=True)
+    hub.give(StopRequested())
+    assert hub.effects[-1] == Stop("stopping")
+
+
 def test_the_model_is_saved_every_so_often(hub_bench):
     hub = hub_bench(checkpoint=CheckpointSettings(every="10 seconds"))
     hub.join("a")
@@ -893,14 +940,14 @@ KNOWN = ("identity", "float16", "int8")
 
 def fetch_holding(hub, number, *, lineage=None, device_id="a"):
     held = ModelVersion(lineage or hub.lineage, number)
-    return hub.give(Received(hub.peers[device_id], Fetch(hub.sessions[device_id], held)))
+    return hub.give(Received(hub.peers[device_id], Fetch(hub.sessions[device_id], held, held_checksum=9)))
 
 
 def test_a_device_is_led_on_from_what_it_says_it_holds(hub_bench):
     hub = hub_bench(Policy(aggregate=BufferedAggregator(count=1), optimizer=(SGD(),)), **CHAIN)
     hub.join(codecs=KNOWN)
     assert (hub.one(Assign).base, hub.one(Assign).codec) == (None, "float16")
-    hub.push(seq=1, base=0)
+    hub.push(seq=1, base=0, held_checksum=9)
     assert [type(effect) for effect in hub.effects if isinstance(effect, Fold | Publish | Assign)] == [
         Fold,
         Publish,
@@ -914,6 +961,8 @@ def test_a_device_is_led_on_from_what_it_says_it_holds(hub_bench):
     assert hub.one(Assign).base is None
     hub.fetch()
     assert hub.one(Assign).base is None
+    hub.push(seq=2, base=1)
+    assert hub.one(Assign).base is None, "it does not say whether it holds the version whole"
 
 
 def test_a_device_that_does_not_know_a_codec_is_given_what_it_knows(hub_bench):

@@ -224,7 +224,7 @@ class Drive:
         state = device.encode() * 8 + self.states.get(device, 0).to_bytes(8, "big")
         profile = DeviceProfile(examples=random.choice((0, 200, 500)))
         codecs = random.choice((STAGES, STAGES, ("identity",)))
-        hello = Hello((1,), device, state, self.starts[device], profile=profile, codecs=codecs)
+        hello = Hello(device, state, self.starts[device], profile=profile, codecs=codecs)
         self.give(Received(self.peers[device], hello))
 
     def push(self, device):
