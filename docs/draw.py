@@ -232,6 +232,7 @@ HOLDS = {
     "errors": "the error tree",
     "temporary": "temporary folders",
     "file_lock": "locks on files",
+    "regular_file": "files that others made",
     "structs": "types that several threads read",
     "version": "the version of the package",
 }
@@ -277,6 +278,7 @@ FILES = (
     "temporary",
     "errors",
     "file_lock",
+    "regular_file",
     "structs",
     "version",
 )

@@ -84,12 +84,17 @@ def whole_path(given: Given) -> Given:
 def expanded(path: str | Path) -> Path:
     """Return an absolute path, with the home that a leading `~` stands for.
 
-    Call it where a path is handed over, and keep the result. Raises `ConfigError` if there is no such home.
+    Call it where a path is handed over, and keep the result. Raises `ConfigError` if there is no such home, or no
+    working directory any more.
     """
     try:
         return Path(path).expanduser().absolute()
     except RuntimeError:
         raise ConfigError(f"{path}: there is no such home; write the whole path") from None
+    except OSError:
+        raise ConfigError(
+            f"{path}: the working directory was deleted; change to another one, or write the whole path"
+        ) from None
 
 
 def whole_address(address: str, folder: Path | None = None) -> str:
@@ -248,6 +253,9 @@ def suggest(word: str, known: Iterable[str]) -> str:
 
 
 SUGGESTIONS_MAX = 3
+WORD_MAX = 100
+"""A longer word is no misspelling; to compare it takes long, and so does it to read it."""
+
 LETTERS_A_MISTAKE = 4
 """How many letters a word has for each mistake in it; a first letter is hardly ever wrong."""
 
@@ -255,6 +263,8 @@ LETTERS_A_MISTAKE = 4
 def find_near(word: str, known: Iterable[str]) -> list[str]:
     """Return the known words that `word` is a misspelling or a part of, the nearest first."""
     found = []
+    if len(word) > WORD_MAX:
+        return []
     for other in dict.fromkeys(known):
         mistakes = _count_mistakes(word.lower(), other.lower())
         begins = min(len(word), len(other)) > 2 and (other.startswith(word) or word.startswith(other))

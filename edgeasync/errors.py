@@ -66,7 +66,7 @@ def arguments(sentence: str) -> dict[str, Any]:
 
 _NATIVE = re.compile(
     r"\[ONNXRuntimeError\] : \d+ : \w+ : | ?==> Context: .*|Load model from \S* failed: ?|Status Message: "
-    r"|\S*\b\w+\.(?:h|hpp|c|cc|cpp|cu):\d+:? ?"
+    r"|(?<!\S)\S+\.(?:h|hpp|c|cc|cpp|cu):\d+:? ?"
     r"(?:.* was false\. ?|(?:\w+: )?Assertion .* failed: ?|[A-Z][a-z]\w+[A-Z]\w+(?= ) ?)?"
     r"|\b[A-Z]\w+::(?=[A-Z])"
 )
@@ -80,11 +80,13 @@ _INVALID = re.compile(r"This is an invalid model\. (?:Error: )?In Node, \(\"([^\
 _INFERRED = re.compile(r"Node ?\(([^)]*)\) Op ?\((\w+)\) \[\w+\] (.*)")
 
 _REASON_MAX = 300
+_LOOKED_AT_MAX = 4000
+"""What follows may be names out of a file, of any length."""
 
 
 def native_reason(error: BaseException) -> str:
     """Return the reason in an error of onnx or onnxruntime as one line of ours, without what only C++ knows."""
-    said = _NATIVE.sub("", " ".join(str(error).split())).strip(" :.")
+    said = _NATIVE.sub("", " ".join(str(error)[:_LOOKED_AT_MAX].split())).strip(" :.")
     if found := _RUNNING.search(said):
         said = f"{_node(found[2], found[1])} fails: {found[3]}"
     elif found := _INVALID.search(said) or _INFERRED.search(said):

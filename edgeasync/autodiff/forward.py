@@ -5,7 +5,7 @@ intermediate tensor as an output, which tells what follows the batch and what do
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -102,7 +102,15 @@ def read(data: bytes) -> onnx.ModelProto:
         model = onnx.load_model_from_string(data)
     except Exception as error:
         raise GraphError("not a readable ONNX model; choose another file, or export the model again") from error
-    if (tensor := _external_tensor(model)) is not None:
+    tensor = None
+    for part in _parts(model):
+        if not _is_text(part):
+            raise GraphError("the model has a name or a text that is not UTF-8; export the model again")
+        if isinstance(part, onnx.TensorProto) and (
+            part.external_data or part.data_location == onnx.TensorProto.EXTERNAL
+        ):
+            tensor = part
+    if tensor is not None:
         raise GraphError(
             f"tensor {tensor.name!r} lies in an external file; save the model as one file, as torch does with "
             "external_data=False, and onnx with onnx.save(onnx.load('model.onnx'), 'whole.onnx')"
@@ -110,19 +118,29 @@ def read(data: bytes) -> onnx.ModelProto:
     return model
 
 
-def _external_tensor(model: onnx.ModelProto) -> onnx.TensorProto | None:
-    """Return a tensor that keeps its values elsewhere, wherever it stands in the message, if there is one."""
+def _parts(model: onnx.ModelProto) -> Iterator[Any]:
+    """Yield a model and every message in it, wherever that stands."""
     waiting: list[Any] = [model]
     while waiting:
         part = waiting.pop()
+        yield part
         if isinstance(part, onnx.TensorProto):
-            if part.external_data or part.data_location == onnx.TensorProto.EXTERNAL:
-                return part
             continue  # its values need not be copied to be looked at
         for field, content in part.ListFields():
             if field.type == field.TYPE_MESSAGE:
                 waiting += [content] if hasattr(content, "ListFields") else content
-    return None
+
+
+def _is_text(part: Any) -> bool:
+    """Return whether all texts of a message are UTF-8: protobuf returns another one as bytes."""
+    if isinstance(part, onnx.TensorProto):
+        return isinstance(part.name, str)
+    return all(
+        isinstance(text, str)
+        for field, content in part.ListFields()
+        if field.type == field.TYPE_STRING
+        for text in ([content] if isinstance(content, str | bytes) else content)
+    )
 
 
 def parse(data: bytes) -> onnx.ModelProto:
@@ -187,6 +205,8 @@ def choose_output(model: onnx.ModelProto, output: str | None) -> str:
     Raises `GraphError` if it is unclear or missing, or if a node before it is of a domain that no device runs.
     """
     names = [str(value.name) for value in model.graph.output]
+    if not names:
+        raise GraphError("the model has no output; export the model again")
     if output is None:
         chosen = [str(value.name) for value in model.graph.output if _may_be_float(value)] if names[1:] else names
         if len(chosen) != 1:

@@ -48,7 +48,7 @@ class Commands(TyperGroup):
 
 def _advice(flag: str, ctx: Any) -> str:
     """Return what to write instead of a flag."""
-    from edgeasync.config import find_tables, suggest  # noqa: PLC0415
+    from edgeasync.config import find_near, find_tables  # noqa: PLC0415
 
     key = flag.lstrip("-").replace("-", "_")
     flags = {name: option.name for option in ctx.command.params for name in option.opts if name.startswith("--")}
@@ -58,7 +58,9 @@ def _advice(flag: str, ctx: Any) -> str:
     if tables:
         places = " or ".join(f"[{table}]" for table in dict.fromkeys(tables) if table)
         return f"'{key}' is {f'a key of {places}' if places else 'a table'} in the settings file."
-    return _sentence(suggest(flag, flags))
+    # The dashes, which all flags have, are not a likeness.
+    near = find_near(flag.lstrip("-"), [name.lstrip("-") for name in flags])
+    return f"Did you mean {' or '.join(f'--{name}' for name in near)}?" if near else ""
 
 
 def _settings_of(command: str) -> list[type]:

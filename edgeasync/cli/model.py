@@ -12,6 +12,7 @@ from edgeasync.durable.files import check_out, replace_file
 from edgeasync.errors import ConfigError, GraphError, ModelMismatchError, StorageError
 from edgeasync.losses import LossName
 from edgeasync.plugins import is_name
+from edgeasync.regular_file import read_regular
 from edgeasync.runtime.export import ONNX_SUFFIX, check_suffix, refuse_onnx, write_arrays
 from edgeasync.runtime.graph_model import FORWARD_FILE, HubGraph
 from edgeasync.runtime.graph_process import load_graph_apart
@@ -206,6 +207,6 @@ def _print_warnings(built: HubGraph, printer: Printer) -> None:
 
 def _read(path: Path, advice: str) -> bytes:
     try:
-        return path.read_bytes()
+        return read_regular(path)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; {advice}") from error

@@ -1,6 +1,7 @@
 """Reading a device's data from a file: numpy's `.npz`, or `.csv` with a header row."""
 
 import csv
+import io
 import math
 import zipfile
 import zlib
@@ -13,6 +14,7 @@ import numpy as np
 
 from edgeasync.data.dataset import Dataset
 from edgeasync.errors import DataError
+from edgeasync.regular_file import open_regular
 
 INPUT_PREFIX = "x."
 """Of the arrays in an archive, how those of several inputs begin."""
@@ -52,7 +54,7 @@ def load(path: Path) -> Dataset:
 
 def _load_npz(path: Path) -> Dataset:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             archive = np.load(file, allow_pickle=False)
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise DataError(f"{path}: holds a single array; save x and y with numpy.savez")
@@ -83,7 +85,7 @@ def _load_csv(path: Path) -> Dataset:
     # Typed arrays hold a value in 4 bytes where a list of floats takes 32.
     features, targets = array("f"), array("d")
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        with io.TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="") as file:
             rows = csv.reader(file)
             header = _header(rows, path)
             label_column = header.index("y") if "y" in header else len(header) - 1
@@ -95,6 +97,8 @@ def _load_csv(path: Path) -> Dataset:
                     raise DataError(f"{where}: {len(row)} columns, the header has {len(header)}; make them alike")
                 targets.extend(_numbers([row.pop(label_column)], header[label_column : label_column + 1], where))
                 features.extend(_numbers(row, header[:label_column] + header[label_column + 1 :], where))
+    except MemoryError as error:
+        raise DataError(f"{path}: needs more memory than there is; give fewer examples") from error
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path}: not a CSV file in UTF-8: {error}") from error
     if not targets:

@@ -281,9 +281,10 @@ class CheckpointStore:
 
     def _tensors(self, name: str, manifest: Manifest) -> Tensors:
         """Read and check a checkpoint's arrays; raises `StorageError`."""
-        content = self._read(name + _TENSORS)
+        content = self._read(name + _TENSORS, manifest.nbytes + 1)
         if len(content) != manifest.nbytes:
-            raise StorageError(f"{name}{_TENSORS}: has {len(content)} bytes, not {manifest.nbytes}; {_REMEDY}")
+            nbytes = len(content) if len(content) < manifest.nbytes else "more"
+            raise StorageError(f"{name}{_TENSORS}: has {nbytes} bytes, not {manifest.nbytes}; {_REMEDY}")
         if f"{checksum(content):016x}" != manifest.checksum:
             raise StorageError(f"{name}{_TENSORS}: damaged (its checksum is not the manifest's); {_REMEDY}")
         try:
@@ -291,11 +292,11 @@ class CheckpointStore:
         except ValueError as error:
             raise StorageError(f"{name}{_TENSORS}: is no safetensors file: {error}; {_REMEDY}") from error
 
-    def _read(self, file_name: str) -> Buffer:
+    def _read(self, file_name: str, nbytes: int | None = None) -> Buffer:
         try:
-            return self._disk.read(file_name)
+            return self._disk.read(file_name, 0, nbytes)
         except OSError as error:
-            raise StorageError(f"{file_name}: cannot be read: {error}; {_REMEDY}") from error
+            raise StorageError(f"{file_name}: cannot be read: {error.strerror or error}; {_REMEDY}") from error
 
 
 _REMEDY = "put it back from a backup, or recover from another checkpoint"

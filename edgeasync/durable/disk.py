@@ -14,6 +14,7 @@ from typing import Protocol
 
 from edgeasync.durable.files import create_file, sync_folder
 from edgeasync.protocol.wire import Buffer
+from edgeasync.regular_file import read_regular
 
 PARTS_MAX = 512
 """Buffers that one system call may be given; POSIX promises 16, Linux and macOS take 1024."""
@@ -177,9 +178,7 @@ class FolderDisk:
 
     def read(self, name: str, offset: int = 0, nbytes: int | None = None) -> Buffer:
         """Read a file, or a part of it."""
-        with (self._path / name).open("rb") as file:
-            file.seek(offset)
-            return file.read(nbytes)
+        return read_regular(self._path / name, offset, -1 if nbytes is None else nbytes)
 
     def create(self, name: str) -> File:
         """Make an empty file that only its owner may read."""

@@ -236,7 +236,7 @@ def read_rows(disk: ReadableDisk, nbytes: int | None = None) -> Rows:
             return rows
         content = disk.read(HISTORY_FILE, 0, nbytes)
     except FileNotFoundError:
-        rows.trouble = "there is no history in this folder: an older version wrote it, or history_rows_max is 0"
+        rows.trouble = "there is no history in this folder: no hub has run there, or history_rows_max is 0"
         return rows
     except OSError as error:
         rows.trouble = f"the history cannot be read: {error.strerror or error}"

@@ -1,12 +1,11 @@
 """Reads the JSON files that edgeasync keeps. Somebody may have damaged one, or made it on purpose."""
 
-import os
-import stat
 from pathlib import Path
 from typing import TypeVar
 
 from edgeasync.errors import StorageError
 from edgeasync.protocol.wire import Buffer
+from edgeasync.regular_file import read_regular
 from edgeasync.structs import parse_json
 
 Kind = TypeVar("Kind")
@@ -18,15 +17,12 @@ def read_json(path: Path, kind: type[Kind], *, remedy: str) -> Kind:
     `remedy` says what a person does about a file that cannot be read.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a FIFO would wait
-        with open(descriptor, "rb") as file:  # noqa: PTH123
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise StorageError(f"{path}: is not a regular file; {remedy}")
-            content = file.read()
+        content = read_regular(path)
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise StorageError(f"{path}: cannot be read: {error.strerror}; fix its rights") from error
+        cure = "fix its rights" if isinstance(error, PermissionError) else remedy
+        raise StorageError(f"{path}: cannot be read: {error.strerror}; {cure}") from error
     return check_json(content, kind, where=str(path), remedy=remedy)
 
 

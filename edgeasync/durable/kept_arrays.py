@@ -12,6 +12,7 @@ import safetensors.numpy
 from edgeasync.durable.files import replace_file
 from edgeasync.errors import ProtocolError, StorageError
 from edgeasync.protocol import wire
+from edgeasync.regular_file import check_regular
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -31,16 +32,17 @@ class KeptArrays:
         """
         path = self.path
         try:
-            if not path.exists():
-                return None
+            check_regular(path)
             with safetensors.safe_open(path, framework="numpy") as file:
                 arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
                 metadata = file.metadata() or {}
+        except FileNotFoundError:
+            return None
         except OSError as error:
             raise StorageError(
                 f"{path}: cannot be read: {error.strerror or error}; repair or delete it"
             ) from error
-        except (ValueError, TypeError, KeyError, safetensors.SafetensorError) as error:
+        except (MemoryError, ValueError, TypeError, KeyError, safetensors.SafetensorError) as error:
             raise ProtocolError(f"damaged ({error})") from error
         if metadata.get("format") != self._format:
             raise ProtocolError("of another version of this software")

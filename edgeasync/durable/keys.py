@@ -101,7 +101,9 @@ class Token(msgspec.Struct, frozen=True, array_like=True):
     @classmethod
     def read(cls, text: str) -> "Token":
         """Read a token; raises `ConfigError`, which never quotes it."""
-        wrong = ConfigError("this is no enrolment token, or not a whole one; copy all that 'keys enrol' printed")
+        wrong = ConfigError(
+            "enrol (--enrol) is not a whole enrolment token; copy all that 'edgeasync keys enrol NAME' printed"
+        )
         body = text.strip().removeprefix(TOKEN_PREFIX)
         if not text.strip().startswith(TOKEN_PREFIX):
             raise wrong

@@ -70,6 +70,8 @@ def read_secret(path: Path, *, public: bool = False, absent: str = HUB_KEYS) -> 
         raise StorageError(f"{path}: no such file; {absent}") from None
     except OSError as error:
         raise StorageError(f"{path}: cannot be read: {error.strerror}") from error
+    except MemoryError:
+        raise StorageError(f"{path}: cannot be read: Longer than this machine's memory") from None
 
 
 def write_secret(path: Path, content: bytes, *, replace: bool = False) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from edgeasync.durable.files import replace_file
 from edgeasync.errors import StorageError
 from edgeasync.protocol.graph import fingerprint_of
+from edgeasync.regular_file import read_regular
 
 GRAPHS_MAX = 4
 
@@ -26,7 +27,7 @@ class GraphCache:
         """Return the graph of this fingerprint, verified; a damaged one is deleted."""
         file = self._file(fingerprint)
         try:
-            graph = file.read_bytes()
+            graph = read_regular(file)
         except FileNotFoundError:
             return None
         except OSError as error:

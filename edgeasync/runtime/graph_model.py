@@ -14,6 +14,7 @@ from edgeasync.errors import ConfigError, GraphError, ModelMismatchError, Storag
 from edgeasync.losses import OnnxLoss
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.protocol.messages import Frozen
+from edgeasync.regular_file import check_regular, read_regular
 from edgeasync.runtime.onnx_model import OnnxModel
 from edgeasync.training.frozen import FrozenArray, frozen_checksum, pieces_of
 from edgeasync.training.graph_check import check_graph
@@ -99,7 +100,7 @@ def keep_files(run: Path, graph: bytes, forward: bytes | None, names: Collection
     read or written.
     """
     origin, content = (TRAINING_FILE, graph) if forward is None else (FORWARD_FILE, forward)
-    held = {name: _held(run / name) for name in (FORWARD_FILE, TRAINING_FILE)}
+    held = {name: held_file(run / name) for name in (FORWARD_FILE, TRAINING_FILE)}
     begun_otherwise = (held[FORWARD_FILE] is None) != (forward is None) and held[TRAINING_FILE] is not None
     known = held[origin]
     if forward is not None and known is not None and _same_but_for_values(known, forward, names):
@@ -133,13 +134,13 @@ def _same_but_for_values(one: bytes, other: bytes, names: Collection[str]) -> bo
 
 def keep_file(path: Path, content: bytes) -> None:
     """Write a file of a run's folder unless it is so already: a full disk need not keep a hub from starting."""
-    if _held(path) != content:
+    if held_file(path) != content:
         replace_file(path, content)
 
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_regular(path)
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; give the path of an ONNX model") from None
     except OSError as error:
@@ -148,12 +149,13 @@ def _read(path: Path) -> bytes:
 
 def _read_values(path: Path) -> dict[str, Vector]:
     try:
+        check_regular(path)
         return safetensors.numpy.load_file(path)
     except FileNotFoundError:
         raise ConfigError(
             f"{path}: no such file; a training graph needs the first values of its parameters beside it"
         ) from None
-    except (OSError, ValueError, safetensors.SafetensorError) as error:
+    except (OSError, MemoryError, ValueError, safetensors.SafetensorError) as error:
         raise ConfigError(f"{path}: not a readable safetensors file ({error}); build the graph again") from error
 
 
@@ -168,12 +170,13 @@ def _check_prebuilt(model: OnnxModel) -> None:
             )
 
 
-def _held(path: Path) -> bytes | None:
+def held_file(path: Path) -> bytes | None:
+    """Return what a file of a run's folder holds, `None` if there is none; raises `StorageError`."""
     try:
-        return path.read_bytes()
+        return read_regular(path)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise StorageError(
-            f"{path}: cannot be read: {error.strerror}; choose another run folder (--run)"
+            f"{path}: cannot be read: {error.strerror}; remove it, or choose another run folder"
         ) from error

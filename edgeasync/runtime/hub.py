@@ -272,7 +272,7 @@ class Hub:
             name: Worker(name, self._fail_from_thread) for name in ("fold", "journal", "save", "evaluate")
         }
         self._started_s = time.monotonic()
-        self._folder.take("another hub runs in this folder; give this one another run folder (--run)")
+        self._folder.take("another hub runs in this folder; choose another folder as run (--run)")
         try:
             await self._open_in_thread()
             self._engine = self._make_engine()

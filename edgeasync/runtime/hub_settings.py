@@ -292,6 +292,8 @@ def read_record(run: Path, *, trust_code: bool = False) -> HubSettings:
             f"again; else {begin}"
         ) from None
     written = table.pop("format", None)
+    if not isinstance(written, int):
+        raise StorageError(f"{path}: has no format, so it is damaged, or not a run's of edgeasync; {begin}")
     if written != RECORD_FORMAT:
         raise StorageError(
             f"{path}: is of format {written}, and this edgeasync reads format {RECORD_FORMAT}; "

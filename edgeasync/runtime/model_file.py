@@ -1,5 +1,6 @@
 """A run's model as a safetensors file. Apart from other files: a device reads and writes none."""
 
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from edgeasync.durable.files import replace_file
 from edgeasync.durable.tensors import tensor_parts
 from edgeasync.errors import ModelMismatchError, StorageError
 from edgeasync.parameters import ParameterSpec, Vector
+from edgeasync.regular_file import check_regular
 
 MODEL_FILE = "model.safetensors"
 BEST_FILE = "best.safetensors"
@@ -72,6 +74,7 @@ def read_header(path: Path) -> SavedModel:
 
 def _read(path: Path, *, arrays: bool) -> SavedModel:
     try:
+        check_regular(path)
         with safetensors.safe_open(path, framework="numpy") as file:
             found = {name: file.get_tensor(name) for name in (file.keys() if arrays else ())}
             metadata = file.metadata() or {}
@@ -88,14 +91,16 @@ def _read(path: Path, *, arrays: bool) -> SavedModel:
         )
     except FileNotFoundError:
         raise StorageError(f"{path}: no such file; give the folder of a run that has saved its model") from None
-    except (OSError, ValueError, OverflowError, safetensors.SafetensorError) as error:
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be read: {error.strerror or error}; move it away") from error
+    except (MemoryError, ValueError, OverflowError, safetensors.SafetensorError) as error:
         raise StorageError(f"{path}: not a readable safetensors file ({error}); move it away") from error
     return SavedModel(found, metadata.get("lineage", ""), version, evaluation, saved_s)
 
 
 def load_kept(path: Path, spec: ParameterSpec, initial: Vector) -> tuple[Vector, int]:
     """Return the model in a file and its version number as `load_model` does; without a file, `initial` and 0."""
-    return load_model(path, spec) if path.exists() else (initial, 0)
+    return load_model(path, spec) if os.path.lexists(path) else (initial, 0)
 
 
 def load_model(path: Path, spec: ParameterSpec) -> tuple[Vector, int]:

@@ -112,6 +112,20 @@ def ask(address: str, timeout_s: float, pair: Pair | None, question: Request) ->
         context.term()
 
 
+def is_denied(address: str, pair: Pair, timeout_s: float) -> bool:
+    """Return whether a hub refuses these keys; nothing is sent to it."""
+    with zmq.Context() as context:
+        socket = make_dealer(context, STATUS_BYTES_MAX, pair, ipv6=is_ipv6(address))
+        monitor = socket.get_monitor_socket(_ENDINGS | zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        try:
+            connect(socket, address)
+            return bool(monitor.poll(math.ceil(1000 * timeout_s))) and _ending(monitor) == "denied"
+        finally:
+            socket.disable_monitor()
+            monitor.close(0)
+            socket.close(0)
+
+
 def _ask(
     context: "zmq.Context[zmq.Socket[bytes]]",
     address: str,

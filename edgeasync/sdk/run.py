@@ -13,7 +13,7 @@ from edgeasync.durable.files import replace_file
 from edgeasync.durable.history import read_history
 from edgeasync.durable.run_replay import Happening, Line, RunReplay
 from edgeasync.runtime.export import ONNX_SUFFIX, check_suffix, refuse_onnx, write_arrays
-from edgeasync.runtime.graph_model import FORWARD_FILE
+from edgeasync.runtime.graph_model import FORWARD_FILE, held_file
 from edgeasync.runtime.runs import list_checkpoints
 from edgeasync.runtime.trained import best_model, newest_model
 from edgeasync.sdk.events import Evaluation, Event
@@ -176,9 +176,8 @@ def _read_events(folder: Path) -> list[Event]:
 
 def _restored(folder: Path, arrays: dict[str, npt.NDArray[np.float32]]) -> Any:
     """Return the model that a run's folder describes, or its arrays if Python code alone describes it."""
-    try:
-        forward = (folder / FORWARD_FILE).read_bytes()
-    except FileNotFoundError:
+    forward = held_file(folder / FORWARD_FILE)
+    if forward is None:
         return arrays
     import onnx  # noqa: PLC0415 - a device has none
 

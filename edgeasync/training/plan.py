@@ -151,8 +151,8 @@ class TrainingPlan(Section, frozen=True):
             )
         if isinstance(self.model, CodeModel):
             raise ConfigError(
-                "Python code at the hub describes its model: give this agent a trainer of its own, by "
-                "--trainer package.module:factory"
+                "Python code at the hub describes its model: give this agent a trainer (--trainer) of its own, "
+                "such as 'package.module:factory'"
             )
         if spec is not None and self.model.spec != spec:
             raise ModelMismatchError("the model of the hub's settings is not the hub's own: do not trust this hub")

@@ -14,4 +14,4 @@ def test_a_picture_is_what_is_drawn_today(name):
 
 def test_every_layer_of_the_contract_is_drawn():
     assert layers()[:2] == [["async_train"], ["cli"]]
-    assert layers()[-1] == ["errors", "file_lock", "structs", "version"]
+    assert layers()[-1] == ["errors", "file_lock", "regular_file", "structs", "version"]

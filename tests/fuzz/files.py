@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import onnx
 import safetensors
 import safetensors.numpy
 
@@ -20,6 +21,7 @@ from edgeasync.async_train.data.mnist import read_idx
 from edgeasync.autodiff.build import build_training_graph, read_training_graph
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.config import convert, read_toml
+from edgeasync.data.dataset import Dataset
 from edgeasync.data.files import load
 from edgeasync.durable.day_file import DayFile
 from edgeasync.durable.device_keys import DeviceKeys
@@ -30,19 +32,26 @@ from edgeasync.durable.local_file import LocalFile
 from edgeasync.durable.peers_file import read_peers
 from edgeasync.durable.spool_file import SpoolFile
 from edgeasync.errors import ConfigError, DataError, GraphError, ModelMismatchError, ProtocolError, StorageError
+from edgeasync.losses import OnnxLoss
 from edgeasync.runtime.agent_settings import AgentSettings
 from edgeasync.runtime.doctor.state import examine_state
+from edgeasync.runtime.evaluation import OnnxEvaluator
 from edgeasync.runtime.graph_cache import GraphCache
-from edgeasync.runtime.graph_model import TRAINING_FILE, load_graph
+from edgeasync.runtime.graph_model import FORWARD_FILE, TRAINING_FILE, load_graph
 from edgeasync.runtime.hub_settings import HubSettings, read_record
 from edgeasync.runtime.model_file import read_model
 from edgeasync.runtime.onnx_model import OnnxModel
 from edgeasync.runtime.readings import Readings
 from edgeasync.runtime.trained import local_patterns
 from edgeasync.sdk.loop_state import LoopState
+from edgeasync.sdk.run import _restored
 from edgeasync.training.free_memory import free_bytes
 from tests.support.graphs import forward_model
 from tests.support.write_formats import FOLDER
+
+LOSS = """<ir_version: 9, opset_import: ["" : 18]>
+    own (float[batch, 3] prediction, float[batch, 3] target) => (float total)
+    { d = Sub(prediction, target) s = Mul(d, d) total = ReduceMean<keepdims = 0>(s) }"""
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -333,6 +342,51 @@ class Values(Prebuilt):
         load_graph(OnnxModel(file=str(self.folder / TRAINING_FILE)))
 
 
+class OwnLoss(FileTarget):
+    """A loss of the user's own, beside a sound model."""
+
+    place = "loss.onnx"
+    refusals = (GraphError, ConfigError)
+
+    def examples(self):
+        (self.folder / "model.onnx").write_bytes(forward_model())
+        self.settings = OnnxModel(file=str(self.folder / "model.onnx"), loss=OnnxLoss(file=str(self.path)))
+        return [onnx.parser.parse_model(LOSS).SerializeToString()]
+
+    def read(self):
+        load_graph(self.settings)
+
+
+class Exported(FileTarget):
+    """The forward model in a run's folder, into which `export` puts the trained values."""
+
+    place = FORWARD_FILE
+    refusals = (GraphError, ModelMismatchError)
+
+    def examples(self):
+        self.trained = {"head.bias": np.ones(3, np.float32)}
+        return [forward_model()]
+
+    def read(self):
+        _restored(self.folder, self.trained)
+
+
+class Evaluated(FileTarget):
+    """The forward model in a run's folder, which a hub that resumes evaluates."""
+
+    place = FORWARD_FILE
+    refusals = (GraphError, ModelMismatchError, DataError)
+
+    def examples(self):
+        self.built = build_training_graph(forward_model(), GraphSettings())
+        self.data = Dataset.of(np.ones((4, 8), np.float32), np.arange(4) % 3, where="test")
+        return [forward_model()]
+
+    def read(self):
+        forward = self.path.read_bytes()
+        OnnxEvaluator(forward, self.built.spec, GraphSettings(), self.data)(self.built.initial)
+
+
 class Csv(FileTarget):
     place = "data.csv"
     refusals = (DataError,)
@@ -459,6 +513,9 @@ FILES = {
     "saved-model": SavedModel,
     "prebuilt": Prebuilt,
     "values": Values,
+    "own-loss": OwnLoss,
+    "exported": Exported,
+    "evaluated": Evaluated,
     "csv": Csv,
     "idx": Idx,
     "idx-gz": IdxGz,

@@ -106,9 +106,9 @@ def test_traffic_is_paced_at_the_rate_that_was_asked_for(commands, monkeypatch, 
 
 
 def test_a_hub_and_an_agent_of_one_machine_may_meet_at_a_file(commands, monkeypatch):
-    """`ipc://PATH`, which needs no port; the path counts from the folder that they run in."""
+    """`ipc://PATH`, which needs no port; the path counts from the folder that they start in."""
     hub, address = commands.hub(commands.settings(more=LIVELINESS), "--bind", "ipc://hub.sock")
-    assert address == "ipc://hub.sock"
+    assert address == f"ipc://{commands.folder}/hub.sock"
     agent = commands.agent(address, "pi")
     agent.wait_for("joined")
     monkeypatch.chdir(commands.folder)
@@ -127,7 +127,9 @@ def test_a_file_that_nobody_can_meet_at(commands):
     mistake(commands, ADDRESS, "'ipc://' is not an address", "tcp://", arguments=agent)
     mistake(commands, ADDRESS, "'ipc://' is not an address", "tcp://", arguments=["status", "--hub", "ipc://"])
     nowhere = "ipc://nowhere/hub.sock"
-    mistake(commands, ADDRESS, nowhere, "cannot be bound", arguments=["hub", settings, "--bind", nowhere])
+    mistake(
+        commands, ADDRESS, "/nowhere/hub.sock", "cannot be bound", arguments=["hub", settings, "--bind", nowhere]
+    )
     status = ["status", "--hub", nowhere, "--timeout-s", "0.2"]
     mistake(commands, NO_HUB, "no hub answers", nowhere, arguments=status)
 

@@ -13,7 +13,7 @@ import pytest
 from edgeasync import nn
 from edgeasync.autodiff.build import build_training_graph
 from edgeasync.autodiff.settings import GraphSettings
-from edgeasync.durable.keys import HubKeys
+from edgeasync.durable.keys import HubKeys, KeyPair, Token
 from edgeasync.runtime.doctor import examine as doctor
 from edgeasync.runtime.doctor import training
 from edgeasync.runtime.doctor.hub import Reached
@@ -280,6 +280,38 @@ def test_a_device_that_has_yet_to_enrol_is_looked_at_like_another(commands, devi
     assert [name for name, line in lines.items() if not line.startswith("ok")] == ["key"]
     assert lines["key"].split(maxsplit=2)[2] == "not enrolled yet; start the agent, which brings its key"
     assert told.returncode == 0
+    assert not device.state.exists()
+
+
+def used(keys, token):
+    keys.use_token(KeyPair.of(Token.read(token).secret).public, KeyPair.make().public, time.time())
+    return token
+
+
+TOKENS = {
+    "used": (
+        used,
+        "does not take the token: it was used",
+        "make another by 'edgeasync keys enrol NAME' at the hub",
+    ),
+    "cut": (lambda _, token: token[:-5], "enrol (--enrol) is not a whole enrolment token", "copy all that"),
+    "garbage": (lambda *_: "garbage", "enrol (--enrol) is not a whole enrolment token", "copy all that"),
+}
+
+
+@pytest.mark.parametrize(("spoil", "wrong", "cure"), TOKENS.values(), ids=TOKENS)
+def test_a_token_that_lets_nobody_in_has_its_line(commands, device, spoil, wrong, cure):
+    """Red before: it was said that the agent would bring its key, or to delete the state."""
+    keys = HubKeys.init(commands.folder / "keys")
+    _, device.address = start_hub(commands, keys)
+    token = spoil(keys, keys.issue_token("pi-1", (device.address,), time.time()).text())
+    settings = device.folder / "agent.toml"
+    settings.write_text(f'[agent]\nenrol = "{token}"\n')
+    code, lines = device.examine(settings)
+    assert code == UNFIT
+    assert [name for name, line in lines.items() if line["level"] != "ok"] == ["key"]
+    assert wrong in lines["key"]["detail"]
+    assert cure in lines["key"]["cure"]
     assert not device.state.exists()
 
 

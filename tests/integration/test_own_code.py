@@ -170,7 +170,7 @@ def test_a_trainer_that_does_not_fit_is_told(commands, importable):
         ("mistakes:no_step", CONFIG, ["returned StructMeta; return a trainer"]),
         ("mistakes:refuses", DATA, ["no temperatures in it"]),
         ("mistakes:other", MISMATCH, ["'w' (2,), trained, here, 'weight' (4,), trained, there"]),
-        (None, CONFIG, ["--trainer package.module:factory"]),
+        (None, CONFIG, ["give this agent a trainer (--trainer) of its own, such as 'package.module:factory'"]),
     ]
     for trainer, code, hints in cases:
         flags = ["--data", commands.data("d.npz")] if trainer is None else ["--trainer", trainer]

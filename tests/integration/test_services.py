@@ -249,7 +249,7 @@ def test_who_begins_to_wait_while_the_hub_ends_hears_of_it(tmp_path, wait):
 
 def test_an_agent_of_a_model_in_python_needs_a_trainer(tmp_path, caplog):
     arrays = dict(MODEL.spec.views(MODEL.initial(0)))
-    wanted = "give this agent a trainer of its own"
+    wanted = "give this agent a trainer"
     with (
         Hub(arrays, run=tmp_path, bind=ANYWHERE) as hub,
         pytest.raises(ConfigError, match=wanted),

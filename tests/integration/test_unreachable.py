@@ -13,11 +13,12 @@ import zmq.asyncio
 from edgeasync.cli.output import Printer
 from edgeasync.cli.status import print_status
 from edgeasync.durable.identity import DeviceIdentity
-from edgeasync.errors import ProtocolError
+from edgeasync.errors import ProtocolError, RefusedError
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Refuse, Status
 from edgeasync.runtime.agent import Agent
 from tests.support.processes import PATIENCE_S, free_address
+from tests.support.versions import in_version
 
 
 @contextlib.asynccontextmanager
@@ -124,11 +125,17 @@ REASONS = {
     "web server": (web_server, "not an edgeasync hub"),
     "other service": (other_service, "a ZeroMQ peer that does not answer: not an edgeasync hub"),
     "junk": (lambda: other_service(b"junk"), r"not an edgeasync hub of this version \(header is not"),
-    "newer": (
-        lambda: other_service(wire.encode(Status(), 99)),
-        r"not an edgeasync hub of this version \(protocol version 99 is not 1 or 2 or 3 or 4\)",
-    ),
 }
+
+
+@pytest.mark.asyncio
+async def test_a_hub_of_another_protocol_version_ends_an_agent():
+    async with other_service(in_version(wire.encode(Status()), 99)) as address:
+        agent = Agent(address, identity=DeviceIdentity("pi", "0" * 32, 1), make_trainer=None, insecure=True)
+        with pytest.raises(
+            RefusedError, match=r"got protocol version 99, expected \d+; install the same edgeasync"
+        ):
+            await asyncio.wait_for(agent.run(), PATIENCE_S)
 
 
 @pytest.mark.asyncio

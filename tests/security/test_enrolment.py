@@ -391,7 +391,7 @@ def test_keys_of_low_order_are_refused(commands, keys, key):
     assert keys.pending() == []
     with pytest.raises(ValueError, match="protects nothing"):
         read_key(key.hex())
-    with pytest.raises(ConfigError, match="no enrolment token"):
+    with pytest.raises(ConfigError, match="not a whole enrolment token"):
         Token.read(Token(b"s" * 32, key, "pi-1", ()).text())
     told = commands.run("keys", "enrol", "pi-1", "--key", key.hex(), "--keys", keys.folder)
     assert_told(told, CONFIG, "protects nothing")
@@ -429,7 +429,7 @@ def test_knocks_are_noted_now_and_then(keys):
 def test_mistakes(commands, keys):
     data, token = commands.data("d.npz"), issue(keys, "tcp://127.0.0.1:1").text()
     agent = ("agent", "--data", data, "--state", commands.folder / "state")
-    assert_told(commands.run(*agent, "--enrol", token[:-3]), CONFIG, "not a whole one")
+    assert_told(commands.run(*agent, "--enrol", token[:-3]), CONFIG, "not a whole enrolment token")
     assert_told(commands.run(*agent, "--enrol", token, "--device-id", "pi-2"), CONFIG, "pi-1")
     assert_told(
         commands.run("keys", "enrol", "owner", "--address", "tcp://h:1", "--keys", keys.folder), FILES, "operator"

@@ -2,7 +2,14 @@
 
 import pytest
 
-from edgeasync.errors import argument, with_flags
+from edgeasync.config import convert
+from edgeasync.errors import ConfigError, argument, native_reason, with_flags
+from edgeasync.runtime.hub_settings import HubSettings
+from tests.fuzz.running import limited
+
+PATIENCE_S = 10.0
+LONG = ("/", "x", "'", "a.h:1 ", "/a.h:", "/a.h:1 ", "train=['", "train=['a', '", "Load model from ")
+"""What names out of a file may be made of, so that an expression looks at each place again and again."""
 
 
 @pytest.mark.parametrize(
@@ -24,3 +31,19 @@ def test_an_argument_is_a_flag_of_the_command(name, values, python, command):
 @pytest.mark.parametrize("said", ["optimize=False", "dynamo=False, training=torch.onnx.TrainingMode.TRAINING"])
 def test_what_is_said_of_another_tool_stays(said):
     assert with_flags(f"export with {said}") == f"export with {said}"
+
+
+@pytest.mark.parametrize("part", LONG)
+def test_names_of_any_length_take_no_long_time_to_tell(part):
+    said = part * (1_000_000 // len(part))
+    with limited(PATIENCE_S):
+        assert len(native_reason(ValueError(said))) <= 300
+        with_flags(said)
+
+
+@pytest.mark.parametrize(
+    "table", [{"hub": {"b" * 1_000_000: 1}}, {"model": {"kind": "s" * 1_000_000}}], ids=[*"kv"]
+)
+def test_nor_do_settings(table):
+    with limited(PATIENCE_S), pytest.raises(ConfigError):
+        convert(table, HubSettings, where="hub.json")

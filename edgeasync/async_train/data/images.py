@@ -74,6 +74,7 @@ def read_picture(path: Path) -> npt.NDArray[np.uint8]:
                 raise DataError(f"{path}: {width} x {height} pixels; make it smaller, at most {PIXELS_MAX} in all")
             return np.asarray(opened.convert("RGB"))
     except (
+        MemoryError,
         OSError,
         ValueError,
         SyntaxError,

@@ -23,7 +23,9 @@ class PeerRound:
     """The arrays of one round. Its methods take long; they are called one at a time, from any thread.
 
     In a `ring` the sum begins as the snapshot, else as zeros. The snapshot never changes. Its first
-    `trained_length` values are trained, the others are statistics.
+    `trained_length` values are trained, the others are statistics. Their norms are `norms`.
+
+    Raises `NotFiniteError` for a model too long to measure: compared with that, any payload would be short.
     """
 
     def __init__(
@@ -31,8 +33,9 @@ class PeerRound:
     ) -> None:
         self.snapshot = parameters.copy()
         self._trained_length = trained_length
-        if not np.isfinite(self.snapshot).all():
-            raise NotFiniteError("this device's model has values that are not finite: its training has diverged")
+        self.norms = _norms(self.snapshot, trained_length)
+        if not all(map(math.isfinite, self.norms)):
+            raise NotFiniteError("this device's model is not finite, or too large: its training has diverged")
         self._sum = self.snapshot.copy() if ring else np.zeros_like(self.snapshot)
         self._segments = segments
         self._members = np.float32(members)
@@ -65,11 +68,6 @@ class PeerRound:
                 chunk = values[start : start + CHUNK]
                 chunk[:] = decoded.read(start, start + chunk.size, np.empty_like(chunk))
         return payload
-
-    @property
-    def norms(self) -> tuple[float, float]:
-        """The norms of the snapshot's trained parameters, and of its statistics."""
-        return _norms(self.snapshot, self._trained_length)
 
     def decode(self, payload: Buffer, segment: int, way: str) -> tuple[float, float] | None:
         """Add a payload to a segment of the sum, or put it in its place.

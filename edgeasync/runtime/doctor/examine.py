@@ -17,7 +17,7 @@ from edgeasync.data.dataset import Dataset
 from edgeasync.durable.device_keys import DeviceKeys
 from edgeasync.durable.identity import default_device_id
 from edgeasync.durable.keys import Token
-from edgeasync.errors import EdgeAsyncError
+from edgeasync.errors import ConfigError, EdgeAsyncError
 from edgeasync.runtime.address import DEFAULT_ADDRESS
 from edgeasync.runtime.agent_settings import AgentSection
 from edgeasync.runtime.device import find_device
@@ -58,8 +58,14 @@ def examine(
     """
     readings = Readings(root)
     yield from _examine_machine(section, readings, state, root)
+    token, unread = None, None
+    if section.enrol is not None:
+        try:
+            token = Token.read(section.enrol)
+        except ConfigError as error:
+            unread, section = told("key", error), replace(section, enrol=None)
     try:
-        device_id, keys, addresses = _find(section)
+        device_id, keys, addresses = _find(section, token)
     except EdgeAsyncError as error:
         device_id, keys, addresses = section.device_id or default_device_id(), None, section.hubs
         yield told("state", error)
@@ -68,9 +74,13 @@ def examine(
         yield closed(state, "cannot be looked into by this user")
     else:
         yield examine_state(state, device_id, readings.mark())
-    enrols = section.enrol is not None or section.hub_key is not None
-    reached = examine_hub(addresses or (DEFAULT_ADDRESS,), keys, insecure=section.insecure, enrols=enrols)
-    yield from reached.findings
+    knocks = section.hub_key is not None
+    reached = examine_hub(
+        addresses or (DEFAULT_ADDRESS,), keys, token=token, insecure=section.insecure, knocks=knocks
+    )
+    yield from [finding for finding in reached.findings if unread is None or finding.name != unread.name]
+    if unread is not None:
+        yield unread
     dataset, finding = examine_data(None if section.data is None else Path(section.data))
     yield finding
     step = _examine_step(section, state, dataset, model)
@@ -79,11 +89,10 @@ def examine(
     yield judge_traffic(reached.status, device_id, step.model_bytes, section.bytes_per_day_max)
 
 
-def _find(section: AgentSection) -> tuple[str, DeviceKeys | None, tuple[str, ...]]:
+def _find(section: AgentSection, token: Token | None) -> tuple[str, DeviceKeys | None, tuple[str, ...]]:
     """Return who this device is, its keys if it is enrolled, and its hub's addresses as far as they are known."""
     # Who knocks for the first time would be given a key.
     device = find_device(replace(section, hub_key=None))
-    token = None if section.enrol is None else Token.read(section.enrol)
     if device.keys is not None and device.keys.knows_hub(token):
         return device.device_id, device.keys, section.hubs or device.keys.hub().addresses
     return device.device_id, None, section.hubs or (() if token is None else token.addresses)

@@ -7,12 +7,13 @@ from typing import Any, NamedTuple
 
 from edgeasync.durable.allow_list import read_key
 from edgeasync.durable.device_keys import DeviceKeys
+from edgeasync.durable.keys import KeyPair, Token
 from edgeasync.errors import AccessError, AddressError, EdgeAsyncError, HubUnreachableError, ProtocolError
 from edgeasync.protocol.messages import StatusRequest
 from edgeasync.runtime.address import check_connect, host_of, is_ipv6
 from edgeasync.runtime.dealer import Pair
 from edgeasync.runtime.doctor.finding import Finding, fail, ok, told, warn
-from edgeasync.runtime.status import ask
+from edgeasync.runtime.status import ask, is_denied
 
 CONNECT_S = 2.0
 STATUS_S = 3.0
@@ -28,6 +29,8 @@ ENROL = (
     "accept' if this device knocks"
 )
 
+AGAIN = "make another by 'edgeasync keys enrol NAME' at the hub, then 'edgeasync agent --enrol TOKEN' here"
+
 
 class Reached(NamedTuple):
     """What came of looking for a hub."""
@@ -36,19 +39,24 @@ class Reached(NamedTuple):
     status: Mapping[str, Any] | None
 
 
-def examine_hub(addresses: tuple[str, ...], keys: DeviceKeys | None, *, insecure: bool, enrols: bool) -> Reached:
+def examine_hub(
+    addresses: tuple[str, ...], keys: DeviceKeys | None, *, token: Token | None, insecure: bool, knocks: bool
+) -> Reached:
     """Look for a hub at each address until one answers.
 
-    `keys` are those of a device that is enrolled; `enrols` says that it has yet to bring them.
+    `keys` are those of a device that is enrolled. One that is not brings its own by a `token`, or `knocks`.
     """
     for address in addresses:
-        found = _examine(address, keys, insecure=insecure, enrols=enrols)
+        found = _examine(address, keys, token, insecure=insecure, knocks=knocks)
         if found.status is not None:
             break
     return found
 
 
-def _examine(address: str, keys: DeviceKeys | None, *, insecure: bool, enrols: bool) -> Reached:
+def _examine(
+    address: str, keys: DeviceKeys | None, token: Token | None, *, insecure: bool, knocks: bool
+) -> Reached:
+    enrols = token is not None or knocks
     try:
         check_connect(address, insecure=insecure or keys is not None or enrols)
         round_trip_s = time_connect(address)
@@ -58,6 +66,9 @@ def _examine(address: str, keys: DeviceKeys | None, *, insecure: bool, enrols: b
     slow = round_trip_s is not None and round_trip_s > ROUND_TRIP_S_SLOW
     cure = "nothing, if that is a satellite; else look at the link"
     reached = warn("hub", f"{address}: {shown}", cure) if slow else ok("hub", f"{address}: {shown}")
+    if token is not None and keys is None and is_denied(address, (KeyPair.of(token.secret), token.hub), STATUS_S):
+        wrong = "the hub does not take the token: it was used, has expired or was revoked"
+        return Reached([reached, fail("key", wrong, AGAIN)], None)
     if enrols and keys is None:
         return Reached([reached, warn("key", "not enrolled yet", "start the agent, which brings its key")], None)
     try:

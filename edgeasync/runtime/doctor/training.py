@@ -10,6 +10,7 @@ from edgeasync.data.dataset import Dataset
 from edgeasync.errors import ConfigError, EdgeAsyncError, GraphError
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.optimizers import SGD
+from edgeasync.regular_file import read_regular
 from edgeasync.runtime.doctor.finding import Step, ok, told, warn
 from edgeasync.training.numpy_models import Model
 from edgeasync.training.onnx_trainer import GRADIENT, NEXT, OnnxTrainer, Provider, open_session
@@ -59,7 +60,7 @@ def _make_trainer(model: Model | Path, dataset: Dataset, provider: Provider, thr
     if not isinstance(model, Path):
         return TrainingPlan(model=model).make_trainer(dataset, 0)
     try:
-        graph = expanded(model).read_bytes()
+        graph = read_regular(expanded(model))
     except OSError as error:
         raise ConfigError(f"{model}: cannot be read: {error.strerror}; give a training graph") from error
     spec = read_spec(graph, model)

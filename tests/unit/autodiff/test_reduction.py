@@ -25,8 +25,11 @@ def test_axes_as_an_input(op, keepdims, axes):
 @pytest.mark.parametrize("keepdims", [0, 1])
 @pytest.mark.parametrize("axes", ["", "axes"])
 def test_no_axes_are_all_of_them(op, keepdims, axes):
-    more = f"h, {axes}" if axes else "h"
-    check(f"y = {op}<keepdims={keepdims}>({more})", (2, 3), {axes: np.zeros(0, np.int64)} if axes else {})
+    more = f"a, {axes}" if axes else "a"
+    parameters = {"w": 3.0 + numbers((2, 3), 3)}  # a product of all must not be tiny
+    if axes:
+        parameters[axes] = np.zeros(0, np.int64)
+    check(f"a = Mul(h, w)\ny = {op}<keepdims={keepdims}>({more})", (2, 3), parameters)
 
 
 @pytest.mark.parametrize("op", REDUCTIONS)

@@ -1,6 +1,9 @@
 """Errors about an unknown command, flag or file suggest the right one, and never an unrelated one."""
 
+import os
 import string
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
@@ -31,6 +34,8 @@ MISTAKES = {
     "doctor --cpu-share 5": "No such option: --cpu-share. 'cpu_share' is a key of [care] in the settings file.",
     "agent --steps-max 5": "No such option: --steps-max. Write --steps.",
     "agent --lease 5": "No such option: --lease.",
+    "hub --kind X": "No such option: --kind.",
+    "agent --kind X": "No such option: --kind.",
     "hub --modl m": "No such option: --modl. Did you mean --model?",
     "status --hubb h": "No such option: --hubb. Did you mean --hub?",
     "keys enrol --adress a": "No such option: --adress. Did you mean --address?",
@@ -42,6 +47,24 @@ def test_a_command_or_flag_that_there_is_not(tmp_path, line):
     told = run_command(tmp_path, *line.split())
     assert told.stderr.splitlines()[-1] == f"Error: {MISTAKES[line]}"
     assert told.returncode == CONFIG
+
+
+@pytest.mark.parametrize("line", ["hub --model m.onnx", "agent --data d.npz", "model check m.onnx"])
+def test_a_working_directory_that_was_deleted_is_told_in_a_line(tmp_path, line):
+    """Red before: a traceback."""
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    command = f'cd "{folder}" && rmdir "{folder}" && exec {sys.executable} -m edgeasync {line}'
+    done = subprocess.run(
+        ["sh", "-c", command],
+        env=os.environ | {"HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    (told,) = done.stderr.splitlines()
+    assert told.startswith("edgeasync: ")
+    assert done.returncode == CONFIG
 
 
 KEYS = [

@@ -77,7 +77,7 @@ def test_who_only_looks_says_so(tmp_path, content):
 def test_what_is_no_regular_file_is_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for place in (tmp_path, tmp_path / "pipe"):
-        with pytest.raises(StorageError, match=r"(is not a regular file|cannot be read: Is a directory); "):
+        with pytest.raises(StorageError, match=r"cannot be read: (Not a regular file|Is a directory); delete it$"):
             read_json(place, dict, remedy="delete it")
     with pytest.raises(FileNotFoundError):
         read_json(tmp_path / "missing", dict, remedy="delete it")

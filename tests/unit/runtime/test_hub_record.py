@@ -91,7 +91,7 @@ def test_what_cannot_be_gone_on_with(tmp_path):
     (run / RECORD_FILE).write_bytes(msgspec.json.encode({"format": RECORD_FORMAT, "hub": {"colour": "red"}}))
     with pytest.raises(ConfigError, match="colour"):
         read_record(run)
-    for written in (RECORD_FORMAT + 1, RECORD_FORMAT - 1, 0, "2", None):
+    for written in (RECORD_FORMAT + 1, RECORD_FORMAT - 1, 0):
         (run / RECORD_FILE).write_bytes(msgspec.json.encode({"format": written}))
         with pytest.raises(StorageError, match=f"is of format {written}, .* start the version of edgeasync that"):
             read_record(run)
@@ -217,3 +217,14 @@ def test_a_hub_that_was_given_an_interval_cannot_be_quiet():
 def test_evaluations_are_counted_in_updates_or_in_time(every, updates, seconds):
     evaluation = convert(ONNX | {"evaluation": {"every": every}}, HubSettings, where="test").evaluation
     assert (evaluation.every_updates, evaluation.every_s) == (updates, seconds)
+
+
+@pytest.mark.parametrize("content", ["{}", '{"format": null}', '{"format": "6"}', '{"hub": {}}'])
+def test_a_record_without_a_format_is_damaged(tmp_path, content):
+    """Red before: it was said to be of format None."""
+    run = run_folder(tmp_path / "run", HubSettings(model=SoftmaxModel(inputs=2, classes=2)))
+    (run / RECORD_FILE).write_text(content)
+    with pytest.raises(
+        StorageError, match=r"hub\.json: has no format, so it is damaged, or not a run's of edgeasync; "
+    ):
+        read_record(run)

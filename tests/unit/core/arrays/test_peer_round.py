@@ -101,13 +101,13 @@ def test_whatever_a_payload_is_it_is_refused_or_finite(codec, payload):
 
 def test_a_sum_that_is_too_large_is_told_of_and_changes_nothing():
     huge = np.full(4, 3e38, np.float32)
-    of = PeerRound(huge, 1, 2, "identity", ring=False, trained_length=4)
+    of = PeerRound(np.zeros(4, np.float32), 1, 2, "identity", ring=False, trained_length=4)
     for _ in range(2):
         assert of.decode(huge.tobytes(), 0, "add")
-    model = huge.copy()
+    model = np.ones(4, np.float32)
     with pytest.raises(NotFiniteError):
         of.apply(model)
-    assert (model == huge).all()
+    assert (model == 1.0).all()
     with pytest.raises(NotFiniteError):
         PeerRound(np.full(4, 1e6, np.float32), 1, 2, "float16", ring=True, trained_length=4).encode(
             0, "sum", RANDOM
@@ -154,3 +154,13 @@ def test_norms_are_those_of_the_decoded_trained_values_and_statistics(codec, len
 def test_a_payload_too_long_to_measure_has_an_infinite_norm():
     of = PeerRound(np.zeros(3, np.float32), 1, 2, "identity", ring=True, trained_length=2)
     assert of.decode(np.float32([3e38, 1, 3e38]).tobytes(), 0, "add") == (np.inf, np.inf)
+
+
+@pytest.mark.parametrize("place", [0, 2], ids=["trained", "statistics"])
+@pytest.mark.parametrize("value", [3e19, 3e38, np.inf, np.nan])
+def test_a_model_too_long_to_measure_is_in_no_round(value, place):
+    """Its norm would be infinite, and so would be the bound on what the others send."""
+    model = np.zeros(3, np.float32)
+    model[place] = value
+    with pytest.raises(NotFiniteError, match="diverged"):
+        PeerRound(model, 1, 2, "identity", ring=True, trained_length=2)

@@ -1,0 +1,38 @@
+"""Opens files that somebody else may have made. A pipe would wait for a writer, and a device may never end."""
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file to read; raises `OSError`, and so for anything but a regular file."""
+    file = open(path, "rb", opener=_open)  # noqa: SIM115
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "Not a regular file", str(path))
+    return file
+
+
+def read_regular(path: Path, offset: int = 0, nbytes: int = -1) -> bytes:
+    """Return a file's content from `offset` on: all of it, or `nbytes`, or fewer where it ends before.
+
+    Raises `OSError`, and so for anything but a regular file, and for more bytes than memory holds.
+    """
+    try:
+        with open_regular(path) as file:
+            file.seek(offset)
+            return file.read(nbytes)
+    except MemoryError:
+        raise OSError(errno.ENOMEM, "Longer than this machine's memory", str(path)) from None
+
+
+def check_regular(path: Path) -> None:
+    """Raise `OSError` for anything but a regular file, before a library opens it by its path."""
+    open_regular(path).close()
+
+
+def _open(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
