@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from edgeasync.policies.monitor import DisagreementWatch, Monitor, NotFiniteWatch
+from edgeasync.policies.monitor import DisagreementWatch, Evidence, Monitor, NotFiniteWatch
 
 
 @dataclass(frozen=True)
@@ -12,21 +12,20 @@ class Whim:
 
     every: int
     scope: str
-    remedy: str
+    remedy: str = "alert"
     count_max: int = 1
     patient: bool = False
 
     def cause(self, update, fleet):
         told = update.loss is not None and math.isfinite(update.loss)
-        return "a whim" if told and round(update.loss) % self.every == 0 else None
+        return Evidence("a whim", {"loss": update.loss}) if told and round(update.loss) % self.every == 0 else None
 
 
-QUARANTINE = Monitor(watch=(NotFiniteWatch(count_max=1), Whim(5, "device", "quarantine")), calm_updates=2)
+WARNING = Monitor(watch=(NotFiniteWatch(count_max=1), Whim(5, "device")), calm_updates=2)
 ROLLBACK = Monitor(
     watch=(
         Whim(11, "fleet", "rollback"),
-        Whim(17, "device", "rollback"),
-        Whim(7, "device", "quarantine"),
+        Whim(7, "device"),
         Whim(13, "fleet", "increase_frequency"),
         DisagreementWatch(),
     ),

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from edgeasync.core.hub.effects import Assign, HubEffect, Send
-from edgeasync.protocol.messages import Ack, Applied, Duplicate, FirstOutcome, Outcome, Rejected
+from edgeasync.core.hub.events import HubEvent, Received, Revoked
+from edgeasync.protocol.messages import Ack, Applied, Duplicate, FirstOutcome, Order, Outcome, Rejected
 
 BUFFERED = "buffered"
 """The name of the outcome of an update that waits for a fold."""
@@ -40,6 +41,14 @@ def outcome_name(outcome: FirstOutcome) -> str:
     if type(outcome) is Rejected:
         return outcome.reason
     return "applied" if type(outcome) is Applied else BUFFERED
+
+
+def why_dropped(event: HubEvent) -> str:
+    """Return why an event drops updates that waited."""
+    if type(event) is Revoked:
+        return REVOKED
+    of_order = type(event) is Received and type(event.message) is Order
+    return QUARANTINED if of_order else ROLLED_BACK
 
 
 def is_weighed(outcome: FirstOutcome) -> bool:
