@@ -12,7 +12,7 @@ from edgeasync.policies.aggregation import (
 from edgeasync.policies.combining import TrimmedMeanCombiner
 from edgeasync.policies.frequency import AdaptiveFrequency, Cadence, FixedFrequency, TimeFrequency
 from edgeasync.policies.history import DeviceHistory
-from edgeasync.policies.monitor import GradientNormWatch, LossWatch, Monitor
+from edgeasync.policies.monitor import LossWatch, Monitor, UpdateNormWatch
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import DelayCompensation, Plateau, Policy, WarmUp
 from edgeasync.policies.staleness import PolynomialStaleness, Staleness
@@ -347,7 +347,7 @@ def test_every_part_comes_back_from_its_table():
         frequency=TimeFrequency(seconds=3.0),
         warm_up=WarmUp(epochs=2.0, aggregate=BufferedAggregator(wait_s_max=3.0), frequency=AdaptiveFrequency()),
         plateau=Plateau(patience=2),
-        monitor=Monitor(watch=(LossWatch(remedy="alert"), GradientNormWatch()), calm_updates=3),
+        monitor=Monitor(watch=(LossWatch(remedy="alert"), UpdateNormWatch()), calm_updates=3),
     )
     assert convert(to_table(policy), Policy, where="again") == policy
     assert policy.monitor.rolls_back is False

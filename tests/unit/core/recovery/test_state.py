@@ -308,11 +308,14 @@ class Drive:
 
 
 def plain(effects):
-    """Effects as text: of a codec chosen for a link, which is measured again, only that there is one."""
+    """Effects as text, but for what a device says again when it greets a hub that was restarted.
+
+    Of a codec chosen for a link, which is measured again, only that there is one.
+    """
 
     def blur(effect):
-        if isinstance(effect, Assign) and effect.push_codec is not None:
-            return msgspec.structs.replace(effect, push_codec="any")
+        if isinstance(effect, Assign):
+            return msgspec.structs.replace(effect, push_codec=effect.push_codec and "any", coarse=False)
         if isinstance(effect, Send) and isinstance(effect.message, Welcome):
             return msgspec.structs.replace(effect.message, push_codec="any")
         return effect
