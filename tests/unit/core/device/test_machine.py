@@ -294,7 +294,8 @@ def test_a_quarantine_is_told_once_and_so_is_its_end(repeated):
         device.give(ModelInstalled(assignment(4, ack)))
     assert told == [
         Report(
-            "quarantined", "an operator of the hub has excluded this device: it trains on, and its updates do not count"
+            "quarantined",
+            "an operator of the hub has excluded this device: it trains on, and its updates do not count",
         ),
         Report("released", "the updates of this device count again"),
     ]
