@@ -31,7 +31,6 @@ from edgeasync.policies.monitor import (
     MisfitWatch,
     Monitor,
     NotFiniteWatch,
-    RefusedWatch,
     UpdateNormWatch,
 )
 from edgeasync.policies.optimizers import SGD
