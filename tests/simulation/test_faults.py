@@ -132,7 +132,7 @@ def test_every_plan_has_a_crash_of_a_device_and_of_the_hub():
         kinds |= set(tags)
         alone = [planned.fault for planned in draw_faults(seed, NAMES, FAULTS_S, hub=False).faults]
         assert all(hasattr(fault, "device") for fault in alone)
-    assert len(kinds) == 14
+    assert len(kinds) == 15
 
 
 # -- by script -------------------------------------------------------------------------------------------------

@@ -2,8 +2,10 @@
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
-from edgeasync.policies.monitor import DisagreementWatch, Evidence, Monitor, NotFiniteWatch
+from edgeasync.policies import Evidence, Plugin
+from edgeasync.policies.monitor import DisagreementWatch, Monitor, NotFiniteWatch
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,18 @@ class Whim:
     def cause(self, update, fleet):
         told = update.loss is not None and math.isfinite(update.loss)
         return Evidence("a whim", {"loss": update.loss}) if told and round(update.loss) % self.every == 0 else None
+
+
+class LossLost(Plugin, frozen=True):
+    """Goes back whenever an update that counts has a loss that is not finite."""
+
+    scope: ClassVar[str] = "fleet"
+    remedy: ClassVar[str] = "rollback"
+    count_max: ClassVar[int] = 1
+    patient: ClassVar[bool] = False
+
+    def cause(self, update, fleet):
+        return None if update.finite else Evidence("its loss is not finite")
 
 
 WARNING = Monitor(watch=(NotFiniteWatch(count_max=1), Whim(5, "device")), calm_updates=2)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from edgeasync.core.hub.effects import Assign, HubEffect, Send
-from edgeasync.core.hub.events import HubEvent, Received, Revoked
+from edgeasync.core.hub.events import Received, Revoked
 from edgeasync.protocol.messages import Ack, Applied, Duplicate, FirstOutcome, Order, Outcome, Rejected
 
 BUFFERED = "buffered"
@@ -43,7 +43,7 @@ def outcome_name(outcome: FirstOutcome) -> str:
     return "applied" if type(outcome) is Applied else BUFFERED
 
 
-def why_dropped(event: HubEvent) -> str:
+def why_dropped(event: object) -> str:
     """Return why an event drops updates that waited."""
     if type(event) is Revoked:
         return REVOKED

@@ -594,7 +594,7 @@ TestAnyNetwork.settings = settings(
 # -- liveness ------------------------------------------------------------------------------------------------
 
 
-def fault(world, random):  # noqa: C901 (a table, one row for each fault)
+def fault(world, random):  # noqa: C901, PLR0912 (a table, one row for each fault)
     """Do one bad thing, or let some time pass well."""
     packets = random.choice([world.up, world.down])
     node = random.choice(world.nodes)

@@ -9,9 +9,9 @@ from edgeasync.core.hub.effects import Report
 from edgeasync.policies.history import FleetHistory
 from edgeasync.policies.monitor import (
     DisagreementWatch,
+    Evidence,
     LossVarianceWatch,
     LossWatch,
-    Evidence,
     MisfitWatch,
     Monitor,
     NotFiniteWatch,

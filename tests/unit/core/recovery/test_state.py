@@ -249,7 +249,7 @@ class Drive:
         capacity, norm = random.random() < 0.9, math.nan if random.random() < 0.04 else None
         self.all(lambda hub: hub.push(self.peers[device], push, payload, self.now_s, capacity=capacity, norm=norm))
 
-    def step(self):
+    def step(self):  # noqa: C901 (a table, one row for each chance)
         random = self.random
         self.now_s += random.choice((0.0, 0.01, 0.3, 1.0))
         device = random.choice(DEVICES)
