@@ -131,7 +131,7 @@ class HistoryWriter:
                     self._correct(handle, "applied", entry, now_s)
                 noted = True
             elif kind is Discard and effect.handle in self._buffered:  # type: ignore[union-attr]
-                self._correct(effect.handle, why_dropped(event), entry, now_s)  # type: ignore[union-attr]
+                self._correct(effect.handle, why_dropped(effects), entry, now_s)  # type: ignore[union-attr]
                 noted = True
             elif kind is Report and effect.event == "evaluated":  # type: ignore[union-attr]
                 last = core.policy_engine.state.evaluations.last

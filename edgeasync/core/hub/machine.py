@@ -266,7 +266,7 @@ class HubCore:
             case Wake():
                 return [*self.policy_engine.wake("an operator said so", now_s), SendStatus(event.peer)]
             case Order():
-                return [*self._obey(message, event.key, now_s), SendStatus(event.peer)]
+                return [*self._obey(message, event.key, now_s), SendStatus(event.peer, confirms=True)]
             case StatusRequest():
                 return [SendStatus(event.peer)]
         return []  # a sign of life of a connection that is no member's
