@@ -208,6 +208,8 @@ def _check_delay(policy: Policy, frequency: FrequencyController) -> None:
 def _check_shares(policy: Policy, aggregate: Aggregator) -> None:
     """Raise `ValueError` for unequal shares, which a robust combiner cannot give to devices."""
     kind = _kind(policy.combine)
+    if policy.trust == "open" and isinstance(policy.combine, CentredClipCombiner):
+        kind += " (the default of trust = 'open')"
     if policy.take == "best":
         raise ValueError(f"take: of the best update alone there is no {kind}; combine = mean goes with it")
     if isinstance(aggregate, Averaging) and (aggregate.balance or aggregate.weigh_by == "examples"):

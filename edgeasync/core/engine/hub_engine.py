@@ -191,7 +191,8 @@ class HubEngine:
         if self._standing_still:
             self._status_answers.tell_standing(tell, sender)
         else:
-            self._status_answers.ask(tell, sender, now_s)
+            standing = partial(self._status_answers.tell_standing, tell, sender)
+            self._status_answers.ask(tell, sender, now_s, standing)
 
     @property
     def status_shown(self) -> bytes:
@@ -537,7 +538,7 @@ class HubEngine:
             case SendGraph():
                 self._send_graph(effect.peer)
             case SendStatus():
-                self._send_status(effect.peer)
+                self._send_status(effect.peer, confirms=effect.confirms)
             case Disconnect() | Expel():
                 self._end_transfers(effect)
             case Report():
@@ -641,9 +642,16 @@ class HubEngine:
         else:
             self._outbox.send(peer, header, payload, confirms=False)
 
-    def _send_status(self, peer: Peer) -> None:
+    def _send_status(self, peer: Peer, *, confirms: bool = False) -> None:
         header = wire.encode(Status())
-        self.ask_status(lambda text: self._shell.send(peer, header, text), self._now_s, self._sender)
+
+        def tell(text: bytes) -> None:
+            self._shell.send(peer, header, text)
+
+        if confirms:  # what was durable before says nothing of it
+            self._status_answers.ask(tell, self._sender, self._now_s, partial(self._refuse_busy, peer))
+        else:
+            self.ask_status(tell, self._now_s, self._sender)
 
 
 def _shuts_out(message: Message) -> bool:

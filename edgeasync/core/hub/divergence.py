@@ -4,7 +4,7 @@ Statistics warn, and never shut a device out: from norms and losses alone an hon
 like a spoilt one, and a model that never sees a device's data fits them ever less. Only an operator shuts out.
 """
 
-from collections.abc import Container, Mapping
+from collections.abc import Collection, Container, Mapping
 from typing import Any
 
 import msgspec
@@ -28,6 +28,9 @@ FIRST_UPDATES = 8
 RECOVERED_AFTER_KEPT = 8
 """After this many versions kept in a row the learning rate, which a rollback halved, is doubled again."""
 
+WATCHED_PER_MEMBER = 8
+"""With more alarms, causes and names than this for each known device, those of forgotten ones are dropped."""
+
 PAST_MAX = 32
 """How many alarms are remembered that are over."""
 
@@ -50,6 +53,7 @@ _ENDED: dict[Remedy, str] = {
 """Each remedy in words, for the report of an alarm that ends."""
 
 EXCLUDE = "'edgeasync device quarantine {}' excludes it"
+EXCLUDED = "an operator has excluded it"
 PROBATION = "it is on probation: its updates count as short ones"
 
 
@@ -188,8 +192,9 @@ class DivergenceGuard:
             return reports, False
         for one in self._take_first(self.state.first, update, fleet):
             # The usual length may have shrunk since then: the first updates of a model average always do.
-            if one.device_id in self.state.unbounded and one.norm > FIRST_RATIO * fleet.lengths.peak:
-                times = one.norm / fleet.lengths.peak
+            peak = fleet.lengths.peak
+            if one.device_id in self.state.unbounded and one.norm > FIRST_RATIO * peak > 0.0:
+                times = one.norm / peak
                 words = f"one of its first updates was {times:.3g} times as long as is usual"
                 remedy = f"; {_BEGUN['rollback']}" if self._rolls_back else ""
                 return [*reports, Report("alarm", one.device_id, words + remedy)], self._rolls_back
@@ -203,9 +208,8 @@ class DivergenceGuard:
     def count_folded(self, updates: int, members: int) -> bool:
         """Count updates that were folded; return whether to keep their version for a rollback."""
         state = self.state
-        state.calm_since_kept = (
-            0 if state.fleet else state.calm_since_kept + updates
-        )  # a device's update is bounded
+        # Alarms of devices do not count: each update is bounded.
+        state.calm_since_kept = 0 if state.fleet else state.calm_since_kept + updates
         # A device that trains from a spoilt version shows it only with its next update.
         if not self._rolls_back or state.calm_since_kept < max(KEEP_EVERY_UPDATES, 2 * members):
             return False
@@ -236,16 +240,27 @@ class DivergenceGuard:
         return [Report("quarantined", device_id, "by an operator's order: its updates do not count")]
 
     def release(self, voter: str, device_id: str, now_s: float) -> list[HubEffect]:
-        """End the order about a voter, and the alarm about a device; return nothing if there is neither."""
+        """End the order about a voter, and the alarms about its devices; return nothing if there is neither."""
         ordered = self.state.orders.pop(voter, None)
-        alarm = self._end(device_id, now_s)
-        if ordered is None and alarm is None:
+        alarming = [name for name, alarm in self.state.devices.items() if alarm.voter == voter]
+        for name in alarming:
+            self._end(name, now_s)
+        if ordered is None and not alarming:
             return []
         return [Report("released", device_id, "by an operator's order: its updates count")]
 
-    def keep_only(self, members: Container[str]) -> None:
-        """Forget the alarms of devices that the hub has forgotten."""
+    def voter_of(self, device_id: str) -> str | None:
+        """Return the voter of a device that there is an order or an alarm about; the hub may have forgotten it."""
+        if (alarm := self.state.devices.get(device_id)) is not None:
+            return alarm.voter
+        orders = self.state.orders.items()
+        return next((voter for voter, order in orders if order.device_id == device_id), None)
+
+    def keep_only(self, members: Collection[str]) -> None:
+        """Drop what is known of devices that the hub has forgotten, once that is much; orders stay."""
         state = self.state
+        if len(state.devices) + len(state.causes) + len(state.counted) <= WATCHED_PER_MEMBER * len(members):
+            return
         state.devices = {device_id: alarm for device_id, alarm in state.devices.items() if device_id in members}
         state.causes = {key: count for key, count in state.causes.items() if not key[1] or key[1] in members}
         state.counted = {device_id: None for device_id in state.counted if device_id in members}
@@ -353,6 +368,8 @@ class DivergenceGuard:
         else:
             alarm.causes[number] = cause
         act = PROBATION if self._probation else EXCLUDE.format(device_id)
+        if update.voter in state.orders:
+            act = EXCLUDED
         return [Report("alarm", device_id, f"{found.words}; {act}", {**found.figures, "updates": in_a_row})]
 
     def _calm(self, number: int, watch: Watch, alarm: Alarm, now_s: float) -> list[HubEffect]:
@@ -385,8 +402,9 @@ class DivergenceGuard:
         """Return a report if there are alarms about more than half of the voters: the model is at fault."""
         if not self._rolls_back:
             return []
-        counted = self.state.counted
-        alarmed = [a for a in self.state.devices.values() if a.voter in voters and a.device_id in counted]
+        counted, orders = self.state.counted, self.state.orders
+        counting = [a for a in self.state.devices.values() if a.voter in voters and a.voter not in orders]
+        alarmed = [alarm for alarm in counting if alarm.device_id in counted]
         count = len({alarm.voter for alarm in alarmed})
         if count < 2 or 2 * count <= voters_live:
             return []

@@ -25,9 +25,10 @@ class Broadcast(msgspec.Struct, frozen=True, gc=False):
 
 
 class SendStatus(msgspec.Struct, frozen=True, gc=False):
-    """Send the hub's status to the connection that asked."""
+    """Send the hub's status to the connection that asked; one that `confirms` says that an order is durable."""
 
     peer: Peer
+    confirms: bool = False
 
 
 class Assign(msgspec.Struct, frozen=True, gc=False):

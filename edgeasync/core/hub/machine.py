@@ -266,7 +266,7 @@ class HubCore:
             case Wake():
                 return [*self.policy_engine.wake("an operator said so", now_s), SendStatus(event.peer)]
             case Order():
-                return [*self._obey(message, event.key, now_s), SendStatus(event.peer)]
+                return [*self._obey(message, event.key, now_s), SendStatus(event.peer, confirms=True)]
             case StatusRequest():
                 return [SendStatus(event.peer)]
         return []  # a sign of life of a connection that is no member's
@@ -275,12 +275,11 @@ class HubCore:
         """Carry an operator's order out; raises `RefusalError` for a device that the hub does not know."""
         if not key and self.policy_engine.policy.trust == "open":
             raise RefusalError("not_allowed", "a hub that is open to all knows no operator: give it keys")
-        member = self.members.members.get(order.device_id)
-        if member is None:
+        voter = self.policy_engine.voter_of(order.device_id)
+        if voter is None:
             raise RefusalError("unknown_device", f"no device here is named {order.device_id}")
-        if order.order == "quarantine":
-            return self.policy_engine.quarantine(member, now_s)
-        return self.policy_engine.release(member, now_s)
+        obey = self.policy_engine.quarantine if order.order == "quarantine" else self.policy_engine.release
+        return obey(voter, order.device_id, now_s)
 
     def _answer(self, event: Received | PushArrived | Heard, member: Member, now_s: float) -> list[HubEffect]:
         """Return the effects of a member's message.

@@ -499,10 +499,6 @@ class Membership:
         """Return the members of a key, by their names, without a walk over all."""
         return [self.members[name] for name in sorted(self._by_key.get(key, ()))]
 
-    def of_voter(self, member: Member) -> list[Member]:
-        """Return a member and, with keys, all others of its key."""
-        return self.of_key(member.key) if member.key else [member]
-
     def long_updates_of_voter(self, member: Member) -> float:
         """Return how many long updates a device has sent or, with keys, its key; infinity with many names."""
         names = self._by_key.get(member.key, ())

@@ -58,9 +58,6 @@ EVALUATED_AT_REST_S = 10.0
 SLACK_UPDATES = 64
 """A voter's first long update may be as long as was ever usual; with each so many of them, half as long."""
 
-WATCHED_PER_MEMBER = 4
-"""With more causes and alarms than this for each known device, those of unknown ones are forgotten."""
-
 EXAMPLES_RATIO_MAX = 10.0
 """A device counts with at most this many times the median of the examples that devices say they have."""
 
@@ -185,14 +182,14 @@ class PolicyEngine:
 
     def _votes_of_the_refused(self) -> float:
         """Return the votes of the devices that sent an update for the next version which does not count."""
-        # Not of those that pause: they have no vote.
+        # Not of those that pause, or that an operator has excluded: they have no vote.
         heard = (self.state.rare, self._waiting.of_device, self._members.pausing)
-        members, shared = self._members.members, self._members.shared
+        members, shared, orders = self._members.members, self._members.shared, self.state.divergence.orders
         # Not the sum over a set: its order, and so the sum's last bit, changes with every start of Python.
         refused = [
             members[device_id] for device_id in self.state.spoken if not any(device_id in part for part in heard)
         ]
-        return sum(1.0 / shared.get(member.voter, 1) for member in refused)
+        return sum(1.0 / shared.get(member.voter, 1) for member in refused if member.voter not in orders)
 
     def _votes_of_the_pausing(self) -> int:
         """Return how many voters sent an update for the next version, and have only devices that pause by now."""
@@ -262,7 +259,7 @@ class PolicyEngine:
         a fleet could grow out of all of them.
         """
         push, history, fleet = update.push, member.history, self.state.fleet
-        voter, voters_live = member.voter, len(self._members.voters)
+        voter, voters_live = member.voter, self._voters_live
         reason = self._refuse_base(push, history)
         compared = reason is None and not claims.alone
         base_loss, base_loss_before = history.base_losses.usual if compared else (math.nan, math.nan)
@@ -278,10 +275,7 @@ class PolicyEngine:
             base_loss_before=base_loss_before,
             lateness=fleet.lateness(history.staleness) if reason is None else 1.0,
         )
-        if len(self.state.divergence.causes) + len(self.state.divergence.devices) > WATCHED_PER_MEMBER * len(
-            self._members.members
-        ):
-            self.divergence.keep_only(self._members.members)
+        self.divergence.keep_only(self._members.members)
         effects, roll_back = self.divergence.watch_device(
             observation, fleet, now_s, voters=self._members.voters, voters_live=voters_live, calms=compared
         )
@@ -371,6 +365,12 @@ class PolicyEngine:
         member.assigned = None
         self._count_as_usual(member)
 
+    @property
+    def _voters_live(self) -> int:
+        """How many voters have a live device and a vote: those that an operator has excluded have none."""
+        voters, orders = self._members.voters, self.state.divergence.orders
+        return len(voters) - sum(voter in voters for voter in orders) if orders else len(voters)
+
     def _count_as_usual(self, member: Member) -> None:
         """Forget that a device was rare; the table is replaced, never changed: votes are counted by it."""
         rare = self.state.rare
@@ -388,19 +388,30 @@ class PolicyEngine:
         if member.voter not in self._members.voters:
             self.state.fleet.revoke(member.voter)
 
-    def quarantine(self, member: Member, now_s: float) -> list[HubEffect]:
-        """Exclude a device and all of its key, by an operator's order; nothing if that is done already."""
-        reports = self.divergence.order(member.voter, member.device_id, now_s)
-        if not reports:
-            return []
-        self.state.fleet.revoke(member.voter)
-        of_voter = self._members.of_voter(member)
-        dropped = [effect for one in of_voter for effect in self.drop_updates(one.device_id, QUARANTINED)]
-        return [*reports, *dropped, *self.fold_if_due(now_s)]
+    def voter_of(self, device_id: str) -> str | None:
+        """Return a device's voter; of one that the hub has forgotten while there is an order or an alarm."""
+        member = self._members.members.get(device_id)
+        return self.divergence.voter_of(device_id) if member is None else member.voter
 
-    def release(self, member: Member, now_s: float) -> list[HubEffect]:
-        """End the order about a device and its key, and the alarm about it; nothing if there is neither."""
-        return self.divergence.release(member.voter, member.device_id, now_s)
+    def quarantine(self, voter: str, device_id: str, now_s: float) -> list[HubEffect]:
+        """Exclude a device and all of its voter, by an operator's order; nothing if that is done already.
+
+        Nobody waits for them any more.
+        """
+        effects = self.divergence.order(voter, device_id, now_s)
+        if not effects:
+            return []
+        state, members = self.state, self._members.members
+        state.fleet.revoke(voter)
+        for name in [name for name in state.rare if members[name].voter == voter]:
+            self._count_as_usual(members[name])
+        for name in dict.fromkeys([one.device_id for one in state.contributions if one.voter == voter]):
+            effects += self.drop_updates(name, QUARANTINED)
+        return effects + self.fold_if_due(now_s)
+
+    def release(self, voter: str, device_id: str, now_s: float) -> list[HubEffect]:
+        """End the order about a device and its voter, and the alarms about them; nothing if there is neither."""
+        return self.divergence.release(voter, device_id, now_s)
 
     def is_quarantined(self, member: Member) -> bool:
         """Whether an operator has excluded the device, or another with its key."""
@@ -528,7 +539,7 @@ class PolicyEngine:
         shared = self._members.shared
         devices = dict.fromkeys([(one.device_id, one.voter) for one in contributions])  # in order, unlike a set
         votes = sum(1.0 / shared.get(voter, 1) for _, voter in devices)
-        return min(1.0, votes / max(1, len(self._members.voters)))
+        return min(1.0, votes / max(1, self._voters_live))
 
     def _clips(self, contributions: Sequence[Contribution]) -> list[float]:
         """Return the share of its length that each update counts with: the longest are shortened.
@@ -549,9 +560,11 @@ class PolicyEngine:
             if one.norm > bound and (member := self._members.members.get(one.device_id)) is not None:
                 norm_max = monitor.norm_max(fleet, self._slack(member))
                 member.updates_long += 1
+            norm = one.norm
             if divergence.is_on_probation(one.voter):
                 norm_max = min(norm_max, monitor.probation * usual)
-            clips.append(1.0 if one.norm <= norm_max else norm_max / one.norm)
+                norm = min(norm, usual) if centred else norm  # a combiner with a centre cuts the rest off itself
+            clips.append(1.0 if norm <= norm_max else norm_max / norm)
         return clips
 
     def _slack(self, member: Member) -> float:
@@ -699,7 +712,7 @@ class PolicyEngine:
         state, devices_live = self.state, self._members.live_count
         sample = self._members.sample(state.version)
         histories = self._members.live_histories(sample)
-        state.fleet.note_peaks(len(self._members.voters))
+        state.fleet.note_peaks(self._voters_live)
         state.devices = devices_live
         state.retune_in = max(1, min(devices_live, SAMPLE) // 2)
         least = state.fleet.scores.least_credible
@@ -720,7 +733,8 @@ class PolicyEngine:
             cadence = msgspec.structs.replace(cadence, period_s=rest_s)
         state.cadence = cadence
         overdue_s = now_s - RARE * cadence.period_s if cadence.period_s else -math.inf
-        state.rare = self._members.note_rare(state.rare, sample, cadence.rare_s, overdue_s)
+        voting = [one for one in sample if one.voter not in state.divergence.orders]
+        state.rare = self._members.note_rare(state.rare, voting, cadence.rare_s, overdue_s)
         loss = state.fleet.loss
         if not math.isnan(loss) and has_changed(loss, state.loss_mark, state.fleet.loss_first):
             state.loss_mark, state.loss_mark_updates = loss, state.updates_applied
@@ -759,7 +773,7 @@ class PolicyEngine:
         rest, state, held_out = self.rest, self.state, self._settings.held_out
         pace_s, losses = state.cadence.period_s, state.fleet.base_losses
         if losses.newest:
-            woken = rest.told(losses, len(self._members.voters), now_s, pace_s, judges=not held_out)
+            woken = rest.told(losses, self._voters_live, now_s, pace_s, judges=not held_out)
         else:
             woken = not held_out and rest.moved(state.fleet.agreement, now_s, pace_s)
         effects = self._rouse(woken, now_s)
@@ -789,7 +803,7 @@ class PolicyEngine:
         """Return the fleet as an aggregator sees it, without the votes of those that were refused."""
         state, members = self.state, self._members
         pausing = self._votes_of_the_pausing() if members.pausing else 0
-        voters_live = len(members.voters) + pausing - refused
+        voters_live = self._voters_live + pausing - refused
         return Fleet(voters_live, state.cadence.period_s, state.examples_mean, members.shared, state.rare)
 
     # -- status and checks -----------------------------------------------------------------------------------
