@@ -60,4 +60,5 @@ def test_three_devices_reach_their_accuracy_as_soon_beside_a_slow_one(slowness):
     for seed in range(3):
         alone_s = seconds_to_accuracy((FAST_STEP_S,) * 3, seed)
         together_s = seconds_to_accuracy((FAST_STEP_S,) * 3 + (slowness * FAST_STEP_S,), seed)
-        assert together_s <= 1.2 * alone_s
+        # Both are whole multiples of the time between evaluations, and may be late by one of them.
+        assert together_s - EVALUATE_S <= 1.2 * alone_s

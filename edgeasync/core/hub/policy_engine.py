@@ -307,10 +307,10 @@ class PolicyEngine:
         if left_out:
             return Rejected("behind", far_behind and self.policy.preempt), effects
         fleet.observe_staleness(history.staleness)
-        reports, roll_back = self.divergence.watch_fleet(observation, fleet, now_s)
+        reports, fault = self.divergence.watch_fleet(observation, fleet, now_s)
         effects += reports
-        if roll_back:
-            return Rejected("rolled_back"), effects + self._roll_back(now_s)
+        if fault is not None:
+            return Rejected("rolled_back"), effects + self._roll_back(now_s, keeps_lengths=fault == "first")
         return weight, effects
 
     def _refuse_base(self, push: Push, history: DeviceHistory) -> Rejected | None:
@@ -662,8 +662,12 @@ class PolicyEngine:
         self.state.spoken.clear()
         add_recent(self.state.version_times, now_s, VERSION_TIMES_MAX)
 
-    def _roll_back(self, now_s: float) -> list[HubEffect]:
-        """Restore the kept version under a new number; drop the updates that wait, and reject earlier bases."""
+    def _roll_back(self, now_s: float, *, keeps_lengths: bool = False) -> list[HubEffect]:
+        """Restore the kept version under a new number; drop the updates that wait, and reject earlier bases.
+
+        If one of the first updates spoilt the model, the usual length is known by now. It bounds what that device
+        sends next: without it, the first to push would spoil the model again.
+        """
         state = self.state
         effects: list[HubEffect] = [Discard(contribution.handle) for contribution in state.contributions]
         for one in state.contributions:
@@ -672,7 +676,7 @@ class PolicyEngine:
         self._waiting = Waiting(state.contributions)
         state.measuring.clear()
         self.divergence.rolled_back()
-        state.fleet.forget()
+        state.fleet.forget(keeps_lengths=keeps_lengths)
         self._advance(now_s)
         state.version_oldest = state.version
         state.folds_before += state.folds
