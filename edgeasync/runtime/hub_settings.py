@@ -127,6 +127,13 @@ class RunSettings(Section, frozen=True):
         )
 
     @property
+    def fleet_policy(self) -> Policy:
+        """The policy. Unless it says so itself, who may reach the hub decides whether it trusts its devices."""
+        if not isinstance(self.policy, Policy) or self.policy.trust is not None:
+            return self.policy
+        return replace(self.policy, trust="open" if self.hub.is_open else "admitted")
+
+    @property
     def quiet(self) -> bool:
         """Whether the fleet may rest while the model stands still."""
         if self.hub.quiet is not None:
@@ -140,7 +147,6 @@ class HubSettings(RunSettings, frozen=True, kw_only=True):
     model: Model | OnnxModel | CustomModel
 
     def __post_init__(self) -> None:
-        _decide_trust(self)
         if self.hub.quiet and not isinstance(self.policy.frequency, AdaptiveFrequency):
             raise ValueError("hub.quiet needs policy.frequency.kind = 'adaptive': another one keeps its own pace")
         if self.evaluation.data is not None and self.model.local:
@@ -188,6 +194,8 @@ class HubSettings(RunSettings, frozen=True, kw_only=True):
         `trust_code` the hub imports plugins that only the run's folder names.
         """
         refuse_modules_in(expanded(self.hub.run))
+        if (policy := self.fleet_policy) is not self.policy:
+            return replace(self, policy=policy).make_hub(on_report, load=load, trust_code=trust_code)
         if isinstance(self.model, OnnxModel) and (own := with_own_loss(self.model)) != self.model:
             settings = replace(self, model=own)  # its record then needs no file
             return settings.make_hub(on_report, load=load, trust_code=trust_code)
@@ -255,13 +263,6 @@ class HubSettings(RunSettings, frozen=True, kw_only=True):
             return make_evaluator(self.model, loaded, load(path))
         except DataError as error:
             raise DataError(f"evaluation.data: {error}") from error
-
-
-def _decide_trust(settings: HubSettings) -> None:
-    """Decide whether the hub trusts its devices, where the settings leave that to it."""
-    if settings.policy.trust is None:
-        trust = "open" if settings.hub.is_open else "admitted"
-        force_setattr(settings, "policy", replace(settings.policy, trust=trust))
 
 
 def has_checkpoint(run: Path) -> bool:
