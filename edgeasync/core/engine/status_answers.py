@@ -92,5 +92,8 @@ class StatusAnswers:
 
 def _own(status: Mapping[str, Any], sender: Sender) -> dict[str, Any]:
     """Return what a device may see of a status that is about its key's devices."""
-    alarms = [alarm for alarm in status["alarms"] if not alarm["device"] or sender.speaks_for(alarm["device"])]
-    return {**status, "alarms": alarms, "denied": {}}
+    alarms = {
+        name: [alarm for alarm in status[name] if not alarm["device"] or sender.speaks_for(alarm["device"])]
+        for name in ("alarms", "alarms_past")
+    }
+    return {**status, **alarms, "denied": {}}
