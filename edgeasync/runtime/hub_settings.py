@@ -128,10 +128,19 @@ class RunSettings(Section, frozen=True):
 
     @property
     def fleet_policy(self) -> Policy:
-        """The policy. Unless it says so itself, who may reach the hub decides whether it trusts its devices."""
+        """The policy. Unless it says so itself, who may reach the hub decides whether it trusts its devices.
+
+        Raises `ConfigError` for a policy that cannot do without trust.
+        """
         if not isinstance(self.policy, Policy) or self.policy.trust is not None:
             return self.policy
-        return replace(self.policy, trust="open" if self.hub.is_open else "admitted")
+        try:
+            return replace(self.policy, trust="open" if self.hub.is_open else "admitted")
+        except ValueError as error:
+            raise ConfigError(
+                f"policy: {error}. This hub is open to all, so it combines updates robustly: correct that, give it "
+                "keys, or set policy.trust = 'admitted' if you trust all who reach it"
+            ) from error
 
     @property
     def quiet(self) -> bool:
