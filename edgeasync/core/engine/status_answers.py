@@ -54,7 +54,7 @@ class StatusAnswers:
         members = self._core.members.of_key(own) if own else list(self._core.members.members.values())
         status = self._core.describe(members, now_s) | self._shell.describe()
         if own:
-            status = _own(status, sender)
+            status = of_sender(status, sender)
         parts: list[bytes] = []
 
         def describe(begin: int) -> None:
@@ -80,7 +80,7 @@ class StatusAnswers:
         status = msgspec.json.decode(self.shown, type=dict[str, Any]) | self._shell.describe()
         if sender.role == "device":
             devices = [device for device in status["devices"] if sender.speaks_for(device["id"])]
-            status = _own({**status, "devices": devices}, sender)
+            status = of_sender({**status, "devices": devices}, sender)
         tell(msgspec.json.encode(status))
 
     def stand_still(self) -> None:
@@ -90,7 +90,7 @@ class StatusAnswers:
             self.tell_standing(tell, sender)
 
 
-def _own(status: Mapping[str, Any], sender: Sender) -> dict[str, Any]:
+def of_sender(status: Mapping[str, Any], sender: Sender) -> dict[str, Any]:
     """Return what a device may see of a status that is about its key's devices."""
     alarms = {
         name: [alarm for alarm in status[name] if not alarm["device"] or sender.speaks_for(alarm["device"])]
