@@ -5,7 +5,6 @@ import json
 import pytest
 
 from edgeasync.core.engine.sender import ANYBODY, Sender
-from edgeasync.core.engine.status_answers import of_sender
 from edgeasync.core.hub.effects import Send
 from edgeasync.core.hub.events import Malformed, PushArrived, Received
 from edgeasync.durable.keys import operator_keys
@@ -278,11 +277,3 @@ def test_a_device_sees_its_own_status(commands, keys):
         other.say(StatusRequest())
         status = json.loads(other.socket.recv_multipart()[1])
     assert [device["id"] for device in status["devices"]] == ["bob"]
-
-
-def test_a_device_sees_only_alarms_about_its_own_names_and_the_fleet():
-    about = [{"device": name} for name in ("alice", "", "bob", "alice/2", "alicex")]
-    status = {"alarms": about, "alarms_past": about, "denied": {"token": 1}}
-    shown = of_sender(status, Sender(ALICE, "alice", "device"))
-    own = [{"device": name} for name in ("alice", "", "alice/2")]
-    assert shown == {"alarms": own, "alarms_past": own, "denied": {}}

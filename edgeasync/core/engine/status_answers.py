@@ -54,7 +54,7 @@ class StatusAnswers:
         members = self._core.members.of_key(own) if own else list(self._core.members.members.values())
         status = self._core.describe(members, now_s) | self._shell.describe()
         if own:
-            status = of_sender(status, sender)
+            status = _own(status, sender)
         parts: list[bytes] = []
 
         def describe(begin: int) -> None:
@@ -80,7 +80,7 @@ class StatusAnswers:
         status = msgspec.json.decode(self.shown, type=dict[str, Any]) | self._shell.describe()
         if sender.role == "device":
             devices = [device for device in status["devices"] if sender.speaks_for(device["id"])]
-            status = of_sender({**status, "devices": devices}, sender)
+            status = _own({**status, "devices": devices}, sender)
         tell(msgspec.json.encode(status))
 
     def stand_still(self) -> None:
@@ -90,10 +90,10 @@ class StatusAnswers:
             self.tell_standing(tell, sender)
 
 
-def of_sender(status: Mapping[str, Any], sender: Sender) -> dict[str, Any]:
+def _own(status: Mapping[str, Any], sender: Sender) -> dict[str, Any]:
     """Return what a device may see of a status that is about its key's devices."""
     alarms = {
-        name: [alarm for alarm in status[name] if not alarm["device"] or sender.speaks_for(alarm["device"])]
-        for name in ("alarms", "alarms_past")
+        key: [alarm for alarm in status[key] if not alarm["device"] or sender.speaks_for(alarm["device"])]
+        for key in ("alarms", "alarms_past")
     }
     return {**status, **alarms, "denied": {}}

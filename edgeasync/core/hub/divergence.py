@@ -193,9 +193,9 @@ class DivergenceGuard:
             return reports, None
         for one in self._take_first(self.state.first, update, fleet):
             # The usual length may have shrunk since then: the first updates of a model average always do.
-            # Too few voters have no peak, and nothing to compare with.
-            if one.device_id in self.state.unbounded and 0.0 < FIRST_RATIO * fleet.lengths.peak < one.norm:
-                times = one.norm / fleet.lengths.peak
+            peak = fleet.lengths.peak
+            if one.device_id in self.state.unbounded and one.norm > FIRST_RATIO * peak > 0.0:
+                times = one.norm / peak
                 words = f"one of its first updates was {times:.3g} times as long as is usual"
                 remedy = f"; {_BEGUN['rollback']}" if self._rolls_back else ""
                 told = Report("alarm", one.device_id, words + remedy, {"times_usual": times})
