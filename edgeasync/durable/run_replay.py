@@ -394,7 +394,7 @@ class _Teller:
                     yield self._evaluation(number, entry)
                 case Report():
                     yield self._happening(
-                        number, entry, effect.event, effect.device_id, effect.detail, effect.figures
+                        number, entry, effect.event, effect.device_id, effect.detail, figures=effect.figures
                     )
                 case Restore():
                     detail = f"an earlier model is now version {effect.number}"
@@ -466,6 +466,7 @@ class _Teller:
         event: str,
         device: str = "",
         detail: str = "",
+        *,
         figures: dict[str, float] | None = None,
     ) -> Happening:
         return Happening(

@@ -25,7 +25,7 @@ from edgeasync.durable.checkpoint import CheckpointStore
 from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.history import ROWS_MAX
 from edgeasync.durable.json_file import read_json
-from edgeasync.errors import AddressError, DataError, StorageError
+from edgeasync.errors import AddressError, ConfigError, DataError, StorageError
 from edgeasync.losses import CrossEntropy, find_loss, kind_of
 from edgeasync.plugins import Trust, refuse_modules_in
 from edgeasync.policies.frequency import AdaptiveFrequency
@@ -138,8 +138,8 @@ class RunSettings(Section, frozen=True):
             return replace(self.policy, trust="open" if self.hub.is_open else "admitted")
         except ValueError as error:
             raise ConfigError(
-                f"policy: {error}. This hub is open to all, so it combines updates robustly: correct that, give it "
-                "keys, or set policy.trust = 'admitted' if you trust all who reach it"
+                f"policy: {error}. This hub is open to all, so it combines updates robustly: change that, give "
+                "the hub keys, or set policy.trust = 'admitted' if you trust all who reach it"
             ) from error
 
     @property

@@ -35,6 +35,7 @@ from edgeasync.protocol.messages import (
     Frozen,
     Hello,
     ModelVersion,
+    Order,
     RefusalCode,
     Rejected,
 )
@@ -78,9 +79,7 @@ def test_every_field_is_described_in_order_with_its_default(kind):
     check_fields(message, section(f"### {message.__name__} ({kind})"))
 
 
-@pytest.mark.parametrize(
-    "struct", [ModelVersion, DeviceProfile, Deltas, Frozen, ParameterSpec, Parameter]
-)
+@pytest.mark.parametrize("struct", [ModelVersion, DeviceProfile, Deltas, Frozen, ParameterSpec, Parameter])
 def test_inner_arrays_are_described_in_order(struct):
     check_fields(struct, section(f"### {struct.__name__}"))
 
@@ -207,7 +206,7 @@ def test_the_status_has_the_keys_that_are_described():
             voters_live=1,
         )
     status_with_alarm = core.status(1.0)
-    core.policy_engine.release(core.members.members["a"], 1.0)
+    core.handle(Received(b"operator", Order("a", "release")), 1.0)
     core.policy_engine.observe_evaluation(Evaluated(0, 1.0, 0.5), 0.0)
     status = core.status(1.0)
     found = {

@@ -2,13 +2,17 @@
 
 import json
 import time
+from types import SimpleNamespace
 
 import pytest
 
+from edgeasync import Hub, Policy
 from edgeasync.durable.keys import HubKeys
 from edgeasync.errors import AccessError, ConfigError, HubUnreachableError
+from edgeasync.policies.aggregation import QuorumAggregator
+from edgeasync.runtime.hub_settings import read_record
 from edgeasync.runtime.status import fetch_status, give_order
-from tests.support.processes import PATIENCE_S, free_address, status_when, trained, until
+from tests.support.processes import MODEL, PATIENCE_S, free_address, status_when, trained, until
 
 pytestmark = pytest.mark.process
 
@@ -102,8 +106,12 @@ def test_mistakes_end_with_a_line(commands):
     hub, address = commands.hub(commands.settings())
     for order in ("quarantine", "release"):
         mistake(asked(commands, order, address, name="nobody"), ConfigError, "no device here is named nobody")
-        mistake(asked(commands, order, address, name="no/body/x"), ConfigError, "'no/body/x' is not a device's name")
-        mistake(asked(commands, order, free_address(), "--timeout-s", "0.5"), HubUnreachableError, "no hub answers")
+        mistake(
+            asked(commands, order, address, name="no/body/x"), ConfigError, "'no/body/x' is not a device's name"
+        )
+        mistake(
+            asked(commands, order, free_address(), "--timeout-s", "0.5"), HubUnreachableError, "no hub answers"
+        )
     assert hub.names().count("quarantined") == 0
 
 
@@ -130,3 +138,33 @@ def test_a_hub_that_is_open_to_all_warns_and_obeys_nobody(commands, by):
     assert device(fetch_status(address, PATIENCE_S))["quarantine"] is None
     with pytest.raises(ConfigError, match="give it keys"):
         give_order(address, NAME, "release", PATIENCE_S)
+
+
+def test_a_policy_that_needs_trust_is_refused_by_a_hub_that_is_open_to_all(commands):
+    settings = commands.settings(
+        bind="tcp://0.0.0.0:*",
+        hub="insecure = true",
+        more='[policy.aggregate]\nkind = "quorum"\nweigh_by = "examples"\n',
+    )
+    refused = commands.run("hub", settings)
+    assert mistake(refused, ConfigError, "weigh_by", "open to all", "policy.trust = 'admitted'")
+    aggregate = QuorumAggregator(weigh_by="examples")
+    hub = Hub(
+        MODEL,
+        run=commands.folder / "run",
+        bind="tcp://0.0.0.0:*",
+        insecure=True,
+        policy=Policy(aggregate=aggregate),
+    )
+    with pytest.raises(ConfigError, match="open to all"):
+        hub.start()
+
+
+@pytest.mark.parametrize("insecure", [True, False])
+def test_a_hub_in_python_trusts_as_one_by_the_command_does(tmp_path, insecure):
+    bind, told = ("tcp://0.0.0.0:*" if insecure else "tcp://127.0.0.1:*"), []
+    on_alert = SimpleNamespace(on_alert=lambda alert: told.append(alert.detail))
+    with Hub(MODEL, run=tmp_path / "run", bind=bind, insecure=insecure, callbacks=[on_alert]):
+        pass
+    assert any("many names" in detail for detail in told) == insecure
+    assert read_record(tmp_path / "run").policy.trust == ("open" if insecure else "admitted")

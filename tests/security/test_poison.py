@@ -1,4 +1,4 @@
-"""Two hostile keys of ten: what they send and say ruins no model, is warned of, and costs no honest device its updates.
+"""Two hostile keys of ten: they ruin no model, the hub warns of them, and no honest device loses an update.
 
 `python -m benchmarks.security_poison` has all attacks, claims and seeds; here are the strongest.
 """
@@ -51,9 +51,7 @@ def test_the_order_that_the_warning_proposes_makes_the_fleet_as_good_as_a_clean_
 
 
 def test_two_keys_under_ten_names_each_are_two_keys():
-    names = {
-        count: measure(Case(POLICIES["open"], 1, "flip", names=count, updates=UPDATES)) for count in (1, 10)
-    }
+    names = {count: measure(Case(POLICIES["open"], 1, "flip", names=count, updates=UPDATES)) for count in (1, 10)}
     assert_well(names[10])
     assert names[10].accuracy >= names[1].accuracy - 0.03
 
