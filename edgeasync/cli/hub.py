@@ -115,7 +115,8 @@ def run_hub(config: Path | None, flags: Flags, printer: Printer) -> None:
     notifier = find_notifier()
 
     def on_report(report: Report) -> None:
-        printer.event(report.event, device=report.device_id, detail=report.detail)
+        figures = {"figures": report.figures} if report.figures and printer.json else {}
+        printer.event(report.event, device=report.device_id, detail=report.detail, **figures)
         if report.event == "listening":
             notifier.ready()
         if not report.device_id:

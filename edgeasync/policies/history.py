@@ -507,13 +507,11 @@ class FleetHistory(msgspec.Struct, dict=True):
         previous = 0.0 if math.isnan(self.agreement) else self.agreement
         self.agreement = previous + (agreement - previous) * share
 
-    def forget(self) -> None:
+    def forget(self, *, keeps_lengths: bool = False) -> None:
         """Clear all reports after a rollback: they are of a model that is gone."""
         self.agreement = math.nan
-        for votes in (
-            self.lengths, self.norms, self.gradients,
-            self.scores, self.newest_losses, self.newest_variances, self.base_losses,
-        ):  # fmt: skip
+        lengths = () if keeps_lengths else (self.lengths, self.norms, self.gradients)
+        for votes in (*lengths, self.scores, self.newest_losses, self.newest_variances, self.base_losses):
             votes.clear()
         self.past_losses.clear()
         self.past_variances.clear()

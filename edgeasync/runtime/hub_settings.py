@@ -25,7 +25,7 @@ from edgeasync.durable.checkpoint import CheckpointStore
 from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.history import ROWS_MAX
 from edgeasync.durable.json_file import read_json
-from edgeasync.errors import AddressError, DataError, StorageError
+from edgeasync.errors import AddressError, ConfigError, DataError, StorageError
 from edgeasync.losses import CrossEntropy, find_loss, kind_of
 from edgeasync.plugins import Trust, refuse_modules_in
 from edgeasync.policies.frequency import AdaptiveFrequency
@@ -127,6 +127,22 @@ class RunSettings(Section, frozen=True):
         )
 
     @property
+    def fleet_policy(self) -> Policy:
+        """The policy. Unless it says so itself, who may reach the hub decides whether it trusts its devices.
+
+        Raises `ConfigError` for a policy that cannot do without trust.
+        """
+        if not isinstance(self.policy, Policy) or self.policy.trust is not None:
+            return self.policy
+        try:
+            return replace(self.policy, trust="open" if self.hub.is_open else "admitted")
+        except ValueError as error:
+            raise ConfigError(
+                f"policy: {error}. This hub is open to all, so it combines updates robustly: change that, give "
+                "the hub keys, or set policy.trust = 'admitted' if you trust all who reach it"
+            ) from error
+
+    @property
     def quiet(self) -> bool:
         """Whether the fleet may rest while the model stands still."""
         if self.hub.quiet is not None:
@@ -140,7 +156,6 @@ class HubSettings(RunSettings, frozen=True, kw_only=True):
     model: Model | OnnxModel | CustomModel
 
     def __post_init__(self) -> None:
-        _decide_trust(self)
         if self.hub.quiet and not isinstance(self.policy.frequency, AdaptiveFrequency):
             raise ValueError("hub.quiet needs policy.frequency.kind = 'adaptive': another one keeps its own pace")
         if self.evaluation.data is not None and self.model.local:
@@ -188,6 +203,8 @@ class HubSettings(RunSettings, frozen=True, kw_only=True):
         `trust_code` the hub imports plugins that only the run's folder names.
         """
         refuse_modules_in(expanded(self.hub.run))
+        if (policy := self.fleet_policy) is not self.policy:
+            return replace(self, policy=policy).make_hub(on_report, load=load, trust_code=trust_code)
         if isinstance(self.model, OnnxModel) and (own := with_own_loss(self.model)) != self.model:
             settings = replace(self, model=own)  # its record then needs no file
             return settings.make_hub(on_report, load=load, trust_code=trust_code)
@@ -255,13 +272,6 @@ class HubSettings(RunSettings, frozen=True, kw_only=True):
             return make_evaluator(self.model, loaded, load(path))
         except DataError as error:
             raise DataError(f"evaluation.data: {error}") from error
-
-
-def _decide_trust(settings: HubSettings) -> None:
-    """Decide whether the hub trusts its devices, where the settings leave that to it."""
-    if settings.policy.trust is None:
-        trust = "open" if settings.hub.is_open else "admitted"
-        force_setattr(settings, "policy", replace(settings.policy, trust=trust))
 
 
 def has_checkpoint(run: Path) -> bool:

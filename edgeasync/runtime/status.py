@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import re
 import time
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +13,7 @@ from zmq.utils.monitor import recv_monitor_message
 from edgeasync.durable.keys import operator_keys
 from edgeasync.errors import AccessError, ConfigError, HubUnreachableError, ProtocolError
 from edgeasync.protocol import wire
-from edgeasync.protocol.messages import Order, Refuse, Request, Status, StatusRequest, Wake
+from edgeasync.protocol.messages import DEVICE_ID_PATTERN, Order, Refuse, Request, Status, StatusRequest, Wake
 from edgeasync.runtime.address import check_connect, is_ipv6
 from edgeasync.runtime.curve import mechanism_at
 from edgeasync.runtime.dealer import Pair, connect, make_dealer
@@ -78,6 +79,8 @@ def give_order(
     is on the hub's disk when this returns. Raises what `fetch_status` raises, and `ConfigError` if the hub
     knows no such device.
     """
+    if not re.match(DEVICE_ID_PATTERN, device_id):
+        raise ConfigError(f"{device_id!r} is not a device's name; 'edgeasync status' lists those of the hub")
     pair = None if keys is None else operator_keys(keys)
     return ask(address, timeout_s, pair, Order(device_id, order))
 

@@ -5,7 +5,7 @@ like a spoilt one, and a model that never sees a device's data fits them ever le
 """
 
 from collections.abc import Collection, Container, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -33,6 +33,9 @@ WATCHED_PER_MEMBER = 8
 
 PAST_MAX = 32
 """How many alarms are remembered that are over."""
+
+Fault = Literal["alarm", "first"]
+"""Why the hub rolls back: an alarm of the fleet, or one of the first updates, which nothing could shorten."""
 
 _BEGUN: dict[Remedy, str] = {
     "alert": "nothing is changed",
@@ -178,8 +181,10 @@ class DivergenceGuard:
         epidemic = self._report_epidemic(voters, voters_live, now_s) if len(self.state.devices) > 1 else []
         return reports + epidemic, bool(epidemic)
 
-    def watch_fleet(self, update: Observation, fleet: FleetHistory, now_s: float) -> tuple[list[HubEffect], bool]:
-        """Show an update that will count to the watches of the fleet.
+    def watch_fleet(
+        self, update: Observation, fleet: FleetHistory, now_s: float
+    ) -> tuple[list[HubEffect], Fault | None]:
+        """Show an update that will count to the watches of the fleet; return why to roll back, if the hub should.
 
         Once there are enough of the first updates to compare, look again at those that nothing could shorten.
         """
@@ -187,9 +192,9 @@ class DivergenceGuard:
         reports = self._look(update, fleet, "fleet", now_s)
         begun = self.state.fleet.keys() - before
         if any(watch.remedy == "rollback" for number, watch in self._watches["fleet"] if number in begun):
-            return reports, True
+            return reports, "alarm"
         if self.state.first is None:
-            return reports, False
+            return reports, None
         for one in self._take_first(self.state.first, update, fleet):
             # The usual length may have shrunk since then: the first updates of a model average always do.
             peak = fleet.lengths.peak
@@ -197,8 +202,9 @@ class DivergenceGuard:
                 times = one.norm / peak
                 words = f"one of its first updates was {times:.3g} times as long as is usual"
                 remedy = f"; {_BEGUN['rollback']}" if self._rolls_back else ""
-                return [*reports, Report("alarm", one.device_id, words + remedy)], self._rolls_back
-        return reports, False
+                told = Report("alarm", one.device_id, words + remedy, {"times_usual": times})
+                return [*reports, told], "first" if self._rolls_back else None
+        return reports, None
 
     def note_unbounded(self, device_id: str) -> None:
         """Note that an update of the device was folded with whatever length it has."""

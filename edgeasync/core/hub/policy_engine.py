@@ -56,7 +56,7 @@ EVALUATED_AT_REST_S = 10.0
 """While the fleet rests, every version is evaluated, but no more often than this."""
 
 SLACK_UPDATES = 64
-"""A voter's first long update may be as long as was ever usual; with each so many of them, half as long."""
+"""A voter's first long update may be as long as was ever usual; half as long after this number of them."""
 
 EXAMPLES_RATIO_MAX = 10.0
 """A device counts with at most this many times the median of the examples that devices say they have."""
@@ -301,10 +301,10 @@ class PolicyEngine:
         if left_out:
             return Rejected("behind", far_behind and self.policy.preempt), effects
         fleet.observe_staleness(history.staleness)
-        reports, roll_back = self.divergence.watch_fleet(observation, fleet, now_s)
+        reports, fault = self.divergence.watch_fleet(observation, fleet, now_s)
         effects += reports
-        if roll_back:
-            return Rejected("rolled_back"), effects + self._roll_back(now_s)
+        if fault is not None:
+            return Rejected("rolled_back"), effects + self._roll_back(now_s, keeps_lengths=fault == "first")
         return weight, effects
 
     def _refuse_base(self, push: Push, history: DeviceHistory) -> Rejected | None:
@@ -354,7 +354,7 @@ class PolicyEngine:
     def forget(self, member: Member) -> None:
         """Forget of a device that is gone that it has spoken, and its voter's word if that is gone, too.
 
-        What is known of its data stays: a restart changes nothing about that.
+        Alarms, orders and what is known of its data stay: a restart changes nothing about that.
         """
         self.state.spoken.pop(member.device_id, None)
         self._count_as_usual(member)
@@ -675,8 +675,12 @@ class PolicyEngine:
         self.state.spoken.clear()
         add_recent(self.state.version_times, now_s, VERSION_TIMES_MAX)
 
-    def _roll_back(self, now_s: float) -> list[HubEffect]:
-        """Restore the kept version under a new number; drop the updates that wait, and reject earlier bases."""
+    def _roll_back(self, now_s: float, *, keeps_lengths: bool = False) -> list[HubEffect]:
+        """Restore the kept version under a new number; drop the updates that wait, and reject earlier bases.
+
+        If one of the first updates spoilt the model, the usual length is known by now. It bounds what that device
+        sends next: without it, the first to push would spoil the model again.
+        """
         state = self.state
         effects: list[HubEffect] = [Discard(contribution.handle) for contribution in state.contributions]
         for one in state.contributions:
@@ -685,7 +689,7 @@ class PolicyEngine:
         self._waiting = Waiting(state.contributions)
         state.measuring.clear()
         self.divergence.rolled_back()
-        state.fleet.forget()
+        state.fleet.forget(keeps_lengths=keeps_lengths)
         self._advance(now_s)
         state.version_oldest = state.version
         state.folds_before += state.folds
