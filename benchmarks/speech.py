@@ -88,5 +88,6 @@ def _features(sound: npt.NDArray[np.float32], random: np.random.Generator) -> np
     edges = np.geomspace(4, energy.shape[1], BANDS + 1).astype(int)
     bands = np.array([energy[:, low : max(low + 1, high)].mean(axis=1) for low, high in pairwise(edges)])
     loudness = np.log(bands + 1e-3 * bands.mean())
-    even = ((loudness - loudness.mean()) / loudness.std()).ravel()
-    return (even + random.normal(0.0, 0.05, even.size)).astype(np.float32)
+    even = (loudness - loudness.mean()) / loudness.std()
+    features: npt.NDArray[np.float32] = (even.ravel() + random.normal(0.0, 0.05, even.size)).astype(np.float32)
+    return features
