@@ -56,7 +56,7 @@ EVALUATED_AT_REST_S = 10.0
 """While the fleet rests, every version is evaluated, but no more often than this."""
 
 SLACK_UPDATES = 64
-"""A voter's first long update may be as long as was ever usual; with each so many of them, half as long."""
+"""A voter's first long update may be as long as was ever usual; with each `SLACK_UPDATES` of them, half as long."""
 
 EXAMPLES_RATIO_MAX = 10.0
 """A device counts with at most this many times the median of the examples that devices say they have."""
