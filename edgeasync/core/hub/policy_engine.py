@@ -56,7 +56,7 @@ EVALUATED_AT_REST_S = 10.0
 """While the fleet rests, every version is evaluated, but no more often than this."""
 
 SLACK_UPDATES = 64
-"""A voter's first long update may be as long as was ever usual; with each `SLACK_UPDATES` of them, half as long."""
+"""A voter's first long update may be as long as was ever usual, and half as long after this number of them."""
 
 EXAMPLES_RATIO_MAX = 10.0
 """A device counts with at most this many times the median of the examples that devices say they have."""
@@ -354,7 +354,7 @@ class PolicyEngine:
     def forget(self, member: Member) -> None:
         """Forget of a device that is gone that it has spoken, and its voter's word if that is gone, too.
 
-        What is known of its data stays: a restart changes nothing about that.
+        Knowledge of its data stays: a restart changes nothing about that.
         """
         self.state.spoken.pop(member.device_id, None)
         self._count_as_usual(member)
