@@ -365,7 +365,7 @@ def test_parts_that_go_together(table):
     ],
 )
 def test_an_open_fleet_is_combined_robustly_unless_you_choose(parts, combine, optimizer):
-    """What is chosen stays, also in a table that a run's folder keeps, and in a copy."""
+    """Chosen parts stay, also in a table that a run's folder keeps, and in a copy."""
     policy = Policy(trust="open", **parts)
     assert (policy.combine, policy.optimizer) == (combine, optimizer)
     assert convert(to_table(policy), Policy, where="again") == policy

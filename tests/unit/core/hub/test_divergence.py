@@ -227,7 +227,7 @@ def test_the_names_of_a_key_share_its_slack():
     hub.enter("d/77")
     assert slack_of(hub, "d/77") == pytest.approx(0.5 ** (81 / 64)), "a new name brings none"
     hub.enter(*[f"d/{number}" for number in range(100, 160)])
-    assert slack_of(hub, "d/159") == pytest.approx(0.3), "with so many names there is none"
+    assert slack_of(hub, "d/159") == pytest.approx(0.3), "with that many names there is none"
 
 
 # -- probation ---------------------------------------------------------------------------------------------------
@@ -262,7 +262,7 @@ def on_probation(**parts):
 def test_on_probation_an_update_counts_at_most_a_quarter_of_what_is_usual_and_not_nothing(combine, norm):
     length = length_counted(on_probation(combine=COMBINERS[combine]), "d", norm)
     assert length <= 0.25 * 1.001
-    assert length >= min(norm, 0.25) * (1.0 if combine == "mean" else 0.24), "the model goes on seeing its data"
+    assert length >= min(norm, 0.25) * (1.0 if combine == "mean" else 0.24), "the model still sees its data"
 
 
 @pytest.mark.parametrize("combine", COMBINERS)
