@@ -199,7 +199,7 @@ def test_the_status_has_the_keys_that_are_described():
     core.handle(Received(b"peer", Hello("a", bytes(16), 1)), 0.0)
     for _ in range(3):
         core.policy_engine.divergence.watch_device(
-            Observation("a", math.nan, 1, math.nan, finite=False),
+            Observation("a", math.nan, 1, math.nan, core.members.members["a"].voter, finite=False),
             core.policy_engine.state.fleet,
             0.0,
             voters=("a",),
