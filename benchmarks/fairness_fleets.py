@@ -29,7 +29,7 @@ TRUSTS = {"admitted": Policy(trust="admitted"), "open": Policy(trust="open")}
 
 @dataclass(frozen=True)
 class Fleet:
-    """What is honest, and unequal: the kind of data, how slow some devices are, how late the first comes."""
+    """Honest, unequal devices: the kind of their data, how slow some are, how late the first comes."""
 
     data: str
     slow: Mapping[int, float] = field(default_factory=dict)

@@ -35,7 +35,7 @@ def settings_of(policy=None, **hub):
     ],
 )
 def test_whom_a_hub_trusts_that_is_not_told(hub, trust):
-    policy = settings_of(**hub).policy
+    policy = settings_of(**hub).fleet_policy
     assert policy.trust == trust
     assert policy.combine == (CentredClipCombiner() if trust == "open" else MeanCombiner())
 
@@ -43,7 +43,7 @@ def test_whom_a_hub_trusts_that_is_not_told(hub, trust):
 @pytest.mark.parametrize("trust", ["admitted", "open"])
 @pytest.mark.parametrize("hub", [{}, {"bind": BEYOND, "insecure": True}, {"bind": BEYOND, "keys": "/keys"}])
 def test_what_the_settings_say_is_kept(hub, trust):
-    assert settings_of({"trust": trust}, **hub).policy.trust == trust
+    assert settings_of({"trust": trust}, **hub).fleet_policy.trust == trust
 
 
 @pytest.mark.parametrize("policy", [{}, {"combine": {"kind": "mean"}}, {"trust": "admitted"}])
@@ -55,9 +55,11 @@ def test_a_run_that_is_resumed_trusts_as_before(tmp_path, policy):
 
 
 def test_an_open_hub_refuses_shares_by_examples_and_says_why():
+    settings = settings_of({"aggregate": {"kind": "quorum", "weigh_by": "examples"}}, bind=BEYOND, insecure=True)
     with pytest.raises(ConfigError) as caught:
-        settings_of({"aggregate": {"kind": "quorum", "weigh_by": "examples"}}, bind=BEYOND, insecure=True)
+        settings.fleet_policy  # noqa: B018
     assert str(caught.value) == (
-        "hub.toml: combine: a centred_clip (the default of trust = 'open') gives all devices the same share; "
-        "leave weigh_by and balance out"
+        "policy: combine: a centred_clip (the default of trust = 'open') gives all devices the same share; "
+        "leave weigh_by and balance out. This hub is open to all, so it combines updates robustly: change that, "
+        "give the hub keys, or set policy.trust = 'admitted' if you trust all who reach it"
     )

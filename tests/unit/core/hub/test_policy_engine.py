@@ -259,7 +259,8 @@ def test_without_a_remedy_that_goes_back_a_long_first_update_is_told_and_stays(h
     hub = joined(hub_bench, policy(monitor=Monitor(watch=(UpdateNormWatch(),))), "abcd")
     push(hub, "d", norm=50.0)
     assert [push(hub, name) for name in "abcabca"] == [None] * 7
-    assert hub.one(Report) == Report("alarm", "d", "one of its first updates was 50 times as long as is usual")
+    words, figures = "one of its first updates was 50 times as long as is usual", {"times_usual": 50.0}
+    assert hub.one(Report) == Report("alarm", "d", words, figures)
 
 
 def test_devices_that_never_counted_do_not_say_that_the_model_is_at_fault(hub_bench):
