@@ -8,9 +8,10 @@ refused, at most 5 % count with less than half of their length, and no device ha
 staleness and shares give it.
 
 Spoilt devices: one or two of ten, by shuffled labels, labels off by one, inputs a thousand times too large, a
-constant input, or one label for all. Each is named within 30 exchanges of its own in 14 of 15 runs, and the fleet
-ends within 2 points of one without it. A flipped axis of a smartwatch is held to no bar: everybody wore the watch
-on both arms, which mirrors that axis. On clean data nobody is named within 200 exchanges in 14 of 15 runs.
+constant input, or one label for all. Each is named within 30 exchanges of its own in 14 of 15 runs. If it is
+excluded then, as the hub proposes, the fleet ends within 2 points of one without it. A flipped axis of a
+smartwatch is held to no bar: everybody wore the watch on both arms, which mirrors that axis. On clean data at most
+one device is named in all runs of 200 exchanges.
 """
 
 import math
@@ -52,6 +53,7 @@ SPOILT = ((0,), (0, 1))
 """The numbers of the devices that have a fault: one, and two of ten."""
 
 NAMED_WITHIN = 30
+NAMED_CLEAN_MAX = 1
 NEVER = 10**6
 LEAST = 1e-4
 POLL_S = 0.2
@@ -99,6 +101,9 @@ class Run:
     exchanges: int = 0
     """The run ends only when each device has sent this many updates."""
 
+    obeys: bool = False
+    """Whether an operator excludes whom the hub warns of."""
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -124,7 +129,7 @@ def measure(run: Run) -> Outcome:
     while fleet.clock.now_s < run.until_s or _behind(fleet, run.exchanges):
         for _ in range(5):
             fleet.run(fleet.clock.now_s + 0.2)
-            _note_named(fleet, named)
+            _note_named(fleet, named, obeys=run.obeys)
         accuracies = [*accuracies, fleet.accuracy][-LAST:]
         if not killed and fleet.clock.now_s >= run.until_s / 2.0:
             killed = True
@@ -163,10 +168,13 @@ def _behind(fleet: Fleet, exchanges: int) -> bool:
     return min(history.updates for history in fleet.hub.core.members.histories.values()) < exchanges
 
 
-def _note_named(fleet: Fleet, named: dict[str, int]) -> None:
-    for _, report in fleet.hub.reports:
-        if report.event == "alarm" and report.device_id:
-            named.setdefault(report.device_id, fleet.hub.core.members.histories[report.device_id].updates)
+def _note_named(fleet: Fleet, named: dict[str, int], *, obeys: bool) -> None:
+    warned = [report.device_id for _, report in fleet.hub.reports if report.event == "alarm" and report.device_id]
+    for name in warned:
+        if name not in named:
+            named[name] = fleet.hub.core.members.histories[name].updates
+            if obeys:
+                fleet.hub.order(name, "quarantine")
 
 
 def judge_honest(fleets: Sequence[str], seeds: Sequence[int], until_s: float, results: Results) -> None:
@@ -189,8 +197,9 @@ def judge_processes(runs: int, seconds: float, results: Results) -> None:
         ]
         with run_fleet(smartwatch.MODEL, LEARNING_RATES["smartwatch"], members) as fleet:
             time.sleep(seconds)
-            devices = fleet.devices
-        bad = {device["id"]: 0 for device in devices if device["quarantine"] is not None}
+            status = fleet.status
+            devices = status["devices"]
+        bad = {alarm["device"]: 0 for alarm in status["alarms"] if alarm["device"]}
         outcomes.append(judged(devices, math.nan, bad))
         show_progress(f"processes: {seed + 1} of {runs} runs")
     figures = _figures(outcomes)
@@ -226,12 +235,14 @@ def judge_spoilt_processes(fault: str, seconds: float, results: Results) -> None
 
 
 def judge_clean(fleets: Sequence[str], seeds: Sequence[int], exchanges: int, results: Results) -> None:
-    """Count the runs on clean data in which nobody is named."""
+    """Count the devices that are named on clean data."""
+    count = 0
     for fleet in fleets:
         runs = [Run(_case(fleet, seed, ALIKE), 1.0, exchanges=exchanges) for seed in seeds]
         outcomes = measure_in_processes(measure, runs, f"clean, {fleet}")
         results.add("clean", fleet, _figures(outcomes))
-        _count(f"clean, {fleet}: runs in which nobody is named", [not one.named for one in outcomes], results)
+        count += sum(len(one.named) for one in outcomes)
+    results.bound("clean: devices named in all runs", max(1, count), NAMED_CLEAN_MAX)
 
 
 def judge_spoilt(
@@ -246,12 +257,13 @@ def judge_spoilt(
         if fault != FLIPPED or FLEETS[fleet].data == "smartwatch"
     ]
     runs = [
-        Run(_spoil(_case(fleet, seed, ALIKE), spoilt, fault), until_s)
+        Run(_spoil(_case(fleet, seed, ALIKE), spoilt, fault), until_s, obeys=obeys)
+        for obeys in (False, True)
         for fleet, spoilt, fault in rows
         for seed in seeds
     ]
-    outcomes = batched(measure_in_processes(measure, runs, "spoilt devices"), len(seeds))
-    for (fleet, spoilt, fault), found in zip(rows, outcomes, strict=True):
+    both = list(batched(measure_in_processes(measure, runs, "spoilt devices"), len(seeds)))
+    for (fleet, spoilt, fault), found, obeyed in zip(rows, both[: len(rows)], both[len(rows) :], strict=True):
         if not fault:
             accuracy_without = _accuracy(found)
             continue
@@ -264,11 +276,13 @@ def judge_spoilt(
             "at worst": float(max(named)),
             "others named": float(sum(len(one.named.keys() - set(bad)) for one in found)),
             "lost, points": round(lost, 2),
+            "lost with the order given": round(accuracy_without - _accuracy(obeyed), 2),
         }
         results.add("spoilt", row, columns)
         if fleet not in UNBOUND and fault != FLIPPED:
             _count(f"{row}: runs in which it is named soon", [at <= NAMED_WITHIN for at in named], results)
-            results.bound(f"{row}: points lost", max(0.01, lost), POINTS_LOST_MAX)
+            lost_obeyed = max(0.01, accuracy_without - _accuracy(obeyed))
+            results.bound(f"{row}: points lost with the order given", lost_obeyed, POINTS_LOST_MAX)
 
 
 def _spoil(case: Case, numbers: tuple[int, ...], fault: str) -> Case:

@@ -1,9 +1,11 @@
 """What two hostile keys of ten do to a fleet, by what they send and what they say of it.
 
 Run as `python -m benchmarks.security_poison`. Simulated fleets learn digits in virtual time; all runs are drawn
-from seeds. The bars: the robust setting of docs/policies.md loses at most 2 points against a fleet without hostile
-keys, the default at most 5 and is never under 85 %; no honest device is put in quarantine, no model goes back, and
-at most 2 % of honest updates are refused.
+from seeds. The bars: a hub that has `admitted` its devices loses at most 6 points against a fleet without hostile
+keys and never ends under 85 %, one that is `open` loses at most 3. Of the attacks that are long, not finite, or on
+labels that mean nothing, each hostile device is warned of before any honest one and within 30 of its own
+exchanges, in 14 of 15 runs. An operator who excludes whom the hub warns of ends within 1 point of the fleet
+without hostile keys. Without keys, hostile machines with many names are held to no bar.
 """
 
 import argparse
@@ -11,15 +13,30 @@ import statistics
 from dataclasses import dataclass
 
 from benchmarks.report import Form, Results, enforce_targets, make_parser, show_results
-from benchmarks.security_poison_fleet import ATTACKS, CLAIMS, POLICIES, UPDATES, Case, Outcome, measure_all
+from benchmarks.security_poison_fleet import (
+    ATTACKS,
+    CLAIMS,
+    NEVER,
+    POLICIES,
+    SHUFFLED,
+    UPDATES,
+    Case,
+    Outcome,
+    measure_all,
+)
 
-POINTS_LOST_MAX = {"default": 5.0, "robust": 2.0}
+POINTS_LOST_MAX = {"admitted": 6.0, "open": 3.0}
+POINTS_LOST_OBEYED_MAX = 1.0
 ACCURACY_MIN = 85.0
-"""Of the default, in every run."""
+"""Of `admitted`, in every run."""
 
-REFUSED_MAX = 0.02
+WARNED_OF = ("x7", "x100", "x1e6", "random", "NaN", "grows", SHUFFLED)
+WARNED_WITHIN = 30
+RUNS_MIN = 14 / 15
 NAMES = 50
-"""Names of each hostile key, where it has many."""
+"""Names of each hostile machine, where it has many."""
+
+LEAST = 0.01
 
 
 @dataclass(frozen=True)
@@ -28,14 +45,14 @@ class Effort:
 
     attacks: tuple[str, ...]
     claims: tuple[str, ...]
-    seeds: tuple[int, ...]
+    seeds: range
     updates: int
 
 
 EFFORTS = {
-    Form.FULL: Effort(tuple(ATTACKS), tuple(CLAIMS), (1, 2, 3, 4, 5), UPDATES),
-    Form.SHORT: Effort(tuple(ATTACKS), ("true", "good"), (1,), 400),
-    Form.QUICK: Effort(("flip",), ("good",), (1,), 20),
+    Form.FULL: Effort(tuple(ATTACKS), tuple(CLAIMS), range(1, 16), UPDATES),
+    Form.SHORT: Effort(tuple(ATTACKS), ("true", "good"), range(1, 3), UPDATES),
+    Form.QUICK: Effort(("flip",), ("true",), range(1, 2), 20),
 }
 
 
@@ -46,63 +63,73 @@ def mean_accuracy(outcomes: list[Outcome]) -> float:
 
 def note(title: str, row: str, clean: float, outcomes: list[Outcome], results: Results) -> None:
     """Add a row of figures."""
+    warned = sorted([outcome.warned for outcome in outcomes])
     columns = {
         "accuracy, %": mean_accuracy(outcomes),
         "worst, %": 100.0 * min(outcome.accuracy for outcome in outcomes),
         "lost, points": clean - mean_accuracy(outcomes),
         "honest updates refused, %": 100.0 * max(outcome.refused for outcome in outcomes),
-        "honest in quarantine": float(sum(outcome.quarantined for outcome in outcomes)),
+        "runs with all warned of in time": float(sum(map(is_warned, outcomes))),
+        "warned of after, median": float(statistics.median(warned)) if statistics.median(warned) < NEVER else -1.0,
+        "honest warned of": float(sum(outcome.honest_warned for outcome in outcomes)),
         "rollbacks": float(sum(outcome.rollbacks for outcome in outcomes)),
-        "hostile in quarantine": statistics.fmean([outcome.caught for outcome in outcomes]),
     }
     results.add(title, row, {name: round(value, 3) for name, value in columns.items()})
 
 
+def is_warned(outcome: Outcome) -> bool:
+    """Return whether each hostile device was warned of soon, and before any honest one."""
+    return outcome.first and outcome.warned <= WARNED_WITHIN
+
+
 def judge(name: str, effort: Effort, results: Results) -> None:
     """Measure a policy without hostile keys and under every attack, and hold it to its bars."""
-    policy = POLICIES[name]
-    rows = {
-        f"{attack}, says {claims}": (attack, claims, 1) for attack in effort.attacks for claims in effort.claims
-    }
-    rows |= {
-        f"{attack}, {NAMES} names": (attack, "true", NAMES)
-        for attack in ("flip", "x7")
-        if attack in effort.attacks
-    }
-    cases = [Case(policy, seed, updates=effort.updates) for seed in effort.seeds]
-    cases += [
-        Case(policy, seed, attack, claims, names=names, updates=effort.updates)
-        for attack, claims, names in rows.values()
-        for seed in effort.seeds
-    ]
-    outcomes = iter(measure_all(cases, name))
-    clean = [next(outcomes) for _ in effort.seeds]
-    note(name, "without hostile keys", mean_accuracy(clean), clean, results)
-    all_runs = list(clean)
-    lost: dict[str, float] = {}
-    for row in rows:
-        found = [next(outcomes) for _ in effort.seeds]
-        note(name, row, mean_accuracy(clean), found, results)
-        lost[row] = mean_accuracy(clean) - mean_accuracy(found)
-        all_runs += found
-    worst = max(lost, key=lambda row: lost[row])
-    results.bound(f"{name}: points lost at worst ({worst})", max(lost[worst], 0.01), POINTS_LOST_MAX[name])
-    results.bound(f"{name}: honest updates refused", max(0.001, *[run.refused for run in all_runs]), REFUSED_MAX)
-    results.ratios[f"{name}: runs without an honest device in quarantine and without a rollback"] = sum(
-        not run.quarantined and not run.rollbacks for run in all_runs
-    ) / len(all_runs)
-    results.targets[f"{name}: runs without an honest device in quarantine and without a rollback"] = 1.0
-    if name == "default":
-        results.ratios["default: lowest accuracy over 85 %"] = round(
-            100.0 * min(run.accuracy for run in all_runs) / ACCURACY_MIN, 3
-        )
-        results.targets["default: lowest accuracy over 85 %"] = 1.0
+    policy, updates = POLICIES[name], effort.updates
+    rows = {"without hostile keys": [Case(policy, seed, updates=updates) for seed in effort.seeds]}
+    for attack in effort.attacks:
+        for claims in effort.claims:
+            cases = [Case(policy, seed, attack, claims, updates=updates) for seed in effort.seeds]
+            rows[f"{attack}, says {claims}"] = cases
+        cases = [Case(policy, seed, attack, obeys=True, updates=updates) for seed in effort.seeds]
+        rows[f"{attack}, with the order given"] = cases
+        if attack in ("flip", "x7"):
+            names = [
+                Case(policy, seed, attack, names=NAMES, keyed=False, updates=updates) for seed in effort.seeds
+            ]
+            rows[f"{attack}, {NAMES} names without keys"] = names
+    outcomes = iter(measure_all([case for cases in rows.values() for case in cases], name))
+    found = {row: [next(outcomes) for _ in cases] for row, cases in rows.items()}
+    clean = mean_accuracy(found["without hostile keys"])
+    for row, runs in found.items():
+        note(name, row, clean, runs, results)
+    _bound(name, found, clean, results)
+    for attack in WARNED_OF:
+        if attack in effort.attacks:
+            share = f"{name}, {attack}: runs in which the hostile are warned of in time"
+            runs = found[f"{attack}, says true"]
+            results.ratios[share] = round(sum(map(is_warned, runs)) / len(runs), 3)
+            results.targets[share] = round(RUNS_MIN, 3)
+
+
+def _bound(name: str, found: dict[str, list[Outcome]], clean: float, results: Results) -> None:
+    lost = {row: clean - mean_accuracy(runs) for row, runs in found.items()}
+    for what, ending, most in (
+        ("points lost", "says", POINTS_LOST_MAX[name]),
+        ("points lost with the order given", "order given", POINTS_LOST_OBEYED_MAX),
+    ):
+        of_kind = {row: points for row, points in lost.items() if ending in row}
+        worst = max(of_kind, key=lambda row: of_kind[row])
+        results.bound(f"{name}: {what} at worst ({worst})", max(of_kind[worst], LEAST), most)
+    if name == "admitted":
+        accuracies = [one.accuracy for row, runs in found.items() if "says" in row for one in runs]
+        results.ratios["admitted: lowest accuracy over 85 %"] = round(100.0 * min(accuracies) / ACCURACY_MIN, 3)
+        results.targets["admitted: lowest accuracy over 85 %"] = 1.0
 
 
 def parse() -> argparse.Namespace:
     """Return the arguments."""
     parser = make_parser("What hostile keys do to a fleet.")
-    parser.add_argument("--policy", nargs="+", choices=POLICIES, default=list(POLICIES))
+    parser.add_argument("--trust", nargs="+", choices=POLICIES, default=list(POLICIES))
     return parser.parse_args()
 
 
@@ -110,7 +137,7 @@ def main() -> None:
     """Judge the policies."""
     arguments = parse()
     results = Results()
-    for name in arguments.policy:
+    for name in arguments.trust:
         judge(name, EFFORTS[arguments.form], results)
     show_results(results, arguments)
     enforce_targets(results, arguments)

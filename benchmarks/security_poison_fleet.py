@@ -13,13 +13,12 @@ import msgspec
 import numpy as np
 
 from benchmarks.pool import measure_in_processes
-from benchmarks.simulated import BATCH, DIGITS, EXAMPLES_MIN, LIVENESS, accuracy_of, split_digits
-from edgeasync.core.engine.sender import Sender
+from benchmarks.simulated import BATCH, DIGITS, LIVENESS, accuracy_of, split_digits
+from edgeasync.core.engine.sender import ANYBODY, Sender
 from edgeasync.core.hub.settings import FLOAT32, HubCoreSettings, Limits
-from edgeasync.data.dataset import batches
-from edgeasync.data.partition import dirichlet, iid
+from edgeasync.data.dataset import Dataset, batches
+from edgeasync.data.partition import iid
 from edgeasync.parameters import ParameterSpec, Vector
-from edgeasync.policies.combining import CentredClipCombiner
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
@@ -44,11 +43,8 @@ LAST = 8
 LIMIT_S = 300.0
 GROWTH = 1.05
 GROWS_MAX = 1000
-POLICIES = {
-    "default": Policy(),
-    "robust": Policy(combine=CentredClipCombiner(), optimizer=(SGD(),)),
-}
-"""The default, and the robust setting of docs/policies.md."""
+POLICIES = {"admitted": Policy(trust="admitted"), "open": Policy(trust="open")}
+NEVER = 10**6
 
 PROFILE = FleetProfile(devices=KEYS, step_s=0.01, spread=3.0, stragglers=0.0, churn=None)
 
@@ -80,6 +76,7 @@ def _grows(update: Vector, random: np.random.Generator, exchange: int) -> Vector
     return update * np.float32(-(GROWTH ** min(exchange, GROWS_MAX)))
 
 
+SHUFFLED = "shuffled labels"
 ATTACKS: dict[str, Change] = {
     "flip": _times(-1.0),
     "x7": _times(-7.0),
@@ -89,7 +86,9 @@ ATTACKS: dict[str, Change] = {
     "NaN": _times(float("nan")),
     "drift": _drift,
     "grows": _grows,
+    SHUFFLED: _times(1.0),
 }
+"""The last is honest about what it has learnt, from labels that mean nothing."""
 
 CLAIMS: dict[str, dict[str, Any]] = {
     "true": {},
@@ -153,38 +152,41 @@ class LyingDevice(SimulatedDevice):
 
 @dataclass(frozen=True)
 class Case:
-    """One run: how many keys are hostile, what they send and say, and under how many names each."""
+    """One run: how many keys are hostile, what they send and say, and under how many names each.
+
+    Without `keyed` a name is all that the hub knows. If the operator `obeys`, each device that the hub warns of is
+    excluded a second later.
+    """
 
     policy: Policy
     seed: int
     attack: str = ""
     claims: str = "true"
-    bad: int = BAD
     names: int = 1
-    alpha: float | None = None
+    keyed: bool = True
+    obeys: bool = False
     updates: int = UPDATES
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a run. Shares are of the updates that honest devices sent."""
+    """What became of a run.
+
+    `refused` is the share of the updates that honest devices sent. `warned` says after how many of its own
+    exchanges the last hostile device was first warned of, and `first` whether that was before any honest one.
+    """
 
     accuracy: float
     refused: float
-    quarantined: int
     rollbacks: int
-    caught: int
-    seconds: float
+    honest_warned: int
+    warned: int
+    first: bool
 
 
 def measure(case: Case) -> Outcome:
     """Train a fleet; all is drawn from the seed."""
     training, held_out = split_digits()
-    parts = (
-        iid(training, KEYS, case.seed)
-        if case.alpha is None
-        else dirichlet(training, KEYS, case.alpha, case.seed, examples_min=EXAMPLES_MIN)
-    )
     clock = VirtualClock()
     hub = SimulatedHub(
         clock,
@@ -196,16 +198,20 @@ def measure(case: Case) -> Outcome:
         ),
         seed=case.seed,
     )
-    bad = case.bad if case.attack else 0
-    honest: set[str] = set()
+    run = Run(case, clock, hub)
+    parts = iid(training, KEYS, case.seed)
     for number, (drawn, part) in enumerate(zip(draw_fleet(PROFILE, case.seed), parts, strict=True)):
-        hostile = number < bad
-        sender = Sender(number.to_bytes(32, "big"), drawn.device_id, "device")
+        hostile = bool(case.attack) and number < BAD
+        key = number.to_bytes(32, "big")
+        sender = Sender(key, drawn.device_id, "device") if case.keyed else ANYBODY
         names = [f"{drawn.device_id}/{name}" for name in range(case.names)] if hostile else [drawn.device_id]
+        own = part
+        if hostile and case.attack == SHUFFLED:
+            own = Dataset(part.x, np.random.default_rng([case.seed, number]).permutation(part.y))
         for place, name in enumerate(names):
             seed = 1000 * case.seed + 50 * number + place
             optimizer = (SGD(learning_rate=LEARNING_RATE),)
-            trainer = GradientTrainer(DIGITS.spec, DIGITS.gradient, optimizer, batches(part, BATCH, seed))
+            trainer = GradientTrainer(DIGITS.spec, DIGITS.gradient, optimizer, batches(own, BATCH, seed))
             device = LyingDevice(
                 clock,
                 hub,
@@ -218,36 +224,60 @@ def measure(case: Case) -> Outcome:
                 sender=sender,
                 claims=CLAIMS[case.claims] if hostile else {},
             )
-            if not hostile:
-                honest.add(name)
+            (run.hostile if hostile else run.honest).append(name)
             device.start()
-    return _train(case, clock, hub, honest, lambda: accuracy_of(DIGITS, hub.model, held_out))
+    return run.train(lambda: accuracy_of(DIGITS, hub.model, held_out))
 
 
-def _train(
-    case: Case, clock: VirtualClock, hub: SimulatedHub, honest: set[str], accuracy: Callable[[], float]
-) -> Outcome:
-    members = hub.core.members
-    accuracies: list[float] = []
+class Run:
+    """A fleet that trains, and an operator who reads the hub's warnings."""
 
-    def applied() -> int:
-        return sum(members.members[name].updates_applied for name in honest if name in members.members)
+    def __init__(self, case: Case, clock: VirtualClock, hub: SimulatedHub) -> None:
+        self.honest: list[str] = []
+        self.hostile: list[str] = []
+        self._case = case
+        self._clock = clock
+        self._hub = hub
+        self._read = 0
+        self._warned: dict[str, int] = {}
+        """After how many of its own updates a device was first warned of; in the order of the warnings."""
 
-    while applied() < case.updates and clock.now_s < LIMIT_S:
-        clock.run(lambda: False, clock.now_s + EVALUATE_S)
-        accuracies = [*accuracies, accuracy()][-LAST:]
-    hub.core.check()
-    sent = sum(members.histories[name].updates for name in honest)
-    waiting = sum(one.device_id in honest for one in hub.core.policy_engine.state.contributions)
-    alarmed = {report.device_id for _, report in hub.reports if report.event == "alarm" and report.device_id}
-    return Outcome(
-        accuracy=statistics.fmean(accuracies),
-        refused=1.0 - (applied() + waiting) / sent,
-        quarantined=len(alarmed & honest),
-        rollbacks=hub.core.policy_engine.state.divergence.rollbacks,
-        caught=len(alarmed - honest),
-        seconds=clock.now_s,
-    )
+    def train(self, accuracy: Callable[[], float]) -> Outcome:
+        """Let the fleet train until the honest devices have sent enough."""
+        accuracies: list[float] = []
+        clock, members = self._clock, self._hub.core.members
+        while self._applied < self._case.updates and clock.now_s < LIMIT_S:
+            clock.run(lambda: False, clock.now_s + EVALUATE_S)
+            accuracies = [*accuracies, accuracy()][-LAST:]
+            self._read_warnings()
+        self._hub.core.check()
+        engine = self._hub.core.policy_engine
+        sent = sum(members.histories[name].updates for name in self.honest)
+        waiting = sum(one.device_id in self.honest for one in engine.state.contributions)
+        order = list(self._warned)
+        bad = [name for name in order if name in self.hostile]
+        return Outcome(
+            accuracy=statistics.fmean(accuracies),
+            refused=1.0 - (self._applied + waiting) / sent,
+            rollbacks=engine.state.divergence.rollbacks,
+            honest_warned=len(order) - len(bad),
+            warned=max([self._warned.get(name, NEVER) for name in self.hostile], default=0),
+            first=order[: len(self.hostile)] == bad and len(bad) == len(self.hostile),
+        )
+
+    @property
+    def _applied(self) -> int:
+        members = self._hub.core.members.members
+        return sum(members[name].updates_applied for name in self.honest if name in members)
+
+    def _read_warnings(self) -> None:
+        reports, self._read = self._hub.reports[self._read :], len(self._hub.reports)
+        for name in [report.device_id for _, report in reports if report.event == "alarm" and report.device_id]:
+            if name in self._warned:
+                continue
+            self._warned[name] = self._hub.core.members.histories[name].updates
+            if self._case.obeys:
+                self._hub.order(name, "quarantine")
 
 
 def measure_all(cases: Sequence[Case], what: str) -> list[Outcome]:

@@ -1,12 +1,13 @@
 """What the simulated fleets of benchmarks share: digits to learn, a model of them, and a device that trains it."""
 
+from collections.abc import Iterator
 from functools import lru_cache
 
 import numpy as np
 
 from edgeasync.core.hub.settings import Liveness
 from edgeasync.data import load_digits
-from edgeasync.data.dataset import Dataset, batches
+from edgeasync.data.dataset import Batch, Dataset, batches
 from edgeasync.policies.optimizers import SGD
 from edgeasync.simulation.clock import VirtualClock
 from edgeasync.simulation.fleet import SimulatedDevice
@@ -57,12 +58,14 @@ def start_device(
     keeps: bool = False,
     start_s: float = 0.0,
     local: LocalParameters | None = None,
+    stream: Iterator[Batch] | None = None,
 ) -> SimulatedDevice:
     """Switch a device on, now or later, that runs SGD. Its examples' order depends on the seed and its number.
 
-    Without a name it is called after its number. With `keeps` it survives a restart with all that it had.
+    Without a name it is called after its number. With `keeps` it survives a restart with all that it had. A
+    `stream` takes the place of the examples.
     """
-    stream = batches(part, BATCH, 1000 * seed + number)
+    stream = stream or batches(part, BATCH, 1000 * seed + number)
     device = SimulatedDevice(
         clock,
         hub,

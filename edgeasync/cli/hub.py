@@ -115,7 +115,8 @@ def run_hub(config: Path | None, flags: Flags, printer: Printer) -> None:
     notifier = find_notifier()
 
     def on_report(report: Report) -> None:
-        printer.event(report.event, device=report.device_id, detail=report.detail)
+        figures = {"figures": report.figures} if report.figures and printer.json else {}
+        printer.event(report.event, device=report.device_id, detail=report.detail, **figures)
         if report.event == "listening":
             notifier.ready()
         if not report.device_id:
@@ -230,7 +231,7 @@ def count_progress(core: HubCore) -> dict[str, float]:
     now_and_then = {
         "updates_buffered": core.policy_engine.updates_waiting,
         "updates_rejected": core.updates_rejected,
-        "alarms": len(policy["alarms"]),
+        "alarms": core.policy_engine.divergence.count,
     }
     counts |= {name: count for name, count in now_and_then.items() if count}
     if (loss := core.members.loss()) is not None:

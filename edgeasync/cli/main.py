@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from edgeasync import errors
-from edgeasync.cli import keys_commands, model_commands, service_commands
+from edgeasync.cli import device_commands, keys_commands, model_commands, service_commands
 from edgeasync.cli.mistakes import Commands
 from edgeasync.cli.options import (
     AgentConfig,
@@ -61,6 +61,7 @@ app = typer.Typer(
 
 app.add_typer(model_commands.app, name="model")
 app.add_typer(keys_commands.app, name="keys")
+app.add_typer(device_commands.app, name="device")
 app.add_typer(service_commands.app, name="service")
 
 
@@ -289,8 +290,11 @@ def status(
 ) -> None:
     """Ask a running hub for its status and that of its devices."""
     from edgeasync.cli.status import print_status
+    from edgeasync.config import expanded
+    from edgeasync.runtime.status import fetch_status
 
-    print_status(hub, timeout_s, keys, Printer(json=json))
+    status = fetch_status(hub, timeout_s, None if keys is None else expanded(keys))
+    print_status(status, hub, Printer(json=json))
 
 
 @app.command()
@@ -302,8 +306,11 @@ def wake(
 ) -> None:
     """Let a fleet that rests exchange at its full pace again. Prints the hub's status."""
     from edgeasync.cli.status import print_status
+    from edgeasync.config import expanded
+    from edgeasync.runtime.status import fetch_status
 
-    print_status(hub, timeout_s, keys, Printer(json=json), wake=True)
+    status = fetch_status(hub, timeout_s, None if keys is None else expanded(keys), wake=True)
+    print_status(status, hub, Printer(json=json))
 
 
 @app.command()

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -10,17 +9,15 @@ from rich.table import Table
 from rich.text import Text
 
 from edgeasync.cli.output import Printer, visible
-from edgeasync.config import expanded
 from edgeasync.errors import ProtocolError
-from edgeasync.runtime.status import fetch_status
 
 REMEDIES = {
-    "alert": "nothing is done but telling you",
+    "alert": "nothing is changed",
+    "probation": "its updates count as short ones",
     "increase_frequency": "intervals are halved",
     "reduce_lr": "the hub's learning rate is halved",
     "reduce_local_lr": "the devices' learning rates are halved",
     "rollback": "went back to a calm model, at half the hub's learning rate",
-    "quarantine": "its updates do not count",
 }
 
 DENIALS = {
@@ -49,11 +46,8 @@ BOUNDS = {
 }
 
 
-def print_status(
-    address: str, timeout_s: float, keys: Path | None, printer: Printer, *, wake: bool = False
-) -> None:
-    """Ask the hub, or have it wake its fleet, and print what it says."""
-    status = fetch_status(address, timeout_s, None if keys is None else expanded(keys), wake=wake)
+def print_status(status: dict[str, Any], address: str, printer: Printer) -> None:
+    """Print what the hub at an address says."""
     if printer.json:
         printer.object(status)
         return
@@ -215,8 +209,10 @@ def _tempo(tempo: Mapping[str, Any], learning_rate_factor: float) -> str:
 
 
 def _alarm(alarm: Mapping[str, Any]) -> str:
-    remedy = alarm["remedy"]
-    return f"alarm: {alarm['device'] or 'fleet'}: {alarm['cause']}; {REMEDIES.get(remedy, remedy)}"
+    remedy, device = alarm["remedy"], alarm["device"]
+    act = f"'edgeasync device quarantine {device}' excludes it" if device and remedy == "alert" else ""
+    lasts = f"for {_seconds(alarm['since_s'])}"
+    return f"alarm: {device or 'fleet'}, {lasts}: {alarm['cause']}; {act or REMEDIES.get(remedy, remedy)}"
 
 
 def _losses(device: Mapping[str, Any]) -> Iterator[str]:

@@ -14,9 +14,9 @@ from itertools import islice
 from typing import Any, Protocol, TypeVar
 
 from edgeasync.core.hub.effects import Discard, Fold, HubEffect, Report
-from edgeasync.core.hub.events import Evaluated, HubEvent, PushArrived, Revoked
+from edgeasync.core.hub.events import Evaluated, HubEvent, PushArrived
 from edgeasync.core.hub.machine import HubCore
-from edgeasync.core.hub.outcomes import BUFFERED, REVOKED, ROLLED_BACK, first_outcome, is_weighed, outcome_name
+from edgeasync.core.hub.outcomes import BUFFERED, first_outcome, is_weighed, outcome_name, why_dropped
 from edgeasync.core.recovery.log import Log
 from edgeasync.durable.disk import Disk
 from edgeasync.durable.history import Correction, EvaluationRow, UpdateRow, correct
@@ -131,8 +131,7 @@ class HistoryWriter:
                     self._correct(handle, "applied", entry, now_s)
                 noted = True
             elif kind is Discard and effect.handle in self._buffered:  # type: ignore[union-attr]
-                reason = REVOKED if type(event) is Revoked else ROLLED_BACK
-                self._correct(effect.handle, reason, entry, now_s)  # type: ignore[union-attr]
+                self._correct(effect.handle, why_dropped(effects), entry, now_s)  # type: ignore[union-attr]
                 noted = True
             elif kind is Report and effect.event == "evaluated":  # type: ignore[union-attr]
                 last = core.policy_engine.state.evaluations.last

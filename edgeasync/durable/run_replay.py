@@ -86,7 +86,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
 class Happening(msgspec.Struct, frozen=True, kw_only=True):
     """Any other event: a device joins or is lost, an alarm, a new lineage.
 
-    `version` is the newest version after the event.
+    `version` is the newest version after the event. `figures` are those of an alarm.
     """
 
     event: str
@@ -94,6 +94,7 @@ class Happening(msgspec.Struct, frozen=True, kw_only=True):
     hub_s: float
     device: str = ""
     detail: str = ""
+    figures: dict[str, float] = {}
     lineage: str
     version: int
 
@@ -392,7 +393,9 @@ class _Teller:
                 case Report(event="evaluated"):
                     yield self._evaluation(number, entry)
                 case Report():
-                    yield self._happening(number, entry, effect.event, effect.device_id, effect.detail)
+                    yield self._happening(
+                        number, entry, effect.event, effect.device_id, effect.detail, figures=effect.figures
+                    )
                 case Restore():
                     detail = f"an earlier model is now version {effect.number}"
                     yield self._happening(number, entry, "rolled_back", detail=detail)
@@ -456,13 +459,23 @@ class _Teller:
             best=progress.best is last,
         )
 
-    def _happening(self, number: int, entry: Entry, event: str, device: str = "", detail: str = "") -> Happening:
+    def _happening(
+        self,
+        number: int,
+        entry: Entry,
+        event: str,
+        device: str = "",
+        detail: str = "",
+        *,
+        figures: dict[str, float] | None = None,
+    ) -> Happening:
         return Happening(
             event=event,
             entry=number,
             hub_s=entry.now_s,
             device=device,
             detail=detail,
+            figures=figures or {},
             lineage=self._core.lineage,
             version=entry.version,
         )

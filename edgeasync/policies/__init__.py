@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from edgeasync.policies.combining import Combiner, RowCombiner
     from edgeasync.policies.frequency import Cadence, FrequencyController, Interval
     from edgeasync.policies.history import DeviceHistory, FleetHistory
-    from edgeasync.policies.monitor import Observation, Watch
+    from edgeasync.policies.monitor import Evidence, Observation, Watch
     from edgeasync.policies.staleness import Staleness, StalenessPolicy
     from edgeasync.policies.transforms import Conditions, Scaling, Transform
 
@@ -32,6 +32,7 @@ _HOMES = {
     "Conditions": "policies.transforms",
     "Contribution": "policies.aggregation",
     "DeviceHistory": "policies.history",
+    "Evidence": "policies.monitor",
     "Fleet": "policies.aggregation",
     "FleetHistory": "policies.history",
     "FrequencyController": "policies.frequency",
@@ -54,6 +55,7 @@ __all__ = [
     "Conditions",
     "Contribution",
     "DeviceHistory",
+    "Evidence",
     "Fleet",
     "FleetHistory",
     "FrequencyController",

@@ -24,12 +24,15 @@ from edgeasync.policies.combining import Combiner, Rows
 from edgeasync.policies.frequency import STEPS_MAX, Bound, Cadence, FrequencyController, Interval
 from edgeasync.policies.history import DeviceHistory, FleetHistory
 from edgeasync.policies.kinds import OWN
-from edgeasync.policies.monitor import FleetRemedy, Observation, Remedy, Scope, Watch
+from edgeasync.policies.monitor import Evidence, Observation, Remedy, Scope, Watch
 from edgeasync.policies.staleness import Staleness, StalenessPolicy
 from edgeasync.policies.transforms import Conditions, Scalars, Transform
 
 WORDS_MAX = 300
 """The longest sentence of a policy that is kept."""
+
+FIGURES_MAX, NAME_MAX = 8, 40
+"""The most figures of a watch that are kept, and the longest name of one."""
 
 STATE_VECTORS_MAX = 16
 SCALARS_MAX = 64
@@ -277,24 +280,31 @@ class FrequencyGuard(Guard):
 
 
 class WatchGuard(Guard):
-    """A watch that tells its causes in a sentence."""
+    """A watch that tells its evidence in a sentence and in figures."""
 
     protocol = Watch
 
     def __init__(self, part: Any, path: str) -> None:
         super().__init__(part, path)
         self.scope: Scope = self.word("scope", Scope)  # type: ignore[assignment]
-        remedies = Remedy if self.scope == "device" else FleetRemedy
-        self.remedy: Remedy = self.word("remedy", remedies)  # type: ignore[assignment]
+        self.remedy: Remedy = self.word("remedy", Remedy)  # type: ignore[assignment]
+        if self.scope == "device" and self.remedy != "alert":
+            raise self.wrong(f"remedy is {self.remedy!r}; a watch of devices only warns: make it 'alert'")
         self.count_max = int(self.number(part.count_max, "count_max", 1, 100_000))
         self.patient = self.flag("patient")
 
-    def cause(self, update: Observation, fleet: FleetHistory) -> str | None:
-        """Return a sentence, or `None`."""
+    def cause(self, update: Observation, fleet: FleetHistory) -> Evidence | None:
+        """Return what it finds, or `None`."""
         found = self.ask("cause", self.part.cause, update, fleet)
-        if found is not None and not isinstance(found, str):
-            raise self.wrong(f"cause returned {found!r:.60}; return a sentence, or None")
-        return None if found is None else found[:WORDS_MAX]
+        if found is None:
+            return None
+        if not isinstance(found, Evidence) or not isinstance(found.words, str):
+            raise self.wrong(f"cause returned {found!r:.60}; return an Evidence, or None")
+        figures = dict(list(found.figures.items())[:FIGURES_MAX])
+        return Evidence(
+            found.words[:WORDS_MAX],
+            {str(name)[:NAME_MAX]: self.number(value, f"figure {name}") for name, value in figures.items()},
+        )
 
     def trial(self) -> object:
         """Look at a usual update, one that is not finite, and one without a loss."""
@@ -303,7 +313,7 @@ class WatchGuard(Guard):
         updates = [
             Observation("device-1", 1.0, 8, 0.5, "device-1", base_loss=0.6, base_loss_before=0.7),
             Observation("device-1", math.nan, 8, math.nan, "device-1", finite=False),
-            Observation("device-2", 1e6, 1, None, "device-2", known=False, newness=1.0),
+            Observation("device-2", 1e6, 1, None, "device-2", known=False),
         ]
         decided = [self.cause(update, fleet) for update in updates]
         if _written(fleet) != before:

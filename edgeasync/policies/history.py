@@ -230,16 +230,14 @@ class VotesWithPeak(Votes, dict=True):
         self.noted = 0.0
         self._peak = None
 
-    def usual(self, newness: float = 0.0) -> float:
+    def usual(self, slack: float = 0.0) -> float:
         """Return what nobody need explain; infinity while too few voters are known, or all votes are 0.
 
-        A newcomer is where the others were at their peak: the model does not know its data yet. `newness` is 1 for
-        a voter's first update, and falls to 0.
+        With `slack`, from 0 to 1, it is at least this share of the peak.
         """
         if len(self.newest) < DEVICES_MIN:
             return math.inf
-        share = PEAK_SHARE + newness * (1.0 - PEAK_SHARE)
-        return max(self.median, share * self.peak) or math.inf
+        return max(self.median, max(PEAK_SHARE, slack) * self.peak) or math.inf
 
 
 class PastMedians:
@@ -509,13 +507,11 @@ class FleetHistory(msgspec.Struct, dict=True):
         previous = 0.0 if math.isnan(self.agreement) else self.agreement
         self.agreement = previous + (agreement - previous) * share
 
-    def forget(self) -> None:
+    def forget(self, *, keeps_lengths: bool = False) -> None:
         """Clear all reports after a rollback: they are of a model that is gone."""
         self.agreement = math.nan
-        for votes in (
-            self.lengths, self.norms, self.gradients,
-            self.scores, self.newest_losses, self.newest_variances, self.base_losses,
-        ):  # fmt: skip
+        lengths = () if keeps_lengths else (self.lengths, self.norms, self.gradients)
+        for votes in (*lengths, self.scores, self.newest_losses, self.newest_variances, self.base_losses):
             votes.clear()
         self.past_losses.clear()
         self.past_variances.clear()

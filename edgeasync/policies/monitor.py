@@ -2,8 +2,9 @@
 
 A watch looks either at one device's updates or at the whole fleet. An alarm begins when as many updates in a row
 as the watch asks for exceed its bound. It ends after `calm_updates` in a row, of that device or of the fleet, that
-do not. Its remedy holds as long as the alarm. All decisions follow from reported scalars, so a replay decides the
-same.
+do not. What a watch finds in a device is a warning for people: it never takes the device's weight. The remedy
+of a watch of the fleet holds as long as its alarm. All decisions follow from reported scalars, so a replay decides
+the same.
 """
 
 import math
@@ -20,9 +21,8 @@ from edgeasync.policies.history import (
     FleetHistory,
 )
 
-Remedy = Literal["alert", "increase_frequency", "reduce_lr", "reduce_local_lr", "rollback", "quarantine"]
+Remedy = Literal["alert", "increase_frequency", "reduce_lr", "reduce_local_lr", "rollback"]
 Scope = Literal["device", "fleet"]
-FleetRemedy = Literal["alert", "increase_frequency", "reduce_lr", "reduce_local_lr", "rollback"]
 
 LOST = 0.5
 """Share of the first losses up to which no rise of the loss is alarming: most of what was learnt still holds."""
@@ -49,7 +49,7 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
     whether this run has had the version that it was trained from. `base_loss` is the device's usual loss of
     the fleet's model in its last updates, and `base_loss_before` in those before them; NaN while there are too
     few. `lateness` is how many times as far behind as usual the update is, 1 to 2. `voter` is the device's key or,
-    without keys, its id. `newness` is 1 for a voter's first update, and falls to 0 as it sends more.
+    without keys, its id.
 
     >>> from edgeasync.policies import Observation
     >>> Observation("pi", norm=1.2, local_steps=16, loss=0.3).finite
@@ -66,7 +66,18 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
     base_loss: float = math.nan
     base_loss_before: float = math.nan
     lateness: float = 1.0
-    newness: float = 0.0
+
+
+class Evidence(msgspec.Struct, frozen=True):
+    """What a watch found: words for a person, and the figures that they rest on, by their names.
+
+    >>> from edgeasync.policies import Evidence
+    >>> Evidence("its loss is 1.77, the fleet's 0.002", {"loss": 1.77, "fleet_loss": 0.002}).figures["loss"]
+    1.77
+    """
+
+    words: str
+    figures: dict[str, float] = {}
 
 
 @runtime_checkable
@@ -75,19 +86,20 @@ class Watch(Protocol):
 
     Show every update to `cause`: with the scope "device" before `fleet` has recorded the update, with the scope
     "fleet" after that. An alarm begins when `count_max` updates in a row have a cause, and `remedy` applies while
-    it lasts. The answer depends on nothing but the arguments, so that a replay decides the same.
+    it lasts; that of a device's watch is "alert". The answer depends on nothing but the arguments, so that a
+    replay decides the same.
 
     >>> from typing import ClassVar
     >>> from edgeasync import Policy
-    >>> from edgeasync.policies import Plugin
+    >>> from edgeasync.policies import Evidence, Plugin
     >>> from edgeasync.policies.monitor import Monitor
     >>> class Silent(Plugin, frozen=True):
     ...     count_max: ClassVar[int] = 10
     ...     patient: ClassVar[bool] = False
     ...     scope: ClassVar[str] = "device"
-    ...     remedy: str = "alert"
+    ...     remedy: ClassVar[str] = "alert"
     ...     def cause(self, update, fleet):
-    ...         return "it tells no loss" if update.loss is None else None
+    ...         return Evidence("it tells no loss") if update.loss is None else None
     >>> policy = Policy(monitor=Monitor(watch=(Silent(),)))
     """
 
@@ -105,14 +117,15 @@ class Watch(Protocol):
     scope: ClassVar[Scope]
     """Whether its alarms are about a device or about the fleet."""
 
-    def cause(self, update: Observation, fleet: FleetHistory) -> str | None:
-        """Return in words what is alarming about the update or the fleet, or `None`."""
+    def cause(self, update: Observation, fleet: FleetHistory) -> Evidence | None:
+        """Return what is alarming about the update or the fleet, or `None`."""
 
 
 class _DeviceWatch(Section, frozen=True):
     paper: ClassVar[str] = ""
     scope: ClassVar[Scope] = "device"
     patient: ClassVar[bool] = False
+    remedy: ClassVar[Remedy] = "alert"
 
 
 class _FleetWatch(Section, frozen=True):
@@ -130,30 +143,23 @@ class UpdateNormWatch(_DeviceWatch, frozen=True, tag_field="kind", tag="update_n
 
     ratio_max: Annotated[RatioMax, Meta(description=NORM_RATIO)] = 4.0
     count_max: CountMax = 3
-    remedy: Annotated[Remedy, Meta(description="what the hub does about it")] = "quarantine"
 
-    def cause(self, update: Observation, fleet: FleetHistory) -> str | None:
+    def cause(self, update: Observation, fleet: FleetHistory) -> Evidence | None:
         """Compare the norm, and the norm over the root of the steps."""
         lengths = fleet.lengths
         if not update.norm > self.ratio_max * lengths.median:  # first, since it runs with every update
             return None
-        if not update.norm > self.ratio_max * lengths.usual(update.newness):
+        if not update.norm > self.ratio_max * lengths.usual():
             return None
-        by_root = update.norm / math.sqrt(update.local_steps)
-        return _over_usual(by_root, fleet.norms.usual(update.newness), self.ratio_max, "update")
-
-
-class GradientNormWatch(_DeviceWatch, frozen=True, tag_field="kind", tag="gradient_norm"):
-    """Find a device whose mean gradient (update over local steps) is far longer than the others'."""
-
-    ratio_max: Annotated[RatioMax, Meta(description=NORM_RATIO)] = 20.0
-    count_max: CountMax = 3
-    remedy: Annotated[Remedy, Meta(description="what the hub does about it")] = "quarantine"
-
-    def cause(self, update: Observation, fleet: FleetHistory) -> str | None:
-        """Compare the norm over the number of steps."""
-        usual = fleet.gradients.usual(update.newness)
-        return _over_usual(update.norm / update.local_steps, usual, self.ratio_max, "mean gradient")
+        by_root, usual = update.norm / math.sqrt(update.local_steps), fleet.norms.usual()
+        if not usual * self.ratio_max < by_root < math.inf:
+            return None
+        times = by_root / usual
+        return Evidence(
+            f"its updates are {times:.3g} times as long as is usual in the fleet: check the scale of its inputs "
+            "and its local learning rate",
+            {"times_usual": times},
+        )
 
 
 class NotFiniteWatch(_DeviceWatch, frozen=True, tag_field="kind", tag="not_finite"):
@@ -163,22 +169,22 @@ class NotFiniteWatch(_DeviceWatch, frozen=True, tag_field="kind", tag="not_finit
     """
 
     count_max: CountMax = 3
-    remedy: Annotated[Remedy, Meta(description="what the hub does about it")] = "quarantine"
 
-    def cause(self, update: Observation, fleet: FleetHistory) -> str | None:  # noqa: ARG002
+    def cause(self, update: Observation, fleet: FleetHistory) -> Evidence | None:  # noqa: ARG002
         """Look at the values and at the loss."""
-        return None if update.finite else "its updates or their losses are not finite: look at its data"
+        if update.finite:
+            return None
+        return Evidence("its updates or their losses are not finite: check its data for missing or huge values")
 
 
 class RefusedWatch(_DeviceWatch, frozen=True, tag_field="kind", tag="refused"):
     """A device whose updates are repeatedly from versions that this run never had: broken, or made up."""
 
     count_max: CountMax = 5
-    remedy: Annotated[Remedy, Meta(description="what the hub does about it")] = "quarantine"
 
-    def cause(self, update: Observation, fleet: FleetHistory) -> str | None:  # noqa: ARG002
+    def cause(self, update: Observation, fleet: FleetHistory) -> Evidence | None:  # noqa: ARG002
         """Look at the version."""
-        return None if update.known else "its updates are from versions that this run never had"
+        return None if update.known else Evidence("its updates are from versions that this run never had")
 
 
 class MisfitWatch(_DeviceWatch, frozen=True, tag_field="kind", tag="misfit"):
@@ -209,9 +215,8 @@ class MisfitWatch(_DeviceWatch, frozen=True, tag_field="kind", tag="misfit"):
             description="such updates in a row that are alarming; twice as many from a slow device",
         ),
     ] = 6
-    remedy: Annotated[Remedy, Meta(description="what the hub does about it")] = "quarantine"
 
-    def cause(self, update: Observation, fleet: FleetHistory) -> str | None:
+    def cause(self, update: Observation, fleet: FleetHistory) -> Evidence | None:
         """Compare the device's median loss of the fleet's model with the others', the first ones, and its own."""
         own, votes = update.base_loss, fleet.base_losses
         if math.isnan(own):  # first, since it runs with every update
@@ -221,17 +226,19 @@ class MisfitWatch(_DeviceWatch, frozen=True, tag_field="kind", tag="misfit"):
         usual = votes.median
         if own <= self.ratio_max * usual or own < self.falling * update.base_loss_before:
             return None
-        losses_told = f"its loss is {own:.3g}, the fleet's {usual:.3g}"
-        return f"the model does not learn its data: {losses_told}: look at its labels and inputs"
+        return Evidence(
+            f"the model does not fit its data (loss {own:.3g}, the fleet's {usual:.3g}): check labels and inputs",
+            {"loss": own, "fleet_loss": usual},
+        )
 
 
 class LossWatch(_FleetWatch, frozen=True, tag_field="kind", tag="loss"):
     """Find when the loss of the whole fleet, and of more than half of the voters, rises well above its average."""
 
     ratio_max: Annotated[RatioMax, Meta(description="times the median of the losses that is still calm")] = 3.0
-    remedy: Annotated[FleetRemedy, Meta(description="what the hub does about it")] = "rollback"
+    remedy: Annotated[Remedy, Meta(description="what the hub does about it")] = "rollback"
 
-    def cause(self, update: Observation, fleet: FleetHistory) -> str | None:  # noqa: ARG002
+    def cause(self, update: Observation, fleet: FleetHistory) -> Evidence | None:  # noqa: ARG002
         """Compare the last quarter of the losses with their median, unless most of what was learnt still holds."""
         loss, usual = fleet.loss, fleet.past_losses.usual
         bound = self.ratio_max * usual
@@ -241,16 +248,17 @@ class LossWatch(_FleetWatch, frozen=True, tag_field="kind", tag="loss"):
             return None
         if not fleet.newest_losses.reached_by_most > bound:
             return None
-        return f"the loss is {loss:.3g}, {loss / usual:.1f} times its median"
+        figures = {"loss": loss, "usual": usual}
+        return Evidence(f"the loss is {loss:.3g}, {loss / usual:.1f} times its median", figures)
 
 
 class LossVarianceWatch(_FleetWatch, frozen=True, tag_field="kind", tag="loss_variance"):
     """Find when the losses of the whole fleet vary far more than before."""
 
     ratio_max: Annotated[RatioMax, Meta(description="times the median of the variances that is still calm")] = 8.0
-    remedy: Annotated[FleetRemedy, Meta(description="what the hub does about it")] = "increase_frequency"
+    remedy: Annotated[Remedy, Meta(description="what the hub does about it")] = "increase_frequency"
 
-    def cause(self, update: Observation, fleet: FleetHistory) -> str | None:  # noqa: ARG002
+    def cause(self, update: Observation, fleet: FleetHistory) -> Evidence | None:  # noqa: ARG002
         """Compare the last quarter of the variances with their median, unless losses are small by now."""
         variance, usual = fleet.loss_variance, fleet.past_variances.usual
         bound = self.ratio_max * usual
@@ -260,19 +268,21 @@ class LossVarianceWatch(_FleetWatch, frozen=True, tag_field="kind", tag="loss_va
             return None
         if self.remedy == "rollback" and not fleet.newest_variances.reached_by_most > bound:
             return None
-        return f"the variance of the losses is {variance:.3g}, {variance / usual:.1f} times its median"
+        words = f"the variance of the losses is {variance:.3g}, {variance / usual:.1f} times its median"
+        return Evidence(words, {"loss_variance": variance, "usual": usual})
 
 
 class DisagreementWatch(_FleetWatch, frozen=True, tag_field="kind", tag="disagreement"):
     """Find when devices pull in opposite directions: the mean cosine between updates of one fold is negative."""
 
     cosine_min: Annotated[float, Meta(ge=-1.0, le=1.0, description="mean cosine that is still calm")] = -0.05
-    remedy: Annotated[FleetRemedy, Meta(description="what the hub does about it")] = "reduce_lr"
+    remedy: Annotated[Remedy, Meta(description="what the hub does about it")] = "reduce_lr"
 
-    def cause(self, update: Observation, fleet: FleetHistory) -> str | None:  # noqa: ARG002
+    def cause(self, update: Observation, fleet: FleetHistory) -> Evidence | None:  # noqa: ARG002
         """Compare the moving average with the bound, unless losses are small by now."""
         if fleet.agreement < self.cosine_min and not fleet.settled:
-            return f"updates pull apart: their mean cosine is {fleet.agreement:.2f}"
+            words = f"updates pull apart: their mean cosine is {fleet.agreement:.2f}"
+            return Evidence(words, {"cosine": fleet.agreement})
         return None
 
 
@@ -284,19 +294,19 @@ class ThresholdWatch(_FleetWatch, frozen=True, tag_field="kind", tag="threshold"
         Meta(description="`gradient_norm` is that of an update over its local steps, learning rate included"),
     ] = "loss_variance"
     threshold: Annotated[float, Meta(ge=0.0, le=1e9, description="the highest figure that is still calm")] = 0.5
-    remedy: Annotated[FleetRemedy, Meta(description="what the hub does about it")] = "increase_frequency"
+    remedy: Annotated[Remedy, Meta(description="what the hub does about it")] = "increase_frequency"
 
-    def cause(self, update: Observation, fleet: FleetHistory) -> str | None:  # noqa: ARG002
+    def cause(self, update: Observation, fleet: FleetHistory) -> Evidence | None:  # noqa: ARG002
         """Compare the figure with the bound."""
         found = fleet.gradients.median if self.metric == "gradient_norm" else getattr(fleet, self.metric)
         if not found > self.threshold:  # nor before the first figure
             return None
-        return f"the {self.metric} is {found:.3g}, and the threshold {self.threshold:g}"
+        words = f"the {self.metric} is {found:.3g}, and the threshold {self.threshold:g}"
+        return Evidence(words, {self.metric: found})
 
 
 WatchKind = (
     UpdateNormWatch
-    | GradientNormWatch
     | NotFiniteWatch
     | RefusedWatch
     | MisfitWatch
@@ -333,17 +343,21 @@ class Monitor(Section, frozen=True):
         ),
     ] = 1.0
 
-    def norm_max(self, fleet: FleetHistory, newness: float = 0.0) -> float:
+    probation: Annotated[
+        float,
+        Meta(
+            gt=0.0,
+            le=1.0,
+            description="the most that an update of a device on probation counts with, in times the usual length; "
+            'only under `trust = "open"`',
+        ),
+    ] = 0.25
+
+    def norm_max(self, fleet: FleetHistory, slack: float = 0.0) -> float:
         """Return the norm that longer updates are shortened to; infinity while too few voters are known."""
-        return self.clip * fleet.lengths.usual(newness) if self.clip else math.inf
+        return self.clip * fleet.lengths.usual(slack) if self.clip else math.inf
 
     @property
     def rolls_back(self) -> bool:
         """Whether a watch may return the hub to an earlier version."""
         return any(watch.remedy == "rollback" for watch in self.watch)
-
-
-def _over_usual(length: float, usual: float, ratio_max: float, what: str) -> str | None:
-    if not usual * ratio_max < length < math.inf:
-        return None
-    return f"the norm of its {what} is {length / usual:.3g} times what is usual in the fleet"

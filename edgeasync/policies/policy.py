@@ -17,15 +17,19 @@ from edgeasync.policies.aggregation import (
     QuorumAggregator,
     SynchronousAggregator,
 )
-from edgeasync.policies.combining import Combiner, MeanCombiner
+from edgeasync.policies.combining import CentredClipCombiner, Combiner, MeanCombiner
 from edgeasync.policies.frequency import AdaptiveFrequency, FixedFrequency, FrequencyController
 from edgeasync.policies.guards import plugin_name, try_plugins
 from edgeasync.policies.monitor import Monitor
-from edgeasync.policies.optimizers import Nesterov, check_chain
+from edgeasync.policies.optimizers import SGD, Nesterov, check_chain
 from edgeasync.policies.staleness import PolynomialStaleness, StalenessPolicy
 from edgeasync.policies.transforms import Transform
 
 Take = Literal["all", "better", "best"]
+FleetTrust = Literal["admitted", "open"]
+
+_MEAN = MeanCombiner()
+_OPTIMIZER = (Nesterov(learning_rate=1.25, learning_rate_max=1.75, momentum=0.85, staleness_max=0.5),)
 
 ONE_BY_ONE = "needs updates that are folded together, and {} folds them one by one"
 
@@ -81,6 +85,14 @@ class Policy(Section, frozen=True):
     >>> policy = Policy(staleness=HingeStaleness(slope=0.5, free=4))
     """
 
+    trust: Annotated[
+        FleetTrust | None,
+        Meta(
+            description="`admitted`: the operator knows the devices; each update is bounded, and odd devices are "
+            "warned of. `open`: anybody may send; updates are combined robustly, odd devices are on probation. "
+            "By default `open` for a hub that is `insecure` beyond loopback, and else `admitted`"
+        ),
+    ] = None
     staleness: StalenessPolicy = PolynomialStaleness()
     compensation: DelayCompensation | None = None
     take: Annotated[
@@ -105,10 +117,8 @@ class Policy(Section, frozen=True):
         ),
     ] = False
     aggregate: Aggregator = QuorumAggregator()
-    combine: Combiner = MeanCombiner()
-    optimizer: Annotated[tuple[Transform, ...], Meta(min_length=1)] = (
-        Nesterov(learning_rate=1.25, learning_rate_max=1.75, momentum=0.85, staleness_max=0.5),
-    )
+    combine: Combiner = _MEAN
+    optimizer: Annotated[tuple[Transform, ...], Meta(min_length=1)] = _OPTIMIZER
     frequency: FrequencyController = AdaptiveFrequency()
     overlap_steps_max: Annotated[
         int,
@@ -132,6 +142,8 @@ class Policy(Section, frozen=True):
     monitor: Monitor = Monitor()
 
     def __post_init__(self) -> None:
+        if self.trust == "open":
+            self._combine_robustly()
         try_plugins(self)
         check_chain(self.optimizer)
         if self.behind_max is not None and not 1.0 < self.behind_max < math.inf:
@@ -145,6 +157,13 @@ class Policy(Section, frozen=True):
                 raise ValueError("warm_up and aggregate want different updates: both model_average, or neither")
             _check_gathering(self, self.warm_up.aggregate, self.warm_up.frequency)
             _check_delay(self, self.warm_up.frequency)
+
+    def _combine_robustly(self) -> None:
+        """Replace parts that were left out, so that they are the defaults themselves, by what withstands lies."""
+        if self.combine is _MEAN:
+            msgspec.structs.force_setattr(self, "combine", CentredClipCombiner())
+        if self.optimizer is _OPTIMIZER:
+            msgspec.structs.force_setattr(self, "optimizer", (SGD(),))
 
 
 def folds_one_by_one(aggregate: Aggregator) -> bool:
@@ -189,6 +208,8 @@ def _check_delay(policy: Policy, frequency: FrequencyController) -> None:
 def _check_shares(policy: Policy, aggregate: Aggregator) -> None:
     """Raise `ValueError` for unequal shares, which a robust combiner cannot give to devices."""
     kind = _kind(policy.combine)
+    if policy.trust == "open" and isinstance(policy.combine, CentredClipCombiner):
+        kind += " (the default of trust = 'open')"
     if policy.take == "best":
         raise ValueError(f"take: of the best update alone there is no {kind}; combine = mean goes with it")
     if isinstance(aggregate, Averaging) and (aggregate.balance or aggregate.weigh_by == "examples"):
@@ -204,6 +225,10 @@ class PolicySet(Protocol):
 
     Use each part as its own protocol says. A policy does not change while a hub uses it; all state is the hub's.
     """
+
+    @property
+    def trust(self) -> FleetTrust | None:
+        """Whether anybody may send updates."""
 
     @property
     def staleness(self) -> StalenessPolicy:

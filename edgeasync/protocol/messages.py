@@ -232,23 +232,12 @@ class Push(Message, frozen=True, gc=False):
     validation_loss: float | None = None
 
 
-class Quarantine(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Why a device's updates do not count for now, and how many calm updates in a row end that."""
-
-    cause: Sentence
-    calm_updates: Count
-
-
 class Ack(Message, frozen=True, gc=False):
-    """Hub to device: the outcome of push `seq`. Travels alone or inside an `Assignment`.
-
-    `quarantine` is set as long as the hub's monitor rejects the device's updates.
-    """
+    """Hub to device: the outcome of push `seq`. Travels alone or inside an `Assignment`."""
 
     kind = 5
     seq: Count
     outcome: Outcome
-    quarantine: Quarantine | None = None
 
 
 class Deltas(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -348,6 +337,7 @@ RefusalCode = Literal[
     "retired_state",
     "sequence",
     "superseded",
+    "unknown_device",
     "unknown_session",
 ]
 
@@ -417,10 +407,24 @@ class Wake(Message, frozen=True):
     kind = 19
 
 
+class Order(Message, frozen=True):
+    """Operator to hub: let no update of this device, and of others with its key, count; or release them.
+
+    The answer is a `Status`, or a `Refuse` if the hub knows no such device. To give an order twice does no harm.
+    """
+
+    kind = 20
+    device_id: DeviceId
+    order: Literal["quarantine", "release"]
+
+
+Request = StatusRequest | Wake | Order
+"""What needs no session, and is answered with a `Status`."""
+
 MESSAGES: dict[int, type[Message]] = {
     message.kind: ready(message)
     for message in (
         Hello, Welcome, Fetch, Push, Ack, Assignment, Piece, Credit, Ping, Pong, Leave, Refuse,
-        StatusRequest, Status, FetchGraph, Graph, Enrol, Enrolled, Wake,
+        StatusRequest, Status, FetchGraph, Graph, Enrol, Enrolled, Wake, Order,
     )
 }  # fmt: skip

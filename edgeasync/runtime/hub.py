@@ -59,6 +59,8 @@ from edgeasync.training.evaluation import Evaluator, plain
 LINGER_MS = 500
 """How long a closing hub keeps sending its goodbyes."""
 
+MANY_NAMES = "without keys a machine can take many names: policy.trust = 'open' does not protect against that"
+
 CLOSE_S = 60.0
 """How long a stopping hub waits for its last fold and for the disk."""
 
@@ -408,6 +410,8 @@ class Hub:
                 worker.start()
             try:
                 self.report(Report("listening", detail=self.address))
+                if self._policy.trust == "open" and self._keys is None:
+                    self.report(Report("warning", detail=MANY_NAMES))
                 self._resume()
                 if self._gate is not None:
                     keyed = [member for member in self.core.members.members.values() if member.key]

@@ -25,14 +25,14 @@ from edgeasync.durable.checkpoint import CheckpointStore
 from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.history import ROWS_MAX
 from edgeasync.durable.json_file import read_json
-from edgeasync.errors import AddressError, DataError, StorageError
+from edgeasync.errors import AddressError, ConfigError, DataError, StorageError
 from edgeasync.losses import CrossEntropy, find_loss, kind_of
 from edgeasync.plugins import Trust, refuse_modules_in
 from edgeasync.policies.frequency import AdaptiveFrequency
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol.codecs import ELEMENTWISE
 from edgeasync.protocol.messages import OtherFrozen
-from edgeasync.runtime.address import DEFAULT_ADDRESS
+from edgeasync.runtime.address import DEFAULT_ADDRESS, is_within_machine
 from edgeasync.runtime.evaluation import make_evaluator
 from edgeasync.runtime.graph_model import FORWARD_FILE, HubGraph, load_graph, with_own_loss
 from edgeasync.runtime.hub import RECORD_FILE, Hub, OnReport
@@ -70,6 +70,12 @@ class HubSection(Section, frozen=True):
 
     def __post_init__(self) -> None:
         force_setattr(self, "bind", whole_address(self.bind))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anybody on a network may send updates."""
+        here = is_within_machine(self.bind) or not self.bind.startswith("tcp://")
+        return self.insecure and self.keys is None and not here
 
 
 class EvaluationSection(Section, frozen=True):
@@ -119,6 +125,22 @@ class RunSettings(Section, frozen=True):
             codec=self.codec,
             frozen=self.hub.frozen,
         )
+
+    @property
+    def fleet_policy(self) -> Policy:
+        """The policy. Unless it says so itself, who may reach the hub decides whether it trusts its devices.
+
+        Raises `ConfigError` for a policy that cannot do without trust.
+        """
+        if not isinstance(self.policy, Policy) or self.policy.trust is not None:
+            return self.policy
+        try:
+            return replace(self.policy, trust="open" if self.hub.is_open else "admitted")
+        except ValueError as error:
+            raise ConfigError(
+                f"policy: {error}. This hub is open to all, so it combines updates robustly: change that, give "
+                "the hub keys, or set policy.trust = 'admitted' if you trust all who reach it"
+            ) from error
 
     @property
     def quiet(self) -> bool:
@@ -181,6 +203,8 @@ class HubSettings(RunSettings, frozen=True, kw_only=True):
         `trust_code` the hub imports plugins that only the run's folder names.
         """
         refuse_modules_in(expanded(self.hub.run))
+        if (policy := self.fleet_policy) is not self.policy:
+            return replace(self, policy=policy).make_hub(on_report, load=load, trust_code=trust_code)
         if isinstance(self.model, OnnxModel) and (own := with_own_loss(self.model)) != self.model:
             settings = replace(self, model=own)  # its record then needs no file
             return settings.make_hub(on_report, load=load, trust_code=trust_code)

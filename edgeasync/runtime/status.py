@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import re
 import time
 from pathlib import Path
 from typing import Any, Literal
@@ -10,9 +11,9 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from edgeasync.durable.keys import operator_keys
-from edgeasync.errors import AccessError, HubUnreachableError, ProtocolError
+from edgeasync.errors import AccessError, ConfigError, HubUnreachableError, ProtocolError
 from edgeasync.protocol import wire
-from edgeasync.protocol.messages import Status, StatusRequest, Wake
+from edgeasync.protocol.messages import DEVICE_ID_PATTERN, Order, Refuse, Request, Status, StatusRequest, Wake
 from edgeasync.runtime.address import check_connect, is_ipv6
 from edgeasync.runtime.curve import mechanism_at
 from edgeasync.runtime.dealer import Pair, connect, make_dealer
@@ -62,18 +63,36 @@ def fetch_status(
     0
     """
     pair = None if keys is None else operator_keys(keys)
-    return ask_status(address, timeout_s, pair, wake=wake)
+    return ask(address, timeout_s, pair, Wake() if wake else StatusRequest())
 
 
-def ask_status(address: str, timeout_s: float, pair: Pair | None, *, wake: bool = False) -> dict[str, Any]:
-    """Return the status that the hub at `address` shows to the holder of a key: `pair` is its own, and the hub's.
+def give_order(
+    address: str,
+    device_id: str,
+    order: Literal["quarantine", "release"],
+    timeout_s: float = 3.0,
+    keys: Path | None = None,
+) -> dict[str, Any]:
+    """Exclude a device of the hub at `address` and all others with its key, or release them; return the status.
 
-    Raises what `fetch_status` raises.
+    What an excluded device sends does not count, over restarts of hub and device, until it is released. The order
+    is on the hub's disk when this returns. Raises what `fetch_status` raises, and `ConfigError` if the hub
+    knows no such device.
+    """
+    if not re.match(DEVICE_ID_PATTERN, device_id):
+        raise ConfigError(f"{device_id!r} is not a device's name; 'edgeasync status' lists those of the hub")
+    pair = None if keys is None else operator_keys(keys)
+    return ask(address, timeout_s, pair, Order(device_id, order))
+
+
+def ask(address: str, timeout_s: float, pair: Pair | None, question: Request) -> dict[str, Any]:
+    """Return the status that the hub at `address` answers the holder of a key: `pair` is its own, and the hub's.
+
+    Raises what `fetch_status` raises, and `ConfigError` if the hub refuses.
     """
     check_connect(address, insecure=True)  # a status tells nothing that is worth a device's trust
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     until_s, cuts = time.monotonic() + timeout_s, 0
-    question = Wake() if wake else StatusRequest()
     try:
         while True:
             frames, ending = _ask(context, address, pair, until_s, question)
@@ -115,7 +134,7 @@ def _ask(
     address: str,
     pair: Pair | None,
     until_s: float,
-    question: StatusRequest | Wake,
+    question: Request,
 ) -> tuple[list[bytes] | None, _Ending]:
     """Ask over a connection of its own; return the answer, if there is one, and else what became of it."""
     socket = make_dealer(context, STATUS_BYTES_MAX, pair, ipv6=is_ipv6(address))
@@ -157,6 +176,8 @@ def _check_keys(address: str, ending: _Ending, cuts: int, *, keyed: bool) -> Non
 
 
 def _read(frames: list[bytes]) -> dict[str, Any]:
+    if len(frames) == 1 and isinstance(refuse := wire.decode(frames[0]), Refuse):
+        raise ConfigError(f"the hub refuses: {refuse.sentence}")
     if len(frames) != 2 or not isinstance(wire.decode(frames[0]), Status):
         raise ProtocolError("no status")
     status = parse_json(frames[1], dict[str, Any])

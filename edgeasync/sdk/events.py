@@ -119,6 +119,8 @@ class Best(Event, frozen=True):
 class Alert(Event, frozen=True):
     """The hub noticed something odd, about a `device` or, if that is empty, about the fleet.
 
+    `figures` are those of an alarm, by name, such as `loss` and `fleet_loss`.
+
     >>> from edgeasync.callbacks import AlertEvent
     >>> AlertEvent(time_s=2.0, device="", detail="updates pull apart").device
     ''
@@ -126,6 +128,7 @@ class Alert(Event, frozen=True):
 
     device: str
     detail: str
+    figures: dict[str, float] = {}
 
 
 class Exchange(Event, frozen=True):

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -27,13 +27,17 @@ _JOINED = ("joined", "rejoined", "reconnected")
 _ODD = ("alarm", "warning", "not_writing")
 
 
-def event_of(name: str, device: str, detail: str, time_s: float) -> events.Event | None:
+def event_of(
+    name: str, device: str, detail: str, time_s: float, figures: Mapping[str, float]
+) -> events.Event | None:
     """Return the event of a hub's report, if a device has come or left, or something is odd."""
     if name in _JOINED:
         return events.Join(time_s=time_s, device=device)
     if name in _LEFT:
         return events.Leave(time_s=time_s, device=device, detail=detail)
-    return events.Alert(time_s=time_s, device=device, detail=detail) if name in _ODD else None
+    if name in _ODD:
+        return events.Alert(time_s=time_s, device=device, detail=detail, figures=dict(figures))
+    return None
 
 
 class Observer:
@@ -93,7 +97,7 @@ class Observer:
 
     def _on_decided(self, report: Report, now_s: float) -> None:
         """Tell what the core reports, as it is now, once it is on disk."""
-        told = event_of(report.event, report.device_id, report.detail, now_s)
+        told = event_of(report.event, report.device_id, report.detail, now_s, report.figures)
         if isinstance(told, events.Leave):
             self._diverged.discard(report.device_id)
         elif report.event == "finished":
@@ -111,7 +115,7 @@ class Observer:
             return
         if report.event == "listening":
             self._listening()
-        told = event_of(report.event, report.device_id, report.detail, self.now_s)
+        told = event_of(report.event, report.device_id, report.detail, self.now_s, report.figures)
         if told is not None:
             self._note(told)
 

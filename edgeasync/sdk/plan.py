@@ -198,7 +198,8 @@ def _sections(
         raise ConfigError(f"settings has hub.{said[0]}: that is said by an argument, or has no meaning here")
     sections = convert({**table, "hub": {**hub, **dict(own)}}, RunSettings, where="settings")
     stop = StopCondition() if until is None else until.condition()
-    return replace(sections, hub=replace(sections.hub, stop=stop), policy=policy or sections.policy)
+    sections = replace(sections, hub=replace(sections.hub, stop=stop), policy=policy or sections.policy)
+    return replace(sections, policy=sections.fleet_policy)
 
 
 def make_evaluator(evaluate: object, until: Stop | None, prepared: Prepared) -> Evaluator | None:

@@ -158,8 +158,9 @@ def _read_events(folder: Path) -> list[Event]:
         return found
 
     def note(line: Line) -> bool:
-        if isinstance(line, Happening) and (event := event_of(line.event, line.device, line.detail, line.hub_s)):
-            found.append(event)
+        if isinstance(line, Happening):
+            event = event_of(line.event, line.device, line.detail, line.hub_s, line.figures)
+            found.extend(() if event is None else (event,))
         return True
 
     parts: list[int | None] = [None]

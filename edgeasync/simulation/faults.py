@@ -151,9 +151,19 @@ class BreakConnection(_Fault, frozen=True, tag="break_connection"):
     device: str
 
 
+# -- an operator -----------------------------------------------------------------------------------------------
+
+
+class QuarantineDevice(_Fault, frozen=True, tag="quarantine_device"):
+    """Let an operator exclude a device, and release it in `for_s`; each order is repeated until it is answered."""
+
+    device: str
+    for_s: Seconds
+
+
 HubFault = CrashHub | CrashHubAtDisk | RestoreBackup | SlowDisk | FailingDisk | FullDisk | ReadOnlyDisk
 DeviceFault = CutPower | HangTrainer | JumpClock | Suspend | Partition | BadLink | BreakConnection
-Fault = HubFault | DeviceFault
+Fault = HubFault | DeviceFault | QuarantineDevice
 
 
 # -- when ------------------------------------------------------------------------------------------------------
@@ -234,6 +244,9 @@ def draw_faults(seed: int, devices: Sequence[str], until_s: float, *, hub: bool 
         planned.append(_planned(fault, random, devices, until_s))
         if isinstance(fault, FailingDisk) and random.random() < 0.9:
             planned.append(_soon_after(planned[-1], CrashHub(power_cut=True), random))
+    if random.random() < 0.5:
+        excluded = QuarantineDevice(random.choice(devices), _seconds(random, 6.0))
+        planned.append(_planned(excluded, random, devices, until_s))
     if random.random() < 0.3:
         trouble = _trouble(random)  # of all, all the time
         planned += [At(0.0, BadLink(device, until_s, trouble)) for device in devices]

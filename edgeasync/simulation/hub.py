@@ -24,12 +24,15 @@ from edgeasync.durable.recovery import Rules
 from edgeasync.durable.run import Run
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.policies.policy import PolicySet
+from edgeasync.protocol import wire
 from edgeasync.protocol.graph import ShippedGraph
-from edgeasync.protocol.messages import ModelVersion
+from edgeasync.protocol.messages import ModelVersion, Order
 from edgeasync.protocol.wire import Buffer
 from edgeasync.simulation.clock import VirtualClock
 
 Result = TypeVar("Result")
+
+OPERATOR = Sender(b"operator".ljust(32, b"\0"), "operator", "operator")
 
 Connections = Literal["silent", "broken", "kept"]
 """What becomes of connections when a hub dies: nobody hears of it, the devices do, or others take them over."""
@@ -91,6 +94,11 @@ class SimulatedHub:
     def model(self) -> Vector:
         """The newest model."""
         return self.engine.model.current.vector
+
+    def order(self, device_id: str, order: Literal["quarantine", "release"]) -> None:
+        """Let an operator give an order."""
+        message = wire.encode(Order(device_id, order))
+        self.engine.on_message(OPERATOR.key, message, None, self._now_s(), OPERATOR)
 
     def start(self) -> None:
         """Begin, or resume from the disk; raises `StorageError` if it holds what cannot be had back."""

@@ -1,9 +1,14 @@
 """Carries out a `FaultPlan` on a simulated hub and its devices, and heals everything in the end."""
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Literal, Protocol
 
+from edgeasync.core.engine.sender import Sender
+from edgeasync.core.hub.events import Peer
 from edgeasync.errors import EdgeAsyncError
+from edgeasync.protocol import wire
+from edgeasync.protocol.messages import Order, Refuse, Status
+from edgeasync.protocol.wire import Buffer
 from edgeasync.simulation.clock import VirtualClock
 from edgeasync.simulation.disk import SimulatedDisk
 from edgeasync.simulation.faults import (
@@ -21,6 +26,7 @@ from edgeasync.simulation.faults import (
     JumpClock,
     Partition,
     Planned,
+    QuarantineDevice,
     ReadOnlyDisk,
     RestoreBackup,
     SlowDisk,
@@ -38,6 +44,12 @@ HUNG_STEP_S = 1e9
 
 START_AGAIN_S = 0.5
 """When a hub that could not start is started again."""
+
+
+ORDER_AGAIN_S = 0.7
+"""How long an operator waits for an answer until it gives the order again."""
+
+OPERATOR = Sender(bytes(32), "admin", "operator")
 
 
 class CrashingHub(Protocol):
@@ -58,6 +70,15 @@ class CrashingHub(Protocol):
 
     def start(self) -> None:
         """Start it on what its disk holds."""
+
+    def connect(self, peer: Peer, deliver: Callable[[bytes, Buffer | None], None], sender: Sender) -> None:
+        """Open a connection under a key."""
+
+    def disconnect(self, peer: Peer) -> None:
+        """Close a connection."""
+
+    def receive(self, peer: Peer, header: bytes, payload: Buffer | None) -> None:
+        """Receive a message over a connection, if it is still there."""
 
 
 class FaultInjector:
@@ -85,6 +106,9 @@ class FaultInjector:
         self._steps_s = {name: device.step_s for name, device in devices.items()}
         self._under_way: list[tuple[Fault, float]] = []
         self._waiting: list[WhenSteps | WhenVersion] = []
+        self._operators = 0
+        self._newest_order: dict[str, int] = {}
+        self._excluded: set[str] = set()
         self._dying = CrashHub()
         self._again: CrashHubAtDisk | None = None
         self._healed = False
@@ -117,6 +141,9 @@ class FaultInjector:
             device.resume()
             if not device.running and device.finished is None:
                 device.start()
+        self._excluded.clear()
+        for name in self._newest_order:  # a backup that was put back may have an order that was ended since
+            self._order(name, "release")
 
     # -- when ------------------------------------------------------------------------------------------------
 
@@ -151,6 +178,8 @@ class FaultInjector:
                 self._crash_hub(fault)
             case CrashHubAtDisk() | RestoreBackup() | FailingDisk() | FullDisk() | ReadOnlyDisk() | SlowDisk():
                 self._trouble_disk(fault)
+            case QuarantineDevice():
+                self._quarantine(fault)
             case _:
                 if (device := self._devices.get(fault.device)) is not None:
                     self._trouble_device(device, fault)
@@ -269,6 +298,49 @@ class FaultInjector:
         disk.capacity_bytes = disk.used_bytes + min(free) if free else None
         slow = [fault.sync_s for fault in under_way if isinstance(fault, SlowDisk)]
         self._hub.sync_s = max([self._sync_s, *slow])
+
+    # -- the operator ----------------------------------------------------------------------------------------
+
+    def _quarantine(self, fault: QuarantineDevice) -> None:
+        """Exclude a device unless it is excluded already, and release it later."""
+        if fault.device in self._excluded:
+            return
+        self._excluded.add(fault.device)
+        self._order(fault.device, "quarantine")
+
+        def release() -> None:
+            self._excluded.remove(fault.device)
+            self._order(fault.device, "release")
+
+        self._later(fault.for_s, release)
+
+    def _order(self, device: str, order: Literal["quarantine", "release"]) -> None:
+        """Give an order, over a new connection each time, until it is answered or another takes its place."""
+        self._operators += 1
+        number = self._operators
+        self._newest_order[device] = number
+        answered = False
+
+        def hear(header: bytes, payload: Buffer | None) -> None:  # noqa: ARG001
+            nonlocal answered
+            message = wire.decode(header)
+            answered = answered or isinstance(message, Status)
+            answered = answered or (isinstance(message, Refuse) and message.code == "unknown_device")
+
+        def give(times: int) -> None:
+            if answered or self._newest_order[device] != number:
+                return
+            peer = f"operator#{number}.{times}".encode()
+            if self._hub.running:
+                self._hub.connect(peer, hear, OPERATOR)
+                self._hub.receive(peer, wire.encode(Order(device, order)), None)
+            self._clock.at(self._clock.now_s + ORDER_AGAIN_S, lambda: again(peer, times + 1))
+
+        def again(peer: Peer, times: int) -> None:
+            self._hub.disconnect(peer)
+            give(times)
+
+        give(1)
 
     # -- devices ---------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from msgspec import inspect
 
+from edgeasync.cli.status import REMEDIES
 from edgeasync.core.hub.events import Evaluated, Received
 from edgeasync.core.hub.machine import HubCore
 from edgeasync.core.hub.membership import DeviceState
@@ -34,7 +35,7 @@ from edgeasync.protocol.messages import (
     Frozen,
     Hello,
     ModelVersion,
-    Quarantine,
+    Order,
     RefusalCode,
     Rejected,
 )
@@ -78,9 +79,7 @@ def test_every_field_is_described_in_order_with_its_default(kind):
     check_fields(message, section(f"### {message.__name__} ({kind})"))
 
 
-@pytest.mark.parametrize(
-    "struct", [ModelVersion, DeviceProfile, Deltas, Frozen, Quarantine, ParameterSpec, Parameter]
-)
+@pytest.mark.parametrize("struct", [ModelVersion, DeviceProfile, Deltas, Frozen, ParameterSpec, Parameter])
 def test_inner_arrays_are_described_in_order(struct):
     check_fields(struct, section(f"### {struct.__name__}"))
 
@@ -200,8 +199,14 @@ def test_the_status_has_the_keys_that_are_described():
     core.handle(Received(b"peer", Hello("a", bytes(16), 1)), 0.0)
     for _ in range(3):
         core.policy_engine.divergence.watch_device(
-            Observation("a", math.nan, 1, math.nan, finite=False), core.policy_engine.state.fleet, 1
+            Observation("a", math.nan, 1, math.nan, core.members.members["a"].voter, finite=False),
+            core.policy_engine.state.fleet,
+            0.0,
+            voters=("a",),
+            voters_live=1,
         )
+    status_with_alarm = core.status(1.0)
+    core.handle(Received(b"operator", Order("a", "release")), 1.0)
     core.policy_engine.observe_evaluation(Evaluated(0, 1.0, 0.5), 0.0)
     status = core.status(1.0)
     found = {
@@ -209,7 +214,9 @@ def test_the_status_has_the_keys_that_are_described():
         "`traffic`": status["traffic"],
         "`tempo`": status["tempo"],
         "`fleet`": status["fleet"],
-        "Each alarm": status["alarms"][0],
+        "Each alarm": (alarm := status_with_alarm["alarms"][0]),
+        "Each cause of an alarm": alarm["causes"][0],
+        "Each alarm that is over": status["alarms_past"][0],
         "`evaluation` and `best`": status["evaluation"],
         "Each device": status["devices"][0],
     }
@@ -217,7 +224,8 @@ def test_the_status_has_the_keys_that_are_described():
     assert tuple(tables.pop("The daemon adds")) == daemon_keys()
     assert {name: tuple(table) for name, table in tables.items()} == {n: tuple(keys) for n, keys in found.items()}
     assert set(status["best"]) == set(status["evaluation"])
-    assert sorted(re.findall(r"`(\w+)`", tables["Each alarm"]["remedy"])) == sorted(get_args(Remedy))
+    remedies = {*get_args(Remedy), *REMEDIES}
+    assert set(re.findall(r"`(\w+)`", tables["Each alarm"]["remedy"])) == remedies
 
 
 def test_limits():

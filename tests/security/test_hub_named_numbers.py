@@ -37,7 +37,6 @@ from edgeasync.protocol.messages import (
     ModelVersion,
     Ping,
     Push,
-    Quarantine,
     Refuse,
     Rejected,
 )
@@ -230,7 +229,7 @@ def test_a_long_header_is_only_read_of_a_welcome():
 
 def test_the_longest_headers_of_a_sound_hub_are_read():
     sentence = "語" * 1024
-    ack = Ack(2**53, Rejected("not_finite"), Quarantine(sentence, 2**53))
+    ack = Ack(2**53, Rejected("not_finite"))
     deltas = Deltas(2**53, (2**53,) * 64, 2**64 - 1, "x" * 64)
     longest = Assignment(
         ModelVersion("0" * 16, 2**53), 2**31, "x" * 64, 2**64 - 1, 2**53, 2**53, ack, deltas, "x" * 64

@@ -9,9 +9,11 @@ from edgeasync.core.hub.effects import Send
 from edgeasync.core.hub.events import Malformed, PushArrived, Received
 from edgeasync.durable.keys import operator_keys
 from edgeasync.protocol import wire
-from edgeasync.protocol.messages import Fetch, Hello, Leave, Ping, Status, StatusRequest, Wake
+from edgeasync.protocol.messages import Fetch, Hello, Leave, Order, Ping, Status, StatusRequest, Wake
+from edgeasync.runtime.status import give_order
 from tests.support.hub_bench import HubBench
-from tests.support.keyed import client, enrolled, is_welcome, start_hub
+from tests.support.keyed import ask, client, enrolled, is_welcome, start_hub
+from tests.support.processes import PATIENCE_S
 
 ALICE, MALLORY = b"a" * 32, b"m" * 32
 
@@ -219,7 +221,7 @@ def test_the_right_key_with_what_is_anothers(commands, keys):
 
 
 @pytest.mark.process
-def test_an_operator_asks_and_wakes_and_no_more(commands, keys):
+def test_an_operator_asks_wakes_and_orders_and_no_more(commands, keys):
     pair, hub_key = operator_keys(keys.folder)
     _, address = start_hub(commands, keys)
     with client(address, pair, hub_key) as operator:
@@ -228,16 +230,41 @@ def test_an_operator_asks_and_wakes_and_no_more(commands, keys):
         assert operator.hear().code == "not_allowed"
         operator.say(Wake())
         assert operator.hear() == Status()
+        operator.say(Order("alice", "quarantine"))
+        assert operator.hear().code == "unknown_device"
 
 
 @pytest.mark.process
-def test_a_devices_key_wakes_no_fleet(commands, keys):
+@pytest.mark.parametrize(
+    "message", [Wake(), Order("alice", "quarantine"), Order("alice", "release")], ids=lambda one: str(one)[:24]
+)
+def test_a_devices_key_wakes_no_fleet_and_gives_no_order(commands, keys, message):
     alice, hub_key = enrolled(keys, "alice"), keys.pair().public
     _, address = start_hub(commands, keys)
     with client(address, alice, hub_key) as device:
         assert is_welcome(device.join("alice"))
-        device.say(Wake())
-        assert device.hear().sentence == "the key of alice is a device's; operators alone wake a fleet"
+        device.say(message)
+        assert device.hear().sentence == "the key of alice is a device's; operators alone may do this"
+    (shown,) = ask(address, keys)["devices"]
+    assert shown["quarantine"] is None
+
+
+@pytest.mark.process
+def test_an_order_holds_for_all_names_of_a_key_and_for_those_to_come(commands, keys):
+    alice, bob, hub_key = enrolled(keys, "alice"), enrolled(keys, "bob"), keys.pair().public
+    _, address = start_hub(commands, keys)
+
+    def excluded():
+        return {one["id"] for one in ask(address, keys)["devices"] if one["state"] == "quarantined"}
+
+    with client(address, alice, hub_key) as one, client(address, bob, hub_key) as other:
+        for device, name in ((one, "alice"), (one, "alice/2"), (other, "bob")):
+            assert is_welcome(device.join(name, name.encode().ljust(16, b".")))
+        give_order(address, "alice/2", "quarantine", PATIENCE_S, keys.folder)
+        assert is_welcome(one.join("alice/3", b"alice/3".ljust(16, b".")))
+        assert excluded() == {"alice", "alice/2", "alice/3"}
+        give_order(address, "alice", "release", PATIENCE_S, keys.folder)
+        assert excluded() == set()
 
 
 @pytest.mark.process

@@ -1,4 +1,4 @@
-"""Two hostile keys of ten: what they send and say ruins no model, and costs no honest device its updates.
+"""Two hostile keys of ten: they ruin no model, the hub warns of them, and no honest device loses an update.
 
 `python -m benchmarks.security_poison` has all attacks, claims and seeds; here are the strongest.
 """
@@ -8,46 +8,52 @@ import pytest
 from benchmarks.security_poison_fleet import POLICIES, Case, measure
 from edgeasync.core.hub import membership
 from edgeasync.core.hub.claims import hold
-from edgeasync.policies.policy import Policy
 from tests.support.harness import run
 
 UPDATES = 300
 ACCURACY_MIN = 0.85
+WARNED_WITHIN = 30
 
 
 def assert_well(outcome):
     assert outcome.accuracy >= ACCURACY_MIN
-    assert (outcome.quarantined, outcome.rollbacks) == (0, 0)
-    assert outcome.refused <= 0.02
+    assert (outcome.refused, outcome.rollbacks) == (0.0, 0)
 
 
 @pytest.mark.parametrize(
-    ("policy", "attack", "claims"),
+    ("trust", "attack", "claims", "loud"),
     [
-        ("default", "x100", "good"),
-        ("default", "x1e6", "alone"),
-        ("default", "x7", "alone"),
-        ("default", "NaN", "bad"),
-        ("robust", "flip", "true"),
-        ("robust", "drift", "good"),
+        ("admitted", "x100", "good", True),
+        ("admitted", "x1e6", "alone", False),
+        ("admitted", "x7", "true", True),
+        ("admitted", "NaN", "bad", True),
+        ("open", "flip", "true", False),
+        ("open", "x100", "true", True),
+        ("open", "drift", "good", False),
     ],
 )
-def test_two_hostile_keys_of_ten_do_not_ruin_the_model(policy, attack, claims):
-    assert_well(measure(Case(POLICIES[policy], 1, attack, claims, updates=UPDATES)))
+def test_two_hostile_keys_of_ten_do_not_ruin_the_model(trust, attack, claims, loud):
+    outcome = measure(Case(POLICIES[trust], 1, attack, claims, updates=UPDATES))
+    assert_well(outcome)
+    assert outcome.honest_warned == 0
+    if loud:
+        assert outcome.first
+        assert outcome.warned <= WARNED_WITHIN
+
+
+def test_the_order_that_the_warning_proposes_makes_the_fleet_as_good_as_a_clean_one():
+    clean = measure(Case(POLICIES["admitted"], 1, updates=UPDATES))
+    assert_well(clean)
+    assert (clean.accuracy >= 0.93, clean.honest_warned) == (True, 0)
+    obeyed = measure(Case(POLICIES["admitted"], 1, "x100", obeys=True, updates=UPDATES))
+    assert_well(obeyed)
+    assert obeyed.accuracy >= clean.accuracy - 0.02
 
 
 def test_two_keys_under_ten_names_each_are_two_keys():
-    names = {
-        count: measure(Case(POLICIES["robust"], 1, "flip", names=count, updates=UPDATES)) for count in (1, 10)
-    }
+    names = {count: measure(Case(POLICIES["open"], 1, "flip", names=count, updates=UPDATES)) for count in (1, 10)}
     assert_well(names[10])
     assert names[10].accuracy >= names[1].accuracy - 0.03
-
-
-def test_a_fleet_without_hostile_keys_is_left_alone():
-    outcome = measure(Case(Policy(), 1, updates=UPDATES))
-    assert_well(outcome)
-    assert (outcome.accuracy >= 0.93, outcome.refused) == (True, 0.0)
 
 
 def test_no_honest_device_is_clamped_whatever_dies(monkeypatch):

@@ -82,7 +82,7 @@ def test_an_error_is_one_line_of_text(monkeypatch, capsys):
 def test_a_status_is_text_and_no_markup():
     _, status = empty_status()
     device = DEVICE | {"id": EVIL, "state": EVIL, "why": EVIL, "push_codec": EVIL}
-    alarm = {"device": EVIL, "cause": EVIL, "remedy": EVIL}
+    alarm = {"device": EVIL, "cause": EVIL, "remedy": EVIL, "since_s": 3.0}
     status |= {"address": EVIL, "lineage": EVIL, "disk_trouble": EVIL, "devices": [device], "alarms": [alarm]}
     console = Console(width=1000, file=io.StringIO(), force_terminal=True, color_system=None)
     console.print(describe_status(status))

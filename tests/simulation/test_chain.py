@@ -11,7 +11,7 @@ from edgeasync.core.hub.settings import FLOAT32, CodecSettings, HubCoreSettings,
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.aggregation import ImmediateAggregator, ModelAverageAggregator, QuorumAggregator
 from edgeasync.policies.frequency import FixedFrequency
-from edgeasync.policies.monitor import Monitor, NotFiniteWatch
+from edgeasync.policies.monitor import Monitor
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
 from edgeasync.simulation.clock import VirtualClock
@@ -20,6 +20,7 @@ from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import LinkProfile
 from edgeasync.simulation.population import Churn, switch_off_and_on
 from edgeasync.training.trainer import StepResult
+from tests.support.whims import LossLost
 
 SMALL = ParameterSpec((Parameter("w", (3000,)), Parameter("running_mean", (5,), "statistic")))
 LARGE = ParameterSpec((Parameter("w", (600_000,)),))  # folded in the background, sent in pieces
@@ -42,7 +43,7 @@ class Noisy:
         self.steps += 1
         self.parameters += self.generator.standard_normal(len(self.parameters), np.float32) * np.float32(0.01)
         diverged = self.diverges and self.steps % self.diverges == 0
-        if diverged:
+        if diverged and self.steps // self.diverges % 2:
             self.parameters[0] = np.nan
         return StepResult(np.nan if diverged else 1.0, 8)
 
@@ -109,7 +110,7 @@ POLICIES = {
     "quorum": policy(QuorumAggregator()),
     "quorum, ahead": policy(QuorumAggregator(), overlap_steps_max=3),
     "models": policy(ModelAverageAggregator()),
-    "rollbacks": policy(ImmediateAggregator(), monitor=Monitor(watch=(NotFiniteWatch(remedy="rollback"),))),
+    "rollbacks": policy(ImmediateAggregator(), monitor=Monitor(watch=(LossLost(),))),
 }
 
 
@@ -127,6 +128,7 @@ def test_devices_hold_what_the_hub_published(name, kind):
     world = World(SMALL, codec, policy, diverges=37 if kind == "rollbacks" else 0)
     world.run(20.0)
     assert world.compared > 100
+    assert (world.hub.core.policy_engine.state.divergence.rollbacks > 3) == (kind == "rollbacks")
     assert world.hub.core.updates_applied > 20
     assert not [report for device in world.devices for _, report in device.told if "hub's model" in report.detail]
 

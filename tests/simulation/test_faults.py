@@ -20,6 +20,7 @@ from edgeasync.simulation.faults import (
     HangTrainer,
     JumpClock,
     Partition,
+    QuarantineDevice,
     ReadOnlyDisk,
     RestoreBackup,
     SlowDisk,
@@ -132,7 +133,7 @@ def test_every_plan_has_a_crash_of_a_device_and_of_the_hub():
         kinds |= set(tags)
         alone = [planned.fault for planned in draw_faults(seed, NAMES, FAULTS_S, hub=False).faults]
         assert all(hasattr(fault, "device") for fault in alone)
-    assert len(kinds) == 14
+    assert len(kinds) == 15
 
 
 # -- by script -------------------------------------------------------------------------------------------------
@@ -413,6 +414,58 @@ def test_a_backup_put_back_loses_what_came_after_it_and_nothing_else(empty):
     for device in script.world.devices.values():
         member = hub.core.members.members[device.device_id]
         assert 0 <= member.seq_last - device.engine.core.work.pending.seq_last <= 1
+
+
+# -- an operator, by script ------------------------------------------------------------------------------------
+
+
+def counted(script):
+    return script.world.hub.core.members.members["device-1"].updates_applied
+
+
+def reported(script):
+    return [report.event for _, report in script.world.hub.reports if report.event in ("quarantined", "released")]
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        [],
+        [At(3.001, CrashHub(power_cut=True, off_s=0.3))],  # before it is on the disk
+        [At(3.2, CrashHub(off_s=0.5)), At(5.0, CutPower("device-1", 0.5))],
+        [At(2.5, CrashHub(off_s=1.0)), At(7.9, CrashHub(power_cut=True, off_s=1.0))],  # while the orders are given
+        [At(2.9, FullDisk(0, 1.0)), At(3.2, BreakConnection("device-1"))],
+    ],
+    ids=["no fault", "at once", "both", "gone", "full disk"],
+)
+def test_a_device_is_excluded_and_released_whatever_dies(faults):
+    script = Script(At(3.0, QuarantineDevice("device-1", 5.0)), *faults)
+    script.until_s(5.5)
+    before, answers = counted(script), script.device.answers
+    assert "device-1" in script.world.hub.core.policy_engine.state.divergence.orders
+    script.until_s(7.85)
+    assert counted(script) == before
+    assert script.device.answers > answers, "it trains on"
+    script.until_s(15.0)
+    assert counted(script) > before + 3
+    assert reported(script) == ["quarantined", "released"]
+
+
+def test_who_is_still_excluded_is_released_when_all_is_healed():
+    script = Script(At(3.0, QuarantineDevice("device-1", 500.0)))
+    script.until_s(6.0)
+    before = counted(script)
+    script.injector.heal()
+    script.until_s(10.0)
+    assert counted(script) > before
+    assert reported(script) == ["quarantined", "released"]
+
+
+def test_to_exclude_whom_the_hub_has_not_met_changes_nothing():
+    script = Script(At(3.0, QuarantineDevice("device-99", 1.0)))
+    script.until_s(6.0)
+    assert reported(script) == []
+    assert not script.world.hub.core.policy_engine.state.divergence.orders
 
 
 def dropped(device):

@@ -9,13 +9,23 @@ import copy
 import numpy as np
 import xxhash
 
-from edgeasync.core.hub.effects import Discard, Fold, Report, Restore
-from edgeasync.core.hub.events import Revoked
+from edgeasync.core.hub.effects import Discard, Fold, Report, Restore, SendStatus
+from edgeasync.core.hub.events import Received, Revoked
 from edgeasync.core.recovery.state import dump_state
 from edgeasync.durable.history import Correction, correct, read_rows
 from edgeasync.durable.history_writer import row_of
 from edgeasync.protocol import wire
-from edgeasync.protocol.messages import Ack, Applied, Assignment, Buffered, Duplicate, ModelVersion, Rejected
+from edgeasync.protocol.messages import (
+    Ack,
+    Applied,
+    Assignment,
+    Buffered,
+    Duplicate,
+    ModelVersion,
+    Order,
+    Rejected,
+    Status,
+)
 from tests.support.marks import SLOTS
 
 MESSAGES_HELD_MAX = 40
@@ -43,7 +53,9 @@ class Memory:
         self.handles = {}
         """By the handle that an update was given: its mark."""
         self.excused = set()
-        """Marks that a rollback has dropped while they waited."""
+        """Marks that a rollback or an operator's order has dropped while they waited."""
+        self.orders = []
+        """The orders that were obeyed: the number of the log's entry, the connection, the device and the order."""
         self.given = set()
         """Lineages and versions that devices were given."""
         self.shown = set()
@@ -58,6 +70,12 @@ class Memory:
         """Whether a checkpoint was written while the history could not be."""
         self.states = {}
         """By the number of a log's entry: a hash of what the core was after it."""
+
+    @property
+    def excluded(self):
+        """The devices that an operator has excluded."""
+        newest = {device: order for _, _, device, order in self.orders}
+        return {device for device, order in newest.items() if order == "quarantine"}
 
     def copy(self):
         memory = copy.copy(self)
@@ -120,6 +138,7 @@ class Checks:
             if isinstance(effect, Report) and effect.event == "joined":
                 self._forgotten(effect.device_id)
         self._correct_rows(hub, event, effects)
+        self._ordered(hub, event, effects)
         if before is None:
             return
         mark, waiting, duplicates, refused = before
@@ -146,6 +165,7 @@ class Checks:
         if hub.log is None:
             return
         dropped = "revoked" if isinstance(event, Revoked) else "rolled_back"
+        dropped = "quarantined" if _is_order(event) else dropped
         became = {}
         for effect in effects:
             if isinstance(effect, Fold):
@@ -155,6 +175,26 @@ class Checks:
         rows = self.memory.row_of
         entry = hub.log.last + 1
         self.memory.corrections += [(entry, rows[handle], became[handle]) for handle in became if handle in rows]
+
+    def _ordered(self, hub, event, effects):
+        """Check that an order is done once, and that no update counts of a device that is excluded."""
+        memory, orders = self.memory, hub.core.policy_engine.state.divergence.orders
+        before = memory.excluded
+        if _is_order(event):
+            device, order = event.message.device_id, event.message.order
+            if any(isinstance(effect, SendStatus) for effect in effects):
+                memory.orders.append((0 if hub.log is None else hub.log.last + 1, event.peer, device, order))
+            memory.excused |= {memory.handles[one.handle] for one in effects if isinstance(one, Discard)}
+            told = [effect for effect in effects if isinstance(effect, Report)]
+            done = [(one.event, one.device_id) for one in told if one.event in ("quarantined", "released")]
+            if order == "quarantine" or device in before:
+                changed = before != memory.excluded
+                assert done == [(f"{order}d", device)] * changed, f"{order} {device}: {done}"
+        assert orders.keys() == memory.excluded, f"{set(orders)} are excluded, not {memory.excluded}"
+        for fold in effects:
+            if isinstance(fold, Fold):
+                names = {memory.handles[handle][0] for handle in fold.handles}
+                assert not names & orders.keys(), f"updates of {names & orders.keys()} count, which are excluded"
 
     def _forgotten(self, device_id):
         """Forget a device's numbers, which begin again: the hub does not know the device any more."""
@@ -212,6 +252,8 @@ class Checks:
         name = peer.partition(b"#")[0].decode()
         if ack is not None:
             self._promised(hub, name, ack)
+        if isinstance(message, Status):
+            self._confirmed(hub, peer)
         if isinstance(message, Assignment):
             lineage, number = message.version.lineage, message.version.number
             assert number <= hub.core.version
@@ -223,6 +265,12 @@ class Checks:
         """Note a status that leaves the hub: it is a promise, too."""
         self.memory.shown.add((status["lineage"], status["version"]))
         self.memory.applied_shown = max(self.memory.applied_shown, status["updates_applied"])
+
+    def _confirmed(self, hub, peer):
+        """Check that an order is durable when its operator is told."""
+        for entry, operator, device, order in self.memory.orders:
+            if operator == peer and hub.log is not None:
+                assert entry <= hub.log.durable, f"{order} {device} is confirmed, and entry {entry} is not durable"
 
     def _promised(self, hub, name, ack):
         memory = self.memory
@@ -307,6 +355,9 @@ class Checks:
             del memory.rows[number]
         memory.row_of = {handle: number for handle, number in memory.row_of.items() if number <= run._last}
         memory.corrections = [one for one in memory.corrections if one[0] <= run._last]
+        memory.orders = [one for one in memory.orders if one[0] <= run._last]
+        orders = core.policy_engine.state.divergence.orders
+        assert orders.keys() == memory.excluded, f"the hub has {set(orders)} excluded, not {memory.excluded}"
 
         def lost(known):
             return known[1] > version or not ancestry.knows(ModelVersion(*known))
@@ -428,6 +479,7 @@ class Checks:
             member = hub.core.members.members[device.device_id]
             seq = device.engine.core.work.pending.seq_last
             assert member.seq_last == seq, f"{device.device_id} is at {seq}, for the hub at {member.seq_last}"
+        assert not memory.excluded, f"{memory.excluded} are still excluded"
         self._disk_is_tidy()
         self.rows_are_right(hub._run)
         if world.name == "exact":
@@ -466,3 +518,7 @@ class Checks:
                 f"{name}: updates {wrong.tolist()} count {counts[wrong].tolist()} times, "
                 f"not {least[wrong].tolist()} to {most[wrong].tolist()}"
             )
+
+
+def _is_order(event):
+    return isinstance(event, Received) and isinstance(event.message, Order)

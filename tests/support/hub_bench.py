@@ -11,7 +11,18 @@ from edgeasync.policies.aggregation import ImmediateAggregator
 from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
-from edgeasync.protocol.messages import Fetch, FetchGraph, Hello, Leave, ModelVersion, Ping, Push, Refuse, Welcome
+from edgeasync.protocol.messages import (
+    Fetch,
+    FetchGraph,
+    Hello,
+    Leave,
+    ModelVersion,
+    Order,
+    Ping,
+    Push,
+    Refuse,
+    Welcome,
+)
 
 SPEC = ParameterSpec((Parameter("weights", (3,)),))
 LINEAGE = "00c0ffee00c0ffee"
@@ -109,6 +120,11 @@ class HubBench:
     def leave(self, device_id="a", reason="stopping", *, at_s=None):
         leave, key = Leave(reason, self.sessions[device_id]), self.keys.get(device_id, b"")
         return self.give(Received(self.peers[device_id], leave, key=key), at_s)
+
+    def order(self, device_id="a", order="quarantine", *, at_s=None):
+        """Give an operator's order; return the code of its refusal, if it is refused."""
+        self.give(Received(b"operator", Order(device_id, order), key=b"o" * 32 if self.keys else b""), at_s)
+        return self.refused
 
     def make_push(
         self,

@@ -5,10 +5,12 @@ from pathlib import Path
 from edgeasync.core.arrays.hub_model import Model
 from edgeasync.core.device.pending_push import PendingPush
 from edgeasync.core.device.work import DeviceWork
+from edgeasync.core.engine import log_writer
 from edgeasync.core.engine.fold_queue import FoldQueue
 from edgeasync.core.engine.hub_engine import HubEngine
 from edgeasync.core.engine.outbox import Outbox
 from edgeasync.core.engine.status_answers import StatusAnswers
+from edgeasync.core.hub.divergence import DivergenceGuard
 from edgeasync.core.hub.machine import HubCore
 from edgeasync.core.hub.membership import Membership
 from edgeasync.core.hub.policy_engine import PolicyEngine
@@ -60,7 +62,22 @@ CHANGES = {
     "a device does not say again what was not answered": (
         Change(DeviceWork, "tick", "return self._speak(now_s)", "return self._wait(now_s) or []"),
     ),
+    "a released device stays out": (
+        Change(DivergenceGuard, "release", "self.state.orders.pop(voter, None)", "self.state.orders.get(voter)"),
+    ),
+    "an update that waits counts in spite of an order": (
+        Change(PolicyEngine, "quarantine", "if one.voter == voter", "if False"),
+    ),
+    "an order ends with the session of its device": (
+        Change(
+            PolicyEngine,
+            "forget",
+            "self._count_as_usual(member)",
+            "self._count_as_usual(member), self.state.divergence.orders.pop(member.voter, None)",
+        ),
+    ),
     # Durability, and recovery.
+    "an order is not durable": (Change(log_writer, "_is_of_operator", "Wake | Order", "Wake"),),
     "an answer leaves before the sync": (
         Change(Outbox, "send", "self._waiting or (confirms and not self._is_durable)", "False"),
     ),

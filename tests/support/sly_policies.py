@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from edgeasync.policies import Interval, Plugin, RowCombiner
+from edgeasync.policies import Evidence, Interval, Plugin, RowCombiner
 
 SLY = ""
 """What they do: nothing odd, `differ`, `nan`, `raise`."""
@@ -77,4 +77,4 @@ class Alarmed(Plugin, frozen=True):
     patient: ClassVar[bool] = False
 
     def cause(self, update, fleet):
-        return odd("always", other=None)
+        return odd(Evidence("always"), other=None)

@@ -2,7 +2,9 @@
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
+from edgeasync.policies import Evidence, Plugin
 from edgeasync.policies.monitor import DisagreementWatch, Monitor, NotFiniteWatch
 
 
@@ -12,21 +14,32 @@ class Whim:
 
     every: int
     scope: str
-    remedy: str
+    remedy: str = "alert"
     count_max: int = 1
     patient: bool = False
 
     def cause(self, update, fleet):
         told = update.loss is not None and math.isfinite(update.loss)
-        return "a whim" if told and round(update.loss) % self.every == 0 else None
+        return Evidence("a whim", {"loss": update.loss}) if told and round(update.loss) % self.every == 0 else None
 
 
-QUARANTINE = Monitor(watch=(NotFiniteWatch(count_max=1), Whim(5, "device", "quarantine")), calm_updates=2)
+class LossLost(Plugin, frozen=True):
+    """Goes back whenever an update that counts has a loss that is not finite."""
+
+    scope: ClassVar[str] = "fleet"
+    remedy: ClassVar[str] = "rollback"
+    count_max: ClassVar[int] = 1
+    patient: ClassVar[bool] = False
+
+    def cause(self, update, fleet):
+        return None if update.finite else Evidence("its loss is not finite")
+
+
+WARNING = Monitor(watch=(NotFiniteWatch(count_max=1), Whim(5, "device")), calm_updates=2)
 ROLLBACK = Monitor(
     watch=(
         Whim(11, "fleet", "rollback"),
-        Whim(17, "device", "rollback"),
-        Whim(7, "device", "quarantine"),
+        Whim(7, "device"),
         Whim(13, "fleet", "increase_frequency"),
         DisagreementWatch(),
     ),

@@ -18,6 +18,7 @@ from edgeasync.core.arrays.spool import HeldModel, Spool
 from edgeasync.core.device.care import CareLimits, CareReadings
 from edgeasync.core.device.day import DayRecord
 from edgeasync.core.device.pending_push import ModelKey
+from edgeasync.core.engine.sender import Sender
 from edgeasync.core.hub.settings import CheckpointSettings, HubCoreSettings, Liveness
 from edgeasync.data.dataset import Dataset, batches
 from edgeasync.durable.day_file import DayFile
@@ -48,11 +49,11 @@ from edgeasync.protocol.messages import (
     Hello,
     Leave,
     ModelVersion,
+    Order,
     Piece,
     Ping,
     Pong,
     Push,
-    Quarantine,
     Refuse,
     Rejected,
     Status,
@@ -80,7 +81,7 @@ POLICY = Policy(
     monitor=Monitor(watch=(NotFiniteWatch(count_max=2), UpdateNormWatch())),
 )
 CHECKPOINT = CheckpointSettings(every="12 updates", keep=2)
-UPDATES = 20
+UPDATES, ORDERED_UPDATES = 20, 16
 LIMITS = CareLimits(temperature_c_max=80.0)
 
 STATE_ID = "5" * 32
@@ -105,7 +106,7 @@ class Wordless(GradientTrainer):
 
 
 def write_run(folder):
-    """Write a run: a checkpoint, a journal behind it, a device in quarantine, and an update that waits.
+    """Write a run: a checkpoint, a journal behind it, an alarm, an operator's order, and an update that waits.
 
     The last device pauses as soon as it has joined.
     """
@@ -148,6 +149,9 @@ def write_run(folder):
     assert clock.run(lambda: device.engine.core.link == "joined", 1.0)
     device.sense(CareReadings(temperature_c=85.0))
     core = hub.core
+    assert clock.run(lambda: core.updates_applied >= ORDERED_UPDATES, 60.0)
+    hub.connect(b"operator", lambda header, payload: None, Sender(bytes(32), "admin", "operator"))
+    hub.receive(b"operator", wire.encode(Order("device-2", "quarantine")), None)
     assert clock.run(lambda: core.updates_applied >= UPDATES and core.policy_engine.updates_waiting > 0, 60.0)
     clock.run(lambda: hub.log.durable == hub.log.last, clock.now_s + 1.0)
     record = HubSettings(
@@ -167,7 +171,8 @@ def write_run(folder):
         "updates_rejected": core.updates_rejected,
         "updates_buffered": core.policy_engine.updates_waiting,
         "devices": {member.device_id: member.seq_last for member in core.members.members.values()},
-        "in_quarantine": [alarm.device_id for alarm in core.policy_engine.state.divergence.alarms.values()],
+        "alarms": list(core.policy_engine.state.divergence.devices),
+        "excluded": [order.device_id for order in core.policy_engine.state.divergence.orders.values()],
     }
     (folder / EXPECTED_FILE).write_text(json.dumps(expected, indent=1) + "\n")
 
@@ -220,7 +225,7 @@ def make_messages():
             SESSION, 7, VERSION, 16, 512, None, None, 0.0625, "int8+zstd", 99, 12, 3, 0.75, 2, 0.625, 94,
             {"accuracy": 0.875, "top_5": 1.0}, 0.5,
         ),
-        Ack(6, Rejected("quarantined"), Quarantine("its norm is 9 times the median", 10)),
+        Ack(6, Rejected("quarantined")),
         Assignment(VERSION, 16, "int8", 99, 24, 3, ack, Deltas(40, (12, 12), 98, "float16"), "float16", 0.75),
         Piece(3, 1 << 20, 97),
         Credit(3, 1 << 20),
@@ -235,6 +240,7 @@ def make_messages():
         Enrol(bytes(range(32))),
         Enrolled("device-1"),
         Wake(),
+        Order("device-1", "quarantine"),
     ]  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 import msgspec
 
 from edgeasync.core.device.effects import Report
-from edgeasync.protocol.messages import Ack, Duplicate, Outcome, Quarantine, Rejected
+from edgeasync.protocol.messages import Ack, Duplicate, Outcome, Rejected
 
 
 class AnswerReports:
@@ -19,7 +19,7 @@ class AnswerReports:
             answered,
             *self._divergence(ack.outcome),
             *self._preemption(ack.outcome),
-            *self._quarantine(ack),
+            *self._quarantine(ack.outcome),
         ]
 
     def _preemption(self, outcome: Outcome) -> list[Report]:
@@ -38,19 +38,15 @@ class AnswerReports:
         sentence = "training diverged, and the hub refused the update: scale the data, or lower the learning rate"
         return [Report("warning", sentence)] if begun else []
 
-    def _quarantine(self, ack: Ack) -> list[Report]:
-        """Report when the hub's monitor begins to reject this device's updates, and when it accepts them again."""
-        quarantine = ack.quarantine
-        if quarantine is None and _is(ack.outcome, "quarantined"):
-            quarantine = Quarantine("the hub does not say why", 0)  # the field may be missing
-        before, self._in_quarantine = self._in_quarantine, quarantine is not None
+    def _quarantine(self, outcome: Outcome) -> list[Report]:
+        """Report when an operator has excluded this device, and when its updates count again."""
+        first = outcome.first if isinstance(outcome, Duplicate) else outcome
+        before, self._in_quarantine = self._in_quarantine, _is(first, "quarantined")
         if self._in_quarantine == before:
             return []
-        if quarantine is None:
+        if before:
             return [Report("released", "the updates of this device count again")]
-        calm = quarantine.calm_updates
-        until = f"after {calm} in a row that are not alarming" if calm else "later"
-        detail = f"the updates of this device do not count: {quarantine.cause}; they do again {until}"
+        detail = "an operator of the hub has excluded this device: it trains on, and its updates do not count"
         return [Report("quarantined", detail)]
 
 

@@ -81,6 +81,7 @@ from edgeasync.protocol.messages import (
     Key,
     Leave,
     Message,
+    Order,
     Piece,
     Ping,
     Pong,
@@ -190,7 +191,8 @@ class HubEngine:
         if self._standing_still:
             self._status_answers.tell_standing(tell, sender)
         else:
-            self._status_answers.ask(tell, sender, now_s)
+            standing = partial(self._status_answers.tell_standing, tell, sender)
+            self._status_answers.ask(tell, sender, now_s, standing)
 
     @property
     def status_shown(self) -> bytes:
@@ -277,6 +279,8 @@ class HubEngine:
                 self._send_status(peer)
             case Credit() if payload is None:
                 self._send_pieces(peer, message)
+            case Order() if not self._is_too_often(peer, message):
+                self._refuse_busy(peer)
             case Push() | Fetch() | FetchGraph() | Hello() | Piece():
                 self._incoming.suspend(peer, self._now_s)
                 self._refuse_busy(peer)
@@ -348,7 +352,7 @@ class HubEngine:
         sender, who = self._sender, self._sender.key or peer
         if isinstance(message, Hello):
             return not self.bounds.allows_hello(who, self._now_s)
-        if isinstance(message, (StatusRequest, Wake)):
+        if isinstance(message, (StatusRequest, Wake, Order)):
             return not self.bounds.allows_status(who, self._now_s, operator=sender.role == "operator")
         return False
 
@@ -378,7 +382,7 @@ class HubEngine:
             resumes = member is not None and self._outgoing.can_resume(member)
             has_capacity = resumes or self._capacity.for_snapshot(self._now_s, member)
             return Received(peer, message, has_capacity, *self._stamp(member))
-        if isinstance(message, (Ping, Hello, Leave, StatusRequest, Wake)):
+        if isinstance(message, (Ping, Hello, Leave, StatusRequest, Wake, Order)):
             # The log leaves out requests for the status: their bytes come with the sender's next event.
             counted = None if isinstance(message, StatusRequest) else member
             too_often = self._is_too_often(peer, message)
@@ -534,7 +538,7 @@ class HubEngine:
             case SendGraph():
                 self._send_graph(effect.peer)
             case SendStatus():
-                self._send_status(effect.peer)
+                self._send_status(effect.peer, confirms=effect.confirms)
             case Disconnect() | Expel():
                 self._end_transfers(effect)
             case Report():
@@ -638,9 +642,16 @@ class HubEngine:
         else:
             self._outbox.send(peer, header, payload, confirms=False)
 
-    def _send_status(self, peer: Peer) -> None:
+    def _send_status(self, peer: Peer, *, confirms: bool = False) -> None:
         header = wire.encode(Status())
-        self.ask_status(lambda text: self._shell.send(peer, header, text), self._now_s, self._sender)
+
+        def tell(text: bytes) -> None:
+            self._shell.send(peer, header, text)
+
+        if confirms:  # what was durable before says nothing of it
+            self._status_answers.ask(tell, self._sender, self._now_s, partial(self._refuse_busy, peer))
+        else:
+            self.ask_status(tell, self._now_s, self._sender)
 
 
 def _shuts_out(message: Message) -> bool:
@@ -649,12 +660,12 @@ def _shuts_out(message: Message) -> bool:
 
 
 def _check_allowed(sender: Sender, message: Message) -> None:
-    """Raise `_NotAllowedError` for what a key must not say: an operator's asks and wakes, no more."""
+    """Raise `_NotAllowedError` for what a key must not say: an operator's asks, wakes and gives orders."""
     if isinstance(message, StatusRequest):
         return
-    if isinstance(message, Wake):
+    if isinstance(message, Wake | Order):
         if sender.role != "operator":
-            raise _NotAllowedError(f"the key of {sender.name} is a device's; operators alone wake a fleet")
+            raise _NotAllowedError(f"the key of {sender.name} is a device's; operators alone may do this")
         return
     if sender.role != "device":
         raise _NotAllowedError(f"the key of {sender.name} is an operator's, not a device's")

@@ -7,7 +7,7 @@ from edgeasync.core.hub.effects import Discard, HubEffect
 from edgeasync.core.hub.events import Heard, HubEvent, Malformed, PushArrived, Received, Revoked, Ticked
 from edgeasync.core.hub.machine import HubCore
 from edgeasync.core.recovery.log import Log, write_entry
-from edgeasync.protocol.messages import StatusRequest, Wake
+from edgeasync.protocol.messages import Order, StatusRequest, Wake
 
 WAITING_BYTES_MIN = 64 << 20
 """Bytes of the log that may wait for the disk before the hub refuses updates; more with a large model."""
@@ -72,7 +72,7 @@ class LogWriter:
             member = self._core.members.by_peer(event.peer)
             if member is not None:
                 session = member.session
-            elif not _is_wake(event):
+            elif not _is_of_operator(event):
                 return
             if isinstance(event, PushArrived) and not _is_dropped(event, effects):
                 payload = self._model.payload(event.handle)
@@ -90,9 +90,9 @@ def _is_idle(event: HubEvent, effects: Sequence[HubEffect]) -> bool:
     return isinstance(event, Received) and isinstance(event.message, StatusRequest)
 
 
-def _is_wake(event: HubEvent) -> bool:
-    """Return whether an operator, who is no member, wakes the fleet."""
-    return isinstance(event, Received) and isinstance(event.message, Wake)
+def _is_of_operator(event: HubEvent) -> bool:
+    """Return whether an operator, who is no member, wakes the fleet or gives an order."""
+    return isinstance(event, Received) and isinstance(event.message, Wake | Order)
 
 
 def _is_dropped(event: PushArrived, effects: Sequence[HubEffect]) -> bool:

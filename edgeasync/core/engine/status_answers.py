@@ -31,7 +31,7 @@ class StatusAnswers:
         self._core = core
         self._shell = shell
         self._outbox = outbox
-        self._waiting: dict[Tell, Sender] = {}
+        self._waiting: dict[Tell, Callable[[], None]] = {}
         self._refresh_at_s = 0.0
         self.shown = b""
         """The newest status of everything that was durable."""
@@ -45,11 +45,14 @@ class StatusAnswers:
         """Describe the hub now and then, for those who ask once the log cannot be written any more."""
         if now_s >= self._refresh_at_s:
             self._refresh_at_s = now_s + REFRESH_S + REFRESH_DEVICE_S * len(self._core.members.members)
-            self.ask(lambda _: None, ANYBODY, now_s)
+            self.ask(lambda _: None, ANYBODY, now_s, lambda: None)
 
-    def ask(self, tell: Tell, sender: Sender, now_s: float) -> None:
-        """Call `tell` with the status: for a device's key of its own devices, for all others of everything."""
-        self._waiting[tell] = sender
+    def ask(self, tell: Tell, sender: Sender, now_s: float, standing: Callable[[], None]) -> None:
+        """Call `tell` with the status: for a device's key of its own devices, for all others of everything.
+
+        Call `standing` instead if the log cannot be written meanwhile.
+        """
+        self._waiting[tell] = standing
         own = sender.key if sender.role == "device" else b""
         members = self._core.members.of_key(own) if own else list(self._core.members.members.values())
         status = self._core.describe(members, now_s) | self._shell.describe()
@@ -86,11 +89,14 @@ class StatusAnswers:
     def stand_still(self) -> None:
         """Answer all who wait."""
         waiting, self._waiting = self._waiting, {}
-        for tell, sender in waiting.items():
-            self.tell_standing(tell, sender)
+        for standing in waiting.values():
+            standing()
 
 
 def _own(status: Mapping[str, Any], sender: Sender) -> dict[str, Any]:
     """Return what a device may see of a status that is about its key's devices."""
-    alarms = [alarm for alarm in status["alarms"] if not alarm["device"] or sender.speaks_for(alarm["device"])]
-    return {**status, "alarms": alarms, "denied": {}}
+    alarms = {
+        key: [alarm for alarm in status[key] if not alarm["device"] or sender.speaks_for(alarm["device"])]
+        for key in ("alarms", "alarms_past")
+    }
+    return {**status, **alarms, "denied": {}}

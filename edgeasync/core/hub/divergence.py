@@ -1,11 +1,17 @@
-"""The divergence monitor's alarms and their remedies, such as rollbacks and quarantines. Part of `HubCore`."""
+"""Warnings about devices, alarms of the whole fleet with their remedies, and operators' orders. Part of `HubCore`.
+
+Statistics warn, and never shut a device out: from norms and losses alone an honest device with other data looks
+like a spoilt one, and a model that never sees a device's data fits them ever less. Only an operator shuts out.
+"""
+
+from collections.abc import Collection, Container, Mapping
+from typing import Any, Literal
 
 import msgspec
 
 from edgeasync.core.hub.effects import HubEffect, Report
-from edgeasync.policies.history import DEVICES_MIN, WINDOW, FleetHistory
-from edgeasync.policies.monitor import REDUCTION, Monitor, Observation, Remedy, Scope, Watch
-from edgeasync.protocol.messages import Quarantine
+from edgeasync.policies.history import DEVICES_MIN, WINDOW, FleetHistory, add_recent
+from edgeasync.policies.monitor import REDUCTION, Evidence, Monitor, Observation, Remedy, Scope, Watch
 
 KEEP_EVERY_UPDATES = 32
 """Calm updates between two versions that are kept for a rollback; more in a large fleet."""
@@ -17,10 +23,19 @@ FIRST_RATIO = 4.0
 """An update that nothing could shorten spoilt the model if it is longer than this many times the peak."""
 
 FIRST_UPDATES = 8
-"""The first updates are watched again when there are this many, or later."""
+"""The first updates are looked at again when there are this many, or later."""
 
 RECOVERED_AFTER_KEPT = 8
 """After this many versions kept in a row the learning rate, which a rollback halved, is doubled again."""
+
+WATCHED_PER_MEMBER = 8
+"""With more alarms, causes and names than this for each known device, those of forgotten ones are dropped."""
+
+PAST_MAX = 32
+"""How many alarms are remembered that are over."""
+
+Fault = Literal["alarm", "first"]
+"""Why the hub rolls back: an alarm of the fleet, or one of the first updates, which nothing could shorten."""
 
 _BEGUN: dict[Remedy, str] = {
     "alert": "nothing is changed",
@@ -28,7 +43,6 @@ _BEGUN: dict[Remedy, str] = {
     "reduce_lr": "the hub's learning rate is halved",
     "reduce_local_lr": "the devices' learning rates are halved",
     "rollback": "back to the model kept while all was calm, at half the hub's learning rate",
-    "quarantine": "its updates do not count until they are calm again",
 }
 """Each remedy in words, for the report of an alarm that begins."""
 
@@ -38,33 +52,68 @@ _ENDED: dict[Remedy, str] = {
     "reduce_lr": "the hub's learning rate is as before",
     "reduce_local_lr": "the devices' learning rates are as before",
     "rollback": "the hub's learning rate grows again as versions are kept",
-    "quarantine": "its updates count again",
 }
 """Each remedy in words, for the report of an alarm that ends."""
 
+EXCLUDE = "'edgeasync device quarantine {}' excludes it"
+EXCLUDED = "an operator has excluded it"
+PROBATION = "it is on probation: its updates count as short ones"
+
+
+class Cause(msgspec.Struct):
+    """Why an alarm is active: what its watch found last, when that began, and the calm updates since."""
+
+    found: Evidence
+    begun_s: float
+    updates: int
+    calm: int = 0
+
 
 class Alarm(msgspec.Struct):
-    """An active alarm: its watch, the device at fault and its voter (empty: the fleet), the calm updates since."""
+    """An active alarm: of a device and its voter, or of the fleet (both empty). Its causes by their watch."""
 
-    watch: int
-    device_id: str
-    remedy: Remedy
-    cause: str
-    calm: int = 0
+    causes: dict[int, Cause]
+    begun_s: float
+    device_id: str = ""
     voter: str = ""
+
+    @property
+    def words(self) -> str:
+        """All causes in a sentence."""
+        return "; ".join([cause.found.words for cause in self.causes.values()])
+
+
+class PastAlarm(msgspec.Struct, frozen=True):
+    """An alarm that is over."""
+
+    device_id: str
+    words: str
+    begun_s: float
+    ended_s: float
+
+
+class Order(msgspec.Struct, frozen=True):
+    """An operator's order: no update of this device, or of others with its key, counts until it is released."""
+
+    device_id: str
+    since_s: float
 
 
 class DivergenceState(msgspec.Struct):
     """The durable fields of `DivergenceGuard`.
 
-    The keys of `alarms` are watch and device; those of `causes`, too, with the number of updates in a row that had
-    a cause, but not enough for an alarm yet. `caution` is the factor that rollbacks leave of the hub's
-    learning rate; it grows again as versions are kept. `counted` has the devices whose updates have counted since
-    the start or the last rollback. `first` has the first updates since then, until there are enough to compare;
-    then it is `None`. `unbounded` has the devices with an update folded meanwhile that nothing could shorten.
+    The keys of `devices` are device ids, those of `fleet` watches, and those of `orders` voters. `causes` has, by
+    watch and device, the number of updates in a row that had a cause, but not enough for an alarm yet. `caution`
+    is the factor that rollbacks leave of the hub's learning rate; it grows again as versions are kept. `counted`
+    has the devices whose updates have counted since the start or the last rollback. `first` has the first updates
+    since then, until there are enough to compare; then it is `None`. `unbounded` has the devices with an update
+    folded meanwhile that nothing could shorten.
     """
 
-    alarms: dict[tuple[int, str], Alarm] = {}
+    devices: dict[str, Alarm] = {}
+    fleet: dict[int, Alarm] = {}
+    past: list[PastAlarm] = []
+    orders: dict[str, Order] = {}
     rollbacks: int = 0
     calm_since_kept: int = 0
     kept_in_a_row: int = 0
@@ -76,12 +125,9 @@ class DivergenceState(msgspec.Struct):
 
 
 class DivergenceGuard:
-    """Shows every update to the monitor's watches, and decides when the hub rolls back.
+    """Shows every update to the watches, keeps alarms and orders, and decides when the hub rolls back."""
 
-    What the watches find is reports for people, and whether the hub must roll back.
-    """
-
-    def __init__(self, monitor: Monitor) -> None:
+    def __init__(self, monitor: Monitor, *, probation: bool) -> None:
         self.state = DivergenceState()
         numbered = list(enumerate(monitor.watch))
         self._watches: dict[Scope, list[tuple[int, Watch]]] = {
@@ -91,6 +137,12 @@ class DivergenceGuard:
         self._causes = {scope: [watch.cause for _, watch in watches] for scope, watches in self._watches.items()}
         self._calm_updates = monitor.calm_updates
         self._rolls_back = monitor.rolls_back
+        self._probation = probation
+
+    @property
+    def count(self) -> int:
+        """How many alarms are active."""
+        return len(self.state.devices) + len(self.state.fleet)
 
     @property
     def learning_rate_factor(self) -> float:
@@ -103,71 +155,67 @@ class DivergenceGuard:
         return REDUCTION if self.is_active("reduce_local_lr") else 1.0
 
     def is_active(self, remedy: Remedy) -> bool:
-        """Return whether an alarm with this remedy is active."""
-        alarms = self.state.alarms
-        return bool(alarms) and any(alarm.remedy == remedy for alarm in alarms.values())
+        """Return whether an alarm of the fleet with this remedy is active."""
+        alarms = self.state.fleet
+        return bool(alarms) and any(watch.remedy == remedy for n, watch in self._watches["fleet"] if n in alarms)
+
+    def is_on_probation(self, voter: str) -> bool:
+        """Return whether a voter's updates count as short ones: there is an alarm about one of its devices."""
+        alarms = self.state.devices
+        return bool(alarms) and self._probation and any(alarm.voter == voter for alarm in alarms.values())
+
+    # -- updates ---------------------------------------------------------------------------------------------
 
     def watch_device(
-        self, update: Observation, fleet: FleetHistory, voters_live: int, *, calms: bool = True
+        self,
+        update: Observation,
+        fleet: FleetHistory,
+        now_s: float,
+        *,
+        voters: Container[str],
+        voters_live: int,
+        calms: bool = True,
     ) -> tuple[list[HubEffect], bool]:
         """Show an update to the watches of devices, before it counts; unless it `calms`, it ends no alarm."""
-        reports, begun = self._look(update, fleet, "device", calms=calms)
-        if "rollback" in begun:
-            return reports, True
-        epidemic = self._report_epidemic(voters_live) if len(self.state.alarms) > 1 else []
+        reports = self._look(update, fleet, "device", now_s, calms=calms)
+        epidemic = self._report_epidemic(voters, voters_live, now_s) if len(self.state.devices) > 1 else []
         return reports + epidemic, bool(epidemic)
 
-    def watch_fleet(self, update: Observation, fleet: FleetHistory) -> tuple[list[HubEffect], bool]:
-        """Show an update that will count to the watches of the fleet.
+    def watch_fleet(
+        self, update: Observation, fleet: FleetHistory, now_s: float
+    ) -> tuple[list[HubEffect], Fault | None]:
+        """Show an update that will count to the watches of the fleet; return why to roll back, if the hub should.
 
-        Once there are enough of the first updates to compare, the watches of devices see those again that nothing
-        could shorten.
+        Once there are enough of the first updates to compare, look again at those that nothing could shorten.
         """
-        reports, begun = self._look(update, fleet, "fleet")
-        if "rollback" in begun:
-            return reports, True
+        before = set(self.state.fleet)
+        reports = self._look(update, fleet, "fleet", now_s)
+        begun = self.state.fleet.keys() - before
+        if any(watch.remedy == "rollback" for number, watch in self._watches["fleet"] if number in begun):
+            return reports, "alarm"
         if self.state.first is None:
-            return reports, False
-        spoilt = False
+            return reports, None
         for one in self._take_first(self.state.first, update, fleet):
             # The usual length may have shrunk since then: the first updates of a model average always do.
-            if one.device_id in self.state.unbounded and one.norm > FIRST_RATIO * fleet.lengths.peak:
-                again, begun = self._look(one, fleet, "device", calms=False, at_once=True)
-                reports += again
-                spoilt = spoilt or not begun.isdisjoint(("quarantine", "rollback"))
-                if one is not update and one.device_id not in self.state.counted:
-                    self._end_alarms(one.device_id)  # it is gone: nobody would be calm for it
-        return reports, self._rolls_back and spoilt
-
-    def quarantine_of(self, device_id: str) -> Quarantine | None:
-        """Return why the hub rejects a device's updates and how many calm ones end that; `None` if it does not."""
-        if not self.state.alarms:
-            return None  # the usual case, with every update
-        longest: Quarantine | None = None
-        for number, _ in self._watches["device"]:
-            alarm = self.state.alarms.get((number, device_id))
-            if alarm is not None and alarm.remedy in ("quarantine", "rollback"):
-                left = self._calm_updates - alarm.calm
-                if longest is None or left > longest.calm_updates:
-                    longest = Quarantine(alarm.cause, left)
-        return longest
+            peak = fleet.lengths.peak
+            if one.device_id in self.state.unbounded and one.norm > FIRST_RATIO * peak > 0.0:
+                times = one.norm / peak
+                words = f"one of its first updates was {times:.3g} times as long as is usual"
+                remedy = f"; {_BEGUN['rollback']}" if self._rolls_back else ""
+                told = Report("alarm", one.device_id, words + remedy, {"times_usual": times})
+                return [*reports, told], "first" if self._rolls_back else None
+        return reports, None
 
     def note_unbounded(self, device_id: str) -> None:
         """Note that an update of the device was folded with whatever length it has."""
         if self.state.first is not None:
             self.state.unbounded[device_id] = None
 
-    def forget(self, device_id: str) -> None:
-        """Forget a device that is gone, with its alarms; its first updates may still make the hub go back."""
-        self._end_alarms(device_id)
-        self.state.counted.pop(device_id, None)
-
     def count_folded(self, updates: int, members: int) -> bool:
         """Count updates that were folded; return whether to keep their version for a rollback."""
         state = self.state
-        # Updates of a device in quarantine do not reach the model.
-        alarmed = bool(state.alarms) and any(alarm.remedy != "quarantine" for alarm in state.alarms.values())
-        state.calm_since_kept = 0 if alarmed else state.calm_since_kept + updates
+        # Alarms of devices do not count: each update is bounded.
+        state.calm_since_kept = 0 if state.fleet else state.calm_since_kept + updates
         # A device that trains from a spoilt version shows it only with its next update.
         if not self._rolls_back or state.calm_since_kept < max(KEEP_EVERY_UPDATES, 2 * members):
             return False
@@ -188,87 +236,188 @@ class DivergenceGuard:
         state.causes.clear()
         state.first = []
 
+    # -- devices ---------------------------------------------------------------------------------------------
+
+    def order(self, voter: str, device_id: str, now_s: float) -> list[HubEffect]:
+        """Exclude a voter by an operator's order; return nothing if it is excluded already."""
+        if voter in self.state.orders:
+            return []
+        self.state.orders[voter] = Order(device_id, now_s)
+        return [Report("quarantined", device_id, "by an operator's order: its updates do not count")]
+
+    def release(self, voter: str, device_id: str, now_s: float) -> list[HubEffect]:
+        """End the order about a voter, and the alarms about its devices; return nothing if there is neither."""
+        ordered = self.state.orders.pop(voter, None)
+        alarming = [name for name, alarm in self.state.devices.items() if alarm.voter == voter]
+        for name in alarming:
+            self._end(name, now_s)
+        if ordered is None and not alarming:
+            return []
+        return [Report("released", device_id, "by an operator's order: its updates count")]
+
+    def voter_of(self, device_id: str) -> str | None:
+        """Return the voter of a device that there is an order or an alarm about; the hub may have forgotten it."""
+        if (alarm := self.state.devices.get(device_id)) is not None:
+            return alarm.voter
+        orders = self.state.orders.items()
+        return next((voter for voter, order in orders if order.device_id == device_id), None)
+
+    def keep_only(self, members: Collection[str]) -> None:
+        """Drop what is known of devices that the hub has forgotten, once that is much; orders stay."""
+        state = self.state
+        if len(state.devices) + len(state.causes) + len(state.counted) <= WATCHED_PER_MEMBER * len(members):
+            return
+        state.devices = {device_id: alarm for device_id, alarm in state.devices.items() if device_id in members}
+        state.causes = {key: count for key, count in state.causes.items() if not key[1] or key[1] in members}
+        state.counted = {device_id: None for device_id in state.counted if device_id in members}
+
+    def revoke(self, voter: str, device_id: str, now_s: float) -> None:
+        """Forget a device whose key counts no more, and the order about it."""
+        self._end(device_id, now_s)
+        self.state.counted.pop(device_id, None)
+        self.state.orders.pop(voter, None)
+
+    def describe(self, now_s: float) -> dict[str, Any]:
+        """Return the active alarms and the last that are over, as the status shows them."""
+        state = self.state
+        remedies = {number: watch.remedy for number, watch in self._watches["fleet"]}
+        alarms = [
+            *[(alarm, remedies[number]) for number, alarm in state.fleet.items() if number in remedies],
+            *[(alarm, "probation" if self._probation else "alert") for alarm in state.devices.values()],
+        ]
+        return {
+            "alarms": [
+                {
+                    "device": alarm.device_id,
+                    "cause": alarm.words,
+                    "remedy": remedy,
+                    "since_s": round(now_s - alarm.begun_s, 3),
+                    "causes": [
+                        {
+                            "cause": cause.found.words,
+                            "since_s": round(now_s - cause.begun_s, 3),
+                            "updates": cause.updates,
+                            "figures": {
+                                name: float(f"{value:.6g}") for name, value in cause.found.figures.items()
+                            },
+                        }
+                        for cause in alarm.causes.values()
+                    ],
+                }
+                for alarm, remedy in alarms
+            ],
+            "alarms_past": [
+                {
+                    "device": past.device_id,
+                    "cause": past.words,
+                    "ended_ago_s": round(now_s - past.ended_s, 3),
+                    "duration_s": round(past.ended_s - past.begun_s, 3),
+                }
+                for past in state.past
+            ],
+        }
+
+    # -- watches ---------------------------------------------------------------------------------------------
+
     def _look(
-        self, update: Observation, fleet: FleetHistory, scope: Scope, *, calms: bool = True, at_once: bool = False
-    ) -> tuple[list[HubEffect], set[Remedy]]:
-        """Show an update to the watches of a scope; return reports, and the remedies that begin.
+        self, update: Observation, fleet: FleetHistory, scope: Scope, now_s: float, *, calms: bool = True
+    ) -> list[HubEffect]:
+        """Show an update to the watches of a scope; return reports of alarms that begin, grow or end.
 
-        `at_once` begins an alarm with its first cause.
-
-        An alarm is reported when it begins and when it ends, not with every update. It ends only after
-        `calm_updates` in a row, so that it does not begin and end with each outlier.
+        An alarm is reported when it begins, with each cause that joins it, and when it ends, not with every
+        update. A cause ends only after `calm_updates` in a row, so that it does not come and go with each outlier.
         """
-        reports: list[HubEffect] = []
-        begun: set[Remedy] = set()
-        if not self.state.alarms and not self.state.causes:
+        state = self.state
+        alarms: Mapping[Any, Alarm] = state.devices if scope == "device" else state.fleet
+        if not alarms and not state.causes:
             for cause_of in self._causes[scope]:
                 if cause_of(update, fleet) is not None:
                     break
             else:
-                return reports, begun  # the usual case, with every update
+                return []  # the usual case, with every update
+        reports: list[HubEffect] = []
         for number, watch in self._watches[scope]:
-            cause = watch.cause(update, fleet)
-            report = self._follow(number, watch, cause, update, calms=calms, at_once=at_once)
-            if report is not None:
-                reports.append(report)
-                if report.event == "alarm":
-                    begun.add(watch.remedy)
-        return reports, begun
+            found = watch.cause(update, fleet)
+            reports += self._follow(number, watch, found, update, now_s, calms=calms)
+        return reports
 
     def _follow(
-        self, number: int, watch: Watch, cause: str | None, update: Observation, *, calms: bool, at_once: bool
-    ) -> Report | None:
-        """Begin, continue or end the alarm of a watch; return a report if it begins or ends."""
-        alarms, causes = self.state.alarms, self.state.causes
-        device_id = update.device_id if watch.scope == "device" else ""
+        self, number: int, watch: Watch, found: Evidence | None, update: Observation, now_s: float, *, calms: bool
+    ) -> list[HubEffect]:
+        """Begin, continue or end the cause of a watch; return a report if it begins or ends."""
+        state, of_device = self.state, watch.scope == "device"
+        device_id = update.device_id if of_device else ""
         key = number, device_id
-        alarm = alarms.get(key)
-        if cause is None:
+        alarm = state.devices.get(device_id) if of_device else state.fleet.get(number)
+        cause = None if alarm is None else alarm.causes.get(number)
+        if found is None:
             if not calms:
-                return None
-            if alarm is None:
-                causes.pop(key, None)
-                return None
-            alarm.calm += 1
-            if alarm.calm < self._calm_updates:
-                return None
-            del alarms[key]
-            return Report("calm", device_id, f"over: {alarm.cause}; {_ENDED[alarm.remedy]}")
-        if alarm is not None:
-            alarm.calm, alarm.cause = 0, cause
-            return None
-        in_a_row = causes.pop(key, 0) + 1
-        needed = watch.count_max * (update.lateness if watch.patient else 1.0)
-        if in_a_row < needed and not at_once:
-            causes[key] = in_a_row
-            return None
-        alarms[key] = Alarm(number, device_id, watch.remedy, cause, voter=update.voter if device_id else "")
-        return Report("alarm", device_id, f"{cause}; {_BEGUN[watch.remedy]}")
+                return []
+            if alarm is None or cause is None:
+                state.causes.pop(key, None)
+                return []
+            cause.calm += 1
+            return self._calm(number, watch, alarm, now_s) if cause.calm >= self._calm_updates else []
+        if cause is not None:
+            cause.calm, cause.found, cause.updates = 0, found, cause.updates + 1
+            return []
+        in_a_row = state.causes.pop(key, 0) + 1
+        if in_a_row < watch.count_max * (update.lateness if watch.patient else 1.0):
+            state.causes[key] = in_a_row
+            return []
+        cause = Cause(found, now_s, in_a_row)
+        if not of_device:
+            state.fleet[number] = Alarm({number: cause}, now_s)
+            return [Report("alarm", "", f"{found.words}; {_BEGUN[watch.remedy]}", found.figures)]
+        if alarm is None:
+            state.devices[device_id] = Alarm({number: cause}, now_s, device_id, update.voter)
+        else:
+            alarm.causes[number] = cause
+        act = PROBATION if self._probation else EXCLUDE.format(device_id)
+        if update.voter in state.orders:
+            act = EXCLUDED
+        return [Report("alarm", device_id, f"{found.words}; {act}", {**found.figures, "updates": in_a_row})]
 
-    def _end_alarms(self, device_id: str) -> None:
+    def _calm(self, number: int, watch: Watch, alarm: Alarm, now_s: float) -> list[HubEffect]:
+        """End a cause; return a report if that ends its alarm."""
+        cause = alarm.causes.pop(number)
+        if alarm.causes:
+            return []
+        alarm.causes[number] = cause
+        lasted = f"over after {now_s - alarm.begun_s:.0f} s: {alarm.words}"
+        self._note_past(alarm, now_s)
+        if alarm.device_id:
+            del self.state.devices[alarm.device_id]
+            return [Report("calm", alarm.device_id, lasted)]
+        del self.state.fleet[number]
+        return [Report("calm", "", f"{lasted}; {_ENDED[watch.remedy]}")]
+
+    def _end(self, device_id: str, now_s: float) -> Alarm | None:
+        """End the alarm about a device, if there is one."""
         for number, _ in self._watches["device"]:
-            self.state.alarms.pop((number, device_id), None)
             self.state.causes.pop((number, device_id), None)
+        alarm = self.state.devices.pop(device_id, None)
+        if alarm is not None:
+            self._note_past(alarm, now_s)
+        return alarm
 
-    def _report_epidemic(self, voters_live: int) -> list[HubEffect]:
-        """Return a report if more than half of the voters have a device in quarantine: the model is at fault.
+    def _note_past(self, alarm: Alarm, now_s: float) -> None:
+        add_recent(self.state.past, PastAlarm(alarm.device_id, alarm.words, alarm.begun_s, now_s), PAST_MAX)
 
-        Devices whose updates never counted may have been broken from the start. They are included only if at least
-        `DEVICES_MIN` voters are concerned, and only before the first rollback.
-        """
+    def _report_epidemic(self, voters: Container[str], voters_live: int, now_s: float) -> list[HubEffect]:
+        """Return a report if there are alarms about more than half of the voters: the model is at fault."""
         if not self._rolls_back:
             return []
-        counted = self.state.counted
-        devices = {a.device_id: a.voter for a in self.state.alarms.values() if a.remedy == "quarantine"}
-        if self.state.rollbacks or len(set(devices.values())) < DEVICES_MIN:
-            devices = {device_id: voter for device_id, voter in devices.items() if device_id in counted}
-        voters = len(set(devices.values()))
-        if voters < 2 or 2 * voters <= voters_live:
+        counted, orders = self.state.counted, self.state.orders
+        counting = [a for a in self.state.devices.values() if a.voter in voters and a.voter not in orders]
+        alarmed = [alarm for alarm in counting if alarm.device_id in counted]
+        count = len({alarm.voter for alarm in alarmed})
+        if count < 2 or 2 * count <= voters_live:
             return []
-        for device_id in devices:
-            self._end_alarms(device_id)
-        fault = f"{voters} of {voters_live} devices are in quarantine: the model is at fault"
-        return [Report("alarm", detail=f"{fault}; {_BEGUN['rollback']}")]
+        for alarm in alarmed:
+            self._end(alarm.device_id, now_s)
+        fault = f"{count} of {voters_live} devices are alarming: the model is at fault"
+        return [Report("alarm", "", f"{fault}; {_BEGUN['rollback']}")]
 
     def _take_first(self, first: list[Observation], update: Observation, fleet: FleetHistory) -> list[Observation]:
         """Keep one of the first updates; return all of them, once, when there are enough to compare."""

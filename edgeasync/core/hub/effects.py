@@ -25,9 +25,10 @@ class Broadcast(msgspec.Struct, frozen=True, gc=False):
 
 
 class SendStatus(msgspec.Struct, frozen=True, gc=False):
-    """Send the hub's status to the connection that asked."""
+    """Send the hub's status to the connection that asked; one that `confirms` says that an order is durable."""
 
     peer: Peer
+    confirms: bool = False
 
 
 class Assign(msgspec.Struct, frozen=True, gc=False):
@@ -131,13 +132,13 @@ class Expel(msgspec.Struct, frozen=True, gc=False):
 
 ReportName = Literal[
     "alarm", "awake", "calm", "evaluated", "finished", "joined", "left", "listening", "lost", "not_writing",
-    "paused", "plateau", "quarantined", "reconnected", "rejoined", "replaying", "resting", "resumed", "revoked",
-    "stopping", "training", "warm", "warning", "writing",
+    "paused", "plateau", "quarantined", "reconnected", "rejoined", "released", "replaying", "resting", "resumed",
+    "revoked", "stopping", "training", "warm", "warning", "writing",
 ]  # fmt: skip
 
 
 class Report(msgspec.Struct, frozen=True):
-    """Tell people what happened; `device_id` is empty if it concerns the whole hub.
+    """Tell people what happened; `device_id` is empty if it concerns the whole hub. An alarm has `figures`.
 
     The engine adds `decided_s`, the core's time of the decision, when it passes the report on. What the shell
     reports of itself has none.
@@ -146,6 +147,7 @@ class Report(msgspec.Struct, frozen=True):
     event: ReportName
     device_id: str = ""
     detail: str = ""
+    figures: dict[str, float] = {}
     decided_s: float | None = None
 
 

@@ -6,7 +6,18 @@ say whether the engine has memory for the effects of the event.
 
 import msgspec
 
-from edgeasync.protocol.messages import Fetch, FetchGraph, Hello, Key, Leave, Ping, Push, StatusRequest, Wake
+from edgeasync.protocol.messages import (
+    Fetch,
+    FetchGraph,
+    Hello,
+    Key,
+    Leave,
+    Order,
+    Ping,
+    Push,
+    StatusRequest,
+    Wake,
+)
 
 Peer = bytes
 
@@ -21,7 +32,7 @@ class Received(msgspec.Struct, frozen=True, gc=False):
     """
 
     peer: Peer
-    message: Hello | Fetch | FetchGraph | Push | Ping | Leave | StatusRequest | Wake
+    message: Hello | Fetch | FetchGraph | Push | Ping | Leave | StatusRequest | Wake | Order
     has_capacity: bool = True
     key: Key = b""
     moved: Moved = (0, 0)

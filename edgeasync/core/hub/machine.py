@@ -44,6 +44,7 @@ from edgeasync.core.hub.events import (
 from edgeasync.core.hub.frozen_arrays import FrozenArrays
 from edgeasync.core.hub.handshake import Handshake
 from edgeasync.core.hub.membership import SAMPLE, Member, Membership, RefusalError
+from edgeasync.core.hub.outcomes import REVOKED
 from edgeasync.core.hub.policy_engine import PolicyEngine
 from edgeasync.core.hub.presence import Presence
 from edgeasync.core.hub.publish_schedule import PublishSchedule
@@ -61,6 +62,7 @@ from edgeasync.protocol.messages import (
     Key,
     Leave,
     ModelVersion,
+    Order,
     Outcome,
     Ping,
     Push,
@@ -250,7 +252,7 @@ class HubCore:
         if isinstance(event, Heard):
             return self.members.by_peer(event.peer)
         message = event.message
-        if isinstance(message, (Hello, StatusRequest, Wake)):
+        if isinstance(message, (Hello, StatusRequest, Wake, Order)):
             return None
         return self.members.by_session(message.session or b"", event.key)
 
@@ -263,9 +265,21 @@ class HubCore:
                 return effects + self.budgets.judge_shares(self.members.members[message.device_id])
             case Wake():
                 return [*self.policy_engine.wake("an operator said so", now_s), SendStatus(event.peer)]
+            case Order():
+                return [*self._obey(message, event.key, now_s), SendStatus(event.peer, confirms=True)]
             case StatusRequest():
                 return [SendStatus(event.peer)]
         return []  # a sign of life of a connection that is no member's
+
+    def _obey(self, order: Order, key: Key, now_s: float) -> list[HubEffect]:
+        """Carry an operator's order out; raises `RefusalError` for a device that the hub does not know."""
+        if not key and self.policy_engine.policy.trust == "open":
+            raise RefusalError("not_allowed", "a hub that is open to all knows no operator: give it keys")
+        voter = self.policy_engine.voter_of(order.device_id)
+        if voter is None:
+            raise RefusalError("unknown_device", f"no device here is named {order.device_id}")
+        obey = self.policy_engine.quarantine if order.order == "quarantine" else self.policy_engine.release
+        return obey(voter, order.device_id, now_s)
 
     def _answer(self, event: Received | PushArrived | Heard, member: Member, now_s: float) -> list[HubEffect]:
         """Return the effects of a member's message.
@@ -277,7 +291,7 @@ class HubCore:
         if isinstance(event, Heard):
             return []
         message = event.message
-        assert not isinstance(message, (Hello, StatusRequest, Wake)), "they have no member"
+        assert not isinstance(message, (Hello, StatusRequest, Wake, Order)), "they have no member"
         match message:
             case Ping():
                 return self.presence.ping(member, message, now_s)
@@ -316,8 +330,8 @@ class HubCore:
         """Shut a key's devices out, and drop their updates that wait; what is in the model stays."""
         effects: list[HubEffect] = []
         for member in self.members.of_key(event.key):
-            effects += self.presence.revoke(member)
-            effects += self.policy_engine.drop_updates(member.device_id)
+            effects += self.presence.revoke(member, now_s)
+            effects += self.policy_engine.drop_updates(member.device_id, REVOKED)
         if effects:
             effects += self.policy_engine.fold_if_due(now_s)
         return effects
@@ -429,7 +443,7 @@ class HubCore:
             member.strikes = 0
         member.seq_last = push.seq
         member.outcome_last, member.checksum_last = outcome, push.checksum
-        ack = Ack(push.seq, outcome, self.policy_engine.divergence.quarantine_of(member.device_id))
+        ack = Ack(push.seq, outcome)
         if self._waits_for_version(outcome):
             self.members.begin_wait(member)
             return [*effects, Send(member.peer, ack)]
@@ -470,8 +484,7 @@ class HubCore:
         self._count_answer(member)
         if push.seq != member.seq_last or member.outcome_last is None:
             return []
-        quarantine = self.policy_engine.divergence.quarantine_of(member.device_id)
-        ack = Ack(push.seq, Duplicate(member.outcome_last), quarantine)
+        ack = Ack(push.seq, Duplicate(member.outcome_last))
         if member.waiting:
             return [Send(member.peer, ack)]
         return self._assign_or_defer(member, ack, now_s, can_send=can_send)
@@ -576,13 +589,15 @@ class HubCore:
             "messages_refused": self.messages_refused,
             "messages_ignored": self.messages_ignored,
             **self.policy_engine.describe(histories),
+            **self.policy_engine.divergence.describe(now_s),
             "traffic": self.budgets.describe(now_s),
         }
 
     def describe_devices(self, members: Iterable[Member], now_s: float) -> list[dict[str, Any]]:
         """Return the devices' parts of the status."""
-        quarantine_of = self.policy_engine.divergence.quarantine_of
-        return self.members.describe(members, now_s, quarantine_of, self.budgets.describe_device)
+        return self.members.describe(
+            members, now_s, self.policy_engine.is_quarantined, self.budgets.describe_device
+        )
 
     def imbalance(self) -> str:
         """Return how the counts of updates contradict one another; empty as long as they do not."""

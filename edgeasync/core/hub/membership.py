@@ -29,7 +29,6 @@ from edgeasync.protocol.messages import (
     Key,
     ModelVersion,
     Push,
-    Quarantine,
     RefusalCode,
     Refuse,
 )
@@ -134,6 +133,8 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
     updates_rejected: dict[str, int] = {}
     updates_shortened: int = 0
     """How many of its updates counted with less than half of their length."""
+    updates_long: int = 0
+    """How many of its updates were longer than usual when they were folded."""
     weight: float = 0.0
     """The weights of its folded updates by staleness and shares; `weight_kept`: as they were, by their length."""
     weight_kept: float = 0.0
@@ -498,12 +499,12 @@ class Membership:
         """Return the members of a key, by their names, without a walk over all."""
         return [self.members[name] for name in sorted(self._by_key.get(key, ()))]
 
-    def updates_of_voter(self, member: Member) -> float:
-        """Return how many updates a device has sent or, with keys, its key; infinity for a key with many names."""
+    def long_updates_of_voter(self, member: Member) -> float:
+        """Return how many long updates a device has sent or, with keys, its key; infinity with many names."""
         names = self._by_key.get(member.key, ())
         if len(names) < 2:
-            return member.history.updates
-        return sum(self.members[name].history.updates for name in names) if len(names) <= NAMES_MAX else math.inf
+            return member.updates_long
+        return sum(self.members[name].updates_long for name in names) if len(names) <= NAMES_MAX else math.inf
 
     def expel(self, member: Member) -> None:
         """End the session of a member whose key counts no more. Its place is free for the next key of its name."""
@@ -546,14 +547,14 @@ class Membership:
         self,
         members: Iterable[Member],
         now_s: float,
-        quarantine_of: Callable[[str], Quarantine | None],
+        is_quarantined: Callable[[Member], bool],
         budget_of: Callable[[Member, float], dict[str, Any]],
     ) -> list[dict[str, Any]]:
-        """Return the devices' parts of the status: `quarantine_of` is the monitor's word, `budget_of` the day."""
+        """Return the devices' parts of the status: `is_quarantined` tells of orders, `budget_of` of the day."""
         return [
             {
                 "id": member.device_id,
-                **_quarantine(member, now_s, quarantine_of(member.device_id) if member.live else None),
+                **_quarantine(member, now_s, ordered=is_quarantined(member)),
                 "staleness": member.history.staleness,
                 "local_steps": member.history.local_steps,
                 "last_seen_s": round(now_s - member.seen_s, 3),
@@ -783,11 +784,11 @@ def _shown(history: DeviceHistory) -> float | None:
     return loss if history.updates and loss is not None and math.isfinite(loss) else None
 
 
-def _quarantine(member: Member, now_s: float, monitor: Quarantine | None) -> dict[str, Any]:
+def _quarantine(member: Member, now_s: float, *, ordered: bool) -> dict[str, Any]:
     """Return a member's state as the status shows it, and why it is in quarantine and what ends that."""
-    if monitor is not None:
-        ends = f"{monitor.calm_updates} updates in a row that are not alarming"
-        return {"state": "quarantined", "quarantine": {"cause": monitor.cause, "ends": f"after {ends}"}}
+    if ordered:
+        ends = f"by 'edgeasync device release {member.device_id}'"
+        return {"state": "quarantined", "quarantine": {"cause": "an operator's order", "ends": ends}}
     if member.state != "quarantined":
         return {"state": member.shown_state, "quarantine": None}
     remaining_s = max(0.0, member.quarantined_until_s - now_s)

@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 
-from edgeasync.core.hub.effects import Assign, HubEffect, Send
+from edgeasync.core.hub.effects import Assign, HubEffect, Report, Send
 from edgeasync.protocol.messages import Ack, Applied, Duplicate, FirstOutcome, Outcome, Rejected
 
 BUFFERED = "buffered"
 """The name of the outcome of an update that waits for a fold."""
 
-REVOKED, ROLLED_BACK = "revoked", "rolled_back"
-"""Why an update that waited never counts."""
+QUARANTINED, REVOKED, ROLLED_BACK = "quarantined", "revoked", "rolled_back"
+"""Why an update that waited never counts; the first two are reports, too."""
 
 _WEIGHED = ("stale", "behind", "not_finite", "quarantined")
 
@@ -40,6 +40,12 @@ def outcome_name(outcome: FirstOutcome) -> str:
     if type(outcome) is Rejected:
         return outcome.reason
     return "applied" if type(outcome) is Applied else BUFFERED
+
+
+def why_dropped(effects: Sequence[HubEffect]) -> str:
+    """Return why an event drops updates that waited, by its effects."""
+    told = [effect.event for effect in effects if type(effect) is Report]
+    return next((reason for reason in (QUARANTINED, REVOKED) if reason in told), ROLLED_BACK)
 
 
 def is_weighed(outcome: FirstOutcome) -> bool:

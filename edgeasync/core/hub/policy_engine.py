@@ -20,7 +20,7 @@ from edgeasync.core.hub.evaluation_tracker import EvaluationState, EvaluationTra
 from edgeasync.core.hub.events import Evaluated, PushArrived
 from edgeasync.core.hub.lineage import Ancestry
 from edgeasync.core.hub.membership import SAMPLE, Member, Membership
-from edgeasync.core.hub.outcomes import REVOKED, ROLLED_BACK
+from edgeasync.core.hub.outcomes import QUARANTINED, ROLLED_BACK
 from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.policies.aggregation import Aggregator, Contribution, Fleet, Waiting
 from edgeasync.policies.budget import EXCHANGES_UNCHANGED, has_changed
@@ -55,8 +55,8 @@ RESTING = 2.0
 EVALUATED_AT_REST_S = 10.0
 """While the fleet rests, every version is evaluated, but no more often than this."""
 
-NEWCOMER_UPDATES = 64
-"""A voter is no newcomer once it has sent this many updates, or as many as the others."""
+SLACK_UPDATES = 64
+"""A voter's first long update may be as long as was ever usual; half as long after this number of them."""
 
 EXAMPLES_RATIO_MAX = 10.0
 """A device counts with at most this many times the median of the examples that devices say they have."""
@@ -113,7 +113,7 @@ class PolicyEngine:
         policy = guarded(policy)
         self.policy = policy
         self.evaluations = EvaluationTracker(policy.plateau, settings.stop)
-        self.divergence = DivergenceGuard(policy.monitor)
+        self.divergence = DivergenceGuard(policy.monitor, probation=policy.trust == "open")
         self.rest = Rest()
         self.state = PolicyEngineState(
             ancestry=Ancestry(version.lineage),
@@ -182,14 +182,14 @@ class PolicyEngine:
 
     def _votes_of_the_refused(self) -> float:
         """Return the votes of the devices that sent an update for the next version which does not count."""
-        # Not of those that pause: they have no vote.
+        # Not of those that pause, or that an operator has excluded: they have no vote.
         heard = (self.state.rare, self._waiting.of_device, self._members.pausing)
-        members, shared = self._members.members, self._members.shared
+        members, shared, orders = self._members.members, self._members.shared, self.state.divergence.orders
         # Not the sum over a set: its order, and so the sum's last bit, changes with every start of Python.
         refused = [
             members[device_id] for device_id in self.state.spoken if not any(device_id in part for part in heard)
         ]
-        return sum(1.0 / shared.get(member.voter, 1) for member in refused)
+        return sum(1.0 / shared.get(member.voter, 1) for member in refused if member.voter not in orders)
 
     def _votes_of_the_pausing(self) -> int:
         """Return how many voters sent an update for the next version, and have only devices that pause by now."""
@@ -254,12 +254,12 @@ class PolicyEngine:
     ) -> tuple[float | Rejected, list[HubEffect]]:
         """Return an update's weight, or why it never counts, and reports of alarms that begin or end with it.
 
-        The watches of devices see every update, also one that is rejected after that, so that a device in
-        quarantine can be seen to be calm. The fleet's history and its watches see only updates that count, but for
-        norms and losses: what is common is what the devices send, or a fleet could grow out of all of them.
+        The watches of devices see every update, also one that is rejected after that. The fleet's history and its
+        watches see only updates that count, but for norms and losses: what is common is what the devices send, or
+        a fleet could grow out of all of them.
         """
         push, history, fleet = update.push, member.history, self.state.fleet
-        voter, voters_live = member.voter, len(self._members.voters)
+        voter, voters_live = member.voter, self._voters_live
         reason = self._refuse_base(push, history)
         compared = reason is None and not claims.alone
         base_loss, base_loss_before = history.base_losses.usual if compared else (math.nan, math.nan)
@@ -274,22 +274,22 @@ class PolicyEngine:
             base_loss=base_loss,
             base_loss_before=base_loss_before,
             lateness=fleet.lateness(history.staleness) if reason is None else 1.0,
-            newness=self._newness(member),
         )
-        effects, roll_back = self.divergence.watch_device(observation, fleet, voters_live, calms=compared)
+        self.divergence.keep_only(self._members.members)
+        effects, roll_back = self.divergence.watch_device(
+            observation, fleet, now_s, voters=self._members.voters, voters_live=voters_live, calms=compared
+        )
         if roll_back:
             return Rejected("rolled_back"), effects + self._roll_back(now_s)
         if reason is not None:
             return reason, effects
+        if voter in self.state.divergence.orders:
+            return Rejected("quarantined", self.policy.preempt), effects
         if compared:
             fleet.observe_norm(voter, update.norm, claims.local_steps)
             fleet.observe_base_loss(voter, history.base_losses.newest)
         if not math.isfinite(update.norm):
             return Rejected("not_finite", self.policy.preempt), effects
-        if self.divergence.quarantine_of(member.device_id) is not None:
-            # It is one voter of those that must agree that the loss rose, and the model may be at fault.
-            fleet.observe_loss(voter, claims.loss_mean, claims.loss_variance, voters_live)
-            return Rejected("quarantined", self.policy.preempt), effects
         age_s = self._seconds_since(push.base.number, now_s)
         weight = self.policy.staleness(Staleness(history.staleness, age_s, self._members.live_count))
         if weight is None:
@@ -301,10 +301,10 @@ class PolicyEngine:
         if left_out:
             return Rejected("behind", far_behind and self.policy.preempt), effects
         fleet.observe_staleness(history.staleness)
-        reports, roll_back = self.divergence.watch_fleet(observation, fleet)
+        reports, fault = self.divergence.watch_fleet(observation, fleet, now_s)
         effects += reports
-        if roll_back:
-            return Rejected("rolled_back"), effects + self._roll_back(now_s)
+        if fault is not None:
+            return Rejected("rolled_back"), effects + self._roll_back(now_s, keeps_lengths=fault == "first")
         return weight, effects
 
     def _refuse_base(self, push: Push, history: DeviceHistory) -> Rejected | None:
@@ -352,8 +352,10 @@ class PolicyEngine:
         return math.isinf(self.state.loss_mark) or unchanged < EXCHANGES_UNCHANGED * self._members.live_count
 
     def forget(self, member: Member) -> None:
-        """Forget a device that is gone: its alarms, that it has spoken, and its voter's word if that is gone."""
-        self.divergence.forget(member.device_id)
+        """Forget of a device that is gone that it has spoken, and its voter's word if that is gone, too.
+
+        Alarms, orders and what is known of its data stay: a restart changes nothing about that.
+        """
         self.state.spoken.pop(member.device_id, None)
         self._count_as_usual(member)
         self.withdraw(member.voter)
@@ -362,6 +364,12 @@ class PolicyEngine:
         """Note that a device says that it pauses: no quorum waits for it, and its exchange measures no link."""
         member.assigned = None
         self._count_as_usual(member)
+
+    @property
+    def _voters_live(self) -> int:
+        """How many voters have a live device and a vote: those that an operator has excluded have none."""
+        voters, orders = self._members.voters, self.state.divergence.orders
+        return len(voters) - sum(voter in voters for voter in orders) if orders else len(voters)
 
     def _count_as_usual(self, member: Member) -> None:
         """Forget that a device was rare; the table is replaced, never changed: votes are counted by it."""
@@ -374,19 +382,49 @@ class PolicyEngine:
         if voter not in self._members.voters:
             self.state.fleet.withdraw(voter)
 
-    def revoke(self, voter: str) -> None:
-        """Take every vote from a voter whose key counts no more, once it has no live device."""
-        if voter not in self._members.voters:
-            self.state.fleet.revoke(voter)
+    def revoke(self, member: Member, now_s: float) -> None:
+        """Take every vote from a member whose key counts no more, once its voter has no live device."""
+        self.divergence.revoke(member.voter, member.device_id, now_s)
+        if member.voter not in self._members.voters:
+            self.state.fleet.revoke(member.voter)
 
-    def drop_updates(self, device_id: str) -> list[HubEffect]:
-        """Drop the updates of a device that wait to be folded: its key counts no more."""
+    def voter_of(self, device_id: str) -> str | None:
+        """Return a device's voter; of one that the hub has forgotten while there is an order or an alarm."""
+        member = self._members.members.get(device_id)
+        return self.divergence.voter_of(device_id) if member is None else member.voter
+
+    def quarantine(self, voter: str, device_id: str, now_s: float) -> list[HubEffect]:
+        """Exclude a device and all of its voter, by an operator's order; nothing if that is done already.
+
+        Nobody waits for them any more.
+        """
+        effects = self.divergence.order(voter, device_id, now_s)
+        if not effects:
+            return []
+        state, members = self.state, self._members.members
+        state.fleet.revoke(voter)
+        for name in [name for name in state.rare if members[name].voter == voter]:
+            self._count_as_usual(members[name])
+        for name in dict.fromkeys([one.device_id for one in state.contributions if one.voter == voter]):
+            effects += self.drop_updates(name, QUARANTINED)
+        return effects + self.fold_if_due(now_s)
+
+    def release(self, voter: str, device_id: str, now_s: float) -> list[HubEffect]:
+        """End the order about a device and its voter, and the alarms about them; nothing if there is neither."""
+        return self.divergence.release(voter, device_id, now_s)
+
+    def is_quarantined(self, member: Member) -> bool:
+        """Whether an operator has excluded the device, or another with its key."""
+        return member.voter in self.state.divergence.orders
+
+    def drop_updates(self, device_id: str, reason: str) -> list[HubEffect]:
+        """Drop the updates of a device that wait to be folded, for this reason."""
         state = self.state
         dropped = [one for one in state.contributions if one.device_id == device_id]
         state.contributions = [one for one in state.contributions if one.device_id != device_id]
         self._waiting = Waiting(state.contributions)
         for one in dropped:
-            self._count_rejected(one.device_id, REVOKED)
+            self._count_rejected(one.device_id, reason)
         return [Discard(one.handle) for one in dropped]
 
     def _count_rejected(self, device_id: str, reason: str) -> None:
@@ -501,38 +539,41 @@ class PolicyEngine:
         shared = self._members.shared
         devices = dict.fromkeys([(one.device_id, one.voter) for one in contributions])  # in order, unlike a set
         votes = sum(1.0 / shared.get(voter, 1) for _, voter in devices)
-        return min(1.0, votes / max(1, len(self._members.voters)))
+        return min(1.0, votes / max(1, self._voters_live))
 
     def _clips(self, contributions: Sequence[Contribution]) -> list[float]:
         """Return the share of its length that each update counts with: the longest are shortened.
 
         Note whose are folded before there is a bound.
         """
-        fleet, members = self.state.fleet, self._members.members
+        fleet, monitor, divergence = self.state.fleet, self.policy.monitor, self.divergence
         centred = self.policy.combine.centred
-        bound = self._norm_usual if centred else self.policy.monitor.norm_max(fleet)
-        if bound == math.inf:
+        usual = fleet.lengths.usual()
+        # A combiner with a centre bounds the distance from there.
+        bound = math.inf if centred else monitor.norm_max(fleet)
+        if (self._norm_usual if centred else bound) == math.inf:
             for one in contributions:
-                self.divergence.note_unbounded(one.device_id)
-        if centred or bound == math.inf:
-            return [1.0] * len(contributions)  # a combiner with a centre bounds the distance from there
+                divergence.note_unbounded(one.device_id)
         clips = []
         for one in contributions:
-            clip = 1.0
-            if one.norm > bound:
-                member = members.get(one.device_id)
-                newness = 0.0 if member is None else self._newness(member)
-                norm_max = self.policy.monitor.norm_max(fleet, newness) if newness else bound
-                clip = min(1.0, norm_max / one.norm)
-            clips.append(clip)
+            norm_max = bound
+            if one.norm > bound and (member := self._members.members.get(one.device_id)) is not None:
+                norm_max = monitor.norm_max(fleet, self._slack(member))
+                member.updates_long += 1
+            norm = one.norm
+            if divergence.is_on_probation(one.voter):
+                norm_max = min(norm_max, monitor.probation * usual)
+                norm = min(norm, usual) if centred else norm  # a combiner with a centre cuts the rest off itself
+            clips.append(1.0 if norm <= norm_max else norm_max / norm)
         return clips
 
-    def _newness(self, member: Member) -> float:
-        """Return how new a voter is: 1 at first, 0 once it has sent as many updates as the others, or many."""
-        if member.history.updates >= NEWCOMER_UPDATES:
-            return 0.0
-        usual = min(NEWCOMER_UPDATES, self.state.updates_applied / max(1, len(self._members.voters)))
-        return max(0.0, 1.0 - self._members.updates_of_voter(member) / usual) if usual else 0.0
+    def _slack(self, member: Member) -> float:
+        """Return what share of the highest usual length a voter's update may have: 1 before its first long one.
+
+        A device whose data the model does not know yet sends long updates, and shorter ones as they count. Those
+        of a hostile one stay long.
+        """
+        return math.pow(0.5, self._members.long_updates_of_voter(member) / SLACK_UPDATES)
 
     @property
     def _norm_usual(self) -> float:
@@ -634,8 +675,12 @@ class PolicyEngine:
         self.state.spoken.clear()
         add_recent(self.state.version_times, now_s, VERSION_TIMES_MAX)
 
-    def _roll_back(self, now_s: float) -> list[HubEffect]:
-        """Restore the kept version under a new number; drop the updates that wait, and reject earlier bases."""
+    def _roll_back(self, now_s: float, *, keeps_lengths: bool = False) -> list[HubEffect]:
+        """Restore the kept version under a new number; drop the updates that wait, and reject earlier bases.
+
+        If one of the first updates spoilt the model, the usual length is known by now. It bounds what that device
+        sends next: without it, the first to push would spoil the model again.
+        """
         state = self.state
         effects: list[HubEffect] = [Discard(contribution.handle) for contribution in state.contributions]
         for one in state.contributions:
@@ -644,7 +689,7 @@ class PolicyEngine:
         self._waiting = Waiting(state.contributions)
         state.measuring.clear()
         self.divergence.rolled_back()
-        state.fleet.forget()
+        state.fleet.forget(keeps_lengths=keeps_lengths)
         self._advance(now_s)
         state.version_oldest = state.version
         state.folds_before += state.folds
@@ -671,7 +716,7 @@ class PolicyEngine:
         state, devices_live = self.state, self._members.live_count
         sample = self._members.sample(state.version)
         histories = self._members.live_histories(sample)
-        state.fleet.note_peaks(len(self._members.voters))
+        state.fleet.note_peaks(self._voters_live)
         state.devices = devices_live
         state.retune_in = max(1, min(devices_live, SAMPLE) // 2)
         least = state.fleet.scores.least_credible
@@ -692,7 +737,8 @@ class PolicyEngine:
             cadence = msgspec.structs.replace(cadence, period_s=rest_s)
         state.cadence = cadence
         overdue_s = now_s - RARE * cadence.period_s if cadence.period_s else -math.inf
-        state.rare = self._members.note_rare(state.rare, sample, cadence.rare_s, overdue_s)
+        voting = [one for one in sample if one.voter not in state.divergence.orders]
+        state.rare = self._members.note_rare(state.rare, voting, cadence.rare_s, overdue_s)
         loss = state.fleet.loss
         if not math.isnan(loss) and has_changed(loss, state.loss_mark, state.fleet.loss_first):
             state.loss_mark, state.loss_mark_updates = loss, state.updates_applied
@@ -731,7 +777,7 @@ class PolicyEngine:
         rest, state, held_out = self.rest, self.state, self._settings.held_out
         pace_s, losses = state.cadence.period_s, state.fleet.base_losses
         if losses.newest:
-            woken = rest.told(losses, len(self._members.voters), now_s, pace_s, judges=not held_out)
+            woken = rest.told(losses, self._voters_live, now_s, pace_s, judges=not held_out)
         else:
             woken = not held_out and rest.moved(state.fleet.agreement, now_s, pace_s)
         effects = self._rouse(woken, now_s)
@@ -761,7 +807,7 @@ class PolicyEngine:
         """Return the fleet as an aggregator sees it, without the votes of those that were refused."""
         state, members = self.state, self._members
         pausing = self._votes_of_the_pausing() if members.pausing else 0
-        voters_live = len(members.voters) + pausing - refused
+        voters_live = self._voters_live + pausing - refused
         return Fleet(voters_live, state.cadence.period_s, state.examples_mean, members.shared, state.rare)
 
     # -- status and checks -----------------------------------------------------------------------------------
@@ -796,10 +842,6 @@ class PolicyEngine:
             },
             "learning_rate_factor": self.learning_rate_factor,
             "rollbacks": state.divergence.rollbacks,
-            "alarms": [
-                {"device": alarm.device_id, "remedy": alarm.remedy, "cause": alarm.cause}
-                for alarm in state.divergence.alarms.values()
-            ],
             "evaluation": _evaluation(state.evaluations.last),
             "best": _evaluation(state.evaluations.best),
         }

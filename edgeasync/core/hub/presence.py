@@ -118,7 +118,7 @@ class Presence:
             self._members.set_pace(member, 0, ASKED)
         return [Disconnect(member.peer), Report("left", member.device_id, leave.reason)]
 
-    def revoke(self, member: Member) -> list[HubEffect]:
+    def revoke(self, member: Member, now_s: float) -> list[HubEffect]:
         """Shut a member out whose key counts no more, and tell it while its connection is there."""
         told = [Send(member.peer, RefusalError("not_allowed", REVOKED).refuse)] if member.peer else []
         effects: list[HubEffect] = [
@@ -129,7 +129,7 @@ class Presence:
         if member.live:
             self._members.retire(member, "left")
         self._policy_engine.forget(member)
-        self._policy_engine.revoke(member.voter)
+        self._policy_engine.revoke(member, now_s)
         self._handshake.frozen_arrays.forget(member.device_id)
         self._members.expel(member)
         return effects

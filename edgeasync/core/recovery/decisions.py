@@ -51,7 +51,8 @@ def check_state(core: HubCore, model: Model, saved_core: HubCore, saved_model: M
     if paced[0] != paced[1] or _written(engine.cadence) != _written(saved.cadence):
         _raise(plugins, ("frequency", "warm_up.frequency"), number, "the local steps of devices")
     alarming = [
-        [_written(list(of.alarms.values())), repr(of.causes)] for of in (engine.divergence, saved.divergence)
+        [_written(of.devices, list(of.fleet.values())), repr(of.causes)]
+        for of in (engine.divergence, saved.divergence)
     ]
     if alarming[0] != alarming[1]:
         _raise(plugins, ("monitor",), number, "what is alarming")

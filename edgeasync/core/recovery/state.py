@@ -187,12 +187,13 @@ def _take_apart(
 def succeed(core: HubCore, old: HubCore) -> None:
     """Let a new core of the same model take over from an old one under other rules, at the same version.
 
-    It keeps the devices and their last outcomes. The state of the policies begins from scratch.
+    It keeps the devices, their last outcomes, and operators' orders. The policies' state begins from scratch.
     """
     core.members.load_state(old.members.dump_state())
     new, before = core.policy_engine.state, old.policy_engine.state
     new.ancestry = before.ancestry
     new.evaluations.best = before.evaluations.best
+    new.divergence.orders = before.divergence.orders
     new.updates_applied, new.updates_rejected = before.updates_applied, before.updates_rejected
     core.state.saved_updates = before.updates_applied
     core.state.duplicates, core.state.pushes_answered = old.state.duplicates, old.state.pushes_answered

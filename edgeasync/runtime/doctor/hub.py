@@ -9,10 +9,11 @@ from edgeasync.durable.allow_list import read_key
 from edgeasync.durable.device_keys import DeviceKeys
 from edgeasync.durable.keys import KeyPair, Token
 from edgeasync.errors import AccessError, AddressError, EdgeAsyncError, HubUnreachableError, ProtocolError
+from edgeasync.protocol.messages import StatusRequest
 from edgeasync.runtime.address import check_connect, host_of, is_ipv6
 from edgeasync.runtime.dealer import Pair
 from edgeasync.runtime.doctor.finding import Finding, fail, ok, told, warn
-from edgeasync.runtime.status import ask_status, is_denied
+from edgeasync.runtime.status import ask, is_denied
 
 CONNECT_S = 2.0
 STATUS_S = 3.0
@@ -71,7 +72,7 @@ def _examine(
     if enrols and keys is None:
         return Reached([reached, warn("key", "not enrolled yet", "start the agent, which brings its key")], None)
     try:
-        status = ask_status(address, STATUS_S, _pair(keys))
+        status = ask(address, STATUS_S, _pair(keys), StatusRequest())
     except AccessError:
         wrong = "the hub does not let this device in" if keys else "the hub talks to enrolled devices only"
         return Reached([reached, fail("key", wrong, ENROL)], None)

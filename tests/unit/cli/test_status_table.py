@@ -110,10 +110,9 @@ def test_names_and_numbers_are_whole_where_they_do_not_fit(width):
         assert word in text
 
 
-def test_what_goes_into_a_pipe_has_a_line_for_each_device(capsys, monkeypatch):
+def test_what_goes_into_a_pipe_has_a_line_for_each_device(capsys):
     told = long_fleet()
-    monkeypatch.setattr("edgeasync.cli.status.fetch_status", lambda *_, **__: told)
-    print_status("tcp://127.0.0.1:5555", 1.0, None, Printer(json=False))
+    print_status(told, "tcp://127.0.0.1:5555", Printer(json=False))
     lines = capsys.readouterr().out.splitlines()
     for device in told["devices"]:
         row, interval = (line for line in lines if line.startswith(device["id"]))
@@ -213,12 +212,16 @@ def test_every_bound_has_words():
 
 def test_alarms_have_a_cause_and_a_remedy():
     _, status = empty_status()
-    alarms = [{"device": "shed", "remedy": "quarantine", "cause": "its last 3 updates are not finite"}]
-    alarms += [{"device": "", "remedy": remedy, "cause": "the loss is 9"} for remedy in REMEDIES]
+    words = "its last 3 updates are not finite"
+    alarms = [
+        {"device": "shed", "remedy": remedy, "cause": words, "since_s": 90.0} for remedy in ("alert", "probation")
+    ]
+    alarms += [{"device": "", "remedy": remedy, "cause": "the loss is 9", "since_s": 120.2} for remedy in REMEDIES]
     text = joined(shown(status | {"alarms": alarms, "rollbacks": 2}))
-    assert "alarm: shed: its last 3 updates are not finite; its updates do not count" in text
-    for words in REMEDIES.values():
-        assert f"alarm: fleet: the loss is 9; {words}" in text
+    assert f"alarm: shed, for 90.00 s: {words}; 'edgeasync device quarantine shed' excludes it" in text
+    assert f"alarm: shed, for 90.00 s: {words}; its updates count as short ones" in text
+    for act in REMEDIES.values():
+        assert f"alarm: fleet, for 120 s: the loss is 9; {act}" in text
     assert "2 rollbacks" in text
 
 

@@ -56,7 +56,7 @@ def test_its_example_has_the_defaults_or_values_to_begin_with(kind):
     if kind.default is not None:
         assert kind.default in kind.example
     assert set(kind.chosen) <= {
-        "behind_max", "decay", "delay", "every", "rate", "staleness_max", "updates", "warm_up"
+        "behind_max", "decay", "delay", "every", "rate", "staleness_max", "trust", "updates", "warm_up"
     }, "give the key's Meta an example"  # fmt: skip
     assert not re.search(r"\b(behind_max|decay|delay|every|rate|updates) = [12](\.0)?\b", kind.example)
 

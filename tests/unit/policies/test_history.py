@@ -248,7 +248,7 @@ def test_what_is_usual_never_falls_far_under_what_most_voters_once_had():
         fleet.observe_norm(voter, 0.1, 4)
         fleet.note_peaks(6)
     assert (fleet.lengths.peak, fleet.lengths.usual(), fleet.norms.usual()) == (10.0, 3.0, 1.5)
-    assert [fleet.lengths.usual(newness) for newness in (0.5, 1.0)] == pytest.approx([6.5, 10.0])
+    assert [fleet.lengths.usual(slack) for slack in (0.1, 0.5, 1.0)] == pytest.approx([3.0, 5.0, 10.0])
     fleet.lengths.noted = 0.0
     assert fleet.lengths.peak == 10.0, "of the first ones: a third voter may come when two have learnt all"
     fleet.forget()

@@ -4,11 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from edgeasync.core.hub.divergence import DivergenceGuard
+from edgeasync.core.hub.divergence import PAST_MAX, DivergenceGuard, Order
+from edgeasync.core.hub.effects import Report
 from edgeasync.policies.history import FleetHistory
 from edgeasync.policies.monitor import (
     DisagreementWatch,
-    GradientNormWatch,
+    Evidence,
     LossVarianceWatch,
     LossWatch,
     MisfitWatch,
@@ -74,14 +75,6 @@ def losses(usual, last, *, count=64, first=0.0):
         (UpdateNormWatch(), 1e300, 4, norms(norm=0.0), False),
         (UpdateNormWatch(), math.nan, 4, norms(), False),
         (UpdateNormWatch(), math.inf, 4, norms(), False),
-        (GradientNormWatch(), 20.0, 4, norms(), False),
-        (GradientNormWatch(), 20.1, 4, norms(), True),
-        (GradientNormWatch(), 320.0, 64, norms(), False),
-        (GradientNormWatch(), 320.1, 64, norms(), True),
-        (GradientNormWatch(), 5.1, 1, norms(), True),
-        (GradientNormWatch(), 20.1, 4, norms(2), False),
-        (GradientNormWatch(), 60.0, 4, norms(peak=10.0), False),
-        (GradientNormWatch(), 60.1, 4, norms(peak=10.0), True),
     ],
 )
 def test_how_long_an_update_may_be(watch, norm, local_steps, fleet, alarming):
@@ -92,11 +85,9 @@ def test_how_long_an_update_may_be(watch, norm, local_steps, fleet, alarming):
 
 def test_long_updates_of_some_devices_do_not_hide_the_next():
     fleet = fleet_of([(voter, 1.0 if voter < "f" else 1e9, 4) for voter in "abcdefghi"])
-    found = [watch.cause(update(30.0), fleet) for watch in (UpdateNormWatch(), GradientNormWatch())]
-    assert found == [
-        "the norm of its update is 30 times what is usual in the fleet",
-        "the norm of its mean gradient is 30 times what is usual in the fleet",
-    ]
+    found = UpdateNormWatch().cause(update(30.0), fleet)
+    assert found.figures == {"times_usual": 30.0}
+    assert found.words.startswith("its updates are 30 times as long as is usual in the fleet")
 
 
 def test_a_device_that_speaks_often_is_one_of_those_it_is_compared_with():
@@ -108,11 +99,11 @@ def test_a_device_that_speaks_often_is_one_of_those_it_is_compared_with():
 
 def alarms_of(watch, updates, fleet=None):
     """Whether the device has an alarm after each of its updates."""
-    guard = DivergenceGuard(Monitor(watch=(watch,), calm_updates=2))
+    guard = DivergenceGuard(Monitor(watch=(watch,), calm_updates=2), probation=False)
     seen = []
     for one in updates:
-        guard.watch_device(one, fleet or FleetHistory(), 3)
-        seen.append(guard.quarantine_of("a") is not None)
+        guard.watch_device(one, fleet or FleetHistory(), 0.0, voters="ab", voters_live=3)
+        seen.append("a" in guard.state.devices)
     return seen
 
 
@@ -168,9 +159,10 @@ def test_whose_data_contradict_the_others(losses, alarming):
     cause = misfit(**losses)
     assert (cause is not None) == alarming
     if cause is not None:
-        assert cause.startswith(
-            f"the model does not learn its data: its loss is {losses['recent']:.3g}, the fleet's"
-        )
+        usual = losses.get("fleet", 0.05)
+        assert cause.figures == {"loss": losses["recent"], "fleet_loss": usual}
+        figures = f"(loss {losses['recent']:.3g}, the fleet's {usual:.3g})"
+        assert cause.words == f"the model does not fit its data {figures}: check labels and inputs"
 
 
 def test_who_tells_no_loss_is_not_judged_by_it():
@@ -229,10 +221,13 @@ def test_when_losses_alarm(fleet, loss_alarms, variance_alarms):
 
 
 def test_what_is_said_of_losses():
-    assert LossWatch().cause(update(), losses(1.0, 3.5)) == "the loss is 3.5, 3.5 times its median"
-    assert LossWatch().cause(update(), losses(0.01, 35.0)) == "the loss is 35, 3500.0 times its median"
-    expected = "the variance of the losses is 9, 9.0 times its median"
-    assert LossVarianceWatch().cause(update(), losses(1.0, 9.0)) == expected
+    found = LossWatch().cause(update(), losses(1.0, 3.5))
+    assert found == Evidence("the loss is 3.5, 3.5 times its median", {"loss": 3.5, "usual": 1.0})
+    words = "the loss is 35, 3500.0 times its median"
+    assert LossWatch().cause(update(), losses(0.01, 35.0)).words == words
+    found = LossVarianceWatch().cause(update(), losses(1.0, 9.0))
+    words = "the variance of the losses is 9, 9.0 times its median"
+    assert found == Evidence(words, {"loss_variance": 9.0, "usual": 1.0})
 
 
 @pytest.mark.parametrize(
@@ -255,7 +250,8 @@ def test_when_disagreement_alarms(cosine_min, agreement, alarming):
 )
 def test_a_figure_over_its_threshold_alarms_whatever_is_usual(metric, fleet, figure):
     over = ThresholdWatch(metric=metric, threshold=0.99 * figure)
-    assert over.cause(update(), fleet) == f"the {metric} is {figure:.3g}, and the threshold {0.99 * figure:g}"
+    words = f"the {metric} is {figure:.3g}, and the threshold {0.99 * figure:g}"
+    assert over.cause(update(), fleet) == Evidence(words, {metric: figure})
     assert ThresholdWatch(metric=metric, threshold=figure).cause(update(), fleet) is None
     assert over.cause(update(), FleetHistory()) is None
 
@@ -266,16 +262,16 @@ def test_devices_may_disagree_about_a_loss_that_is_small():
         fleet = losses(loss, loss, first=10.0)
         fleet.agreement = -0.5
         causes.append(DisagreementWatch().cause(update(), fleet))
-    assert causes == [None, "updates pull apart: their mean cosine is -0.50"]
+    assert causes == [None, Evidence("updates pull apart: their mean cosine is -0.50", {"cosine": -0.5})]
 
 
 def test_the_usual_remedies():
     remedies = {type(watch).__name__: (watch.scope, watch.remedy) for watch in Monitor().watch}
     assert remedies == {
-        "NotFiniteWatch": ("device", "quarantine"),
-        "RefusedWatch": ("device", "quarantine"),
-        "UpdateNormWatch": ("device", "quarantine"),
-        "MisfitWatch": ("device", "quarantine"),
+        "NotFiniteWatch": ("device", "alert"),
+        "RefusedWatch": ("device", "alert"),
+        "UpdateNormWatch": ("device", "alert"),
+        "MisfitWatch": ("device", "alert"),
         "LossWatch": ("fleet", "rollback"),
         "LossVarianceWatch": ("fleet", "increase_frequency"),
         "DisagreementWatch": ("fleet", "reduce_lr"),
@@ -289,45 +285,105 @@ def test_the_usual_remedies():
 
 @dataclass(frozen=True)
 class Loud:
-    """Alarmed by a loss over 1."""
+    """Alarmed by a loss over `bound`."""
 
     scope: str
     remedy: str = "alert"
     count_max: int = 1
     patient: bool = False
+    bound: float = 1.0
 
     def cause(self, update, fleet):
-        return f"loss {update.loss:g}" if update.loss > 1.0 else None
+        found = update.loss > self.bound
+        return Evidence(f"loss {update.loss:g}, over {self.bound:g}", {"loss": update.loss}) if found else None
 
 
-def guard_of(watches, calm_updates):
-    return DivergenceGuard(SimpleNamespace(watch=watches, calm_updates=calm_updates, rolls_back=False))
+def guard_of(watches, calm_updates, *, probation=False, rolls_back=False):
+    monitor = SimpleNamespace(watch=watches, calm_updates=calm_updates, rolls_back=rolls_back)
+    return DivergenceGuard(monitor, probation=probation)
+
+
+def look(guard, scope, word, now_s=0.0, **fields):
+    """Show an update, `a2` for one of device a with loss 2; return the reports."""
+    observation = update(device_id=word[0], loss=float(word[1:]), **fields)
+    if scope == "device":
+        reports, _ = guard.watch_device(observation, FleetHistory(), now_s, voters="abc", voters_live=100)
+    else:
+        reports, _ = guard.watch_fleet(observation, FleetHistory(), now_s)
+    return reports
 
 
 def looks(guard, scope, *told):
-    """Show updates, `a2` for one of device a with loss 2; return what began and ended."""
-    changes = []
-    for word in told:
-        observation = update(device_id=word[0], loss=float(word[1:]))
-        if scope == "device":
-            reports, _ = guard.watch_device(observation, FleetHistory(), 100)
-        else:
-            reports, _ = guard.watch_fleet(observation, FleetHistory())
-        changes.append([("+" if report.event == "alarm" else "-") + report.device_id for report in reports])
-    return changes
+    """Show updates; return what began and ended with each."""
+    reports = [look(guard, scope, word) for word in told]
+    return [[("+" if one.event == "alarm" else "-") + one.device_id for one in found] for found in reports]
 
 
 def test_an_alarm_ends_after_so_many_calm_updates_in_a_row():
     guard = guard_of([Loud("device")], calm_updates=3)
     assert looks(guard, "device", "a1", "a2", "a3", "a0", "a0") == [[], ["+a"], [], [], []]
-    (alarm,) = guard.state.alarms.values()
-    assert (alarm.cause, alarm.calm) == ("loss 3", 2)
+    (alarm,) = guard.state.devices.values()
+    (cause,) = alarm.causes.values()
+    assert (alarm.words, cause.updates, cause.calm) == ("loss 3, over 1", 2, 2)
     # Another device's calm is not its own.
     assert looks(guard, "device", "a2", "b0", "b0", "b0", "a0", "a0") == [[]] * 6
-    assert [alarm.device_id for alarm in guard.state.alarms.values()] == ["a"]
-    assert guard.is_active("alert")
-    assert not guard.is_active("rollback")
+    assert list(guard.state.devices) == ["a"]
     assert looks(guard, "device", "a0", "a2") == [["-a"], ["+a"]]
+
+
+def test_one_alarm_of_a_device_has_all_its_causes_with_their_figures():
+    guard = guard_of([Loud("device", count_max=2), Loud("device", bound=5.0), Loud("device", bound=9.0)], 2)
+    assert look(guard, "device", "a2", 10.0) == []
+    (report,) = look(guard, "device", "a3", 11.0)
+    words = "loss 3, over 1; 'edgeasync device quarantine a' excludes it"
+    assert report == Report("alarm", "a", words, {"loss": 3.0, "updates": 2})
+    (report,) = look(guard, "device", "a6", 12.0)
+    assert (report.event, report.figures) == ("alarm", {"loss": 6.0, "updates": 1})
+    assert look(guard, "device", "a7", 13.0) == []
+    shown = guard.describe(20.0)
+    assert shown["alarms_past"] == []
+    assert shown["alarms"] == [
+        {
+            "device": "a",
+            "cause": "loss 7, over 1; loss 7, over 5",
+            "remedy": "alert",
+            "since_s": 9.0,
+            "causes": [
+                {"cause": "loss 7, over 1", "since_s": 9.0, "updates": 4, "figures": {"loss": 7.0}},
+                {"cause": "loss 7, over 5", "since_s": 8.0, "updates": 2, "figures": {"loss": 7.0}},
+            ],
+        }
+    ]
+    # A cause ends for itself, and the alarm with the last of them.
+    assert [look(guard, "device", word, 30.0) for word in ("a2", "a2", "a0")] == [[], [], []]
+    assert [cause["cause"] for cause in guard.describe(31.0)["alarms"][0]["causes"]] == ["loss 2, over 1"]
+    (report,) = look(guard, "device", "a0", 51.0)
+    assert report == Report("calm", "a", "over after 40 s: loss 2, over 1")
+    past = {"device": "a", "cause": "loss 2, over 1", "ended_ago_s": 9.0, "duration_s": 40.0}
+    assert guard.describe(60.0) == {"alarms": [], "alarms_past": [past]}
+
+
+def test_an_alarm_of_the_fleet_has_figures_begin_and_duration_too():
+    guard = guard_of([Loud("fleet", "reduce_lr")], calm_updates=1)
+    (report,) = look(guard, "fleet", "a2", 5.0)
+    assert report == Report("alarm", "", "loss 2, over 1; the hub's learning rate is halved", {"loss": 2.0})
+    (shown,) = guard.describe(6.0)["alarms"]
+    assert (shown["device"], shown["remedy"], shown["since_s"]) == ("", "reduce_lr", 1.0)
+    look(guard, "fleet", "b0", 9.0)
+    assert guard.describe(9.5) == {
+        "alarms": [],
+        "alarms_past": [{"device": "", "cause": "loss 2, over 1", "ended_ago_s": 0.5, "duration_s": 4.0}],
+    }
+
+
+def test_so_many_alarms_that_are_over_are_remembered():
+    guard = guard_of([Loud("device")], calm_updates=1)
+    for number in range(PAST_MAX + 5):
+        look(guard, "device", "a2", float(number))
+        look(guard, "device", "a0", number + 0.5)
+    shown = guard.describe(100.0)["alarms_past"]
+    assert len(shown) == PAST_MAX
+    assert [shown[0]["ended_ago_s"], shown[-1]["ended_ago_s"]] == [94.5, 63.5]
 
 
 @pytest.mark.parametrize(
@@ -335,8 +391,7 @@ def test_an_alarm_ends_after_so_many_calm_updates_in_a_row():
 )
 def test_a_patient_watch_waits_for_more_updates_if_they_are_late(patient, lateness, needed):
     guard = guard_of([Loud("device", count_max=2, patient=patient)], calm_updates=3)
-    late = update(loss=2.0, lateness=lateness)
-    begun = [bool(guard.watch_device(late, FleetHistory(), 100)[0]) for _ in range(5)]
+    begun = [bool(look(guard, "device", "a2", lateness=lateness)) for _ in range(5)]
     assert begun.index(True) + 1 == needed
 
 
@@ -348,10 +403,11 @@ def test_lateness_is_measured_by_what_is_usual_and_bounded():
 def test_the_fleets_alarm_ends_with_anybodys_calm():
     guard = guard_of([Loud("fleet", "reduce_lr"), Loud("device")], calm_updates=2)
     assert looks(guard, "fleet", "a2", "b0", "c0", "b2") == [["+"], [], ["-"], ["+"]]
-    assert [(alarm.watch, alarm.remedy) for alarm in guard.state.alarms.values()] == [(0, "reduce_lr")]
+    assert guard.is_active("reduce_lr")
+    assert not guard.is_active("alert"), "that of a device is none of the fleet"
     assert looks(guard, "device", "b2") == [["+b"]]
-    guard.forget("b")
-    assert [alarm.watch for alarm in guard.state.alarms.values()] == [0]
+    guard.release("b", "b", 0.0)
+    assert (list(guard.state.fleet), guard.state.devices, guard.count) == ([0], {}, 1)
 
 
 def test_devices_halve_their_learning_rates_as_long_as_the_alarm_lasts():
@@ -361,3 +417,41 @@ def test_devices_halve_their_learning_rates_as_long_as_the_alarm_lasts():
     assert (guard.local_learning_rate_factor, guard.learning_rate_factor) == (0.5, 1.0)
     looks(guard, "fleet", "a0", "a0")
     assert guard.local_learning_rate_factor == 1.0
+
+
+# -- probation, and operators' orders --------------------------------------------------------------------------
+
+
+def test_probation_is_of_the_voter_and_lasts_as_long_as_an_alarm_about_one_of_its_devices():
+    for probation in (False, True):
+        guard = guard_of([Loud("device")], calm_updates=1, probation=probation)
+        (report,) = look(guard, "device", "a2", voter="k")
+        assert ("probation" in report.detail, "quarantine" in report.detail) == (probation, not probation)
+        assert [guard.is_on_probation(voter) for voter in ("k", "a", "b")] == [probation, False, False]
+        assert guard.describe(0.0)["alarms"][0]["remedy"] == ("probation" if probation else "alert")
+        look(guard, "device", "a0", voter="k")
+        assert not guard.is_on_probation("k")
+
+
+def test_an_order_is_given_once_and_ended_once():
+    guard = guard_of([Loud("device")], calm_updates=1)
+    assert [one.event for one in guard.order("k", "a", 1.0)] == ["quarantined"]
+    assert guard.order("k", "b", 2.0) == []
+    assert guard.state.orders == {"k": Order("a", 1.0)}
+    assert "an operator has excluded it" in look(guard, "device", "a2", voter="k")[0].detail
+    assert [one.event for one in guard.release("k", "b", 3.0)] == ["released"]
+    assert guard.release("k", "a", 4.0) == []
+    assert (guard.state.orders, guard.count) == ({}, 0)
+
+
+@pytest.mark.parametrize(("orders", "goes_back"), [("", True), ("c", True), ("a", False)])
+def test_who_is_excluded_does_not_say_that_the_model_is_at_fault(orders, goes_back):
+    guard = guard_of([Loud("device")], calm_updates=1, rolls_back=True)
+    guard.state.counted.update(dict.fromkeys("abc"))
+    for voter in orders:
+        guard.order(voter, voter, 0.0)
+    told = [
+        guard.watch_device(update(device_id=name, loss=2.0), FleetHistory(), 0.0, voters="abc", voters_live=3)
+        for name in "ab"
+    ]
+    assert [rolls_back for _, rolls_back in told] == [False, goes_back]

@@ -1,3 +1,4 @@
+import msgspec
 import pytest
 
 from edgeasync.config import convert, read_toml, to_table
@@ -9,11 +10,11 @@ from edgeasync.policies.aggregation import (
     QuorumAggregator,
     SynchronousAggregator,
 )
-from edgeasync.policies.combining import TrimmedMeanCombiner
+from edgeasync.policies.combining import CentredClipCombiner, MeanCombiner, TrimmedMeanCombiner
 from edgeasync.policies.frequency import AdaptiveFrequency, Cadence, FixedFrequency, TimeFrequency
 from edgeasync.policies.history import DeviceHistory
-from edgeasync.policies.monitor import GradientNormWatch, LossWatch, Monitor
-from edgeasync.policies.optimizers import SGD
+from edgeasync.policies.monitor import LossWatch, Monitor, UpdateNormWatch
+from edgeasync.policies.optimizers import SGD, Nesterov
 from edgeasync.policies.policy import DelayCompensation, Plateau, Policy, WarmUp
 from edgeasync.policies.staleness import PolynomialStaleness, Staleness
 from edgeasync.runtime.hub_settings import HubSettings
@@ -244,6 +245,19 @@ ONE_BY_ONE = "needs updates that are folded together, and {} folds them one by o
             {"optimizer": [{"kind": "adam"}, {"kind": "clip_by_global_norm"}]},
             "`clip_by_global_norm` at 1 comes after `adam` at 0",
         ),
+        (
+            {"trust": "open", "aggregate": {"kind": "quorum", "weigh_by": "examples"}},
+            "combine: a centred_clip (the default of trust = 'open') gives all devices the same share; leave",
+        ),
+        (
+            {"trust": "open", "take": "best"},
+            "take: of the best update alone there is no centred_clip (the default of trust = 'open'); combine",
+        ),
+        ({"trust": "closed"}, "trust: invalid enum value 'closed'"),
+        ({"monitor": {"probation": 0.0}}, "monitor.probation: expected `float` > 0.0"),
+        ({"monitor": {"probation": 1.5}}, "monitor.probation: expected `float` <= 1.0"),
+        ({"monitor": {"watch": [{"kind": "update_norm", "remedy": "alert"}]}}, "monitor.watch[0]"),
+        ({"monitor": {"watch": [{"kind": "gradient_norm"}]}}, "monitor.watch[0]"),
         ({"combine": {"kind": "trimmed_mean", "trim": 0.5}}, "combine.trim: expected `float` < 0.5"),
         ({"compensation": {"versions": 0}}, "compensation.versions: expected `int` >= 1"),
         ({"take": "worst"}, "take: invalid enum value 'worst'"),
@@ -337,6 +351,32 @@ def test_parts_that_go_together(table):
     convert({"model": MODEL} | table, HubSettings, where="hub.toml")
 
 
+(USUAL,) = Policy().optimizer
+
+
+@pytest.mark.parametrize(
+    ("parts", "combine", "optimizer"),
+    [
+        ({}, CentredClipCombiner(), (SGD(),)),
+        ({"combine": MeanCombiner()}, MeanCombiner(), (SGD(),)),
+        ({"combine": CentredClipCombiner(radius=2.0)}, CentredClipCombiner(radius=2.0), (SGD(),)),
+        ({"optimizer": (USUAL,)}, CentredClipCombiner(), (USUAL,)),
+        ({"optimizer": (Nesterov(momentum=0.5),)}, CentredClipCombiner(), (Nesterov(momentum=0.5),)),
+    ],
+)
+def test_an_open_fleet_is_combined_robustly_unless_you_choose(parts, combine, optimizer):
+    """Chosen parts stay, also in a table that a run's folder keeps, and in a copy."""
+    policy = Policy(trust="open", **parts)
+    assert (policy.combine, policy.optimizer) == (combine, optimizer)
+    assert convert(to_table(policy), Policy, where="again") == policy
+    copy = msgspec.structs.replace(policy, overlap_steps_max=3)
+    assert (copy.combine, copy.optimizer) == (combine, optimizer)
+    for trust in (None, "admitted"):
+        trusting = Policy(trust=trust, **parts)
+        assert trusting.combine == parts.get("combine", MeanCombiner())
+        assert trusting.optimizer == parts.get("optimizer", Policy().optimizer)
+
+
 def test_every_part_comes_back_from_its_table():
     policy = Policy(
         compensation=DelayCompensation(versions=3),
@@ -347,7 +387,7 @@ def test_every_part_comes_back_from_its_table():
         frequency=TimeFrequency(seconds=3.0),
         warm_up=WarmUp(epochs=2.0, aggregate=BufferedAggregator(wait_s_max=3.0), frequency=AdaptiveFrequency()),
         plateau=Plateau(patience=2),
-        monitor=Monitor(watch=(LossWatch(remedy="alert"), GradientNormWatch()), calm_updates=3),
+        monitor=Monitor(watch=(LossWatch(remedy="alert"), UpdateNormWatch()), calm_updates=3),
     )
     assert convert(to_table(policy), Policy, where="again") == policy
     assert policy.monitor.rolls_back is False

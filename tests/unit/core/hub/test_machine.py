@@ -31,7 +31,7 @@ from edgeasync.core.hub.events import (
 from edgeasync.core.hub.settings import CheckpointSettings, CodecSettings
 from edgeasync.policies.aggregation import BufferedAggregator, ImmediateAggregator, QuorumAggregator
 from edgeasync.policies.frequency import FixedFrequency
-from edgeasync.policies.monitor import Monitor, NotFiniteWatch
+from edgeasync.policies.monitor import DisagreementWatch, Monitor
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
 from edgeasync.policies.staleness import PolynomialStaleness
@@ -909,6 +909,7 @@ def test_status_is_the_contract(hub_bench):
         "learning_rate_factor": 1.0,
         "rollbacks": 0,
         "alarms": [],
+        "alarms_past": [],
         "evaluation": None,
         "best": None,
     }
@@ -1002,12 +1003,14 @@ def test_without_a_chain_nothing_is_published(hub_bench):
 
 
 def test_a_leap_back_is_published_at_once_and_whole(hub_bench):
-    monitor = Monitor(watch=(NotFiniteWatch(remedy="rollback", count_max=1),))
+    monitor = Monitor(watch=(DisagreementWatch(remedy="rollback"),))
     settings = CodecSettings(push="int8", model="float16", delta="int8", publish_s=1000.0)
     hub = hub_bench(Policy(**STEADY, monitor=monitor), codec=settings)
     hub.join(codecs=KNOWN)
     hub.push(seq=1, base=0)
     assert hub.all_of(Publish) == []
-    hub.push(seq=2, base=0, norm=math.nan)
+    hub.core.policy_engine.state.fleet.agreement = -1.0
+    hub.push(seq=2, base=0)
+    assert "rolled_back" in repr(hub.one(Assign).ack)
     assert hub.one(Publish) == Publish(hub.core.version, whole=True)
     assert hub.one(Assign).version.number == hub.core.version

@@ -25,9 +25,10 @@ from edgeasync.policies.frequency import AdaptiveFrequency, Cadence, FixedFreque
 from edgeasync.policies.history import WINDOW, median
 from edgeasync.policies.monitor import (
     DisagreementWatch,
-    GradientNormWatch,
+    Evidence,
     LossVarianceWatch,
     LossWatch,
+    MisfitWatch,
     Monitor,
     NotFiniteWatch,
     UpdateNormWatch,
@@ -55,7 +56,8 @@ def push(hub, device_id="a", base=None, *, norm=1.0, at_s=None, **fields):
     made = hub.make_push(device_id, seq, hub.core.version if base is None else base)
     made = msgspec.structs.replace(made, **fields)
     key = hub.keys.get(device_id, b"")
-    hub.give(PushArrived(hub.peers[device_id], made, next(hub.handles), norm, key=key), at_s)
+    hub.handle = next(hub.handles)
+    hub.give(PushArrived(hub.peers[device_id], made, hub.handle, norm, key=key), at_s)
     outcome = hub.core.members.members[device_id].outcome_last
     return outcome.reason if isinstance(outcome, Rejected) else None
 
@@ -65,6 +67,11 @@ def joined(hub_bench, policy, devices="a", **settings):
     for name in devices:
         hub.join(name)
     return hub
+
+
+def warned(hub):
+    """The devices that there are alarms about."""
+    return list(hub.core.policy_engine.state.divergence.devices)
 
 
 def kinds(hub):
@@ -224,88 +231,49 @@ def test_one_rollback_for_one_alarm(hub_bench):
         remedy: str = "rollback"
 
         def cause(self, update, fleet):
-            return "always"
+            return Evidence("always")
 
     hub = joined(hub_bench, policy(monitor=Monitor(watch=(Always(),))))
     assert [push(hub) for _ in range(20)] == ["rolled_back"] + [None] * 19
     assert hub.core.policy_engine.state.divergence.rollbacks == 1
 
 
-def test_a_device_can_make_the_hub_return_too(hub_bench):
-    monitor = Monitor(watch=(UpdateNormWatch(remedy="rollback", count_max=1),))
-    hub = joined(hub_bench, policy(aggregate=BufferedAggregator(count=9), monitor=monitor), "abcd")
-    for name in "abcabcab":
-        push(hub, name)
-    assert push(hub, "d", norm=9.0) == "rolled_back"
-    assert len(hub.all_of(Discard)) == 9
-    assert hub.one(Restore).number == 1
-    # While its alarm lasts, for ten calm updates, it is shut out, and nobody else is.
-    assert [push(hub, "d") for _ in range(10)] == ["quarantined"] * 9 + [None]
-    assert push(hub, "a") is None
-    assert hub.core.policy_engine.state.divergence.rollbacks == 1
-
-
-def test_a_device_in_quarantine_is_shown_and_told_why_and_until_when(hub_bench):
-    monitor = Monitor(watch=(NotFiniteWatch(count_max=2),), calm_updates=3)
-    hub = joined(hub_bench, policy(monitor=monitor), "ab")
-
-    def told(**fields):
-        push(hub, "a", **fields)
-        ack = hub.one(Assign).ack
-        state = hub.core.status(0.0)["devices"][0]["state"]
-        assert (state == "quarantined") == (ack.quarantine is not None)
-        return ack.quarantine and ack.quarantine.calm_updates
-
-    bad = {"norm": math.nan}
-    assert [told(**bad), told(**bad), told(), told(**bad), told(**bad)] == [None, 3, 2, 3, 3]
-    assert hub.one(Assign).ack.outcome == Rejected("not_finite")
-    assert "its updates or their losses are not finite" in hub.one(Assign).ack.quarantine.cause
-    again = hub.make_push("a", hub.core.members.members["a"].seq_last)
-    hub.give(PushArrived(hub.peers["a"], again, next(hub.handles), 1.0))
-    assert hub.one(Assign).ack.quarantine.calm_updates == 3, "of an answer that was lost, too"
-    assert [told(), told(), told(), told()] == [2, 1, None, None]
-    push(hub, "b")
-    assert hub.one(Assign).ack.quarantine is None
-    assert [device["state"] for device in hub.core.status(0.0)["devices"]] == ["training", "training"]
-
-
-@pytest.mark.parametrize("remedy", ["rollback", "quarantine"])
-def test_the_first_updates_are_looked_at_again_once_there_are_others_to_compare_them_with(hub_bench, remedy):
-    monitor = Monitor(watch=(UpdateNormWatch(remedy=remedy), LossWatch()))
-    hub = joined(hub_bench, policy(monitor=monitor), "abcd")
+@pytest.mark.parametrize("leaves", [False, True])
+def test_the_first_updates_are_looked_at_again_once_there_are_others_to_compare_them_with(hub_bench, leaves):
+    hub = joined(hub_bench, policy(monitor=Monitor(watch=(LossWatch(),))), "abcd")
     assert push(hub, "d", norm=50.0) is None, "nobody knows yet how long updates are"
+    if leaves:
+        hub.leave("d")
     assert [push(hub, name) for name in "abcabc"] == [None] * 6
     assert push(hub, "a") == "rolled_back"
     assert (hub.one(Report).event, hub.one(Report).device_id) == ("alarm", "d")
+    assert hub.one(Report).detail.startswith("one of its first updates was 50 times as long as is usual; back to")
     assert hub.one(Restore).number == 8
-    assert push(hub, "d") == "quarantined"
     assert push(hub, "a") is None
+    if not leaves:
+        assert push(hub, "d") is None
+    assert hub.core.policy_engine.divergence.count == 0, "nobody would be calm for it"
 
 
-def test_two_devices_alone_are_never_outliers_to_one_another(hub_bench):
-    """Nobody knows which of them is wrong."""
-    hub = joined(hub_bench, policy(monitor=Monitor(watch=(UpdateNormWatch(),))), "ab")
-    for _ in range(WINDOW):
-        assert push(hub, "a") is None
-        assert push(hub, "b", norm=1e6) is None
+def test_without_a_remedy_that_goes_back_a_long_first_update_is_told_and_stays(hub_bench):
+    hub = joined(hub_bench, policy(monitor=Monitor(watch=(UpdateNormWatch(),))), "abcd")
+    push(hub, "d", norm=50.0)
+    assert [push(hub, name) for name in "abcabca"] == [None] * 7
+    words, figures = "one of its first updates was 50 times as long as is usual", {"times_usual": 50.0}
+    assert hub.one(Report) == Report("alarm", "d", words, figures)
 
 
-@pytest.mark.parametrize(("devices", "broken", "rollbacks"), [("abcde", "abc", 1), ("abc", "ab", 0)])
-def test_devices_that_never_counted_are_believed_if_they_are_several_and_once(
-    hub_bench, devices, broken, rollbacks
-):
-    hub = joined(hub_bench, policy(monitor=Monitor(watch=(NotFiniteWatch(), LossWatch()))), devices)
-    told = [push(hub, name, norm=math.nan) for name in broken * 3]
-    assert told[:-1] == ["not_finite"] * (len(told) - 1)
-    assert told[-1] == ("rolled_back" if rollbacks else "not_finite"), "more than half fell into quarantine"
+def test_devices_that_never_counted_do_not_say_that_the_model_is_at_fault(hub_bench):
+    """They may have been broken from the start."""
+    hub = joined(hub_bench, policy(monitor=Monitor(watch=(NotFiniteWatch(), LossWatch()))), "abcde")
     for _ in range(20):
-        for name in broken:
-            assert push(hub, name, norm=math.nan) == "not_finite"
-        assert push(hub, devices[-1]) is None
-    assert hub.core.policy_engine.state.divergence.rollbacks == rollbacks
+        assert [push(hub, name, norm=math.nan) for name in "abc"] == ["not_finite"] * 3
+        assert [push(hub, name) for name in "de"] == [None] * 2
+    assert list(hub.core.policy_engine.state.divergence.devices) == ["a", "b", "c"]
+    assert hub.core.policy_engine.state.divergence.rollbacks == 0
 
 
-def test_devices_that_counted_and_then_fall_into_quarantine_make_the_hub_return_each_time(hub_bench):
+def test_devices_that_counted_and_then_alarm_make_the_hub_return_each_time(hub_bench):
     hub = joined(hub_bench, policy(monitor=Monitor(watch=(NotFiniteWatch(), LossWatch()))), "abc")
     for rollbacks in range(1, 4):
         assert [push(hub, name) for name in "abc"] == [None] * 3
@@ -324,7 +292,7 @@ def test_how_often_a_version_is_kept(hub_bench, devices, every):
     assert kept == list(range(every, 130, every))
 
 
-def test_no_version_is_kept_in_an_alarm_but_one_device_in_quarantine_is_none(hub_bench):
+def test_no_version_is_kept_in_an_alarm_of_the_fleet_but_that_of_a_device_is_none(hub_bench):
     hub = joined(
         hub_bench, policy(monitor=Monitor(watch=(NotFiniteWatch(), DisagreementWatch(), LossWatch()))), "ab"
     )
@@ -346,73 +314,6 @@ def test_without_a_remedy_that_needs_it_nothing_is_kept(hub_bench):
 
 
 # -- quarantine ----------------------------------------------------------------------------------------------
-
-
-def test_a_device_whose_updates_are_too_long_does_not_count_until_it_is_calm(hub_bench):
-    monitor = Monitor(watch=(UpdateNormWatch(count_max=1),), calm_updates=3)
-    hub = joined(hub_bench, policy(monitor=monitor), "abcd")
-    for name in "abcabcab":
-        push(hub, name)
-    assert [push(hub, "d", norm=norm) for norm in (9.0, 1.0, 9.0, 1.0, 1.0)] == ["quarantined"] * 5
-    assert push(hub, "a") is None
-    lengths = hub.core.policy_engine.state.fleet.lengths.newest
-    assert lengths == dict.fromkeys("abcd", 1.0), "what does not count is one voter's word, too"
-    assert [push(hub, "d", norm=norm) for norm in (1.0, 1.0)] == [None, None]
-    assert push(hub, "d", norm=9.0) == "quarantined"
-    assert hub.one(Report) == Report(
-        "alarm",
-        "d",
-        "the norm of its update is 9 times what is usual in the fleet; "
-        "its updates do not count until they are calm again",
-    )
-    assert not hub.all_of(Fold)
-
-
-def test_a_device_that_sends_no_numbers_is_put_aside_and_let_in_again(hub_bench):
-    hub = joined(hub_bench, policy(monitor=Monitor(calm_updates=2)), "ab")
-    nan, fine = {"norm": math.nan}, {}
-    reasons, reports = [], []
-    for fields in (nan, fine, nan, nan, fine, {"loss_mean": math.inf}, nan, nan, fine, fine, fine):
-        reasons.append(push(hub, "b", **fields))
-        reports += hub.reports
-        assert push(hub, "a") is None
-    bad, out = "not_finite", "quarantined"
-    assert reasons == [bad, None, bad, bad, None, None, bad, bad, out, None, None]
-    assert reports == ["alarm", "calm"]
-
-
-def test_a_loss_that_is_no_number_is_refused_only_in_quarantine(hub_bench):
-    hub = joined(hub_bench, policy(monitor=Monitor(calm_updates=2)))
-    losses = (math.nan, math.nan, math.nan, 0.5, 0.5, 0.5)
-    assert [push(hub, loss_mean=loss) for loss in losses] == [None, None, "quarantined", "quarantined", None, None]
-
-
-@pytest.mark.parametrize("goes", ["leaves", "is lost"])
-def test_alarms_of_devices_that_go_are_forgotten(hub_bench, goes):
-    """Otherwise every new name that sends nonsense and goes would stay for ever."""
-    hub = hub_bench(policy(monitor=Monitor()), limits={"devices_max": 3})
-    for number in range(12):
-        name = f"device{number}"
-        hub.join(name, at_s=hub.now_s)
-        for _ in range(3):
-            push(hub, name, norm=math.nan)
-        assert [alarm.device_id for alarm in hub.core.policy_engine.state.divergence.alarms.values()] == [name]
-        if goes == "leaves":
-            hub.leave(name)
-        else:
-            hub.tick(hub.now_s + 100.0)
-        assert not hub.core.policy_engine.state.divergence.alarms
-
-
-@pytest.mark.parametrize("remedy", ["rollback", "quarantine"])
-def test_a_device_that_left_before_its_first_update_was_looked_at_again_has_no_alarm(hub_bench, remedy):
-    """Nobody would be calm for it. If its update spoilt the model, the hub still returns."""
-    hub = joined(hub_bench, policy(monitor=Monitor(watch=(UpdateNormWatch(remedy=remedy),))), "abcd")
-    push(hub, "d", norm=50.0)
-    hub.leave("d")
-    told = [push(hub, name) for name in "abcabcabc"]
-    assert ("rolled_back" in told) == (remedy == "rollback")
-    assert not hub.core.policy_engine.state.divergence.alarms
 
 
 @pytest.mark.parametrize("aggregate", [SynchronousAggregator(), QuorumAggregator(share=1.0, patience=100.0)])
@@ -513,7 +414,7 @@ def test_one_by_one_the_names_of_a_key_take_turns(hub_bench):
     assert weights == [0.5, 1.0, 0.5]
 
 
-def test_a_key_in_quarantine_under_many_names_is_no_epidemic(hub_bench):
+def test_alarms_about_many_names_of_a_key_are_no_epidemic(hub_bench):
     monitor = Monitor(watch=(NotFiniteWatch(count_max=1), LossWatch()))
     hub = of_keys(hub_bench, policy(monitor=monitor), *LIARS, "a", "b")
     for name in (*LIARS, "a", "b"):
@@ -579,22 +480,27 @@ def test_claimed_steps_excuse_no_length(hub_bench, claim):
     hub = joined(hub_bench, policy(monitor=Monitor(clip=2.0)), "abcd")
     for name in "abcabc":
         push(hub, name)
-    reasons = [push(hub, "d", norm=100.0, **claim) for _ in range(3)]
+    assert [push(hub, "d", norm=100.0, **claim) for _ in range(3)] == [None] * 3
+    assert hub.one(Fold).weights == (pytest.approx(0.02),)
     if "overlap_steps" in claim:
-        assert hub.one(Fold).weights == (pytest.approx(0.02),), "alone for long: shortened, and not compared"
-        assert "d" not in hub.core.policy_engine.state.fleet.norms.newest
+        assert "d" not in hub.core.policy_engine.state.fleet.norms.newest, "alone for long: not compared"
+        assert not warned(hub)
     else:
-        assert reasons == [None, None, "quarantined"]
+        assert warned(hub) == ["d"]
 
 
 def test_who_says_that_it_was_alone_is_not_calm_by_that(hub_bench):
     hub = joined(hub_bench, policy(monitor=Monitor(calm_updates=2)), "abcd")
     for name in "abcabc":
         push(hub, name)
-    assert [push(hub, "d", norm=100.0) for _ in range(3)] == [None, None, "quarantined"]
-    alone = {"local_steps": 8, "overlap_steps": 8}
-    assert [push(hub, "d", **alone) for _ in range(5)] == ["quarantined"] * 5
-    assert [push(hub, "d"), push(hub, "d")] == ["quarantined", None]
+    assert [push(hub, "d", norm=100.0) for _ in range(3)] == [None] * 3
+    for _ in range(5):
+        assert push(hub, "d", local_steps=8, overlap_steps=8) is None
+        assert warned(hub) == ["d"]
+    push(hub, "d")
+    assert warned(hub) == ["d"]
+    push(hub, "d")
+    assert not warned(hub)
 
 
 def test_an_assignment_that_was_repeated_is_no_lie(hub_bench):
@@ -623,20 +529,6 @@ def test_examples_beyond_reason_weigh_no_more_than_ten_times_the_median(hub_benc
         for name in "abc":
             push(hub, name)
     assert hub.one(Fold).weights == pytest.approx((1 / 12, 1 / 12, 10 / 12))
-
-
-def test_who_makes_versions_up_is_put_aside_and_let_in_again(hub_bench):
-    hub = joined(hub_bench, policy(monitor=Monitor(calm_updates=2)), "ab")
-    assert [push(hub, "a", 99) for _ in range(5)] == ["future_version"] * 5
-    assert hub.one(Report).detail.startswith("its updates are from versions that this run never had")
-    shown = hub.core.status(0.0)["devices"][0]
-    assert shown["state"] == "quarantined"
-    assert shown["quarantine"] == {
-        "cause": "its updates are from versions that this run never had",
-        "ends": "after 2 updates in a row that are not alarming",
-    }
-    assert [push(hub, "a"), push(hub, "a")] == ["quarantined", None]
-    assert hub.core.status(0.0)["devices"][0]["quarantine"] is None
 
 
 def test_a_loss_that_one_key_makes_up_ends_nothing_and_is_not_the_best(hub_bench):
@@ -772,8 +664,7 @@ def test_a_lie_far_below_the_others_never_makes_a_version(lie):
 
 def test_a_device_is_told_to_start_over_only_where_its_training_has_gone_wrong(hub_bench):
     """Who is only left out by `better` trains well enough; who has a foreign base is told that alone."""
-    calm = Monitor(watch=(UpdateNormWatch(count_max=1),))
-    hub = joined(hub_bench, policy(take="better", behind_max=3.0, preempt=True, monitor=calm), "abc")
+    hub = joined(hub_bench, policy(take="better", behind_max=3.0, preempt=True), "abc")
     told = {}
     for name in "abc":
         push(hub, name, score=1.0)
@@ -782,8 +673,10 @@ def test_a_device_is_told_to_start_over_only_where_its_training_has_gone_wrong(h
         ("future_version", 1.0, 1.0, 99),
         ("behind", 1.0, 3.5, None),
         ("not_finite", math.nan, 1.0, None),
-        ("quarantined", 99.0, 1.0, None),
+        ("quarantined", 1.0, 1.0, None),
     ):
+        if reason == "quarantined":
+            hub.order("a")
         assert push(hub, "a", base, norm=norm, score=score) == reason
         told[reason, score] = hub.core.members.members["a"].outcome_last.preempted
     assert told == {
@@ -820,15 +713,15 @@ def test_a_score_of_ones_own_parameters_is_no_loss_of_the_hubs_model(hub_bench):
 SILENT = {"loss_mean": None, "loss_variance": None}
 
 
-def test_the_loss_of_who_is_behind_or_in_quarantine_is_a_vote(hub_bench):
-    monitor = Monitor(watch=(UpdateNormWatch(count_max=1),))
-    hub = joined(hub_bench, policy(take="better", monitor=monitor), "abcd")
+def test_the_loss_of_who_is_behind_is_a_vote_and_of_who_is_excluded_is_none(hub_bench):
+    hub = joined(hub_bench, policy(take="better"), "abcd")
     for name in "abcd":
         push(hub, name, loss_mean=1.0)
     assert push(hub, "a", loss_mean=2.0) == "behind"
-    assert push(hub, "b", norm=99.0, loss_mean=3.0) == "quarantined"
+    hub.order("b")
+    assert push(hub, "b", loss_mean=3.0) == "quarantined"
     votes = hub.core.policy_engine.state.fleet.newest_losses
-    assert votes.newest == {"a": 2.0, "b": 3.0, "c": 1.0, "d": 1.0}
+    assert votes.newest == {"a": 2.0, "c": 1.0, "d": 1.0}
 
 
 @pytest.mark.parametrize("parts", [{"take": "better"}, {"take": "best"}, {"behind_max": 1.5}])
@@ -1140,7 +1033,7 @@ EVERYTHING = Monitor(
     watch=(
         NotFiniteWatch(),
         UpdateNormWatch(),
-        GradientNormWatch(),
+        MisfitWatch(),
         LossWatch(),
         LossVarianceWatch(),
         DisagreementWatch(),
@@ -1176,7 +1069,7 @@ def test_nothing_a_device_says_of_its_update_stops_the_hub(hub_bench, parts, met
         max(map(len, (watched.state.fleet.norms, watched.state.fleet.losses, watched.state.fleet.scores)))
         <= WINDOW
     )
-    assert len(watched.state.divergence.alarms) <= 3 * 3 + 3
+    assert watched.divergence.count <= 3 + 3
 
 
 # -- one key, one vote -----------------------------------------------------------------------------------------
@@ -1202,50 +1095,6 @@ def test_one_key_takes_no_place_from_the_others(hub_bench):
     for name in "bcd":
         push(hub, name)
     assert (hub.core.version, hub.core.policy_engine.updates_waiting) == (0, 5)
-
-
-def newcomer(hub_bench, names):
-    """Return a hub whose first three keys have sent many short updates, and then hear the others' names."""
-    hub = hub_bench(policy(monitor=Monitor(watch=(UpdateNormWatch(),))), liveness={"lease_s": 1e6})
-    for name in ("a", "b", "c", *names):
-        hub.keys[name] = name[0].encode() * 32
-    for name in "abc":
-        hub.join(name)
-    for number in range(200):
-        for name in "abc":
-            push(hub, name, norm=10.0 if number < 8 else 0.1)
-    for name in names:
-        hub.join(name)
-    return hub
-
-
-def test_a_newcomers_updates_may_be_as_long_as_the_others_once_were(hub_bench):
-    hub = newcomer(hub_bench, "d")
-    kept = []
-    for _ in range(80):
-        assert push(hub, "d", norm=10.0) is None
-        (fold,) = hub.all_of(Fold)
-        kept.append(fold.weights[0])
-    assert kept == sorted(kept, reverse=True)
-    assert kept[0] > 0.95
-    assert kept[-1] == pytest.approx(0.3)
-
-
-def test_a_key_is_no_newcomer_again_under_other_names(hub_bench):
-    names = [f"d{number}" for number in range(40)]
-    hub = newcomer(hub_bench, names)
-    for _ in range(2):
-        for name in names:
-            push(hub, name, norm=10.0)
-    hub.keys["d new"] = b"d" * 32
-    hub.join("d new")
-    push(hub, "d new", norm=10.0)
-    members = hub.core.members
-    assert members.updates_of_voter(members.members["d new"]) == 81
-    for number in range(40, 64):
-        hub.keys[f"d{number}"] = b"d" * 32
-        hub.join(f"d{number}")
-    assert members.updates_of_voter(members.members["d63"]) == math.inf
 
 
 def test_a_key_alone_has_all_places(hub_bench):

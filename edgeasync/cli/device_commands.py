@@ -1,0 +1,60 @@
+"""The arguments of `edgeasync device`."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from edgeasync.cli.mistakes import Commands
+from edgeasync.cli.options import AnswerTimeout, HubAddress, Json, OperatorKeys
+from edgeasync.cli.output import Printer
+from edgeasync.runtime.address import DEFAULT_ADDRESS
+
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    help="Exclude a device from a running hub's training, or let it count again.",
+)
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The device's name, as in 'edgeasync status'.")]
+
+
+@app.command("quarantine")
+def device_quarantine(
+    name: Name,
+    hub: HubAddress = DEFAULT_ADDRESS,
+    timeout_s: AnswerTimeout = 3.0,
+    keys: OperatorKeys = None,
+    json: Json = False,
+) -> None:
+    """Let no update of a device, or of others with its key, count, until you release it. It trains on."""
+    _order(name, "quarantine", hub=hub, timeout_s=timeout_s, keys=keys, printer=Printer(json=json))
+
+
+@app.command("release")
+def device_release(
+    name: Name,
+    hub: HubAddress = DEFAULT_ADDRESS,
+    timeout_s: AnswerTimeout = 3.0,
+    keys: OperatorKeys = None,
+    json: Json = False,
+) -> None:
+    """End a device's quarantine, or its alarm and probation."""
+    _order(name, "release", hub=hub, timeout_s=timeout_s, keys=keys, printer=Printer(json=json))
+
+
+def _order(
+    name: str,
+    order: Literal["quarantine", "release"],
+    *,
+    hub: str,
+    timeout_s: float,
+    keys: Path | None,
+    printer: Printer,
+) -> None:
+    from edgeasync.cli.status import print_status
+    from edgeasync.config import expanded
+    from edgeasync.runtime.status import give_order
+
+    status = give_order(hub, name, order, timeout_s, None if keys is None else expanded(keys))
+    print_status(status, hub, printer)
