@@ -5,7 +5,6 @@ is imported unless it is asked for.
 """
 
 import contextlib
-import copy
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -28,6 +27,7 @@ from edgeasync.sdk.run import Run
 from edgeasync.sdk.torch_export import to_onnx
 from edgeasync.sdk.torch_modules import (
     Arrays,
+    copy_of,
     dump_states,
     exchanged_of,
     frozen_of,
@@ -35,6 +35,7 @@ from edgeasync.sdk.torch_modules import (
     parameters_of,
     read_tensors,
     rounds,
+    training,
     write_tensors,
 )
 from edgeasync.sdk.torch_scores import ROWS, check_scores, scores_of
@@ -132,7 +133,7 @@ class TorchModel(Adapted):
     ) -> None:
         if not isinstance(module, nn.Module):
             raise ConfigError(f"module is {type(module).__name__}; give a torch.nn.Module")
-        self._module = copy.deepcopy(module).cpu()
+        self._module = copy_of(module).cpu()
         fitted = _fitting(loss) or _usual_loss
         self._takes_values = fitted is not loss and loss is not None
         self._is_known = _is_known(loss)
@@ -154,13 +155,13 @@ class TorchModel(Adapted):
             initial=initial,
             make_trainer=lambda data, seed, _: self._trainer(data, local, seed),
             make_evaluator=self._evaluator,
-            restore=lambda arrays: load(copy.deepcopy(self._module), arrays),
+            restore=lambda arrays: load(copy_of(self._module), arrays),
             frozen=self.frozen,
         )
 
     def _trainer(self, data: Dataset, local: LocalTraining, seed: int) -> Trainer:
         data = self._targets_of(data)
-        module = copy.deepcopy(self._module).to(self._device)
+        module = copy_of(self._module).to(self._device)
         if scores := scores_of(self._given_loss, whole_targets=data.y.dtype.kind == "i"):
             x = data.features[np.arange(min(ROWS, len(data)))]
             check_scores(module, lambda tried: _returned(tried, x, self._device), scores)
@@ -200,7 +201,7 @@ class TorchModel(Adapted):
 
     def _evaluator(self, data: Dataset) -> Evaluator:
         data = self._targets_of(data)
-        module = copy.deepcopy(self._module).to(self._device).eval()
+        module = copy_of(self._module).to(self._device).eval()
         exchanged = exchanged_of(module)
 
         def evaluate(parameters: Vector) -> Evaluation:
@@ -241,7 +242,7 @@ class TorchTrainer:
         self.spec = spec
         self.frozen = frozen
         self._meter = meter
-        self._module = module.train()
+        self._module = training(module)
         self._loss = loss
         self._optimizer = optimizer
         self._stream = stream

@@ -15,7 +15,8 @@ from edgeasync.autodiff.export import export_model
 from edgeasync.autodiff.forward import open_session
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import GraphError, argument, native_reason
-from edgeasync.sdk.torch_calls import Call, first_line, flat, quiet
+from edgeasync.sdk.torch_calls import Call, flat, quiet
+from edgeasync.sdk.torch_modules import first_line
 from edgeasync.sdk.torch_written import Written
 from edgeasync.training.graph_check import check_graph
 
@@ -57,7 +58,8 @@ def check_export(module: nn.Module, call: Call, outputs: list[str], content: byt
             if point.random:
                 raise GraphError(
                     f"{type(module).__name__} gives other gradients each time, by random numbers that nothing "
-                    f"repeats, so the exported model cannot be compared with it; {ITSELF}"
+                    "repeats or by what it keeps between calls, so the exported model cannot be compared with it; "
+                    f"{ITSELF}"
                 )
             results = _run(session, point)
             _compare(point, results, written)
@@ -273,7 +275,8 @@ def _move(module: nn.Module, names: set[str], share: float, generator: np.random
 
 
 def _returned(scene: _Scene, module: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-    return list(flat(scene.call.of(module, batch)).values())[scene.place]
+    # Copies: forward may change its input.
+    return list(flat(scene.call.of(module, tuple([tensor.clone() for tensor in batch]))).values())[scene.place]
 
 
 def _gradients(scene: _Scene, module: nn.Module, batch: tuple[Tensor, ...], target: Tensor) -> Gradients:

@@ -1,6 +1,5 @@
 """Whether what a torch module returns can be the scores that its loss takes."""
 
-import copy
 import inspect
 from collections.abc import Callable
 from typing import Any, Literal
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 
 from edgeasync.errors import ConfigError
 from edgeasync.scores import SCALES, are_bounded, drawn
+from edgeasync.sdk.torch_modules import copy_of
 
 Scores = Literal["classes", "answers"]
 """What scores are of: the classes of an example, or its yes-or-no answers."""
@@ -63,7 +63,7 @@ def _runs(
     module: nn.Module, returned: Callable[[nn.Module], Any]
 ) -> tuple[Tensor | None, list["np.ndarray[Any, np.dtype[np.floating]]"]]:
     """Return what a module returns with its own parameters, and then with others; nothing if it does not run."""
-    tried, runs = copy.deepcopy(module).train(), []
+    tried, runs = copy_of(module).train(), []
     devices = {tensor.device for tensor in tried.parameters() if tensor.device.type == "cuda"}
     with torch.random.fork_rng(devices), torch.no_grad():
         try:
