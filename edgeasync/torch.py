@@ -31,6 +31,8 @@ from edgeasync.sdk.torch_modules import (
     dump_states,
     exchanged_of,
     frozen_of,
+    hooked,
+    listed,
     load_states,
     parameters_of,
     read_tensors,
@@ -134,6 +136,7 @@ class TorchModel(Adapted):
         if not isinstance(module, nn.Module):
             raise ConfigError(f"module is {type(module).__name__}; give a torch.nn.Module")
         self._module = copy_of(module).cpu()
+        _check_mean(loss)
         fitted = _fitting(loss) or _usual_loss
         self._takes_values = fitted is not loss and loss is not None
         self._is_known = _is_known(loss)
@@ -144,6 +147,14 @@ class TorchModel(Adapted):
         self._device = device
         self.spec = ParameterSpec(tuple(parameters_of(self._module)))
         self.frozen = frozen_of(self._module)
+
+    def __getstate__(self) -> dict[str, Any]:
+        if names := hooked(self._module):
+            raise ConfigError(
+                f"the gradient of {listed(names)} has a hook, which no other process gets; train with "
+                "engine='tasks', or leave it out"
+            )
+        return self.__dict__
 
     def prepare(self, local: LocalTraining) -> Prepared:
         """Return this model as one that can be trained."""
@@ -441,6 +452,13 @@ def _is_known(loss: Any) -> bool:
     """Return whether the loss is one of torch's, so that it is known what it takes the output for."""
     loss = getattr(loss, "func", loss)  # of functools.partial
     return loss is None or str((loss if inspect.isroutine(loss) else type(loss)).__module__).startswith("torch.nn")
+
+
+def _check_mean(loss: Any) -> None:
+    """Raise `ConfigError` for a loss of torch that is not the mean of a batch."""
+    named = getattr(loss, "keywords", {}).get("reduction")  # of functools.partial
+    if (named or getattr(loss, "reduction", None)) in ("sum", "none"):
+        raise ConfigError("the loss is no mean of a batch, by its reduction; give reduction='mean'")
 
 
 def _maker_of(optimizer: torch.optim.Optimizer | MakeOptimizer | None, module: nn.Module) -> MakeOptimizer:

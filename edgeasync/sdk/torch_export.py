@@ -97,6 +97,8 @@ def _copy(module: Any) -> nn.Module:
                 f"the module cannot be read, as {which} is scripted; give that from before torch.jit"
             )
     for name, tensor in tensors_of(module).items():
+        if tensor.requires_grad and not tensor.isfinite().all():
+            raise ConfigError(f"parameter {name!r} has values that are not finite; give a module with finite ones")
         if tensor.requires_grad and tensor.dtype != torch.float32:
             kind = str(tensor.dtype).removeprefix("torch.")
             raise ConfigError(
@@ -300,10 +302,10 @@ _UNPACKED = (
 )
 
 _OWN = re.compile(r"\x1b\[\d*m|\. Please feel free to .*|\s*\[Caused by the value .*|^Unsupported: ")
-"""What is of no use to who exports: colours, where to report it, and the graph around a node."""
+"""Colours, where to report an error, and the graph around a node: of no use to who exports."""
 
 _NATIVE = re.compile(r"std::|::_M_|\.(cpp|cc|h):\d|INTERNAL ASSERT|C\+\+")
-"""What only the authors of torch can read."""
+"""Words that only the authors of torch can read."""
 
 
 def _own(module: nn.Module, call: Call) -> set[int]:

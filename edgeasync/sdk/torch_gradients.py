@@ -229,7 +229,7 @@ def _moved(module: nn.Module, before: dict[str, Tensor]) -> Gradients:
     return {
         name: tensor.detach().numpy().copy()
         for name, tensor in module.state_dict().items()
-        if tensor.is_floating_point() and not torch.equal(tensor, before[name])
+        if tensor.is_floating_point() and not torch.allclose(tensor, before[name], rtol=0, atol=0, equal_nan=True)
     }
 
 

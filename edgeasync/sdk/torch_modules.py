@@ -73,7 +73,7 @@ def unwrapped(module: nn.Module) -> nn.Module:
 def copy_of(module: nn.Module) -> nn.Module:
     """Return a copy of a module, with the hooks of its parameters.
 
-    Tensors that forward keeps or computes anew, as a pruned weight, are copied as they are now. Raises
+    Tensors that forward keeps or computes each time, as a pruned weight, are copied as they are now. Raises
     `ConfigError` for a module that cannot be copied.
     """
     # torch does not copy a tensor that it has computed.

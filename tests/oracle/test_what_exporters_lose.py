@@ -464,6 +464,8 @@ def test_a_hook_of_a_parameter_is_in_no_file_and_stays_in_a_module(hook):
     said = refused(module, torch.randn(3, 4), exporter="legacy")
     assert said.startswith("the gradient of a.weight has a hook, which no file can hold; ")
     data = np.ones((8, 4), np.float32), np.ones((8, 2), np.float32)
+    with pytest.raises(ConfigError, match=r"a.weight has a hook, which no other process gets; .* engine='tasks'"):
+        train(edgeasync.torch.model(module, nn.MSELoss()), data, workers=1, engine="processes")
     run = train(edgeasync.torch.model(module, nn.MSELoss()), data, workers=1, until=Stop(updates=1))
     moved = {name for name, array in run.arrays.items() if (array != module.state_dict()[name].numpy()).any()}
     assert moved == {"a.bias", "b.weight", "b.bias"}
@@ -639,6 +641,11 @@ REFUSED = {
         lambda: nn.Linear(4, 2).double(),
         np.zeros((3, 4)),
         "parameter 'weight' is float64, and float32 is what trains",
+    ),
+    "no numbers": (
+        lambda: nn.utils.skip_init(nn.Linear, 4, 2).apply(lambda part: part.weight.data.fill_(torch.nan)),
+        np.zeros((3, 4)),
+        "parameter 'weight' has values that are not finite",
     ),
     "halves": (
         lambda: nn.Linear(4, 2).half(),
