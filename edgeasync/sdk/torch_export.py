@@ -21,7 +21,7 @@ from edgeasync.autodiff.forward import open_session, stops_gradient
 from edgeasync.autodiff.selection import FROZEN
 from edgeasync.errors import ConfigError, EdgeAsyncError, GraphError
 from edgeasync.sdk.torch_calls import Call, call_of, flat, quiet
-from edgeasync.sdk.torch_gradients import ITSELF, check_export, evaluates_alike, moving
+from edgeasync.sdk.torch_gradients import ITSELF, UNCLIPPED, check_export, evaluates_alike, moving
 from edgeasync.sdk.torch_modules import copy_of, first_line, hooked, listed, tensors_of, training, unwrapped
 from edgeasync.sdk.torch_written import Written, decided
 
@@ -105,10 +105,7 @@ def _copy(module: Any) -> nn.Module:
                 f"parameter {name!r} is {kind}, and float32 is what trains; call float() on the module"
             )
     if names := hooked(module):
-        raise GraphError(
-            f"the gradient of {listed(names)} has a hook, which no file can hold; to clip gradients, leave it out "
-            f"and give the stage clip_by_global_norm before the optimizer, or {ITSELF}"
-        )
+        raise GraphError(f"the gradient of {listed(names)} has a hook, {UNCLIPPED}")
     return training(copy_of(module).cpu())
 
 

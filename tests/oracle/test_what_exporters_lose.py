@@ -471,6 +471,44 @@ def test_a_hook_of_a_parameter_is_in_no_file_and_stays_in_a_module(hook):
     assert moved == {"a.bias", "b.weight", "b.bias"}
 
 
+class Clipped(torch.autograd.Function):
+    @staticmethod
+    def forward(_, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(_, gradient):
+        return gradient.clamp(-1, 1)
+
+
+def clipped_within(m, x):
+    hidden = m.a(x)
+    if hidden.requires_grad:
+        hidden.register_hook(lambda gradient: gradient.clamp(-1, 1))
+    return m.b(hidden)
+
+
+def clipped_by_a_layer():
+    module = of_floats(lambda m, x: m.b(m.a(x)))
+    module.a.register_full_backward_pre_hook(lambda _, gradients: tuple([each.clamp(-1, 1) for each in gradients]))
+    return module
+
+
+CLIPPED = {
+    "a hook of a tensor": lambda: of_floats(clipped_within),
+    "a hook of a layer": clipped_by_a_layer,
+    "a function": lambda: of_floats(lambda m, x: m.b(Clipped.apply(m.a(x)))),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+@pytest.mark.parametrize("module", CLIPPED.values(), ids=CLIPPED)
+def test_gradients_that_are_clipped_on_their_way_are_refused_though_they_are_small_here(module):
+    said = refused(module(), torch.randn(3, 4), exporter="legacy")
+    assert "clips gradients on their way back, by a hook or a function of its own, which no file can hold" in said
+    assert "exporter=" not in said
+
+
 def pruned():
     module = of_floats(lambda m, x: m.b(m.a(x)))
     prune.l1_unstructured(module.a, "weight", amount=0.5)
