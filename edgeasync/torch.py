@@ -5,7 +5,6 @@ is imported unless it is asked for.
 """
 
 import contextlib
-import copy
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -28,13 +27,17 @@ from edgeasync.sdk.run import Run
 from edgeasync.sdk.torch_export import to_onnx
 from edgeasync.sdk.torch_modules import (
     Arrays,
+    copy_of,
     dump_states,
     exchanged_of,
     frozen_of,
+    hooked,
+    listed,
     load_states,
     parameters_of,
     read_tensors,
     rounds,
+    training,
     write_tensors,
 )
 from edgeasync.sdk.torch_scores import ROWS, check_scores, scores_of
@@ -132,7 +135,8 @@ class TorchModel(Adapted):
     ) -> None:
         if not isinstance(module, nn.Module):
             raise ConfigError(f"module is {type(module).__name__}; give a torch.nn.Module")
-        self._module = copy.deepcopy(module).cpu()
+        self._module = copy_of(module).cpu()
+        _check_mean(loss)
         fitted = _fitting(loss) or _usual_loss
         self._takes_values = fitted is not loss and loss is not None
         self._is_known = _is_known(loss)
@@ -144,6 +148,14 @@ class TorchModel(Adapted):
         self.spec = ParameterSpec(tuple(parameters_of(self._module)))
         self.frozen = frozen_of(self._module)
 
+    def __getstate__(self) -> dict[str, Any]:
+        if names := hooked(self._module):
+            raise ConfigError(
+                f"the gradient of {listed(names)} has a hook, which no other process gets; train with "
+                "engine='tasks', or leave it out"
+            )
+        return self.__dict__
+
     def prepare(self, local: LocalTraining) -> Prepared:
         """Return this model as one that can be trained."""
         exchanged = exchanged_of(self._module)
@@ -154,13 +166,13 @@ class TorchModel(Adapted):
             initial=initial,
             make_trainer=lambda data, seed, _: self._trainer(data, local, seed),
             make_evaluator=self._evaluator,
-            restore=lambda arrays: load(copy.deepcopy(self._module), arrays),
+            restore=lambda arrays: load(copy_of(self._module), arrays),
             frozen=self.frozen,
         )
 
     def _trainer(self, data: Dataset, local: LocalTraining, seed: int) -> Trainer:
         data = self._targets_of(data)
-        module = copy.deepcopy(self._module).to(self._device)
+        module = copy_of(self._module).to(self._device)
         if scores := scores_of(self._given_loss, whole_targets=data.y.dtype.kind == "i"):
             x = data.features[np.arange(min(ROWS, len(data)))]
             check_scores(module, lambda tried: _returned(tried, x, self._device), scores)
@@ -200,7 +212,7 @@ class TorchModel(Adapted):
 
     def _evaluator(self, data: Dataset) -> Evaluator:
         data = self._targets_of(data)
-        module = copy.deepcopy(self._module).to(self._device).eval()
+        module = copy_of(self._module).to(self._device).eval()
         exchanged = exchanged_of(module)
 
         def evaluate(parameters: Vector) -> Evaluation:
@@ -241,7 +253,7 @@ class TorchTrainer:
         self.spec = spec
         self.frozen = frozen
         self._meter = meter
-        self._module = module.train()
+        self._module = training(module)
         self._loss = loss
         self._optimizer = optimizer
         self._stream = stream
@@ -440,6 +452,13 @@ def _is_known(loss: Any) -> bool:
     """Return whether the loss is one of torch's, so that it is known what it takes the output for."""
     loss = getattr(loss, "func", loss)  # of functools.partial
     return loss is None or str((loss if inspect.isroutine(loss) else type(loss)).__module__).startswith("torch.nn")
+
+
+def _check_mean(loss: Any) -> None:
+    """Raise `ConfigError` for a loss of torch that is not the mean of a batch."""
+    named = getattr(loss, "keywords", {}).get("reduction")  # of functools.partial
+    if (named or getattr(loss, "reduction", None)) in ("sum", "none"):
+        raise ConfigError("the loss is no mean of a batch, by its reduction; give reduction='mean'")
 
 
 def _maker_of(optimizer: torch.optim.Optimizer | MakeOptimizer | None, module: nn.Module) -> MakeOptimizer:

@@ -9,7 +9,7 @@ import onnx
 
 from edgeasync.autodiff import contract, differentiate, forward, own_loss
 from edgeasync.autodiff.contract import is_training_graph
-from edgeasync.autodiff.endings import check_ending
+from edgeasync.autodiff.endings import check_ending, classes_are_last
 from edgeasync.autodiff.exporters import check_export, folded_scalars, warnings_of
 from edgeasync.autodiff.forward import Forward
 from edgeasync.autodiff.graph import FLOAT, Array, Shape
@@ -118,11 +118,24 @@ def _warnings(
             f"weights in Constant nodes are not trained: {', '.join(held)}; to train them, give "
             f"{argument('train', *(settings.train or ('*',)), *held)}"
         )
+    if selection.unfit:
+        of_which = ", ".join([f"{name} ({what})" for name, what in selection.unfit.items()])
+        found.append(
+            f"only finite float32 weights are trained, and so these are not: {of_which}; to train them, export "
+            "the model in float32"
+        )
     if folded := folded_scalars(model, prepared):
         of_which = ", ".join([f"{name} of {origin}" for name, origin in folded.items()])
         found.append(
             f"single numbers that the exporter computed are not trained: {of_which}; {producer_of(model).plain}, "
             f"or give {argument('train', *(settings.train or ('*',)), *folded)}"
+        )
+    output = prepared.output
+    if isinstance(find_loss(settings.loss), CrossEntropy) and classes_are_last(prepared):
+        found.append(
+            f"cross_entropy takes axis 1 of output {output!r} for the classes, and the last layer makes "
+            f"the last axis of {prepared.shapes[output]}; if these are the classes, transpose the output, "
+            "in torch by scores.movedim(-1, 1)"
         )
     return (*found, *warnings_of(model, prepared))
 

@@ -122,6 +122,18 @@ def check_ending(prepared: Forward, loss: Loss) -> None:
         )
 
 
+def classes_are_last(prepared: Forward) -> bool:
+    """Return whether the output is of three axes or more, and a layer of features makes its last one."""
+    makers = {name: node for node in prepared.nodes for name in node.outputs}
+    name = prepared.output
+    while (node := makers.get(name)) is not None and node.op in ("Add", "Cast", "Identity"):
+        varying = [each for each in node.inputs if each in makers]
+        if len(varying) != 1:
+            return False
+        name = varying[0]
+    return node is not None and node.op == "MatMul" and len(prepared.shapes[prepared.output]) > 2
+
+
 def _advice_for_one(prepared: Forward, ending: Ending | None) -> str:
     """Say how to train one score for each example where a loss of classes was asked for."""
     if ending is None:

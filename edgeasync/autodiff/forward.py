@@ -5,7 +5,7 @@ intermediate tensor as an output, which tells what follows the batch and what do
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -448,23 +448,42 @@ def _measure(
         [numpy_helper.from_array(value, name) for name, value in variable.items()],
     )
     model = helper.make_model(graph, ir_version=IR_VERSION, opset_imports=opset_imports(forward.opset, nodes))
+    session: onnxruntime.InferenceSession | None = None
+
+    def run(batch: int) -> Mapping[str, Array]:
+        assert session is not None
+        feeds = {
+            name: np.zeros([batch if dim is None else dim for dim in forward.shapes[name]], forward.dtypes[name])
+            for name in forward.inputs
+        }
+        return feeds | variable | dict(zip(names, session.run(names, feeds), strict=True))
+
     try:
         session = open_session(model.SerializeToString())
-        runs = []
-        for batch in PROBES if symbolic else PROBES[:1]:
-            feeds = {
-                name: np.zeros(
-                    [batch if dim is None else dim for dim in forward.shapes[name]], forward.dtypes[name]
-                )
-                for name in forward.inputs
-            }
-            runs.append(feeds | variable | dict(zip(names, session.run(names, feeds), strict=True)))
+        runs = [run(batch) for batch in (PROBES if symbolic else PROBES[:1])]
     except Exception as error:
-        reason = native_reason(error)
-        tried = symbolic and re.search(rf"\b({'|'.join(map(str, PROBES))})\b", reason)  # sizes that do not fit
-        advice = producer.batch if tried else "write that part of the model with other operators"
-        raise GraphError(f"the forward model does not run: {reason}; {advice}") from error
+        fixed = symbolic and session is not None and _runs_at_a_size(run, str(error))
+        advice = producer.batch if fixed else "write that part of the model with other operators"
+        if "Could not find an implementation" in str(error):
+            advice = "devices do not run that operator for values of this type; export that part in float32"
+        raise GraphError(f"the forward model does not run: {native_reason(error)}; {advice}") from error
     return runs[0], runs[-1]
+
+
+def _runs_at_a_size(run: Callable[[int], object], said: str) -> bool:
+    """Return whether a model that fails runs at another batch size, one that the error names."""
+    sizes = {int(number) for number in re.findall(r"\b\d{1,4}\b", said)}
+    for size in sorted(sizes.union(PROBES))[:SIZES_MAX]:
+        try:
+            run(size)
+        except Exception:  # noqa: BLE001, S112 - of onnxruntime
+            continue
+        return True
+    return False
+
+
+SIZES_MAX = 16
+"""How many batch sizes are tried."""
 
 
 def open_session(model: bytes) -> onnxruntime.InferenceSession:

@@ -25,9 +25,9 @@ def target_type(loss: Loss, output: Shape) -> tuple["np.dtype[Any]", Shape]:
     """Return dtype and shape of the targets for a model's output; raises `GraphError` if none fit it."""
     if isinstance(loss, CrossEntropy):
         if len(output) < 2 or output[1] is None:
+            way = "transpose it, or use another loss" if output else "name the scores as the output, not a loss"
             raise GraphError(
-                f"cross_entropy needs scores of shape (batch, classes, ...), the output has {output}; "
-                "transpose it, or use another loss"
+                f"cross_entropy needs scores of shape (batch, classes, ...), the output has {output}; {way}"
             )
         if loss.class_weights is not None and len(loss.class_weights) != output[1]:
             raise GraphError(f"{len(loss.class_weights)} class weights, but the output has {output[1]} classes")

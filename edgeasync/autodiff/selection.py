@@ -26,6 +26,8 @@ class Selection(msgspec.Struct, frozen=True):
     frozen: list[str]
     held: list[str]
     """Weights of layers in Constant nodes that are not trained, because other weights are initializers."""
+    unfit: dict[str, str]
+    """Weights of layers that nothing can train, with what they are: of another precision, or not finite."""
 
 
 def select(model: onnx.ModelProto, values: Mapping[str, Array], settings: GraphSettings) -> Selection:
@@ -50,7 +52,13 @@ def select(model: onnx.ModelProto, values: Mapping[str, Array], settings: GraphS
     trained = [name for name in candidates if name in chosen and name not in statistics]
     layers = _read_by_layers(model)
     held = [name for name in forward.held_by_constants(model) if name in layers and name not in candidates]
-    return Selection(trained, live, frozen, held)
+    unfit = {
+        name: str(value.dtype) if value.dtype != FLOAT else "not finite"
+        for name, value in values.items()
+        if name in layers and name not in said and "float" in str(value.dtype)
+        if value.dtype != FLOAT or not np.isfinite(value).all()
+    }
+    return Selection(trained, live, frozen, held, unfit if settings.train is None else {})
 
 
 def _frozen(model: onnx.ModelProto) -> list[str]:

@@ -59,7 +59,8 @@ def _tensors(arrays: Mapping[str, Any]) -> tuple[Tensor, ...]:
     for name, array in arrays.items():
         try:
             tensor = torch.as_tensor(array).detach().cpu()
-            found.append(tensor.float() if tensor.is_floating_point() else tensor)
+            # A copy: forward may change its input.
+            found.append((tensor.float() if tensor.is_floating_point() else tensor).clone())
         except (TypeError, ValueError, RuntimeError) as error:
             raise ConfigError(
                 f"{name!r} of example is {type(array).__name__}, not an array; give arrays, and set what is "
@@ -126,8 +127,3 @@ class _NoDropout(TorchFunctionMode):  # type: ignore[misc]
         if "dropout" in name:
             return args[0] if args else kwargs["input"]
         return func(*args, **kwargs)
-
-
-def first_line(error: Exception) -> str:
-    """Return what an error of torch says, without the rest."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

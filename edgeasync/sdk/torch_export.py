@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, Literal
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +20,9 @@ from edgeasync.autodiff.exporters import CHECKED, EVALUATED, KIND, kinds_of_inpu
 from edgeasync.autodiff.forward import open_session, stops_gradient
 from edgeasync.autodiff.selection import FROZEN
 from edgeasync.errors import ConfigError, EdgeAsyncError, GraphError
-from edgeasync.sdk.torch_calls import Call, call_of, first_line, flat, quiet
-from edgeasync.sdk.torch_gradients import ITSELF, check_export, evaluates_alike, moving
-from edgeasync.sdk.torch_modules import tensors_of, unwrapped
+from edgeasync.sdk.torch_calls import Call, call_of, flat, quiet
+from edgeasync.sdk.torch_gradients import ITSELF, UNCLIPPED, check_export, evaluates_alike, moving
+from edgeasync.sdk.torch_modules import copy_of, first_line, hooked, listed, tensors_of, training, unwrapped
 from edgeasync.sdk.torch_written import Written, decided
 
 Exporter = Literal["dynamo", "legacy"]
@@ -96,18 +97,16 @@ def _copy(module: Any) -> nn.Module:
                 f"the module cannot be read, as {which} is scripted; give that from before torch.jit"
             )
     for name, tensor in tensors_of(module).items():
+        if tensor.requires_grad and not tensor.isfinite().all():
+            raise ConfigError(f"parameter {name!r} has values that are not finite; give a module with finite ones")
         if tensor.requires_grad and tensor.dtype != torch.float32:
             kind = str(tensor.dtype).removeprefix("torch.")
             raise ConfigError(
                 f"parameter {name!r} is {kind}, and float32 is what trains; call float() on the module"
             )
-    try:
-        copied = copy.deepcopy(module)
-    except Exception as error:
-        raise ConfigError(
-            f"{type(module).__name__} cannot be copied ({first_line(error)}); give it before its first forward"
-        ) from error
-    return copied.cpu().train()
+    if names := hooked(module):
+        raise GraphError(f"the gradient of {listed(names)} has a hook, {UNCLIPPED}")
+    return training(copy_of(module).cpu())
 
 
 def _patterns(given: str | Sequence[str]) -> list[str]:
@@ -253,9 +252,8 @@ def _export(module: nn.Module, call: Call, outputs: list[str], *, dynamo: bool) 
                 "torch's newer exporter needs onnxscript; pip install onnxscript, or give exporter='legacy'"
             ) from error
         except Exception as error:
-            raise GraphError(
-                f"torch cannot export {type(module).__name__} ({_reason(error)}); {ITSELF}"
-            ) from error
+            way = f"{_UNPACKED}, or {ITSELF}" if written.packed else ITSELF
+            raise GraphError(f"torch cannot export {type(module).__name__}{_reason(error)}; {way}") from error
     if "padding_idx" in written.lost:
         raise GraphError(f"an embedding has a padding_idx, and {written.advice}{ITSELF}")
     return onnx.load_model_from_string(target.getvalue()), written
@@ -271,8 +269,15 @@ def _silent() -> Iterator[None]:
     levels, said = [handler.level for handler in handlers], io.StringIO()
     for handler in handlers:
         handler.setLevel(logging.CRITICAL)
+    # The older exporter prints a graph that it cannot write, in C++: past the redirected outputs.
+    printed = mock.patch.object(torch._C, "_jit_onnx_log")  # noqa: SLF001
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        with (
+            warnings.catch_warnings(),
+            contextlib.redirect_stdout(said),
+            contextlib.redirect_stderr(said),
+            printed,
+        ):
             warnings.simplefilter("ignore")
             yield
     finally:
@@ -281,13 +286,23 @@ def _silent() -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    """Return what an exporter's error says, without what it says of its own steps and colours."""
+    """Return what an exporter's error says in brackets, without what it says of its own steps, colours and C++."""
     while isinstance(error.__cause__, Exception):
         error = error.__cause__
-    return _COLOUR.sub("", first_line(error))
+    said = _OWN.sub("", first_line(error)).strip(" .,:")
+    return "" if _NATIVE.search(said) else f" ({said})"
 
 
-_COLOUR = re.compile(r"\x1b\[\d*m")
+_UNPACKED = (
+    "leave out pack_padded_sequence, and take the last step of each example by "
+    "h[torch.arange(h.shape[0]), length - 1]"
+)
+
+_OWN = re.compile(r"\x1b\[\d*m|\. Please feel free to .*|\s*\[Caused by the value .*|^Unsupported: ")
+"""Colours, where to report an error, and the graph around a node: of no use to who exports."""
+
+_NATIVE = re.compile(r"std::|::_M_|\.(cpp|cc|h):\d|INTERNAL ASSERT|C\+\+")
+"""Words that only the authors of torch can read."""
 
 
 def _own(module: nn.Module, call: Call) -> set[int]:

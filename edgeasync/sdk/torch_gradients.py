@@ -15,7 +15,8 @@ from edgeasync.autodiff.export import export_model
 from edgeasync.autodiff.forward import open_session
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import GraphError, argument, native_reason
-from edgeasync.sdk.torch_calls import Call, first_line, flat, quiet
+from edgeasync.sdk.torch_calls import Call, flat, quiet
+from edgeasync.sdk.torch_modules import first_line
 from edgeasync.sdk.torch_written import Written
 from edgeasync.training.graph_check import check_graph
 
@@ -40,6 +41,14 @@ MOVED = 0.05
 ROWS_MIN = 8
 """Examples: with two of them a batch norm has next to no gradient."""
 
+LARGE = 2.0**20
+"""A factor of the loss: if gradients do not grow with it, something cuts them off."""
+
+UNCLIPPED = (
+    "which no file can hold; to clip gradients, leave it out and give the stage clip_by_global_norm before the "
+    "optimizer, or train the module itself, by edgeasync.torch.model"
+)
+
 ITSELF = "train the module itself, by edgeasync.torch.model"
 
 POINTS, POINTS_MAX = 2, 6
@@ -57,7 +66,13 @@ def check_export(module: nn.Module, call: Call, outputs: list[str], content: byt
             if point.random:
                 raise GraphError(
                     f"{type(module).__name__} gives other gradients each time, by random numbers that nothing "
-                    f"repeats, so the exported model cannot be compared with it; {ITSELF}"
+                    "repeats or by what it keeps between calls, so the exported model cannot be compared with it; "
+                    f"{ITSELF}"
+                )
+            if point.clipped:
+                raise GraphError(
+                    f"{type(module).__name__} clips gradients on their way back, by a hook or a function of its "
+                    f"own, {UNCLIPPED}"
                 )
             results = _run(session, point)
             _compare(point, results, written)
@@ -134,7 +149,7 @@ class _Scene(NamedTuple):
 class _Point(NamedTuple):
     """Arrays by name, torch's gradients there, how far these move by themselves, and what a forward changes.
 
-    `random` is whether torch gives other gradients each time.
+    `random` is whether torch gives other gradients each time, `clipped` whether they do not grow with the loss.
     """
 
     feeds: dict[str, npt.NDArray[Any]]
@@ -142,6 +157,7 @@ class _Point(NamedTuple):
     spreads: Gradients
     moved: Gradients
     random: bool
+    clipped: bool
 
     def allowed(self, name: str) -> float:
         """Return how far a gradient may be off, but for how far it moves by itself."""
@@ -210,13 +226,20 @@ def _point(scene: _Scene, number: int, kind: str) -> _Point:
         again = _gradients(scene, module, batch, target)
         random = any(not np.array_equal(gradient, again[name]) for name, gradient in gradients.items())
         module.load_state_dict(state)
+        large = _gradients(scene, module, batch, target, LARGE)
+        clipped = any(_falls_short(large[name] / LARGE, gradient) for name, gradient in gradients.items())
+        module.load_state_dict(state)
         _move(module, scene.moved, NUDGE, generator)
         nudged = _gradients(scene, module, batch, target)
         spreads = {name: np.abs(nudged[name] - gradient) for name, gradient in gradients.items()}
-        return _Point(feeds, gradients, spreads, moved, random)
+        return _Point(feeds, gradients, spreads, moved, random, clipped)
 
     found: _Point = quiet(scene.module, use)
     return found
+
+
+def _falls_short(found: npt.NDArray[np.float32], expected: npt.NDArray[np.float32]) -> bool:
+    return bool((np.abs(found) < np.abs(expected) / 2).any())
 
 
 def _moved(module: nn.Module, before: dict[str, Tensor]) -> Gradients:
@@ -227,7 +250,7 @@ def _moved(module: nn.Module, before: dict[str, Tensor]) -> Gradients:
     return {
         name: tensor.detach().numpy().copy()
         for name, tensor in module.state_dict().items()
-        if tensor.is_floating_point() and not torch.equal(tensor, before[name])
+        if tensor.is_floating_point() and not torch.allclose(tensor, before[name], rtol=0, atol=0, equal_nan=True)
     }
 
 
@@ -273,13 +296,16 @@ def _move(module: nn.Module, names: set[str], share: float, generator: np.random
 
 
 def _returned(scene: _Scene, module: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-    return list(flat(scene.call.of(module, batch)).values())[scene.place]
+    # Copies: forward may change its input.
+    return list(flat(scene.call.of(module, tuple([tensor.clone() for tensor in batch]))).values())[scene.place]
 
 
-def _gradients(scene: _Scene, module: nn.Module, batch: tuple[Tensor, ...], target: Tensor) -> Gradients:
-    """Return torch's gradients of a mean squared error."""
+def _gradients(
+    scene: _Scene, module: nn.Module, batch: tuple[Tensor, ...], target: Tensor, factor: float = 1.0
+) -> Gradients:
+    """Return torch's gradients of a mean squared error, times a factor."""
     trained = {name: tensor for name, tensor in module.named_parameters() if tensor.requires_grad}
-    loss = nn.functional.mse_loss(_returned(scene, module, batch), target)
+    loss = factor * nn.functional.mse_loss(_returned(scene, module, batch), target)
     own: Sequence[Tensor | None] = [None] * len(trained)
     if loss.requires_grad:
         own = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)

@@ -1,5 +1,6 @@
 """torch modules: which of their tensors travel and which stay, and how those are read and written."""
 
+import copy
 import io
 import logging
 import sys
@@ -67,6 +68,60 @@ def unwrapped(module: nn.Module) -> nn.Module:
         if not isinstance(inner, nn.Module):
             return module
         module = inner
+
+
+def copy_of(module: nn.Module) -> nn.Module:
+    """Return a copy of a module, with the hooks of its parameters.
+
+    Tensors that forward keeps or computes each time, as a pruned weight, are copied as they are now. Raises
+    `ConfigError` for a module that cannot be copied.
+    """
+    # torch does not copy a tensor that it has computed.
+    computed = {
+        id(value): value.detach().clone()
+        for part in module.modules()
+        for value in (*vars(part).values(), *part._buffers.values())  # noqa: SLF001 - those outside the state, too
+        if isinstance(value, Tensor) and not value.is_leaf
+    }
+    try:
+        copied = copy.deepcopy(module, computed)
+    except Exception as error:
+        raise ConfigError(
+            f"{type(module).__name__} cannot be copied ({first_line(error)}); give it before its first forward"
+        ) from error
+    for (_, tensor), (_, other) in zip(module.named_parameters(), copied.named_parameters(), strict=True):
+        for hook in (tensor._backward_hooks or {}).values():  # noqa: SLF001 - torch says them nowhere else
+            other.register_hook(hook)
+        for hook in (getattr(tensor, "_post_accumulate_grad_hooks", None) or {}).values():
+            other.register_post_accumulate_grad_hook(hook)
+    return copied
+
+
+def training(module: nn.Module) -> nn.Module:
+    """Return a module in training mode.
+
+    In a module that is already in it, parts may be in evaluation mode on purpose, as the norms of a tuned
+    backbone: they stay so.
+    """
+    kept = [part for part in module.modules() if module.training and not part.training]
+    module.train()
+    for part in kept:
+        part.training = False
+    return module
+
+
+def hooked(module: nn.Module) -> list[str]:
+    """Return the names of parameters whose gradients a hook changes or reads."""
+    return [
+        name
+        for name, tensor in module.named_parameters()
+        if tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None)  # noqa: SLF001
+    ]
+
+
+def first_line(error: Exception) -> str:
+    """Return what an error of torch says, without the rest."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
@@ -183,4 +238,4 @@ def write_tensors(tensors: Mapping[str, Tensor], arrays: Arrays) -> None:
     """Copy arrays into tensors."""
     with torch.no_grad():
         for name, array in arrays.items():
-            tensors[name].copy_(torch.from_numpy(np.ascontiguousarray(array)))
+            tensors[name].copy_(torch.from_numpy(np.require(array, requirements=["C", "W"])))

@@ -28,6 +28,8 @@ class Written(TorchFunctionMode):  # type: ignore[misc]
         """What has stopped gradients: `detach`, `detach_`, `data`, `no_grad` or `padding_idx`."""
         self.counted = False
         """Whether `len` has made a number of a batch."""
+        self.packed = False
+        """Whether sequences were packed."""
         self._kept = kept
 
     @property
@@ -49,6 +51,7 @@ class Written(TorchFunctionMode):  # type: ignore[misc]
         if func == Tensor.data.__get__:
             self.stopped.add("data")
             return args[0].detach()
+        self.packed |= getattr(func, "__name__", "") == "_pack_padded_sequence"
         found = self._in_parts(func, args, kwargs)
         if func in (Tensor.detach, Tensor.detach_, torch.detach, torch.detach_):
             self.stopped.add(func.__name__)

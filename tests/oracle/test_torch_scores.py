@@ -75,6 +75,35 @@ def test_one_score_is_refused_for_classes(y):
     assert trained(nn.Linear(4, 1), y, nn.BCEWithLogitsLoss()).updates >= 3
 
 
+LOG_SOFTMAX, SOFTMAX, SCORES = (lambda _, z: z.log_softmax(1)), PROBABILITIES["softmax"], (lambda _, z: z)
+MISTAKEN = {
+    "scores for logarithms": (SCORES, LABELS, nn.NLLLoss(), "no logarithms .* the loss torch.nn.CrossEntropyLoss"),
+    "by a function": (SCORES, LABELS, functools.partial(F.nll_loss), "no logarithms of probabilities"),
+    "probabilities for logarithms": (SOFTMAX, LABELS, nn.NLLLoss(), "end in log_softmax in place of what makes p"),
+    "scores for probabilities": (SCORES, np.eye(3)[LABELS], nn.BCELoss(), "not between 0 and 1, .*BCEWithLogits"),
+    "a sum": (SCORES, LABELS, nn.CrossEntropyLoss(reduction="sum"), "no mean of a batch, .* reduction='mean'"),
+    "a loss for each": (
+        SCORES,
+        LABELS,
+        functools.partial(F.cross_entropy, reduction="none"),
+        "no mean of a batch",
+    ),
+}
+
+
+@pytest.mark.parametrize(("ending", "y", "loss", "told"), MISTAKEN.values(), ids=MISTAKEN)
+def test_what_a_loss_of_torch_does_not_take_is_told(ending, y, loss, told):
+    with pytest.raises(ConfigError, match=told):
+        trained(Ends(ending), y, loss)
+
+
+def test_the_advice_for_these_losses_trains():
+    assert trained(Ends(LOG_SOFTMAX), LABELS, nn.NLLLoss()).updates >= 3
+    assert trained(Ends(lambda _, z: (z.softmax(1) + 1e-8).log()), LABELS, F.nll_loss).updates >= 3
+    assert trained(Ends(SCORES), LABELS, nn.CrossEntropyLoss()).updates >= 3
+    assert trained(Ends(SCORES), np.eye(3)[LABELS], nn.BCEWithLogitsLoss()).updates >= 3
+
+
 RIGHT = {
     "small scores": Ends(lambda _, z: z, scale=1e-4),
     "positive scores": Ends(lambda _, z: z.relu()),

@@ -4,6 +4,7 @@ import ast
 import logging
 import random
 import re
+import threading
 
 import numpy as np
 import onnx
@@ -27,6 +28,7 @@ from tests.support.gradients import session
 from tests.support.torch_exports import EXPORTS, export
 
 nn, functional = torch.nn, torch.nn.functional
+prune = pytest.importorskip("torch.nn.utils.prune")
 MSE = GraphSettings(loss="mse")
 IDS = torch.randint(1, 5, (3, 4), generator=torch.Generator().manual_seed(0))
 """Token 0, the padding, is not among them."""
@@ -299,6 +301,17 @@ class Kept(nn.Module):
         return self.b(hidden + torch.randn_like(hidden) * 0.1 if self.noise else hidden)
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_parts_of_a_module_in_training_mode_keep_their_mode(whole):
+    module, x = of_floats(lambda m, x: m.b(m.norm(m.a(x))), norm=nn.BatchNorm1d(4)), torch.randn(6, 4)
+    (module if whole else module.norm).eval()
+    graph = graph_of(edgeasync.torch.to_onnx(module, x, exporter="legacy"))
+    assert ("norm.running_mean" in {parameter.name for parameter in graph.spec.parameters}) == whole
+    data = x.numpy(), np.ones((6, 2), np.float32)
+    run = train(edgeasync.torch.model(module, nn.MSELoss()), data, workers=1, until=Stop(updates=1))
+    assert bool(run.arrays["norm.running_mean"].any()) == whole
+
+
 @pytest.mark.parametrize("exporter", ["dynamo", "legacy"])
 @pytest.mark.parametrize("noise", [False, True])
 @pytest.mark.parametrize("frozen", [False, True])
@@ -437,6 +450,141 @@ def test_a_batch_that_became_a_number_is_told(exporter):
     edgeasync.torch.to_onnx(Token(lambda x: x.shape[0]), torch.randn(3, 4), exporter=exporter)
 
 
+def still(tensor):
+    tensor.grad.zero_()
+
+
+STILL = {"register_hook": lambda gradient: gradient * 0, "register_post_accumulate_grad_hook": still}
+
+
+@pytest.mark.parametrize("hook", STILL)
+def test_a_hook_of_a_parameter_is_in_no_file_and_stays_in_a_module(hook):
+    module = of_floats(lambda m, x: m.b(m.a(x)))
+    getattr(module.a.weight, hook)(STILL[hook])
+    said = refused(module, torch.randn(3, 4), exporter="legacy")
+    assert said.startswith("the gradient of a.weight has a hook, which no file can hold; ")
+    data = np.ones((8, 4), np.float32), np.ones((8, 2), np.float32)
+    with pytest.raises(ConfigError, match=r"a.weight has a hook, which no other process gets; .* engine='tasks'"):
+        train(edgeasync.torch.model(module, nn.MSELoss()), data, workers=1, engine="processes")
+    run = train(edgeasync.torch.model(module, nn.MSELoss()), data, workers=1, until=Stop(updates=1))
+    moved = {name for name, array in run.arrays.items() if (array != module.state_dict()[name].numpy()).any()}
+    assert moved == {"a.bias", "b.weight", "b.bias"}
+
+
+class Clipped(torch.autograd.Function):
+    @staticmethod
+    def forward(_, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(_, gradient):
+        return gradient.clamp(-1, 1)
+
+
+def clipped_within(m, x):
+    hidden = m.a(x)
+    if hidden.requires_grad:
+        hidden.register_hook(lambda gradient: gradient.clamp(-1, 1))
+    return m.b(hidden)
+
+
+def clipped_by_a_layer():
+    module = of_floats(lambda m, x: m.b(m.a(x)))
+    module.a.register_full_backward_pre_hook(lambda _, gradients: tuple([each.clamp(-1, 1) for each in gradients]))
+    return module
+
+
+CLIPPED = {
+    "a hook of a tensor": lambda: of_floats(clipped_within),
+    "a hook of a layer": clipped_by_a_layer,
+    "a function": lambda: of_floats(lambda m, x: m.b(Clipped.apply(m.a(x)))),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+@pytest.mark.parametrize("module", CLIPPED.values(), ids=CLIPPED)
+def test_gradients_that_are_clipped_on_their_way_are_refused_though_they_are_small_here(module):
+    said = refused(module(), torch.randn(3, 4), exporter="legacy")
+    assert "clips gradients on their way back, by a hook or a function of its own, which no file can hold" in said
+    assert "exporter=" not in said
+
+
+def pruned():
+    module = of_floats(lambda m, x: m.b(m.a(x)))
+    prune.l1_unstructured(module.a, "weight", amount=0.5)
+    return module
+
+
+def weight_normed():
+    module = of_floats(lambda m, x: m.b(m.a(x)))
+    nn.utils.weight_norm(module.a)
+    module(torch.randn(2, 4))
+    return module
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("exporter", ["dynamo", "legacy"])
+@pytest.mark.parametrize("kind", [pruned, weight_normed])
+def test_a_weight_that_each_forward_computes_anew_is_no_hindrance(kind, exporter):
+    module, x = kind(), torch.randn(6, 4)
+    assert_as_torch(module, edgeasync.torch.to_onnx(module, x, exporter=exporter), x)
+    data = x.numpy(), np.ones((6, 2), np.float32)
+    train(edgeasync.torch.model(kind(), nn.MSELoss()), data, workers=1, until=Stop(updates=1))
+
+
+def shifted(m, x):
+    return m.b(m.a(x.sub_(0.5)))
+
+
+@pytest.mark.parametrize("exporter", ["dynamo", "legacy"])
+def test_a_forward_may_change_its_input(exporter):
+    module, x = of_floats(shifted), torch.randn(6, 4)
+    before = x.clone()
+    proto = edgeasync.torch.to_onnx(module, x, exporter=exporter)
+    assert torch.equal(x, before)
+    ours = gradients(proto, {"x": x.numpy(), "target": np.zeros((6, 2), np.float32)})
+    functional.mse_loss(module(before), torch.zeros(6, 2)).backward()
+    np.testing.assert_allclose(ours["a.weight.grad"], module.a.weight.grad, rtol=2e-4, atol=1e-6)
+
+
+class Counting(nn.Linear):
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x) * self.calls
+
+
+def test_what_is_kept_between_calls_is_no_random_number():
+    said = refused(Counting(4, 2), torch.randn(3, 4), exporter="legacy")
+    assert "or by what it keeps between calls" in said
+
+
+class Packed(nn.Module):
+    def __init__(self, *, packs):
+        super().__init__()
+        self.steps, self.b, self.packs = nn.GRU(3, 4, batch_first=True), nn.Linear(4, 2), packs
+
+    def forward(self, x):
+        length = (x.abs().sum(2) > 0).sum(1).clamp(min=1)
+        if self.packs:
+            packed = nn.utils.rnn.pack_padded_sequence(x, length, batch_first=True, enforce_sorted=False)
+            return self.b(self.steps(packed)[1][-1])
+        h, _ = self.steps(x)
+        return self.b(h[torch.arange(h.shape[0]), length - 1])
+
+
+@pytest.mark.parametrize("exporter", ["dynamo", "legacy"])
+def test_packed_sequences_are_told_without_what_c_says_and_without_a_dump(exporter, capfd):
+    x = torch.randn(4, 5, 3)
+    x[1, 3:] = 0
+    said = refused(Packed(packs=True), x, exporter=exporter)
+    assert "::" not in said
+    assert "leave out pack_padded_sequence, and take the last step" in said
+    assert capfd.readouterr().out == ""
+    edgeasync.torch.to_onnx(Packed(packs=False), x, exporter=exporter)
+
+
 def gated(m, x):
     return m.b(x * (m.a(x) > 0))
 
@@ -496,12 +644,6 @@ def test_train_and_freeze_have_the_meaning_of_the_hub(caplog):
         edgeasync.torch.to_onnx(module, x, freeze="c.*")
 
 
-def weight_normed():
-    module = nn.utils.weight_norm(nn.Linear(4, 2))
-    module(torch.randn(2, 4))
-    return module
-
-
 REFUSED = {
     "bytes for floats": (
         lambda: nn.Linear(4, 2),
@@ -538,6 +680,11 @@ REFUSED = {
         np.zeros((3, 4)),
         "parameter 'weight' is float64, and float32 is what trains",
     ),
+    "no numbers": (
+        lambda: nn.utils.skip_init(nn.Linear, 4, 2).apply(lambda part: part.weight.data.fill_(torch.nan)),
+        np.zeros((3, 4)),
+        "parameter 'weight' has values that are not finite",
+    ),
     "halves": (
         lambda: nn.Linear(4, 2).half(),
         np.zeros((3, 4)),
@@ -549,9 +696,9 @@ REFUSED = {
         "'weight' has no shape yet; call the module on one batch",
     ),
     "what cannot be copied": (
-        weight_normed,
+        lambda: of_floats(lambda m, x: m.b(x), lock=threading.Lock()),
         np.zeros((3, 4)),
-        "Linear cannot be copied (Only Tensors created explicitly",
+        "Module cannot be copied (cannot pickle '_thread.lock' object)",
     ),
 }
 

@@ -359,3 +359,29 @@ def test_a_model_that_runs_on_no_random_input_is_judged_by_its_operators():
     parameters = {"t": numbers((1, 4), 1), "w": numbers((4, 3), 2), "one": np.array([1])}
     with pytest.raises(GraphError, match="comes from Softmax"):
         build_training_graph(forward(text, parameters, (1,), kind=7), GraphSettings())
+
+
+STEPS = "a = MatMul(x, w)\nz = Add(a, c)\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "loss", "told"),
+    [
+        ("y = Identity(z)", "cross_entropy", True),
+        ("y = Identity(z)", "mse", False),
+        ("y = Transpose <perm = [0, 2, 1]> (z)", "cross_entropy", False),
+        ("y = ReduceMean <keepdims = 0> (z, one)", "cross_entropy", False),
+    ],
+)
+def test_classes_in_the_last_axis_are_told_though_the_shapes_may_fit(text, loss, told):
+    constants = {"one": CONSTANTS["one"]} if "one" in text else {}
+    model = forward(STEPS + text, {"w": numbers((4, 3), 1), "c": numbers((3,), 2)} | constants, (3, 4), output="y")
+    warnings = build_training_graph(model, GraphSettings(loss=loss)).warnings
+    assert ["transpose the output, in torch by scores.movedim(-1, 1)" in said for said in warnings] == [
+        True
+    ] * told
+
+
+def test_a_loss_is_no_score():
+    with pytest.raises(GraphError, match=r"the output has \(\); name the scores as the output, not a loss"):
+        build_training_graph(ending("y = ReduceMean <keepdims = 0> (z)"), GraphSettings())

@@ -487,6 +487,23 @@ def test_constants_of_some_layers_are_named_in_a_warning_that_can_be_followed():
     assert warnings(formula) == ()
 
 
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [
+        (numbers((4, 5), 1).astype(np.float16), "float16"),
+        (numbers((4, 5), 1).astype(np.float64), "float64"),
+        (np.full((4, 5), np.nan, np.float32), "not finite"),
+    ],
+)
+def test_a_weight_that_nothing_can_train_is_named_in_a_warning(value, what):
+    text = "h = Cast <to = 1> (w)\na = MatMul(x, h)\nb = MatMul(a, v)\ny = Add(b, mask)"
+    rest = {"v": numbers((5, 3), 2), "mask": np.float32([0, -np.inf, 0])}
+    (said,) = warnings(written(text, {"w": value} | rest), loss="mse")
+    assert f"so these are not: w ({what}); to train them, export the model in float32" in said
+    assert warnings(written(text, {"w": value} | rest), loss="mse", train=("v",)) == ()
+    assert warnings(written(text, {"w": numbers((4, 5), 1)} | rest), loss="mse") == ()
+
+
 def test_a_bias_of_one_number():
     text, values = (
         "a = MatMul(x, w)\nb = Add(a, c)\nh = Tanh(b)\nd = MatMul(h, v)\nz = Add(d, e)\ny = Mul(z, half)",
@@ -664,3 +681,24 @@ def test_quantized_convolutions_are_refused_before_anything_is_frozen_for_them(f
     told = r"devices do not run ConvInteger; use the file from before onnxruntime optimized or quantized it$"
     with pytest.raises(GraphError, match=told):
         build_training_graph(proto.SerializeToString(), GraphSettings(freeze=frozen))
+
+
+OFF = {
+    "a batch of a fixed size": (
+        "r = Reshape(x, three)\ny = MatMul(r, w)",
+        r"write x.shape\[0\] where forward has len",
+    ),
+    "an index beyond the end": ("g = Gather <axis = 1> (x, seventh)\ny = MatMul(g, w)", "with other operators"),
+    "bfloat16": (
+        "h = Cast <to = 16> (x)\nv = Cast <to = 16> (w)\nz = MatMul(h, v)\ny = Cast <to = 1> (z)",
+        "export that part in float32",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "told"), OFF.values(), ids=OFF)
+def test_the_batch_is_blamed_only_where_another_size_runs(text, told):
+    values = {"w": numbers((4, 3), 1), "three": np.array([3, 4]), "seventh": np.array([0, 1, 2, 7])}
+    proto = written(text, {name: value for name, value in values.items() if name in text}, producer="pytorch")
+    with pytest.raises(GraphError, match=f"the forward model does not run: .*; .*{told}"):
+        build_training_graph(proto.SerializeToString(), GraphSettings(loss="mse"))
