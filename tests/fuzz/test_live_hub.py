@@ -30,6 +30,7 @@ from edgeasync.protocol.messages import (
     Hello,
     Leave,
     ModelVersion,
+    Order,
     Piece,
     Ping,
     Pong,
@@ -165,7 +166,7 @@ class Attacker:
             self._send([pack(Fetch.kind, [], version)])
             while self._socket.poll(1000 * ANSWER_S):
                 message = self._heed(wire.decode(self._socket.recv_multipart()[0]))
-                if isinstance(message, Refuse) and f"protocol version {version} is" in message.sentence:
+                if isinstance(message, Refuse) and f"protocol version {version}, expected" in message.sentence:
                     return
         raise AssertionError("the hub did not answer any more")
 
@@ -333,6 +334,7 @@ class Attacker:
             Enrol: Enrol(bytes(32)),
             Enrolled: Enrolled("x"),
             Wake: Wake(),
+            Order: Order("nobody", "quarantine"),
         }[kind]
 
 
