@@ -17,6 +17,7 @@ from edgeasync.errors import ProtocolError, RefusedError
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Refuse, Status
 from edgeasync.runtime.agent import Agent
+from edgeasync.runtime.status import fetch_status
 from tests.support.processes import PATIENCE_S, free_address
 from tests.support.versions import in_version
 
@@ -138,6 +139,10 @@ async def test_a_hub_of_another_protocol_version_ends_an_agent():
             await asyncio.wait_for(agent.run(), PATIENCE_S)
 
 
+def ask_and_print(address):
+    print_status(fetch_status(address, PATIENCE_S), address, Printer(json=False))
+
+
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
     "said",
@@ -152,7 +157,7 @@ async def test_a_status_that_no_hub_would_send_is_told_in_a_sentence(said):
     """Red before: a `KeyError`, or a `RecursionError`."""
     async with other_service(wire.encode(Status()), said) as address:
         with pytest.raises(ProtocolError, match="not an edgeasync hub of this version"):
-            await asyncio.to_thread(print_status, address, PATIENCE_S, None, Printer(json=False))
+            await asyncio.to_thread(ask_and_print, address)
 
 
 @pytest.mark.asyncio
