@@ -188,11 +188,12 @@ class DivergenceGuard:
 
         Once there are enough of the first updates to compare, look again at those that nothing could shorten.
         """
-        before = set(self.state.fleet)
+        before = tuple(self.state.fleet)
         reports = self._look(update, fleet, "fleet", now_s)
-        begun = self.state.fleet.keys() - before
-        if any(watch.remedy == "rollback" for number, watch in self._watches["fleet"] if number in begun):
-            return reports, "alarm"
+        if reports:
+            begun = self.state.fleet.keys() - set(before)
+            if any(watch.remedy == "rollback" for number, watch in self._watches["fleet"] if number in begun):
+                return reports, "alarm"
         if self.state.first is None:
             return reports, None
         for one in self._take_first(self.state.first, update, fleet):

@@ -275,7 +275,6 @@ class PolicyEngine:
             base_loss_before=base_loss_before,
             lateness=fleet.lateness(history.staleness) if reason is None else 1.0,
         )
-        self.divergence.keep_only(self._members.members)
         effects, roll_back = self.divergence.watch_device(
             observation, fleet, now_s, voters=self._members.voters, voters_live=voters_live, calms=compared
         )
@@ -548,7 +547,6 @@ class PolicyEngine:
         """
         fleet, monitor, divergence = self.state.fleet, self.policy.monitor, self.divergence
         centred = self.policy.combine.centred
-        usual = fleet.lengths.usual()
         # A combiner with a centre bounds the distance from there.
         bound = math.inf if centred else monitor.norm_max(fleet)
         if (self._norm_usual if centred else bound) == math.inf:
@@ -562,6 +560,7 @@ class PolicyEngine:
                 member.updates_long += 1
             norm = one.norm
             if divergence.is_on_probation(one.voter):
+                usual = fleet.lengths.usual()
                 norm_max = min(norm_max, monitor.probation * usual)
                 norm = min(norm, usual) if centred else norm  # a combiner with a centre cuts the rest off itself
             clips.append(1.0 if norm <= norm_max else norm_max / norm)
@@ -717,6 +716,7 @@ class PolicyEngine:
         sample = self._members.sample(state.version)
         histories = self._members.live_histories(sample)
         state.fleet.note_peaks(self._voters_live)
+        self.divergence.keep_only(self._members.members)
         state.devices = devices_live
         state.retune_in = max(1, min(devices_live, SAMPLE) // 2)
         least = state.fleet.scores.least_credible
