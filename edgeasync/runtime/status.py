@@ -76,8 +76,9 @@ def give_order(
     """Exclude a device of the hub at `address` and all others with its key, or release them; return the status.
 
     What an excluded device sends does not count, over restarts of hub and device, until it is released. The order
-    is on the hub's disk when this returns. Raises what `fetch_status` raises, and `ConfigError` if the hub
-    knows no such device.
+    is in the hub's journal when this returns; without a journal the next checkpoint has it.
+
+    Raises what `fetch_status` raises, and `ConfigError` if the hub knows no such device.
     """
     if not re.match(DEVICE_ID_PATTERN, device_id):
         raise ConfigError(f"{device_id!r} is not a device's name; 'edgeasync status' lists those of the hub")
