@@ -97,7 +97,7 @@ def _build(model: bytes, settings: GraphSettings) -> TrainingGraph:
 def _check_devices(model: onnx.ModelProto, prepared: Forward) -> None:
     """Raise `GraphError` for operators that no device runs, whether or not they need a gradient.
 
-    Random numbers are not looked at: only who exports a module knows how to draw others.
+    Random operators pass: `to_onnx` replaces them, and the hub checks the finished graph.
     """
     for node in prepared.nodes:
         if node.op not in (ALLOWED_OWN if node.domain else ALLOWED | forward.RANDOM_OPERATORS):

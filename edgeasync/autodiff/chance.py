@@ -8,16 +8,16 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 GOLDEN = (math.sqrt(5) - 1) / 2
-"""The multiples of this share, without their whole parts, lie evenly between 0 and 1 (Weyl 1916)."""
+"""The fractional parts of its multiples are spread evenly over 0 to 1 (Weyl 1916)."""
 
 WIDTH = math.sqrt(12)
-"""Of a uniform distribution whose deviation is 1."""
+"""The width of a uniform distribution whose standard deviation is 1."""
 
 
 def without_chance(model: bytes) -> bytes:
-    """Give every dropout a ratio of 0, which is a constant of its own, and compute random numbers from shapes.
+    """Set every dropout's ratio to 0, and replace random numbers by ones computed from the tensor's shape.
 
-    They differ from place to place, as a constant would keep all of a mask or nothing.
+    The replacements differ from place to place: a constant would make a mask keep everything or nothing.
     """
     proto = onnx.load_model_from_string(model)
     ratios = {name for node in proto.graph.node if node.op_type == "Dropout" for name in node.input[1:2]}

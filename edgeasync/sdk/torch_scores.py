@@ -28,7 +28,7 @@ _TAKING: dict[object, Scores] = {
 }
 
 _APART_MAX = 0.05
-"""How far the logarithm of the sum of an example's probabilities may be off 0: some add a small number to each."""
+"""The logarithm of the sum of an example's probabilities may be this far from 0, as some models add an epsilon."""
 
 ROWS = 8
 """Examples that a module is tried with."""

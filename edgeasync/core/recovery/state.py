@@ -187,7 +187,7 @@ def _take_apart(
 def succeed(core: HubCore, old: HubCore) -> None:
     """Let a new core of the same model take over from an old one under other rules, at the same version.
 
-    It keeps the devices, their last outcomes, and operators' orders. The policies' state begins from scratch.
+    Devices, their last outcomes and operators' orders carry over; the policies' other state starts from scratch.
     """
     core.members.load_state(old.members.dump_state())
     new, before = core.policy_engine.state, old.policy_engine.state

@@ -123,7 +123,7 @@ def test_an_order_is_confirmed_once_it_is_durable_and_the_journal_leads_there():
 
 
 def test_an_order_that_waits_for_a_disk_that_fails_is_not_confirmed():
-    """A status that was durable before says nothing of it; to give it again does no harm."""
+    """An older status would look like success. The operator is told to try again, which is harmless."""
     bench = Bench()
     bench.say(StatusRequest())
     bench.say(Order("pi", "quarantine"))
