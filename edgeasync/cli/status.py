@@ -14,6 +14,7 @@ from edgeasync.errors import ProtocolError
 REMEDIES = {
     "alert": "nothing is changed",
     "probation": "its updates count as short ones",
+    "excluded": "an operator has excluded it",
     "increase_frequency": "intervals are halved",
     "reduce_lr": "the hub's learning rate is halved",
     "reduce_local_lr": "the devices' learning rates are halved",

@@ -24,7 +24,7 @@ NOT_FINITE_MAX = 10
 
 _LEFT = ("left", "lost", "quarantined", "revoked")
 _JOINED = ("joined", "rejoined", "reconnected")
-_ODD = ("alarm", "warning", "not_writing")
+_ODD = ("alarm", "excluded", "not_writing", "released", "warning")
 
 
 def event_of(

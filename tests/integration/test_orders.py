@@ -70,7 +70,7 @@ def test_an_order_outlives_a_kill_of_the_hub_right_after_it_and_a_restart_of_the
     words = " ".join(again.stdout.split())
     assert f"{NAME} quarantined" in words
     assert device(trained(address, device="bench-2"))["updates_applied"] == counted
-    assert not any(event["event"] == "quarantined" for event in hub.events), "done once, before the kill"
+    assert not any(event["event"] == "excluded" for event in hub.events), "done once, before the kill"
 
     for _ in range(2):
         assert asked(commands, "release", address).returncode == 0
@@ -97,7 +97,7 @@ def test_orders_are_an_operators_where_there_are_keys(commands, tmp_path):
     told = asked(commands, "quarantine", address, *flags, "--json")
     assert device(json.loads(told.stdout))["state"] == "quarantined"
     assert device(json.loads(told.stdout), "bench-2")["quarantine"] is None
-    assert hub.wait_for("quarantined", device=NAME)["detail"] == "by an operator's order: its updates do not count"
+    assert hub.wait_for("excluded", device=NAME)["detail"] == "by an operator's order: its updates do not count"
     told = asked(commands, "release", address, *flags, "--json")
     assert device(json.loads(told.stdout))["quarantine"] is None
 
@@ -112,7 +112,7 @@ def test_mistakes_end_with_a_line(commands):
         mistake(
             asked(commands, order, free_address(), "--timeout-s", "0.5"), HubUnreachableError, "no hub answers"
         )
-    assert hub.names().count("quarantined") == 0
+    assert hub.names().count("excluded") == 0
 
 
 @pytest.mark.parametrize("by", ["file", "flags", "flags that resume"])

@@ -253,7 +253,7 @@ def test_the_order_that_an_alarm_proposes_excludes_the_device_until_it_is_releas
     member = fleet.core.members.members["device-1"]
     for _ in range(2):
         assert fleet.order("quarantine", "device-1") == Status()
-    assert len(fleet.alarms("quarantined")) == 1, "done once"
+    assert len(fleet.alarms("excluded")) == 1, "done once"
     counted = member.updates_applied
     assert fleet.train(UPDATES)
     assert member.updates_applied == counted

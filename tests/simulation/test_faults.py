@@ -424,7 +424,7 @@ def counted(script):
 
 
 def reported(script):
-    return [report.event for _, report in script.world.hub.reports if report.event in ("quarantined", "released")]
+    return [report.event for _, report in script.world.hub.reports if report.event in ("excluded", "released")]
 
 
 @pytest.mark.parametrize(
@@ -448,7 +448,7 @@ def test_a_device_is_excluded_and_released_whatever_dies(faults):
     assert script.device.answers > answers, "it trains on"
     script.until_s(15.0)
     assert counted(script) > before + 3
-    assert reported(script) == ["quarantined", "released"]
+    assert reported(script) == ["excluded", "released"]
 
 
 def test_who_is_still_excluded_is_released_when_all_is_healed():
@@ -458,7 +458,7 @@ def test_who_is_still_excluded_is_released_when_all_is_healed():
     script.injector.heal()
     script.until_s(10.0)
     assert counted(script) > before
-    assert reported(script) == ["quarantined", "released"]
+    assert reported(script) == ["excluded", "released"]
 
 
 def test_to_exclude_whom_the_hub_has_not_met_changes_nothing():

@@ -32,6 +32,10 @@ MESSAGES_HELD_MAX = 40
 """Messages that may wait for the disk, for each device: answers, and refusals behind them."""
 
 
+TOLD = {"quarantine": "excluded", "release": "released"}
+"""The hub's event of each order."""
+
+
 class Memory:
     """Observations of the hub that follow its disk: a disk that is put back has those of its earlier state."""
 
@@ -186,10 +190,10 @@ class Checks:
                 memory.orders.append((0 if hub.log is None else hub.log.last + 1, event.peer, device, order))
             memory.excused |= {memory.handles[one.handle] for one in effects if isinstance(one, Discard)}
             told = [effect for effect in effects if isinstance(effect, Report)]
-            done = [(one.event, one.device_id) for one in told if one.event in ("quarantined", "released")]
+            done = [(one.event, one.device_id) for one in told if one.event in ("excluded", "released")]
             if order == "quarantine" or device in before:
                 changed = before != memory.excluded
-                assert done == [(f"{order}d", device)] * changed, f"{order} {device}: {done}"
+                assert done == [(TOLD[order], device)] * changed, f"{order} {device}: {done}"
         assert orders.keys() == memory.excluded, f"{set(orders)} are excluded, not {memory.excluded}"
         for fold in effects:
             if isinstance(fold, Fold):

@@ -20,7 +20,7 @@ CAUTION_MIN = 1 / 64
 """Least factor of the hub's learning rate, after however many rollbacks."""
 
 FIRST_RATIO = 4.0
-"""An update that nothing could shorten spoilt the model if it is longer than this many times the peak."""
+"""A first update that was not clipped spoilt the model if it is longer than this many times the peak."""
 
 FIRST_UPDATES = 8
 """The first updates are looked at again when there are this many, or later."""
@@ -35,7 +35,7 @@ PAST_MAX = 32
 """How many alarms are remembered that are over."""
 
 Fault = Literal["alarm", "first"]
-"""Why the hub rolls back: an alarm of the fleet, or one of the first updates, which nothing could shorten."""
+"""Why the hub rolls back: an alarm of the fleet, or a first update, from before there was a length to clip to."""
 
 _BEGUN: dict[Remedy, str] = {
     "alert": "nothing is changed",
@@ -92,8 +92,8 @@ class PastAlarm(msgspec.Struct, frozen=True):
     ended_s: float
 
 
-class Order(msgspec.Struct, frozen=True):
-    """An operator's order: no update of this device, or of others with its key, counts until it is released."""
+class Exclusion(msgspec.Struct, frozen=True):
+    """An operator's order: updates of this device, and of others with its key, do not count until its release."""
 
     device_id: str
     since_s: float
@@ -113,7 +113,7 @@ class DivergenceState(msgspec.Struct):
     devices: dict[str, Alarm] = {}
     fleet: dict[int, Alarm] = {}
     past: list[PastAlarm] = []
-    orders: dict[str, Order] = {}
+    orders: dict[str, Exclusion] = {}
     rollbacks: int = 0
     calm_since_kept: int = 0
     kept_in_a_row: int = 0
@@ -186,7 +186,8 @@ class DivergenceGuard:
     ) -> tuple[list[HubEffect], Fault | None]:
         """Show an update that will count to the watches of the fleet; return why to roll back, if the hub should.
 
-        Once there are enough of the first updates to compare, look again at those that nothing could shorten.
+        The first updates are folded before the clip has a usual length. Once there are enough to compare, look for
+        one among them that was far too long.
         """
         before = tuple(self.state.fleet)
         reports = self._look(update, fleet, "fleet", now_s)
@@ -243,8 +244,8 @@ class DivergenceGuard:
         """Exclude a voter by an operator's order; return nothing if it is excluded already."""
         if voter in self.state.orders:
             return []
-        self.state.orders[voter] = Order(device_id, now_s)
-        return [Report("quarantined", device_id, "by an operator's order: its updates do not count")]
+        self.state.orders[voter] = Exclusion(device_id, now_s)
+        return [Report("excluded", device_id, "by an operator's order: its updates do not count")]
 
     def release(self, voter: str, device_id: str, now_s: float) -> list[HubEffect]:
         """End the order about a voter, and the alarms about its devices; return nothing if there is neither."""
@@ -284,7 +285,7 @@ class DivergenceGuard:
         remedies = {number: watch.remedy for number, watch in self._watches["fleet"]}
         alarms = [
             *[(alarm, remedies[number]) for number, alarm in state.fleet.items() if number in remedies],
-            *[(alarm, "probation" if self._probation else "alert") for alarm in state.devices.values()],
+            *[(alarm, self._measure(alarm)) for alarm in state.devices.values()],
         ]
         return {
             "alarms": [
@@ -317,6 +318,12 @@ class DivergenceGuard:
                 for past in state.past
             ],
         }
+
+    def _measure(self, alarm: Alarm) -> str:
+        """Return what is done about a device with an alarm, as the status names it."""
+        if alarm.voter in self.state.orders:
+            return "excluded"
+        return "probation" if self._probation else "alert"
 
     # -- watches ---------------------------------------------------------------------------------------------
 
@@ -381,10 +388,9 @@ class DivergenceGuard:
 
     def _calm(self, number: int, watch: Watch, alarm: Alarm, now_s: float) -> list[HubEffect]:
         """End a cause; return a report if that ends its alarm."""
-        cause = alarm.causes.pop(number)
-        if alarm.causes:
+        if len(alarm.causes) > 1:
+            del alarm.causes[number]
             return []
-        alarm.causes[number] = cause
         lasted = f"over after {now_s - alarm.begun_s:.0f} s: {alarm.words}"
         self._note_past(alarm, now_s)
         if alarm.device_id:

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from edgeasync.core.hub.divergence import PAST_MAX, DivergenceGuard, Order
+from edgeasync.core.hub.divergence import PAST_MAX, DivergenceGuard, Exclusion
 from edgeasync.core.hub.effects import Report
 from edgeasync.policies.history import FleetHistory
 from edgeasync.policies.monitor import (
@@ -435,10 +435,11 @@ def test_probation_is_of_the_voter_and_lasts_as_long_as_an_alarm_about_one_of_it
 
 def test_an_order_is_given_once_and_ended_once():
     guard = guard_of([Loud("device")], calm_updates=1)
-    assert [one.event for one in guard.order("k", "a", 1.0)] == ["quarantined"]
+    assert [one.event for one in guard.order("k", "a", 1.0)] == ["excluded"]
     assert guard.order("k", "b", 2.0) == []
-    assert guard.state.orders == {"k": Order("a", 1.0)}
+    assert guard.state.orders == {"k": Exclusion("a", 1.0)}
     assert "an operator has excluded it" in look(guard, "device", "a2", voter="k")[0].detail
+    assert guard.describe(3.0)["alarms"][0]["remedy"] == "excluded", "the status must not propose it once more"
     assert [one.event for one in guard.release("k", "b", 3.0)] == ["released"]
     assert guard.release("k", "a", 4.0) == []
     assert (guard.state.orders, guard.count) == ({}, 0)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edgeasync.core.arrays.hub_model import Model
-from edgeasync.core.hub.divergence import PAST_MAX, WATCHED_PER_MEMBER, Order
+from edgeasync.core.hub.divergence import PAST_MAX, WATCHED_PER_MEMBER, Exclusion
 from edgeasync.core.hub.effects import Assign, Discard, Fold, Report, SendStatus
 from edgeasync.core.hub.events import PushArrived, Revoked
 from edgeasync.core.recovery.state import dump_state, load_state
@@ -306,7 +306,7 @@ def test_an_order_excludes_a_device_until_it_is_released():
     hub = Bench(policy())
     hub.round("abcd")
     assert hub.order("d", at_s=5.0) is None
-    assert hub.reports == ["quarantined"]
+    assert hub.reports == ["excluded"]
     assert hub.one(SendStatus).peer == b"operator"
     assert hub.send("d") == "quarantined"
     assert hub.one(Assign).peer == hub.peers["d"], "it trains on"
@@ -433,7 +433,7 @@ def test_an_order_outlives(goes):
             hub.join("d", start=2)
     assert hub.send("d") == "quarantined"
     assert hub.shown("d")[0] == "quarantined"
-    assert hub.state.orders == {"d": Order("d", 1.0)}
+    assert hub.state.orders == {"d": Exclusion("d", 1.0)}
 
 
 def test_an_order_about_a_device_that_the_hub_has_forgotten_can_be_ended():
