@@ -7,7 +7,7 @@ from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Push
 from edgeasync.sdk import events
-from edgeasync.sdk.observer import Observer
+from edgeasync.sdk.observer import Observer, event_of
 from edgeasync.simulation.clock import VirtualClock
 from edgeasync.simulation.fleet import SimulatedDevice
 from edgeasync.simulation.hub import SimulatedHub
@@ -52,3 +52,10 @@ def test_an_update_that_is_sent_twice_is_told_once():
     assert hub.core.duplicates > 0
     told = [event.number for event in seen if isinstance(event, events.Update)]
     assert told == list(range(1, len(told) + 1))
+
+
+def test_an_operators_order_is_an_alert_and_no_departure():
+    """The device stays and trains on. Red before: a `LeaveEvent`, and nothing about its release."""
+    for name in ("excluded", "released"):
+        assert isinstance(event_of(name, "pi", "by an operator's order", 1.0), events.Alert)
+    assert isinstance(event_of("quarantined", "pi", "malformed messages", 1.0), events.Leave)
