@@ -53,8 +53,6 @@ def _order(
     printer: Printer,
 ) -> None:
     from edgeasync.cli.status import print_status
-    from edgeasync.config import expanded
     from edgeasync.runtime.status import give_order
 
-    status = give_order(hub, name, order, timeout_s, None if keys is None else expanded(keys))
-    print_status(status, hub, printer)
+    print_status(give_order(hub, name, order, timeout_s, keys), hub, printer)

@@ -290,10 +290,9 @@ def status(
 ) -> None:
     """Ask a running hub for its status and that of its devices."""
     from edgeasync.cli.status import print_status
-    from edgeasync.config import expanded
     from edgeasync.runtime.status import fetch_status
 
-    status = fetch_status(hub, timeout_s, None if keys is None else expanded(keys))
+    status = fetch_status(hub, timeout_s, keys)
     print_status(status, hub, Printer(json=json))
 
 
@@ -306,10 +305,9 @@ def wake(
 ) -> None:
     """Let a fleet that rests exchange at its full pace again. Prints the hub's status."""
     from edgeasync.cli.status import print_status
-    from edgeasync.config import expanded
     from edgeasync.runtime.status import fetch_status
 
-    status = fetch_status(hub, timeout_s, None if keys is None else expanded(keys), wake=True)
+    status = fetch_status(hub, timeout_s, keys, wake=True)
     print_status(status, hub, Printer(json=json))
 
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from edgeasync.config import expanded
 from edgeasync.durable.keys import operator_keys
 from edgeasync.errors import AccessError, ConfigError, HubUnreachableError, ProtocolError
 from edgeasync.protocol import wire
@@ -62,7 +63,7 @@ def fetch_status(
     ...     fetch_status(hub.address)["version"]
     0
     """
-    pair = None if keys is None else operator_keys(keys)
+    pair = None if keys is None else operator_keys(expanded(keys))
     return ask(address, timeout_s, pair, Wake() if wake else StatusRequest())
 
 
@@ -82,7 +83,7 @@ def give_order(
     """
     if not re.match(DEVICE_ID_PATTERN, device_id):
         raise ConfigError(f"{device_id!r} is not a device's name; 'edgeasync status' lists those of the hub")
-    pair = None if keys is None else operator_keys(keys)
+    pair = None if keys is None else operator_keys(expanded(keys))
     return ask(address, timeout_s, pair, Order(device_id, order))
 
 
