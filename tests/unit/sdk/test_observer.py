@@ -57,5 +57,5 @@ def test_an_update_that_is_sent_twice_is_told_once():
 def test_an_operators_order_is_an_alert_and_no_departure():
     """The device stays and trains on. Red before: a `LeaveEvent`, and nothing about its release."""
     for name in ("excluded", "released"):
-        assert isinstance(event_of(name, "pi", "by an operator's order", 1.0), events.Alert)
-    assert isinstance(event_of("quarantined", "pi", "malformed messages", 1.0), events.Leave)
+        assert isinstance(event_of(name, "pi", "by an order", 1.0, {}), events.Alert)
+    assert isinstance(event_of("quarantined", "pi", "by an order", 1.0, {}), events.Leave)
