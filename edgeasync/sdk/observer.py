@@ -73,6 +73,7 @@ class Observer:
         """By device, how many of its last updates in a row were not finite."""
         self._diverged: set[str] = set()
         """Devices with `NOT_FINITE_MAX` such updates or more."""
+        self._told_diverged = False
 
     def watch(self, hub: Hub, loop: asyncio.AbstractEventLoop) -> None:
         """Watch a hub that is to run on this loop; call this before it runs."""
@@ -161,13 +162,16 @@ class Observer:
         if outcome != Rejected("not_finite"):
             self._not_finite.pop(device_id, None)
             self._diverged.discard(device_id)
+            self._told_diverged = False
             return
         self._not_finite[device_id] += 1
-        if self._not_finite[device_id] < NOT_FINITE_MAX or device_id in self._diverged:
+        if self._not_finite[device_id] < NOT_FINITE_MAX:
             return
         self._diverged.add(device_id)
-        if len(self._diverged) < self._hub.core.members.live_count:
+        # Asked again with each update: the last device that did well may have left.
+        if self._told_diverged or len(self._diverged) < self._hub.core.members.live_count:
             return
+        self._told_diverged = True
         detail = (
             f"diverged: the last {NOT_FINITE_MAX} updates of every device were not finite; "
             "lower the learning rate, or look at the data"

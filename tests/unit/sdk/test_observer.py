@@ -2,6 +2,8 @@
 
 from types import SimpleNamespace
 
+import numpy as np
+
 from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
@@ -31,14 +33,21 @@ class Nudging:
         return StepResult(1.0, 1)
 
 
-def test_an_update_that_is_sent_twice_is_told_once():
-    clock, seen = VirtualClock(), []
+def watched(tell):
+    """Return a clock, a hub, and an observer of it."""
+    clock = VirtualClock()
     hub = SimulatedHub(
         clock, spec=MODEL.spec, initial=MODEL.initial(0), policy=Policy(), settings=HubCoreSettings(), seed=1
     )
-    observer = Observer(None, 0, seen.append)
+    observer = Observer(None, 0, tell)
     observer.watch(SimpleNamespace(core=hub.core, show=lambda action: action()), None)
     hub.engine._observe = observer
+    return clock, hub, observer
+
+
+def test_an_update_that_is_sent_twice_is_told_once():
+    seen = []
+    clock, hub, _ = watched(seen.append)
     receive = hub.receive
 
     def twice(peer, header, payload):
@@ -59,3 +68,26 @@ def test_an_operators_order_is_an_alert_and_no_departure():
     for name in ("excluded", "released"):
         assert isinstance(event_of(name, "pi", "by an order", 1.0, {}), events.Alert)
     assert isinstance(event_of("quarantined", "pi", "by an order", 1.0, {}), events.Leave)
+
+
+class Broken(Nudging):
+    """A trainer that has diverged."""
+
+    def step(self):
+        self._parameters += np.nan
+        return StepResult(1.0, 1)
+
+
+def test_a_run_has_diverged_once_the_last_device_that_did_well_has_left():
+    """Red before: that was asked only when a device diverged, so such a run never ended."""
+    clock, hub, observer = watched([].append)
+    link = LinkProfile(1e6, 1e6, 0.01)
+    SimulatedDevice(clock, hub, "broken", Broken(), step_s=0.01, link=link).start()
+    well = SimulatedDevice(clock, hub, "well", Nudging(), step_s=0.01, link=link)
+    well.start()
+    clock.run(lambda: False, 20.0)
+    assert not any("diverged" in event.detail for event in observer.noted if isinstance(event, events.Alert))
+    well.cut_power()
+    clock.run(lambda: False, 90.0)
+    (told,) = [event for event in observer.noted if isinstance(event, events.Alert) and not event.device]
+    assert told.detail.startswith("diverged: ")
