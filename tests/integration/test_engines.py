@@ -187,16 +187,16 @@ def test_workers_draw_numbers_of_their_own(temporary):
 
 
 def test_workers_come_back_when_what_forks_them_dies(temporary, tmp_path, caplog):
-    killed = []
+    killed, seen = [], []
 
     def until(progress):
-        if not killed and progress.updates >= 10:
+        joins = sum(isinstance(event, events.Join) for event in seen)
+        if not killed and joins == 2:
             forker = next(iter(workers_of(os.getpid()).values())).parent()
             killed.append(forker)
             forker.kill()
-        return killed and progress.updates >= 200 and sum(isinstance(event, events.Join) for event in seen) >= 4
+        return progress.updates >= 200 and joins >= 4
 
-    seen = []
     run = train(
         MODEL,
         DATA,
