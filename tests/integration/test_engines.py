@@ -18,7 +18,7 @@ from edgeasync.errors import ConfigError
 from edgeasync.sdk import events
 from edgeasync.temporary import TemporaryFolder
 from edgeasync.training.numpy_models import SoftmaxModel
-from tests.support.processes import PATIENCE_S, until
+from tests.support.processes import PATIENCE_S, until, wait_for_threads
 
 pytestmark = pytest.mark.process
 
@@ -79,7 +79,7 @@ def test_a_worker_that_is_killed_comes_back(temporary, tmp_path, caplog):
     comings = [type(event) for event in run.events if getattr(event, "device", "") == "worker-2"]
     assert comings == [events.Join, events.Leave, events.Join]
     assert not workers_of(os.getpid())
-    assert threading.active_count() == threads
+    wait_for_threads(threads)
     again = train(network, DATA, workers=2, run=tmp_path / "run", until=Stop(updates=run.updates + 5))
     assert again.version > run.version
     assert not [event for event in again.events if isinstance(event, events.Leave)], "the engine may change"

@@ -29,7 +29,7 @@ from edgeasync.runtime.hub_settings import read_record
 from edgeasync.runtime.model_file import MODEL_FILE, load_model
 from edgeasync.sdk import events
 from edgeasync.training.numpy_models import MlpModel, SoftmaxModel
-from tests.support.processes import PATIENCE_S
+from tests.support.processes import PATIENCE_S, wait_for_threads
 
 SMALL = SoftmaxModel(inputs=4, classes=2)
 DATA = Dataset.of(np.eye(4), [0, 1, 0, 1])
@@ -593,14 +593,11 @@ def test_an_interrupt_leaves_the_newest_model(tmp_path, interruptible):
 
 
 def test_nothing_is_left_behind():
-    def left():
-        gc.collect()
-        return threading.active_count()
-
     train(SMALL, DATA, until=Stop(updates=2))
-    before = left()
+    before = threading.active_count()
     runs = [train(SMALL, DATA, until=Stop(updates=2)) for _ in range(5)]
-    assert left() == before
+    gc.collect()
+    wait_for_threads(before)
     paths = [run.path for run in runs]
     assert all(path.exists() for path in paths)
     del runs

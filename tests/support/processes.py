@@ -257,6 +257,11 @@ def until(condition, what):
     return value
 
 
+def wait_for_threads(count):
+    """Wait until no more threads than these are left: one that was told to end may need a moment for that."""
+    until(lambda: threading.active_count() <= count, "the end of threads")
+
+
 def status_when(address, condition, what="the status"):
     """Ask the hub for its status until it is as wanted."""
 

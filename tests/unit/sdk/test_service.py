@@ -11,6 +11,7 @@ import pytest
 
 from edgeasync import Hub, Run
 from edgeasync.sdk.service import Service
+from tests.support.processes import wait_for_threads
 
 
 class Endless(Service):
@@ -38,7 +39,7 @@ def test_a_start_that_is_interrupted_ends_what_it_began(monkeypatch):
     monkeypatch.setattr(service._ready, "result", interrupted)
     with pytest.raises(KeyboardInterrupt):
         service.start()
-    assert threading.active_count() == before
+    wait_for_threads(before)
     assert service.wait(0) == "stopped"
 
 
