@@ -164,11 +164,12 @@ async def run_process(forker: Forker, job: Job | PeerJob, stopping: asyncio.Even
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         finally:
             stopped.cancel()
-    result = files.take_result()
+    result, code = files.take_result(), process.ended.result()
     if result:
         raise load_error(result, worker_name(job.number))
-    if result is None and not stopping.is_set():
-        raise WorkerDiedError(describe_end(process.ended.result()))
+    # A worker that loses the forker ends well, but nobody has told it to.
+    if (result is None or code) and not stopping.is_set():
+        raise WorkerDiedError(describe_end(code))
 
 
 class Process:
