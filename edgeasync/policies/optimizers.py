@@ -47,6 +47,15 @@ class Momentum(Section, frozen=True):
             "the learning rate is at most 1"
         ),
     ] = None
+    devices_min: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1_000_000,
+            description="with fewer live devices there is no momentum and the learning rate is at most 1. With 2 "
+            "the hub takes a lone device's updates as they are",
+        ),
+    ] = 1
     warm_up: Annotated[
         int,
         Meta(ge=0, le=1_000_000_000, description="updates over which the momentum rises linearly from 0"),
@@ -73,7 +82,8 @@ class Momentum(Section, frozen=True):
 
     def plan(self, conditions: Conditions) -> Scalars:
         """Return learning rate and momentum."""
-        if self.staleness_max is not None and conditions.staleness > self.staleness_max:
+        late = self.staleness_max is not None and conditions.staleness > self.staleness_max
+        if late or conditions.devices < self.devices_min:
             return (min(self.learning_rate, 1.0), 0.0)
         momentum = self.momentum
         if self.warm_up:

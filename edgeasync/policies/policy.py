@@ -29,7 +29,9 @@ Take = Literal["all", "better", "best"]
 FleetTrust = Literal["admitted", "open"]
 
 _MEAN = MeanCombiner()
-_OPTIMIZER = (Nesterov(learning_rate=1.25, learning_rate_max=1.75, momentum=0.85, staleness_max=0.5),)
+_OPTIMIZER = (
+    Nesterov(learning_rate=1.25, learning_rate_max=1.75, momentum=0.85, staleness_max=0.5, devices_min=2),
+)
 
 ONE_BY_ONE = "needs updates that are folded together, and {} folds them one by one"
 

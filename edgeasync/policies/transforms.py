@@ -25,7 +25,8 @@ class Conditions(msgspec.Struct, frozen=True, gc=False):
     `norm` is the L2 norm of the gradient, or an upper bound. `count` is the number of updates that the state
     vectors have seen, `count_before` the number of those before the state was last cleared. `staleness` is the
     moving average of the updates' staleness in versions, 0 on a device. `extrapolation` is the learning rate that
-    FedExP gives the mean of the devices' updates, 0 on a device and while it is unknown.
+    FedExP gives the mean of the devices' updates, 0 on a device and while it is unknown. `devices` counts the live
+    devices with a vote of their own; it is 1 on a device.
 
     >>> from edgeasync.policies import Conditions
     >>> Conditions(norm=2.0, count=3, count_before=10).total
@@ -37,6 +38,7 @@ class Conditions(msgspec.Struct, frozen=True, gc=False):
     staleness: float = 0.0
     count_before: int = 0
     extrapolation: float = 0.0
+    devices: int = 1
 
     @property
     def total(self) -> int:

@@ -36,7 +36,7 @@ POLICY = Policy(aggregate=ImmediateAggregator(), optimizer=(SGD(),), frequency=F
 class Digits:
     """Four unequal devices on the digits, non-IID, each with a link of its own."""
 
-    def __init__(self, *, link=None, settings=None, hidden=(64,), graph=None):
+    def __init__(self, *, link=None, settings=None, hidden=(64,), graph=None, policy=POLICY):
         dataset = load_digits()
         order = np.random.default_rng(0).permutation(len(dataset))
         self.held_out = dataset.take(order[:360])
@@ -46,7 +46,7 @@ class Digits:
             self.clock,
             spec=self.network.spec,
             initial=self.network.initial(0),
-            policy=POLICY,
+            policy=policy,
             settings=settings or HubCoreSettings(codec=FLOAT32),
             seed=0,
             graph=graph,
@@ -90,6 +90,22 @@ def test_unequal_devices_learn_and_the_fast_give_more():
     assert given[0] == pytest.approx(given[1], abs=2)
     assert given[0] / given[2] == pytest.approx(3, rel=0.1)
     assert given[0] / given[3] == pytest.approx(10, rel=0.2)
+
+
+def test_a_lone_device_learns_what_it_would_learn_without_a_hub():
+    """Red before: the hub's momentum came on top of the device's own optimizer."""
+    fleet = Digits(policy=Policy())
+    (lone, *_), fleet.devices = fleet.devices, fleet.devices[:1]
+    assert fleet.train(updates=50)
+    alone = Digits().devices[0]._trainer
+    vector = fleet.network.initial(0)
+    alone.begin(vector)
+    apart = []
+    for _ in range(lone.steps_total):
+        alone.step()
+        apart.append(float(np.abs(vector - fleet.hub.model).max()))
+    assert min(apart) < 1e-5
+    assert len(apart) - int(np.argmin(apart)) < 0.2 * len(apart), "but for the steps that are not sent yet"
 
 
 def test_the_same_seed_gives_the_same_run_to_the_bit():

@@ -9,6 +9,12 @@ from edgeasync.core.hub.events import Evaluated
 from edgeasync.core.hub.settings import StopCondition, StopPlateau
 from edgeasync.policies.policy import Plateau
 
+RISEN = 1.25
+"""A held-out loss over this many times the lowest one has risen."""
+
+RISEN_EVALUATIONS = 10
+"""After this many such evaluations in a row, none of them the best, people are told."""
+
 
 class EvaluationState(msgspec.Struct):
     """The results of evaluations so far. All fields are durable.
@@ -17,7 +23,8 @@ class EvaluationState(msgspec.Struct):
     goal of training was reached, if one was. For the plateau, `lowest` is the lowest loss, and `waited` counts the
     evaluations since then. With `unjudged`, the hub has warned that nothing can be evaluated. To end training
     on a plateau, `mark` is the evaluation that later ones must improve on, made at `mark_s` after `mark_updates`.
-    The last evaluation was begun at `begun_s`.
+    `lowest_held_out` is the lowest loss on held-out data. `risen` counts the evaluations in a row whose loss was
+    well above that. The last evaluation was begun at `begun_s`.
     """
 
     last: Evaluated | None = None
@@ -30,16 +37,19 @@ class EvaluationState(msgspec.Struct):
     mark: Evaluated | None = None
     mark_updates: int = 0
     mark_s: float = 0.0
+    lowest_held_out: float = math.inf
+    risen: int = 0
     begun_s: float = 0.0
 
 
 class EvaluationTracker:
     """Compares evaluations: finds the best version and reached goals, lowers the learning rate on plateaus."""
 
-    def __init__(self, plateau: Plateau | None, stop: StopCondition) -> None:
+    def __init__(self, plateau: Plateau | None, stop: StopCondition, *, held_out: bool) -> None:
         self.state = EvaluationState()
         self._plateau = plateau
         self._stop = stop
+        self._held_out = held_out
 
     def observe(self, evaluation: Evaluated, updates_applied: int, now_s: float) -> list[HubEffect]:
         """Compare an evaluation with the best one and the goals; have the version saved if it is the best."""
@@ -60,6 +70,8 @@ class EvaluationTracker:
             state.reached = f"accuracy {accuracy:.2%} is at least {stop.accuracy:.2%}"
         elif stop.plateau is not None:
             state.reached = self._stood_still(stop.plateau, evaluation, updates_applied, now_s)
+        if self._held_out:
+            effects += self._warn_of_rise(loss, best=best)
         return effects + self._lower_learning_rate(loss)
 
     def warn_unjudged(self) -> list[HubEffect]:
@@ -77,6 +89,22 @@ class EvaluationTracker:
             return []
         self.state.unjudged = True
         detail = f"no device tells a loss, so {' and '.join(waits)} cannot be judged: give evaluation.data"
+        return [Report("warning", detail=detail)]
+
+    def _warn_of_rise(self, loss: float, *, best: bool) -> list[HubEffect]:
+        """Warn when the held-out loss stays well above its lowest while nothing gets better."""
+        state = self.state
+        state.lowest_held_out = min(state.lowest_held_out, loss)  # which a NaN is never under
+        risen = loss > RISEN * state.lowest_held_out >= 0.0  # of negative losses no multiple is worse
+        state.risen = state.risen + 1 if risen and not best else 0
+        if state.risen != RISEN_EVALUATIONS or state.best is None:
+            return []
+        detail = (
+            f"the held-out loss rose from {state.lowest_held_out:.4g} to {loss:.4g}, and {RISEN_EVALUATIONS} "
+            "evaluations were not better: devices learn their own data by heart. Version "
+            f"{state.best.number} is the best; hub.stop.plateau would end training, policy.plateau would lower "
+            "the learning rate"
+        )
         return [Report("warning", detail=detail)]
 
     def _stood_still(self, plateau: StopPlateau, evaluation: Evaluated, updates: int, now_s: float) -> str:

@@ -112,7 +112,7 @@ class PolicyEngine:
     ) -> None:
         policy = guarded(policy)
         self.policy = policy
-        self.evaluations = EvaluationTracker(policy.plateau, settings.stop)
+        self.evaluations = EvaluationTracker(policy.plateau, settings.stop, held_out=settings.held_out)
         self.divergence = DivergenceGuard(policy.monitor, probation=policy.trust == "open")
         self.rest = Rest()
         self.state = PolicyEngineState(
@@ -466,6 +466,7 @@ class PolicyEngine:
             state.fleet.staleness_mean,
             state.folds_before,
             state.fleet.extrapolation(voters),
+            self._voters_live,
         )
         plan = plan_chain(self.policy.optimizer, conditions)
         state.folds += 1

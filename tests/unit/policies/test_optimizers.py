@@ -138,6 +138,14 @@ def test_how_far_an_update_goes_when_devices_disagree(extrapolation, staleness, 
         assert kind(learning_rate=1.25).plan(conditions)[0] == 1.25
 
 
+@pytest.mark.parametrize(("devices", "planned"), [(1, (1.0, 0.0)), (2, (1.25, 0.8)), (9, (1.25, 0.8))])
+def test_a_step_is_taken_as_it_is_below_a_number_of_devices(devices, planned):
+    conditions = Conditions(1.0, 9, devices=devices)
+    for kind in (SGD, Nesterov):
+        assert kind(learning_rate=1.25, momentum=0.8, devices_min=2).plan(conditions) == planned
+        assert kind(learning_rate=1.25, momentum=0.8).plan(conditions) == (1.25, 0.8)
+
+
 def test_the_highest_learning_rate_is_not_under_the_learning_rate():
     with pytest.raises(ValueError, match=r"learning_rate_max \(0\.5\) is under learning_rate \(1\)"):
         SGD(learning_rate_max=0.5)

@@ -1,5 +1,7 @@
 """The best version is the same in the status, in `edgeasync runs`, in the run's files and in `export --best`."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -125,14 +127,18 @@ def test_the_last_version_may_be_the_best(tmp_path, go):
 
 
 def test_a_run_that_went_back_has_another_best_version(tmp_path):
-    run = tmp_path / "runs" / "a"
-    with hub_of(run, DATA) as hub, Agent(hub.address, DATA):
+    run, calls = tmp_path / "runs" / "a", itertools.count(1)
+
+    def ever_better(_):
+        return 1.0 / next(calls)
+
+    with hub_of(run, ever_better) as hub, Agent(hub.address, DATA):
         while hub.status()["updates_applied"] < 60:
             pass
     kept = read_header(run / BEST_FILE)
     oldest = min(list_checkpoints(run), key=lambda one: one.version)
     assert kept.version > oldest.version
-    with hub_of(run, DATA, recovery=oldest.checkpoint) as hub:
+    with hub_of(run, ever_better, recovery=oldest.checkpoint) as hub:
         status = hub.status()["best"]
     assert status is None or status["version"] <= oldest.version
     assert not (run / BEST_FILE).exists()

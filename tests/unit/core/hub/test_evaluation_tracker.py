@@ -9,9 +9,9 @@ from edgeasync.core.hub.settings import StopCondition, StopPlateau
 from edgeasync.policies.policy import Plateau
 
 
-def run(told, *, plateau=None, **stop):
+def run(told, *, plateau=None, held_out=True, **stop):
     """Show evaluations; return the progress and, for each of them, its effects."""
-    progress, seen = EvaluationTracker(plateau, StopCondition(**stop)), []
+    progress, seen = EvaluationTracker(plateau, StopCondition(**stop), held_out=held_out), []
     for number, (loss, accuracy) in enumerate(told):
         seen.append(progress.observe(Evaluated(number, loss, accuracy), 10 * number, 60.0 * number))
     return progress.state, seen
@@ -113,7 +113,7 @@ ACCURACIES = [(1.0, accuracy) for accuracy in (0.5, 0.8, 0.8, 0.81, 0.81, 0.81, 
 )
 def test_training_ends_when_evaluations_stop_improving(told, patience, ends):
     plateau = StopPlateau(**{"improvement": 0.1} | patience)
-    tracker = EvaluationTracker(None, StopCondition(plateau=plateau))
+    tracker = EvaluationTracker(None, StopCondition(plateau=plateau), held_out=True)
     for number, (loss, accuracy) in enumerate(told):
         tracker.observe(Evaluated(number, loss, accuracy), 10 * number, 60.0 * number)
         if tracker.state.reached:
@@ -121,6 +121,49 @@ def test_training_ends_when_evaluations_stop_improving(told, patience, ends):
     assert (number if tracker.state.reached else None) == ends
     if ends is not None:
         assert tracker.state.reached.startswith("no evaluation was better by ")
+
+
+def warnings_in(seen):
+    """Return the places of evaluations that led to a warning, and the last of these."""
+    found = {
+        place: effect.detail
+        for place, effects in enumerate(seen)
+        for effect in effects
+        if isinstance(effect, Report) and effect.event == "warning"
+    }
+    return list(found), found[max(found)] if found else ""
+
+
+BETTER, WORSE = (0.5, 0.9), (0.7, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("told", "warned"),
+    [
+        ([BETTER] + 30 * [WORSE], [10]),
+        ([BETTER] + 9 * [WORSE], []),
+        ([BETTER] + 30 * [(0.62, 0.9)], []),  # it scatters
+        ([BETTER] + 9 * [WORSE] + [(0.5, 0.8)] + 9 * [WORSE], []),
+        ([BETTER] + 9 * [WORSE] + [(0.7, 0.91)] + 12 * [WORSE], [20]),  # the loss rises, but the model gets better
+        ([(0.5 + 0.1 * n, 0.5 + 0.01 * n) for n in range(40)], []),
+        ([BETTER] + 12 * [WORSE] + [(0.4, 0.9)] + 12 * [WORSE], [10, 23]),
+        ([(0.5, None)] + 12 * [(math.nan, None)] + 12 * [(math.inf, None)], [22]),
+        ([(-0.5, None)] + 12 * [(-0.1, None)], []),
+    ],
+)
+def test_people_are_told_that_the_held_out_loss_keeps_rising(told, warned):
+    _, seen = run(told)
+    assert warnings_in(seen)[0] == warned
+    assert not warnings_in(run(told, held_out=False)[1])[0], "training losses say nothing of the kind"
+
+
+def test_the_warning_names_the_best_version_and_what_ends_training():
+    _, seen = run([BETTER] + 10 * [WORSE])
+    assert warnings_in(seen)[1] == (
+        "the held-out loss rose from 0.5 to 0.7, and 10 evaluations were not better: devices learn their own data "
+        "by heart. Version 0 is the best; hub.stop.plateau would end training, policy.plateau would lower the "
+        "learning rate"
+    )
 
 
 def test_a_plateau_needs_patience():

@@ -402,7 +402,7 @@ def test_large_vectors_and_payloads_are_counted_as_before():
             | {"waiting"},  # which follows from the contributions
         ),
         (DivergenceGuard, DivergenceState, {"watches", "causes", "rolls_back", "calm_updates", "probation"}),
-        (EvaluationTracker, EvaluationState, {"plateau", "stop"}),
+        (EvaluationTracker, EvaluationState, {"plateau", "stop", "held_out"}),
         (PublishSchedule, PublishState, {"settings"}),
         (Rest, RestState, set()),
     ],
