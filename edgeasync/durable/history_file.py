@@ -48,7 +48,7 @@ class HistoryFile:
         self._rows_max = rows_max
         self._devices: dict[str, int] = {}
         self._nbytes = self._synced = self._rows = 0
-        self._torn = self._in_doubt = self._named = False
+        self._torn = self._cut = self._in_doubt = self._named = False
 
     def begin(self) -> str:
         """Begin a run's history; put one aside that is there, and return a sentence about that."""
@@ -59,8 +59,8 @@ class HistoryFile:
     def resume(self, entry: int, time_s: float) -> tuple[list[Row], str]:
         """Cut off what came after an entry or, of rows without an entry, after a time.
 
-        Return the rows of the block that was cut through, which must be written again, and a sentence if the file
-        was put aside.
+        Return the rows of the block that was cut through, and a sentence if the file was put aside. The block stays
+        until `append` has written these rows again.
         """
         disk = self._disk
         if HISTORY_FILE not in disk.names():
@@ -94,13 +94,17 @@ class HistoryFile:
         self._nbytes = kept[-1].end if kept else min(found.end, len(FILE_HEADER))
         self._rows = sum(place.rows for place in kept)
         self.last = kept[-1].last if kept else Last()
-        if nbytes > self._nbytes:
-            self._torn = True
+        self._cut = bool(again)
+        self._torn = nbytes > self._nbytes and not self._cut
         return again, ""
 
     def append(self, rows: Sequence[Row]) -> None:
         """Append rows; after an error none of them counts as written."""
-        self._repair(thinned=self._rows > 0 and self._rows + _count(rows) > self._rows_max)
+        thinned = self._rows > 0 and self._rows + _count(rows) > self._rows_max
+        if self._cut:
+            self._rewrite(rows, thinned=thinned)
+            return
+        self._repair(thinned=thinned)
         self._append(rows)
 
     def sync(self) -> None:
@@ -118,14 +122,19 @@ class HistoryFile:
             self._disk.truncate(HISTORY_FILE, self._nbytes)
             self._torn = False
         if self._in_doubt or thinned:
-            self._rewrite(thinned=thinned)
+            self._rewrite((), thinned=thinned)
 
-    def _append(self, rows: Sequence[Row]) -> None:
+    def _blocks(self, rows: Sequence[Row], synced: int) -> tuple[list[bytes], Last]:
+        """Return blocks of rows that are to be appended to a file of so many bytes synced, and the last row then."""
         last, parts = self.last, []
         for start in range(0, len(rows), BLOCK_ROWS_MAX):
             block = _block(rows[start : start + BLOCK_ROWS_MAX], self._devices)
             last = last_of(block, last)
-            parts.append(write_block(block, last, self._synced))
+            parts.append(write_block(block, last, synced))
+        return parts, last
+
+    def _append(self, rows: Sequence[Row]) -> None:
+        parts, last = self._blocks(rows, self._synced)
         begins = not self._nbytes
         if begins:
             parts.insert(0, FILE_HEADER)
@@ -156,8 +165,11 @@ class HistoryFile:
         self._named = True
         self._synced = self._nbytes
 
-    def _rewrite(self, *, thinned: bool) -> None:
-        """Write the file once more, with fewer rows if it is too long; the old one stays until that is whole."""
+    def _rewrite(self, more: Sequence[Row], *, thinned: bool) -> None:
+        """Write the file once more, with more rows at its end, and with fewer before them if it is too long.
+
+        The old file stays until the new one is whole.
+        """
         disk = self._disk
         content = disk.read(HISTORY_FILE, 0, self._nbytes)
         found = scan(content)
@@ -170,21 +182,24 @@ class HistoryFile:
             older, newer = self._thin(content, places) if thinned and rows else (Thinned(), places)
         except StorageError as error:
             self._begin_again(str(error))
-        parts = [FILE_HEADER, *older.parts, *(content[place.start : place.end] for place in newer)]
+        added, last = self._blocks(more, 0)
+        parts = [FILE_HEADER, *older.parts, *(content[place.start : place.end] for place in newer), *added]
         file = disk.create(_PART)
         try:
             file.write(parts)
             file.sync()
         except BaseException:
+            self._devices.clear()
             with contextlib.suppress(OSError):  # what is half written would fill a full disk
                 disk.remove(_PART)
             raise
         finally:
             file.close()
         disk.rename(_PART, HISTORY_FILE)
+        self.last = last
         self._nbytes = self._synced = sum(map(len, parts))
-        self._rows = older.rows + sum(place.rows for place in newer)
-        self._in_doubt = self._named = False
+        self._rows = older.rows + sum(place.rows for place in newer) + _count(more)
+        self._cut = self._in_doubt = self._named = False
 
     def _thin(self, content: Buffer, places: list[BlockPlace]) -> "tuple[Thinned, list[BlockPlace]]":
         """Return new blocks of the older half, with one row of several, and the blocks behind them as they are.
@@ -227,7 +242,7 @@ class HistoryFile:
         sentence = self._put_aside(why)
         self._devices.clear()
         self._nbytes = self._synced = self._rows = 0
-        self._torn = self._in_doubt = self._named = False
+        self._torn = self._cut = self._in_doubt = self._named = False
         raise StorageError(sentence)
 
     def _put_aside(self, why: str) -> str:

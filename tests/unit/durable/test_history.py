@@ -1,5 +1,6 @@
 """A run's history: what is written is read, whatever the disk does, and it stays within its bounds."""
 
+import contextlib
 import itertools
 import struct
 import zlib
@@ -249,6 +250,31 @@ def test_a_disk_that_fails_at_any_operation_costs_no_row_and_doubles_none(for_go
         assert found[-1] == 300
         left = disk.after_crash(power_cut=True)
         assert numbers(left) == found, operation
+
+
+@pytest.mark.parametrize("power_cut", [False, True])
+def test_rows_of_a_checkpoint_outlive_a_hub_that_dies_while_it_cuts_later_ones_off(power_cut):
+    """Red before: the block was cut off first, and the rows to keep were written after that."""
+    for operation in itertools.count():
+        disk = FailingDisk()
+        file = HistoryFile(disk, 1000)
+        file.append(updates(1, 10))
+        file.sync()
+        disk.fail(operation, for_good=True)
+        ended = False
+        with contextlib.suppress(OSError):
+            file = HistoryFile(disk, 1000)
+            again, remark = file.resume(entry=12, time_s=3.0)
+            assert not remark
+            file.append([*again, *updates(7, 8)])
+            file.sync()
+            ended = True
+        left = disk.after_crash(power_cut=power_cut)
+        rows = [row for row in numbers(left) if row <= 6]
+        assert rows == [1, 2, 3, 4, 5, 6], operation
+        if ended:
+            assert numbers(left) == list(range(1, 9))
+            return
 
 
 def test_what_a_failed_sync_left_in_doubt_is_written_again():
