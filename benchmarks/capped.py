@@ -19,8 +19,8 @@ from benchmarks.report import Form, Results, enforce_targets, make_parser, show_
 from benchmarks.simulated import split_digits, start_device
 from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.data.partition import iid
+from edgeasync.net.status import fetch_status
 from edgeasync.policies.policy import Policy
-from edgeasync.runtime.status import fetch_status
 from edgeasync.simulation.clock import VirtualClock
 from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import LinkProfile

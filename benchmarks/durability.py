@@ -30,7 +30,7 @@ from benchmarks.processes import peak_resident_bytes
 from benchmarks.report import Form, Results, make_parser, show_progress, show_results
 from edgeasync.durable.checkpoint import CheckpointStore
 from edgeasync.durable.disk import FolderDisk
-from edgeasync.runtime.status import fetch_status
+from edgeasync.net.status import fetch_status
 
 CASES = (
     Case("4 KB x 16", 1_000, 16, 16, 2.0, 1.0),

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import zmq
 
+from edgeasync.net.channel import COPY_BELOW_BYTES
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import (
     PROTOCOL_VERSION,
@@ -30,7 +31,6 @@ from edgeasync.protocol.messages import (
     Welcome,
 )
 from edgeasync.protocol.transfers import CreditWindow, OutgoingTransfer
-from edgeasync.runtime.channel import COPY_BELOW_BYTES
 
 SILENCE_MS = 30_000
 """How long a server may send nothing before it counts as failed."""

@@ -22,6 +22,8 @@ from edgeasync.core.arrays.hub_model import Model, Snapshot
 from edgeasync.core.hub.effects import Fold, Report
 from edgeasync.core.hub.settings import FLOAT32, CheckpointSettings, HubCoreSettings, Limits, Liveness
 from edgeasync.durable.run import Durability
+from edgeasync.host.machine import prepare_for_service
+from edgeasync.net.channel import COPY_BELOW_BYTES
 from edgeasync.parameters import Parameter, ParameterSpec, Vector
 from edgeasync.policies.aggregation import ImmediateAggregator
 from edgeasync.policies.frequency import FixedFrequency
@@ -45,9 +47,7 @@ from edgeasync.protocol.messages import (
     Welcome,
 )
 from edgeasync.protocol.transfers import CreditWindow, IncomingTransfer, OutgoingTransfer
-from edgeasync.runtime.channel import COPY_BELOW_BYTES
 from edgeasync.runtime.hub import QUEUED_MESSAGES_MAX, Hub
-from edgeasync.runtime.machine import prepare_for_service
 
 ADDRESS = "tcp://127.0.0.1:*"
 LINEAGE = "0" * 16

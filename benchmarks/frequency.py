@@ -27,8 +27,8 @@ from benchmarks.frequency_processes import Assigned, run_agent, run_link
 from benchmarks.report import Form, Results, make_parser, show_progress, show_results
 from edgeasync.data import load_digits
 from edgeasync.data.partition import iid
+from edgeasync.net.status import fetch_status
 from edgeasync.policies.frequency import AdaptiveFrequency
-from edgeasync.runtime.status import fetch_status
 
 DEVICES = 6
 SLOWDOWN = 10.0

@@ -18,10 +18,10 @@ from edgeasync.core.hub.effects import HubEffect
 from edgeasync.core.hub.events import HubEvent
 from edgeasync.core.hub.machine import HubCore
 from edgeasync.core.hub.settings import Liveness
+from edgeasync.host.machine import prepare_for_service
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Hello, Ping, Welcome
-from edgeasync.runtime.machine import prepare_for_service
 
 HEARTBEAT_S = 1.0
 LEASE_S = 5.0

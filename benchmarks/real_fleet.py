@@ -20,9 +20,9 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from benchmarks.frequency_processes import PacedTrainer
 from edgeasync.data.dataset import Dataset
 from edgeasync.durable.identity import DeviceIdentity
+from edgeasync.net.status import fetch_status
 from edgeasync.protocol.messages import Welcome
 from edgeasync.runtime.agent import Agent
-from edgeasync.runtime.status import fetch_status
 from edgeasync.training.numpy_models import MlpModel
 from edgeasync.training.plan import read_plan
 from edgeasync.training.trainer import Trainer

@@ -19,10 +19,10 @@ from edgeasync.core.hub.effects import Assign, Fold, Send
 from edgeasync.core.hub.events import Folded, HubEvent, PushArrived, Received, Ticked
 from edgeasync.core.hub.machine import HubCore
 from edgeasync.core.hub.settings import HubCoreSettings, Limits
+from edgeasync.host.machine import prepare_for_service
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol.messages import Fetch, Hello, ModelVersion, Ping, Push, Welcome
-from edgeasync.runtime.machine import prepare_for_service
 
 LINEAGE = "00c0ffee00c0ffee"
 SPEC = ParameterSpec((Parameter("weights", (1000,)),))

@@ -20,9 +20,9 @@ import zmq
 from benchmarks.children import PATIENCE_S, Child
 from benchmarks.report import Form, Results, enforce_targets, make_parser, show_progress, show_results
 from edgeasync.durable.keys import KeyPair
-from edgeasync.runtime.channel import Channel
-from edgeasync.runtime.curve import FRAME_BYTES, serve_keys, use_keys
-from edgeasync.runtime.zap import ZapHandler
+from edgeasync.net.channel import Channel
+from edgeasync.net.curve import FRAME_BYTES, serve_keys, use_keys
+from edgeasync.net.zap import ZapHandler
 
 MIB = 1 << 20
 HEADER = bytes(64)

@@ -16,9 +16,9 @@ from benchmarks.exchange_servers import make_spec
 from benchmarks.idle_processes import allow_many_files
 from benchmarks.security_floods_processes import LENGTH
 from edgeasync.durable.keys import KeyPair
+from edgeasync.net.curve import use_keys
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Fetch, Hello, ModelVersion, Push, StatusRequest, Welcome
-from edgeasync.runtime.curve import use_keys
 from tests.support import zmtp
 
 SHARE = 0.5

@@ -15,8 +15,8 @@ from aiohttp import web
 
 from benchmarks.idle_processes import LagProbe
 from edgeasync import Agent, Hub, Parameter, ParameterSpec, Policy, StepResult, Vector
+from edgeasync.host.machine import prepare_for_service
 from edgeasync.policies.frequency import FixedFrequency
-from edgeasync.runtime.machine import prepare_for_service
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 HUBS = ("one", "other")

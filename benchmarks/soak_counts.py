@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from edgeasync.durable.run_replay import Line, RunReplay, Update
-from edgeasync.runtime.model_file import MODEL_FILE, load_model
+from edgeasync.graphs.model_file import MODEL_FILE, load_model
 
 _PUSHED = re.compile(r"edgeasync\.frames out - Push\(session=\.\.\., seq=(\d+),")
 _TOLD = re.compile(

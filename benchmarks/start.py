@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.report import Form, Results, enforce_targets, make_parser, show_progress, show_results
-from edgeasync.runtime.notify import JOINED
-from edgeasync.runtime.service.unit import Unit
+from edgeasync.host.notify import JOINED
+from edgeasync.ops.service.unit import Unit
 from tests.support.processes import Commands
 from tests.support.supervisor import HANGING, Supervisor
 

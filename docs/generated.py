@@ -18,8 +18,8 @@ from edgeasync.autodiff.inspection import Inspection
 from edgeasync.cli.main import app
 from edgeasync.durable.run_replay import Beginning, Evaluation, Happening, Update
 from edgeasync.durable.verification import Verified
+from edgeasync.ops.runs import Best, CheckpointSummary, Mark, RunSummary
 from edgeasync.policies.catalogue import Kind, Parameter, catalogue
-from edgeasync.runtime.runs import Best, CheckpointSummary, Mark, RunSummary
 from edgeasync.sdk.service import Service
 
 MARK = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from edgeasync.data.dataset import Dataset
     from edgeasync.errors import EdgeAsyncError
+    from edgeasync.net.status import fetch_status
     from edgeasync.parameters import Parameter, ParameterSpec, Vector
     from edgeasync.policies.optimizers import SGD, Adam
     from edgeasync.policies.policy import Policy
-    from edgeasync.runtime.status import fetch_status
     from edgeasync.sdk.agent import Agent
     from edgeasync.sdk.hub import Hub
     from edgeasync.sdk.joined_loop import join

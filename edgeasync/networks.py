@@ -22,11 +22,11 @@ from edgeasync import nn
 from edgeasync.config import FilePath
 from edgeasync.data.dataset import Dataset, fits
 from edgeasync.errors import ConfigError, DataError, ModelMismatchError
+from edgeasync.graphs.evaluation import evaluation_graph, numpy_loss
+from edgeasync.graphs.graph_model import HubGraph, build_graph, load_graph
+from edgeasync.graphs.onnx_model import OnnxModel
 from edgeasync.losses import CrossEntropy, LossSetting, MeanSquaredError, OnnxLoss, check_loss, find_loss
 from edgeasync.parameters import Vector
-from edgeasync.runtime.evaluation import evaluation_graph, numpy_loss
-from edgeasync.runtime.graph_model import HubGraph, build_graph, load_graph
-from edgeasync.runtime.onnx_model import OnnxModel
 from edgeasync.training.onnx_trainer import GraphGradient, Provider, open_session
 
 __all__ = ["BatchGradient", "Network", "mean_loss"]

@@ -6,7 +6,7 @@ from typing import Any
 from edgeasync.config import expanded
 from edgeasync.durable.files import replace_file
 from edgeasync.errors import ConfigError
-from edgeasync.runtime.export import NPZ_SUFFIX, ONNX_SUFFIX, check_suffix, refuse_onnx, write_arrays
+from edgeasync.graphs.export import NPZ_SUFFIX, ONNX_SUFFIX, check_suffix, refuse_onnx, write_arrays
 from edgeasync.sdk.events import Best
 
 

@@ -15,16 +15,16 @@ from edgeasync.core.device.effects import Report
 from edgeasync.data.files import load
 from edgeasync.durable.identity import DeviceFolder
 from edgeasync.errors import ConfigError, DataError
+from edgeasync.graphs.onnx_model import OnnxModel
+from edgeasync.host.notify import AWAY, JOINED
+from edgeasync.host.readings import Readings
+from edgeasync.net.address import DEFAULT_ADDRESS
 from edgeasync.plugins import find_code
 from edgeasync.protocol.messages import Welcome
-from edgeasync.runtime.address import DEFAULT_ADDRESS
 from edgeasync.runtime.agent import Agent
 from edgeasync.runtime.agent_settings import AgentSection, CareSection, PeersSection
 from edgeasync.runtime.device import find_device, make_agent, planned_trainer
-from edgeasync.runtime.notify import AWAY, JOINED
-from edgeasync.runtime.onnx_model import OnnxModel
 from edgeasync.runtime.profiles import Profile, with_profile
-from edgeasync.runtime.readings import Readings
 from edgeasync.runtime.run_after_run import RunAfterRun
 from edgeasync.training.plan import LocalTraining
 from edgeasync.training.trainer import Trainer

@@ -30,8 +30,8 @@ from edgeasync.data.digits import load_digits
 from edgeasync.data.partition import dirichlet
 from edgeasync.durable.files import FOLDER_MODE, replace_file
 from edgeasync.errors import ConfigError, EdgeAsyncError, StorageError
-from edgeasync.runtime.status import fetch_status
-from edgeasync.runtime.trained import newest_model
+from edgeasync.net.status import fetch_status
+from edgeasync.ops.trained import newest_model
 
 SLOWNESS = (1, 1, 3, 10)
 """How many times slower than the first the agents are, over and over."""

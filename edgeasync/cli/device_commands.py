@@ -8,7 +8,7 @@ import typer
 from edgeasync.cli.mistakes import Commands
 from edgeasync.cli.options import AnswerTimeout, HubAddress, Json, OperatorKeys
 from edgeasync.cli.output import Printer
-from edgeasync.runtime.address import DEFAULT_ADDRESS
+from edgeasync.net.address import DEFAULT_ADDRESS
 
 app = typer.Typer(
     cls=Commands,
@@ -53,6 +53,6 @@ def _order(
     printer: Printer,
 ) -> None:
     from edgeasync.cli.status import print_status
-    from edgeasync.runtime.status import give_order
+    from edgeasync.net.status import give_order
 
     print_status(give_order(hub, name, order, timeout_s, keys), hub, printer)

@@ -12,11 +12,11 @@ from edgeasync.cli.device import read_settings, state_folder
 from edgeasync.cli.output import Printer
 from edgeasync.config import expanded, to_table
 from edgeasync.errors import UnfitError
-from edgeasync.runtime.doctor.examine import examine
-from edgeasync.runtime.doctor.finding import Finding
-from edgeasync.runtime.onnx_model import OnnxModel
+from edgeasync.graphs.onnx_model import OnnxModel
+from edgeasync.host.readings import Readings
+from edgeasync.ops.doctor.examine import examine
+from edgeasync.ops.doctor.finding import Finding
 from edgeasync.runtime.profiles import with_profile
-from edgeasync.runtime.readings import Readings
 
 
 def run_doctor(

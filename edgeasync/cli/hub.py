@@ -18,14 +18,14 @@ from edgeasync.core.hub.effects import Report
 from edgeasync.core.hub.machine import HubCore
 from edgeasync.core.hub.settings import CheckpointSettings
 from edgeasync.errors import AddressError, CapacityError, ConfigError, StorageError
+from edgeasync.graphs.graph_process import load_graph_apart
+from edgeasync.host.machine import memory_limit_bytes, prepare_for_service
+from edgeasync.host.notify import Notifier
+from edgeasync.net.address import is_within_machine
+from edgeasync.net.connections import connections_that_fit
 from edgeasync.plugins import refuse_modules_in
-from edgeasync.runtime.address import is_within_machine
-from edgeasync.runtime.connections import connections_that_fit
-from edgeasync.runtime.graph_process import load_graph_apart
 from edgeasync.runtime.hub import Hub
 from edgeasync.runtime.hub_settings import HubSection, HubSettings, has_checkpoint, read_record
-from edgeasync.runtime.machine import memory_limit_bytes, prepare_for_service
-from edgeasync.runtime.notify import Notifier
 
 PROGRESS_S = 10.0
 

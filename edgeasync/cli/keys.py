@@ -9,8 +9,8 @@ from edgeasync.config import expanded, whole_address
 from edgeasync.durable.allow_list import NAME, Allowed, Key, read_key
 from edgeasync.durable.keys import OWNER, TOKEN_S, TOKEN_S_MAX, HubKeys, fingerprint
 from edgeasync.errors import ConfigError
-from edgeasync.runtime.address import check_connect
-from edgeasync.runtime.wall_clock import written
+from edgeasync.host.wall_clock import written
+from edgeasync.net.address import check_connect
 
 DEFAULT_FOLDER = "~/.config/edgeasync/keys"
 

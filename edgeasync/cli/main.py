@@ -44,7 +44,7 @@ from edgeasync.cli.options import (
     given,
 )
 from edgeasync.cli.output import Printer, tell, visible
-from edgeasync.runtime.address import DEFAULT_ADDRESS
+from edgeasync.net.address import DEFAULT_ADDRESS
 from edgeasync.version import VERSION
 
 app = typer.Typer(
@@ -290,7 +290,7 @@ def status(
 ) -> None:
     """Ask a running hub for its status and that of its devices."""
     from edgeasync.cli.status import print_status
-    from edgeasync.runtime.status import fetch_status
+    from edgeasync.net.status import fetch_status
 
     status = fetch_status(hub, timeout_s, keys)
     print_status(status, hub, Printer(json=json))
@@ -305,7 +305,7 @@ def wake(
 ) -> None:
     """Let a fleet that rests exchange at its full pace again. Prints the hub's status."""
     from edgeasync.cli.status import print_status
-    from edgeasync.runtime.status import fetch_status
+    from edgeasync.net.status import fetch_status
 
     status = fetch_status(hub, timeout_s, keys, wake=True)
     print_status(status, hub, Printer(json=json))

@@ -10,16 +10,16 @@ from edgeasync.cli.output import Printer, print_table
 from edgeasync.config import convert
 from edgeasync.durable.files import check_out, replace_file
 from edgeasync.errors import ConfigError, GraphError, ModelMismatchError, StorageError
+from edgeasync.graphs.export import ONNX_SUFFIX, check_suffix, refuse_onnx, write_arrays
+from edgeasync.graphs.graph_model import FORWARD_FILE, HubGraph
+from edgeasync.graphs.graph_process import load_graph_apart
+from edgeasync.graphs.model_file import VALUES_SUFFIX
+from edgeasync.graphs.onnx_model import OnnxModel
+from edgeasync.host.wall_clock import written
 from edgeasync.losses import LossName
+from edgeasync.ops.trained import TrainedModel, best_model, local_patterns, newest_model
 from edgeasync.plugins import is_name
 from edgeasync.regular_file import read_regular
-from edgeasync.runtime.export import ONNX_SUFFIX, check_suffix, refuse_onnx, write_arrays
-from edgeasync.runtime.graph_model import FORWARD_FILE, HubGraph
-from edgeasync.runtime.graph_process import load_graph_apart
-from edgeasync.runtime.model_file import VALUES_SUFFIX
-from edgeasync.runtime.onnx_model import OnnxModel
-from edgeasync.runtime.trained import TrainedModel, best_model, local_patterns, newest_model
-from edgeasync.runtime.wall_clock import written
 
 _CHOICES: dict[str, tuple[str, ...]] = {"loss": get_args(LossName), "target": ("label", "input")}
 

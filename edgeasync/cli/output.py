@@ -11,7 +11,7 @@ from unicodedata import category
 import msgspec
 
 from edgeasync.cli.under_systemd import Priority, goes_to_journal, priority_of, with_priority
-from edgeasync.runtime.wall_clock import written
+from edgeasync.host.wall_clock import written
 
 GONE = (errno.EPIPE, errno.EIO)
 """The reader of a pipe has ended, or the terminal was closed."""

@@ -13,13 +13,13 @@ from edgeasync.core.peer.effects import Report
 from edgeasync.data.files import load
 from edgeasync.durable.identity import DeviceFolder, default_device_id
 from edgeasync.errors import ConfigError, DataError
+from edgeasync.graphs.graph_process import load_graph_apart
+from edgeasync.host.notify import HUBLESS
+from edgeasync.host.readings import Readings
 from edgeasync.runtime.agent_settings import AgentSettings
-from edgeasync.runtime.graph_process import load_graph_apart
-from edgeasync.runtime.notify import HUBLESS
 from edgeasync.runtime.peer import Peer
 from edgeasync.runtime.peer_device import check_trained_out, find_unkept, make_model, make_peer, write_trained
 from edgeasync.runtime.profiles import with_profile
-from edgeasync.runtime.readings import Readings
 
 PROGRESS_S = 10.0
 

@@ -8,7 +8,7 @@ from edgeasync.durable.files import check_out
 from edgeasync.durable.run_replay import Beginning, Evaluation, Happening, Line, RunReplay, Update
 from edgeasync.durable.verification import verify_run
 from edgeasync.errors import ConfigError
-from edgeasync.runtime.model_file import VALUES_SUFFIX, save_model
+from edgeasync.graphs.model_file import VALUES_SUFFIX, save_model
 
 
 def replay_run(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from edgeasync.cli.output import Printer, print_table
 from edgeasync.cli.status import in_bytes
-from edgeasync.runtime.runs import Best, CheckpointSummary, Mark, RunSummary, is_run, list_checkpoints, list_runs
+from edgeasync.ops.runs import Best, CheckpointSummary, Mark, RunSummary, is_run, list_checkpoints, list_runs
 
 
 def print_runs(folder: Path, printer: Printer) -> None:

@@ -12,11 +12,9 @@ from msgspec.structs import replace
 from edgeasync.cli.output import Printer
 from edgeasync.config import expanded, parse_toml, read_bytes
 from edgeasync.errors import ConfigError, PluginError, StorageError
-from edgeasync.runtime.agent_settings import AgentSettings
-from edgeasync.runtime.hub_settings import HubSettings
-from edgeasync.runtime.service.bundle import Platform, Python, make_bundle
-from edgeasync.runtime.service.environments import Environments, extras_of, own_source
-from edgeasync.runtime.service.installation import (
+from edgeasync.ops.service.bundle import Platform, Python, make_bundle
+from edgeasync.ops.service.environments import Environments, extras_of, own_source
+from edgeasync.ops.service.installation import (
     Place,
     activate,
     check_program,
@@ -25,9 +23,11 @@ from edgeasync.runtime.service.installation import (
     install,
     remove,
 )
-from edgeasync.runtime.service.systemd import ServiceManager, Systemd
-from edgeasync.runtime.service.unit import USER, Kind, Unit
-from edgeasync.runtime.service.upgrade import upgrade
+from edgeasync.ops.service.systemd import ServiceManager, Systemd
+from edgeasync.ops.service.unit import USER, Kind, Unit
+from edgeasync.ops.service.upgrade import upgrade
+from edgeasync.runtime.agent_settings import AgentSettings
+from edgeasync.runtime.hub_settings import HubSettings
 
 Word = TypeVar("Word", bound=str)
 

@@ -14,8 +14,8 @@ from edgeasync.cli.output import tell, visible
 from edgeasync.cli.under_systemd import goes_to_journal, with_priority
 from edgeasync.durable.files import replace_file
 from edgeasync.errors import ConfigError, EdgeAsyncError, StorageError
-from edgeasync.runtime.event_loop import check_threads, loop_factory
-from edgeasync.runtime.notify import Notifier
+from edgeasync.host.event_loop import check_threads, loop_factory
+from edgeasync.host.notify import Notifier
 
 IMPATIENCE_S = 1.0
 

@@ -7,7 +7,7 @@ import contextlib
 import os
 from typing import Literal, TextIO
 
-from edgeasync.runtime.notify import Notifier
+from edgeasync.host.notify import Notifier
 
 Priority = Literal[3, 4, 6]
 """Of syslog: error, warning, information."""

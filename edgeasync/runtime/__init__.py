@@ -1,1 +1,1 @@
-"""The shells that carry out what the cores decide: asyncio, ZeroMQ, threads and files."""
+"""The shells of hub, agent and peer, which carry out what the cores decide, and their settings."""

@@ -34,19 +34,19 @@ from edgeasync.durable.day_file import DayFile
 from edgeasync.durable.device_keys import DeviceKeys
 from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.errors import NoMemoryError
+from edgeasync.graphs.graph_cache import GraphCache
+from edgeasync.host.ending import Ending
+from edgeasync.host.machine import describe_machine, parameters_that_fit
+from edgeasync.host.sensing import Sense, SensorWatch
+from edgeasync.net.credentials import find_credentials
+from edgeasync.net.device_access import DeviceAccess
+from edgeasync.net.hub_connection import HubConnection, frame_bytes_max
 from edgeasync.parameters import Parameter, Vector, layout_of
 from edgeasync.protocol.codecs import known_stages
 from edgeasync.protocol.messages import Frozen, Push, Welcome
 from edgeasync.protocol.wire import Buffer
-from edgeasync.runtime.credentials import find_credentials
 from edgeasync.runtime.day_keeper import DayKeeper
-from edgeasync.runtime.device_access import DeviceAccess
-from edgeasync.runtime.ending import Ending
 from edgeasync.runtime.engine_driver import EngineDriver
-from edgeasync.runtime.graph_cache import GraphCache
-from edgeasync.runtime.hub_connection import HubConnection, frame_bytes_max
-from edgeasync.runtime.machine import describe_machine, parameters_that_fit
-from edgeasync.runtime.sensing import Sense, SensorWatch
 from edgeasync.runtime.spool_keeper import KeptSpool, SpoolKeeper
 from edgeasync.runtime.training_thread import MakeInitial, MakeTrainer, TrainingThread, Validate
 from edgeasync.training.graph_check import check_graph

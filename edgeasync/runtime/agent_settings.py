@@ -15,10 +15,10 @@ from edgeasync.core.device.care import HYSTERESIS_C, CareLimits
 from edgeasync.core.device.day import BYTES_PER_DAY_MIN
 from edgeasync.core.device.machine import GRAPH_BYTES_MAX
 from edgeasync.core.peer.settings import PeerSettings
+from edgeasync.graphs.onnx_model import OnnxModel
 from edgeasync.parameters import PARAMETERS_MAX
 from edgeasync.plugins import check_name
 from edgeasync.protocol.messages import COUNT_MAX, DEVICE_ID_PATTERN, OtherFrozen
-from edgeasync.runtime.onnx_model import OnnxModel
 from edgeasync.training.local_parameters import Patterns
 from edgeasync.training.micro_batches import MicroBatch
 from edgeasync.training.numpy_models import Model

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from edgeasync.core.device.day import Day, DayRecord
 from edgeasync.durable.day_file import DayFile
 from edgeasync.errors import StorageError
-from edgeasync.runtime.disk_watch import DiskWatch
-from edgeasync.runtime.worker import Worker
+from edgeasync.host.disk_watch import DiskWatch
+from edgeasync.host.worker import Worker
 
 
 class DayKeeper:

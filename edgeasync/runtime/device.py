@@ -17,13 +17,13 @@ from edgeasync.durable.device_keys import DeviceKeys
 from edgeasync.durable.identity import DeviceIdentity, default_device_id
 from edgeasync.durable.keys import Token
 from edgeasync.errors import ConfigError
+from edgeasync.graphs.graph_cache import GraphCache
+from edgeasync.graphs.own_code import make_trainer
+from edgeasync.host.sensing import make_sense
 from edgeasync.parameters import Parameter
 from edgeasync.protocol.messages import Frozen, Welcome
 from edgeasync.runtime.agent import Agent, OnReport
 from edgeasync.runtime.agent_settings import AgentSection, CareSection
-from edgeasync.runtime.graph_cache import GraphCache
-from edgeasync.runtime.own_code import make_trainer
-from edgeasync.runtime.sensing import make_sense
 from edgeasync.runtime.training_thread import MakeInitial, MakeTrainer
 from edgeasync.training.local_parameters import LocalParameters
 from edgeasync.training.plan import CodeModel, LocalTraining, ReceivedGraph, TrainingPlan, read_plan

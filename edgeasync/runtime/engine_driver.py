@@ -5,7 +5,7 @@ import contextlib
 import time
 from collections.abc import Callable
 
-from edgeasync.runtime.ending import Ending
+from edgeasync.host.ending import Ending
 
 
 class EngineDriver:

@@ -35,25 +35,25 @@ from edgeasync.durable.keys import HubKeys
 from edgeasync.durable.recovery import Rules
 from edgeasync.durable.run import Durability, Run
 from edgeasync.errors import AddressError, ConfigError, EdgeAsyncError, PluginError, StorageError
+from edgeasync.graphs.graph_model import keep_file, keep_files
+from edgeasync.graphs.model_file import BEST_FILE, MODEL_FILE, load_model, read_header, save_model
+from edgeasync.host.ending import Ending
+from edgeasync.host.worker import Worker
+from edgeasync.net import routing_ids
+from edgeasync.net.address import check_bind, is_ipv6
+from edgeasync.net.channel import COPY_BELOW_BYTES, Channel
+from edgeasync.net.connection_bounds import ConnectionBounds
+from edgeasync.net.connections import Connections, connections_that_fit
+from edgeasync.net.curve import FRAME_BYTES, refuse_old_peers
+from edgeasync.net.frame_log import log_frame
+from edgeasync.net.gate import Gate
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.plugins import refuse_modules_in
 from edgeasync.policies.policy import PolicySet
 from edgeasync.protocol import wire
 from edgeasync.protocol.graph import ShippedGraph
 from edgeasync.protocol.messages import Frozen, ModelVersion
-from edgeasync.runtime import routing_ids
-from edgeasync.runtime.address import check_bind, is_ipv6
-from edgeasync.runtime.channel import COPY_BELOW_BYTES, Channel
-from edgeasync.runtime.connection_bounds import ConnectionBounds
-from edgeasync.runtime.connections import Connections, connections_that_fit
-from edgeasync.runtime.curve import FRAME_BYTES, refuse_old_peers
-from edgeasync.runtime.ending import Ending
-from edgeasync.runtime.frame_log import log_frame
-from edgeasync.runtime.gate import Gate
-from edgeasync.runtime.graph_model import keep_file, keep_files
 from edgeasync.runtime.memory import Part, most_memory
-from edgeasync.runtime.model_file import BEST_FILE, MODEL_FILE, load_model, read_header, save_model
-from edgeasync.runtime.worker import Worker
 from edgeasync.training.evaluation import Evaluator, plain
 
 LINGER_MS = 500

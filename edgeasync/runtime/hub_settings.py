@@ -26,19 +26,19 @@ from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.history import ROWS_MAX
 from edgeasync.durable.json_file import read_json
 from edgeasync.errors import AddressError, ConfigError, DataError, StorageError
+from edgeasync.graphs.evaluation import make_evaluator
+from edgeasync.graphs.graph_model import FORWARD_FILE, HubGraph, load_graph, with_own_loss
+from edgeasync.graphs.onnx_model import BUILD_S, OnnxModel
+from edgeasync.graphs.own_code import CustomModel
+from edgeasync.host.machine import half_of_memory_bytes
 from edgeasync.losses import CrossEntropy, find_loss, kind_of
+from edgeasync.net.address import DEFAULT_ADDRESS, is_within_machine
 from edgeasync.plugins import Trust, refuse_modules_in
 from edgeasync.policies.frequency import AdaptiveFrequency
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol.codecs import ELEMENTWISE
 from edgeasync.protocol.messages import OtherFrozen
-from edgeasync.runtime.address import DEFAULT_ADDRESS, is_within_machine
-from edgeasync.runtime.evaluation import make_evaluator
-from edgeasync.runtime.graph_model import FORWARD_FILE, HubGraph, load_graph, with_own_loss
 from edgeasync.runtime.hub import RECORD_FILE, Hub, OnReport
-from edgeasync.runtime.machine import half_of_memory_bytes
-from edgeasync.runtime.onnx_model import BUILD_S, OnnxModel
-from edgeasync.runtime.own_code import CustomModel
 from edgeasync.training.evaluation import Evaluator
 from edgeasync.training.local_parameters import choose_local
 from edgeasync.training.numpy_models import Model

@@ -12,12 +12,12 @@ from edgeasync.core.engine.log_writer import ANSWERS_MIN, ANSWERS_PER_DEVICE, WA
 from edgeasync.core.engine.message_bounds import SENDERS_MAX
 from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.durable.history_writer import WAITING_MAX
+from edgeasync.host.machine import resident_bytes
+from edgeasync.net.connection_bounds import ADDRESSES_MAX, SPARE_MAX, STRANGERS_MAX, unread_bytes_max
 from edgeasync.parameters import ParameterSpec
 from edgeasync.policies.policy import PolicySet
 from edgeasync.policies.transforms import state_vectors
 from edgeasync.protocol.codecs import payload_bytes_limit
-from edgeasync.runtime.connection_bounds import ADDRESSES_MAX, SPARE_MAX, STRANGERS_MAX, unread_bytes_max
-from edgeasync.runtime.machine import resident_bytes
 
 THREADS_BYTES = 32 << 20
 """Stacks of threads, and what the allocator keeps of memory that was freed."""

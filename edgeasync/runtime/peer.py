@@ -25,17 +25,17 @@ from edgeasync.core.peer.settings import PeerSettings
 from edgeasync.durable.keys import KeyPair
 from edgeasync.durable.peers_file import PeerEntry, Peers
 from edgeasync.errors import StorageError
+from edgeasync.graphs.model_file import DIVERGED, check_finite, save_model
+from edgeasync.host.awaited_step import AwaitedStep
+from edgeasync.host.disk_watch import DiskWatch
+from edgeasync.host.ending import Ending
+from edgeasync.host.worker import Worker
+from edgeasync.net.peer_sockets import PeerSockets
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.protocol.codecs import payload_bytes_limit
 from edgeasync.protocol.messages import COUNT_MAX, Frozen
 from edgeasync.protocol.wire import Buffer
-from edgeasync.runtime.awaited_step import AwaitedStep
-from edgeasync.runtime.disk_watch import DiskWatch
-from edgeasync.runtime.ending import Ending
 from edgeasync.runtime.engine_driver import EngineDriver
-from edgeasync.runtime.model_file import DIVERGED, check_finite, save_model
-from edgeasync.runtime.peer_sockets import PeerSockets
-from edgeasync.runtime.worker import Worker
 from edgeasync.training.last_finite import LastFinite
 from edgeasync.training.trainer import (
     AsyncTrainer,

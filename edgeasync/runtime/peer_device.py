@@ -13,15 +13,15 @@ from edgeasync.durable.files import check_out, replace_file
 from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.durable.peers_file import own_entry, read_first_peers
 from edgeasync.errors import ConfigError
+from edgeasync.graphs.export import ONNX_SUFFIX
+from edgeasync.graphs.graph_model import HubGraph, load_graph
+from edgeasync.graphs.model_file import VALUES_SUFFIX, check_finite, load_kept, save_model
+from edgeasync.graphs.onnx_model import OnnxModel
 from edgeasync.losses import OnnxLoss
+from edgeasync.net.address import host_of
 from edgeasync.parameters import Vector
 from edgeasync.protocol.messages import Frozen
-from edgeasync.runtime.address import host_of
 from edgeasync.runtime.agent_settings import AgentSection, AgentSettings, CareSection, PeersSection
-from edgeasync.runtime.export import ONNX_SUFFIX
-from edgeasync.runtime.graph_model import HubGraph, load_graph
-from edgeasync.runtime.model_file import VALUES_SUFFIX, check_finite, load_kept, save_model
-from edgeasync.runtime.onnx_model import OnnxModel
 from edgeasync.runtime.peer import PEER_MODEL_FILE, OnReport, Peer
 from edgeasync.training.plan import ReceivedGraph, ShippedModel, TrainingPlan
 from edgeasync.training.trainer import AsyncTrainer, Trainer

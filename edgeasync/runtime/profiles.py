@@ -10,8 +10,8 @@ from typing import Literal
 
 import msgspec
 
+from edgeasync.host.readings import Readings
 from edgeasync.runtime.agent_settings import AgentSection
-from edgeasync.runtime.readings import Readings
 
 
 class Profile(msgspec.Struct, frozen=True):

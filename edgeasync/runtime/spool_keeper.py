@@ -8,7 +8,7 @@ import msgspec
 
 from edgeasync.core.arrays.spool import HeldModel, Spool, TrainerState
 from edgeasync.errors import ProtocolError, StorageError
-from edgeasync.runtime.disk_watch import DiskWatch
+from edgeasync.host.disk_watch import DiskWatch
 from edgeasync.training.trainer import AsyncTrainer, ResumableTrainer, Trainer
 
 

@@ -11,11 +11,11 @@ from typing import TypeVar
 from edgeasync.core.arrays.device_model import DeviceModel
 from edgeasync.core.device.events import Trained
 from edgeasync.errors import ModelMismatchError
+from edgeasync.host.awaited_step import AwaitedStep
+from edgeasync.host.disk_watch import DiskWatch
+from edgeasync.host.worker import Worker
 from edgeasync.parameters import ParameterSpec, Vector, first_difference
 from edgeasync.protocol.messages import Welcome
-from edgeasync.runtime.awaited_step import AwaitedStep
-from edgeasync.runtime.disk_watch import DiskWatch
-from edgeasync.runtime.worker import Worker
 from edgeasync.training.local_parameters import LocalParameters
 from edgeasync.training.trainer import (
     AsyncTrainer,

@@ -9,8 +9,8 @@ from functools import partial, wraps
 from typing import Any, ParamSpec, TypeVar
 
 from edgeasync.config import suggest
-from edgeasync.runtime.at_exit import OwnThread, is_ending
-from edgeasync.runtime.event_loop import check_threads, loop_factory
+from edgeasync.host.at_exit import OwnThread, is_ending
+from edgeasync.host.event_loop import check_threads, loop_factory
 from edgeasync.sdk.termination import exit_on_sigterm
 
 Parameters = ParamSpec("Parameters")

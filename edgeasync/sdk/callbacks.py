@@ -10,7 +10,7 @@ from typing import Any, Self
 import msgspec
 
 from edgeasync.errors import ConfigError
-from edgeasync.runtime.at_exit import OwnThread
+from edgeasync.host.at_exit import OwnThread
 from edgeasync.sdk.events import HANDLERS, OF_A_HUB, Best, Event, Update
 
 LOG = logging.getLogger("edgeasync.callbacks")

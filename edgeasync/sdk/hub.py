@@ -14,8 +14,8 @@ from edgeasync.config import expanded, whole_address, whole_path
 from edgeasync.data.dataset import Dataset
 from edgeasync.errors import ConfigError, EdgeAsyncError
 from edgeasync.losses import LossSetting
+from edgeasync.net.address import DEFAULT_ADDRESS
 from edgeasync.policies.policy import Policy
-from edgeasync.runtime.address import DEFAULT_ADDRESS
 from edgeasync.runtime.hub import Hub as RuntimeHub
 from edgeasync.sdk.callbacks import Callback, Callbacks
 from edgeasync.sdk.events import Best, End, Event, Join, Leave

@@ -15,14 +15,14 @@ from edgeasync.config import FilePath, Section, convert, expanded, to_table
 from edgeasync.data.dataset import Dataset, Features, Inputs, Targets
 from edgeasync.data.files import load
 from edgeasync.errors import ConfigError, DataError
+from edgeasync.graphs.evaluation import make_evaluator
+from edgeasync.graphs.graph_model import FORWARD_FILE, HubGraph, build_graph, load_graph, with_own_loss
+from edgeasync.graphs.onnx_model import OnnxModel
+from edgeasync.graphs.own_code import flatten
 from edgeasync.losses import LossSetting, check_loss, find_loss, kind_of
 from edgeasync.metrics import check_metrics
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.protocol.messages import Frozen
-from edgeasync.runtime.evaluation import make_evaluator
-from edgeasync.runtime.graph_model import FORWARD_FILE, HubGraph, build_graph, load_graph, with_own_loss
-from edgeasync.runtime.onnx_model import OnnxModel
-from edgeasync.runtime.own_code import flatten
 from edgeasync.sdk.participants import check_same
 from edgeasync.training.evaluation import Evaluation, Evaluator, add_up, mean_of, rows_at_once
 from edgeasync.training.losses import LossSum

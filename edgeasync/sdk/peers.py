@@ -19,12 +19,12 @@ from edgeasync.durable.files import FolderLock
 from edgeasync.durable.keys import KeyPair
 from edgeasync.durable.peers_file import PeerEntry, Peers
 from edgeasync.errors import ConfigError, EdgeAsyncError, StorageError
+from edgeasync.graphs.model_file import MODEL_FILE, load_kept, load_model, save_model
+from edgeasync.ops.runs import list_checkpoints
 from edgeasync.parameters import Vector
 from edgeasync.protocol.peer_messages import PEERS_MAX, Topology
 from edgeasync.runtime.agent_settings import PeersSection
-from edgeasync.runtime.model_file import MODEL_FILE, load_kept, load_model, save_model
 from edgeasync.runtime.peer import Peer
-from edgeasync.runtime.runs import list_checkpoints
 from edgeasync.sdk.models import GraphArguments, Prepared, graph_settings, local_training, prepare
 from edgeasync.sdk.plan import make_evaluator
 from edgeasync.sdk.run import Run

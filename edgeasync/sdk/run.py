@@ -12,10 +12,10 @@ from edgeasync.config import expanded
 from edgeasync.durable.files import replace_file
 from edgeasync.durable.history import read_history
 from edgeasync.durable.run_replay import Happening, Line, RunReplay
-from edgeasync.runtime.export import ONNX_SUFFIX, check_suffix, refuse_onnx, write_arrays
-from edgeasync.runtime.graph_model import FORWARD_FILE, held_file
-from edgeasync.runtime.runs import list_checkpoints
-from edgeasync.runtime.trained import best_model, newest_model
+from edgeasync.graphs.export import ONNX_SUFFIX, check_suffix, refuse_onnx, write_arrays
+from edgeasync.graphs.graph_model import FORWARD_FILE, held_file
+from edgeasync.ops.runs import list_checkpoints
+from edgeasync.ops.trained import best_model, newest_model
 from edgeasync.sdk.events import Evaluation, Event
 from edgeasync.sdk.history import History
 from edgeasync.sdk.observer import event_of

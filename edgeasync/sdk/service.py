@@ -10,8 +10,8 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from edgeasync.errors import ConfigError, EdgeAsyncError
-from edgeasync.runtime.at_exit import EXIT_S, OwnThread, stop_at_exit
-from edgeasync.runtime.event_loop import check_threads, loop_factory
+from edgeasync.host.at_exit import EXIT_S, OwnThread, stop_at_exit
+from edgeasync.host.event_loop import check_threads, loop_factory
 from edgeasync.sdk.blocking import INTERRUPT_S
 from edgeasync.sdk.termination import exit_on_sigterm
 

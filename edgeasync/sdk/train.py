@@ -12,12 +12,12 @@ from typing import Any, Literal
 from msgspec.structs import replace
 
 from edgeasync.data.dataset import Dataset
+from edgeasync.graphs.model_file import load_model
+from edgeasync.host.at_exit import stop_at_exit
+from edgeasync.host.event_loop import check_threads
 from edgeasync.losses import LossSetting
 from edgeasync.policies.policy import Policy, is_recordable
-from edgeasync.runtime.at_exit import stop_at_exit
-from edgeasync.runtime.event_loop import check_threads
 from edgeasync.runtime.hub import Hub
-from edgeasync.runtime.model_file import load_model
 from edgeasync.sdk.blocking import blocking
 from edgeasync.sdk.callbacks import Callback, Callbacks
 from edgeasync.sdk.observer import Observer

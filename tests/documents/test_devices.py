@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from edgeasync.ops.service.installation import FOLDER, PROGRAM
+from edgeasync.ops.service.unit import Unit
 from edgeasync.runtime.peer_device import OF_A_HUB
-from edgeasync.runtime.service.installation import FOLDER, PROGRAM
-from edgeasync.runtime.service.unit import Unit
 
 ROOT = Path(__file__).parents[2]
 UNITS = {"edgeasync-agent.service": "docs/devices/install.md", "edgeasync-hub.service": "docs/hub/deploy.md"}
@@ -38,7 +38,7 @@ def test_a_page_makes_what_its_unit_needs(name):
 
 
 def test_the_installer_of_the_boards_is_the_packages():
-    assert (ROOT / "devices/install.sh").resolve() == ROOT / "edgeasync/runtime/service/install.sh"
+    assert (ROOT / "devices/install.sh").resolve() == ROOT / "edgeasync/ops/service/install.sh"
 
 
 @pytest.mark.parametrize("name", UNITS)

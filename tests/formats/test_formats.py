@@ -35,11 +35,11 @@ from edgeasync.durable.recovery import read_rules
 from edgeasync.durable.run_replay import RunReplay, Update
 from edgeasync.durable.spool_file import HELD_FILE, SPOOL_FILE, SpoolFile
 from edgeasync.errors import ProtocolError, StorageError
+from edgeasync.graphs.model_file import MODEL_FILE, load_model
+from edgeasync.ops.runs import list_runs
 from edgeasync.protocol import wire
 from edgeasync.runtime.hub import RECORD_FILE
 from edgeasync.runtime.hub_settings import RECORD_FORMAT, read_record
-from edgeasync.runtime.model_file import MODEL_FILE, load_model
-from edgeasync.runtime.runs import list_runs
 from tests.support.write_formats import (
     DAY,
     EXPECTED_FILE,

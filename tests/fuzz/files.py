@@ -32,17 +32,17 @@ from edgeasync.durable.local_file import LocalFile
 from edgeasync.durable.peers_file import read_peers
 from edgeasync.durable.spool_file import SpoolFile
 from edgeasync.errors import ConfigError, DataError, GraphError, ModelMismatchError, ProtocolError, StorageError
+from edgeasync.graphs.evaluation import OnnxEvaluator
+from edgeasync.graphs.graph_cache import GraphCache
+from edgeasync.graphs.graph_model import FORWARD_FILE, TRAINING_FILE, load_graph
+from edgeasync.graphs.model_file import read_model
+from edgeasync.graphs.onnx_model import OnnxModel
+from edgeasync.host.readings import Readings
 from edgeasync.losses import OnnxLoss
+from edgeasync.ops.doctor.state import examine_state
+from edgeasync.ops.trained import local_patterns
 from edgeasync.runtime.agent_settings import AgentSettings
-from edgeasync.runtime.doctor.state import examine_state
-from edgeasync.runtime.evaluation import OnnxEvaluator
-from edgeasync.runtime.graph_cache import GraphCache
-from edgeasync.runtime.graph_model import FORWARD_FILE, TRAINING_FILE, load_graph
 from edgeasync.runtime.hub_settings import HubSettings, read_record
-from edgeasync.runtime.model_file import read_model
-from edgeasync.runtime.onnx_model import OnnxModel
-from edgeasync.runtime.readings import Readings
-from edgeasync.runtime.trained import local_patterns
 from edgeasync.sdk.loop_state import LoopState
 from edgeasync.sdk.run import _restored
 from edgeasync.training.free_memory import free_bytes

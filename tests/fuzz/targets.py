@@ -35,11 +35,11 @@ from edgeasync.durable.journal import read_journal
 from edgeasync.durable.keys import HubKeys, KeyPair, Token
 from edgeasync.durable.recovery import Rules, open_checkpoint
 from edgeasync.errors import ConfigError, DataError, GraphError, ModelMismatchError, ProtocolError, StorageError
+from edgeasync.net.status import fetch_status
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
 from edgeasync.protocol.codecs import VectorSource, find_codec, make_codec
 from edgeasync.protocol.messages import Hello, StatusRequest
-from edgeasync.runtime.status import fetch_status
 from edgeasync.sdk.history import History
 from edgeasync.training.graph_check import check_graph
 from tests.fuzz.files import FILES

@@ -14,6 +14,7 @@ import zmq
 
 from edgeasync import Dataset, Parameter, ParameterSpec, fetch_status
 from edgeasync.durable.identity import DeviceIdentity
+from edgeasync.graphs.model_file import MODEL_FILE, load_model
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import (
     MESSAGES,
@@ -42,7 +43,6 @@ from edgeasync.protocol.messages import (
     Welcome,
 )
 from edgeasync.runtime.agent import Agent
-from edgeasync.runtime.model_file import MODEL_FILE, load_model
 from edgeasync.training.numpy_models import MlpModel
 from edgeasync.training.plan import read_plan
 from tests.support.processes import PATIENCE_S, Commands

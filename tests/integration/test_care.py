@@ -7,11 +7,12 @@ import pytest
 
 from edgeasync import Agent, Dataset, Hub
 from edgeasync.core.device import care
+from edgeasync.host import sensing
 from edgeasync.policies.aggregation import ImmediateAggregator
 from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
-from edgeasync.runtime import device, sensing
+from edgeasync.runtime import device
 from edgeasync.training.numpy_models import SoftmaxModel
 from tests.support.fake_sys import FakeSys
 from tests.support.processes import until

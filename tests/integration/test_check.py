@@ -5,9 +5,9 @@ import json
 import pytest
 
 from edgeasync.core.hub.settings import HubCoreSettings, Limits
+from edgeasync.host.machine import memory_bytes, memory_limit_bytes
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.policy import Policy
-from edgeasync.runtime.machine import memory_bytes, memory_limit_bytes
 from edgeasync.runtime.memory import most_memory
 from tests.support.command_line import CAPACITY, assert_told
 from tests.support.processes import Commands

@@ -9,6 +9,7 @@ from edgeasync import Policy
 from edgeasync.config import ByteCount
 from edgeasync.core.hub.settings import FLOAT32, HubCoreSettings, Limits, Liveness, StopCondition
 from edgeasync.durable.identity import DeviceIdentity
+from edgeasync.graphs.model_file import load_model
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.aggregation import ImmediateAggregator
 from edgeasync.policies.frequency import FixedFrequency
@@ -18,7 +19,6 @@ from edgeasync.protocol.messages import Assignment, Credit, Fetch, Push
 from edgeasync.protocol.transfers import CreditWindow
 from edgeasync.runtime.agent import Agent
 from edgeasync.runtime.hub import Hub
-from edgeasync.runtime.model_file import load_model
 from tests.support.adders import Adder, pattern
 from tests.support.processes import PATIENCE_S
 from tests.support.proxy import CuttingProxy

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from edgeasync.errors import StorageError
-from edgeasync.runtime.status import fetch_status
+from edgeasync.net.status import fetch_status
 from tests.support.command_line import CONFIG
 from tests.support.disk_faults import injecting, needs_strace
 from tests.support.kills import Fleet

@@ -14,10 +14,10 @@ from edgeasync import nn
 from edgeasync.autodiff.build import build_training_graph
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.durable.keys import HubKeys, KeyPair, Token
-from edgeasync.runtime.doctor import examine as doctor
-from edgeasync.runtime.doctor import training
-from edgeasync.runtime.doctor.hub import Reached
-from edgeasync.runtime.doctor.machine import judge_system
+from edgeasync.ops.doctor import examine as doctor
+from edgeasync.ops.doctor import training
+from edgeasync.ops.doctor.hub import Reached
+from edgeasync.ops.doctor.machine import judge_system
 from tests.support.command_line import ACCESS, UNFIT, run_command
 from tests.support.keyed import start_hub
 from tests.support.machine import BOARD, write

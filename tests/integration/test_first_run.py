@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from edgeasync.cli.demo import TRAINED_FILE
-from edgeasync.runtime.model_file import MODEL_FILE, load_model
+from edgeasync.graphs.model_file import MODEL_FILE, load_model
 from tests.support.processes import (
     ENDING_SIGNALS,
     LIVELINESS,

@@ -5,9 +5,9 @@ import signal
 
 import pytest
 
+from edgeasync.graphs.model_file import MODEL_FILE, load_model
+from edgeasync.net.status import fetch_status
 from edgeasync.protocol.wire import checksum
-from edgeasync.runtime.model_file import MODEL_FILE, load_model
-from edgeasync.runtime.status import fetch_status
 from tests.support.processes import LIVELINESS, MODEL, PATIENCE_S, Commands, free_address, until
 
 pytestmark = pytest.mark.process

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from edgeasync.cli.demo import INTERRUPTED
-from edgeasync.runtime.model_file import MODEL_FILE, load_model
+from edgeasync.graphs.model_file import MODEL_FILE, load_model
 from tests.support.processes import MODEL, PATIENCE_S, environment, trained
 
 pytestmark = pytest.mark.process

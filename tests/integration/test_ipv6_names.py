@@ -12,7 +12,7 @@ import pytest
 
 from edgeasync import Agent, Hub, fetch_status, join
 from edgeasync.durable.keys import HubKeys
-from edgeasync.runtime.address import is_ipv6
+from edgeasync.net.address import is_ipv6
 from edgeasync.training.numpy_models import SoftmaxModel
 from tests.support.command_line import run_command
 from tests.support.peers import FILE, name_of, write_list

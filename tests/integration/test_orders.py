@@ -9,9 +9,9 @@ import pytest
 from edgeasync import Hub, Policy
 from edgeasync.durable.keys import HubKeys
 from edgeasync.errors import AccessError, ConfigError, HubUnreachableError
+from edgeasync.net.status import fetch_status, give_order
 from edgeasync.policies.aggregation import QuorumAggregator
 from edgeasync.runtime.hub_settings import read_record
-from edgeasync.runtime.status import fetch_status, give_order
 from tests.support.processes import MODEL, PATIENCE_S, free_address, status_when, trained, until
 
 pytestmark = pytest.mark.process

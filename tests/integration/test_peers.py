@@ -9,8 +9,8 @@ import pytest
 
 from edgeasync import StepResult
 from edgeasync.errors import StorageError
+from edgeasync.graphs.model_file import load_model
 from edgeasync.runtime import peer as runtime
-from edgeasync.runtime.model_file import load_model
 from edgeasync.runtime.peer import PEER_MODEL_FILE
 from edgeasync.runtime.peer_device import write_trained
 from tests.support.peers import FILE, SPEC, Still, first_values, make_peer, name_of, write_list

@@ -14,6 +14,7 @@ from edgeasync import Policy
 from edgeasync.config import ByteCount
 from edgeasync.core.hub.settings import CodecSettings, HubCoreSettings, Limits, Liveness, StopCondition
 from edgeasync.durable.identity import DeviceIdentity
+from edgeasync.graphs.model_file import load_model
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.aggregation import ImmediateAggregator, QuorumAggregator
 from edgeasync.policies.frequency import FixedFrequency
@@ -22,7 +23,6 @@ from edgeasync.policies.staleness import ConstantStaleness
 from edgeasync.protocol import wire
 from edgeasync.runtime.agent import Agent
 from edgeasync.runtime.hub import Hub
-from edgeasync.runtime.model_file import load_model
 from tests.support.adders import Adder, pattern
 from tests.support.processes import PATIENCE_S
 

@@ -11,8 +11,8 @@ import pytest
 import safetensors
 
 from edgeasync.durable.run_replay import RunReplay
+from edgeasync.graphs.model_file import MODEL_FILE, load_model
 from edgeasync.protocol.wire import checksum
-from edgeasync.runtime.model_file import MODEL_FILE, load_model
 from tests.support.command_line import CONFIG, FILES, mistake
 from tests.support.processes import LIVELINESS, MODEL, Commands, environment, status_when, trained
 

@@ -19,6 +19,7 @@ from edgeasync.data import batches, dirichlet, load_digits
 from edgeasync.durable.run_replay import RunReplay
 from edgeasync.durable.run_replay import Update as ReplayedUpdate
 from edgeasync.errors import ConfigError, DataError, ModelMismatchError, StorageError
+from edgeasync.graphs.model_file import MODEL_FILE, load_model
 from edgeasync.losses import CrossEntropy, OnnxLoss
 from edgeasync.metrics import MAE, TopK
 from edgeasync.policies.aggregation import ImmediateAggregator
@@ -26,7 +27,6 @@ from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
 from edgeasync.runtime.hub_settings import read_record
-from edgeasync.runtime.model_file import MODEL_FILE, load_model
 from edgeasync.sdk import events
 from edgeasync.training.numpy_models import MlpModel, SoftmaxModel
 from tests.support.processes import PATIENCE_S, wait_for_threads

@@ -14,10 +14,10 @@ from edgeasync.cli.output import Printer
 from edgeasync.cli.status import print_status
 from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.errors import ProtocolError, RefusedError
+from edgeasync.net.status import fetch_status
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Refuse, Status
 from edgeasync.runtime.agent import Agent
-from edgeasync.runtime.status import fetch_status
 from tests.support.processes import PATIENCE_S, free_address
 from tests.support.versions import in_version
 

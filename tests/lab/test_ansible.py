@@ -161,7 +161,7 @@ if repetitions("fleets that Ansible installs"):
             re.sub(r'^VERSION = ".*?"', f'VERSION = "{version}"', file.read_text(), flags=re.MULTILINE)
         )
         if not joins:
-            file = folder / "edgeasync/runtime/notify.py"
+            file = folder / "edgeasync/host/notify.py"
             file.write_text(file.read_text().replace('"joined"', '"stays away"'))
         return folder
 

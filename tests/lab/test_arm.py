@@ -17,7 +17,7 @@ from edgeasync.core.recovery.log import read_entry
 from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.journal import read_journal
 from edgeasync.durable.keys import HubKeys
-from edgeasync.runtime.model_file import MODEL_FILE, read_model
+from edgeasync.graphs.model_file import MODEL_FILE, read_model
 from tests.support import recovered
 from tests.support.arm import EDGEASYNC, PYTHON, SUPPORT, ArmSystem
 from tests.support.codec_digests import GOLDEN

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edgeasync.durable.keys import HubKeys
-from edgeasync.runtime.status import fetch_status
+from edgeasync.net.status import fetch_status
 from tests.support.card import USER_DATA, Card, write_boot
 from tests.support.processes import PATIENCE_S, until, write_data
 from tests.support.size import repetitions

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeasync.runtime.service.environments import Environments
+from edgeasync.ops.service.environments import Environments
 from tests.support.size import repetitions
 
 pytestmark = pytest.mark.process

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from edgeasync.runtime.notify import HUBLESS
-from edgeasync.runtime.service.unit import Unit
+from edgeasync.host.notify import HUBLESS
+from edgeasync.ops.service.unit import Unit
 from tests.support.peers import FILE, name_of, write_list
 from tests.support.processes import MODEL_TABLE, trained
 from tests.support.supervisor import HANGING, Supervisor

@@ -21,7 +21,7 @@ import edgeasync.torch
 from edgeasync import Hub, Stop, join, train
 from edgeasync.callbacks import ExchangeEvent
 from edgeasync.errors import ConfigError, DataError
-from edgeasync.runtime.status import fetch_status
+from edgeasync.net.status import fetch_status
 from edgeasync.sdk.torch_participant import TorchParticipant
 from edgeasync.torch import _stream
 from edgeasync.training.plan import LocalTraining

@@ -6,7 +6,7 @@ import pytest
 
 from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.errors import AddressError
-from edgeasync.runtime.address import check_bind, check_connect
+from edgeasync.net.address import check_bind, check_connect
 from edgeasync.runtime.agent import Agent
 from edgeasync.runtime.agent_settings import AgentSection
 from tests.support.command_line import ADDRESS, mistake

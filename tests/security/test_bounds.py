@@ -19,6 +19,10 @@ from edgeasync.core.engine.message_bounds import (
 )
 from edgeasync.core.engine.token_bucket import Rate, TokenBucket
 from edgeasync.core.hub.settings import Limits
+from edgeasync.net import connection_bounds
+from edgeasync.net.connection_bounds import Connection, ConnectionBounds
+from edgeasync.net.listener_filter import ADDRESSES_MAX, ListenerFilter, make_program
+from edgeasync.net.status import fetch_status
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import (
     Credit,
@@ -32,10 +36,6 @@ from edgeasync.protocol.messages import (
     Status,
     StatusRequest,
 )
-from edgeasync.runtime import connection_bounds
-from edgeasync.runtime.connection_bounds import Connection, ConnectionBounds
-from edgeasync.runtime.listener_filter import ADDRESSES_MAX, ListenerFilter, make_program
-from edgeasync.runtime.status import fetch_status
 from tests.support.keyed import ask, client, denied, enrolled, is_welcome, start_hub
 from tests.support.processes import PATIENCE_S, until
 from tests.support.zmtp import Peer, greeting, tcp

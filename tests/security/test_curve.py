@@ -13,16 +13,16 @@ from edgeasync.durable.device_keys import DeviceKeys
 from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.durable.keys import HubKeys, KeyPair
 from edgeasync.errors import AccessError, AddressError
+from edgeasync.net.connection_bounds import ConnectionBounds
+from edgeasync.net.connections import Connections
+from edgeasync.net.curve import CUTS_MIN, FRAME_BYTES, mechanism_at, serve_keys, use_keys
+from edgeasync.net.socket_monitor import DENIED
+from edgeasync.net.status import fetch_status
+from edgeasync.net.zap import ENDPOINT, ZapHandler
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol.messages import Refuse, Status, StatusRequest
 from edgeasync.runtime.agent import Agent
-from edgeasync.runtime.connection_bounds import ConnectionBounds
-from edgeasync.runtime.connections import Connections
-from edgeasync.runtime.curve import CUTS_MIN, FRAME_BYTES, mechanism_at, serve_keys, use_keys
 from edgeasync.runtime.hub import Hub
-from edgeasync.runtime.socket_monitor import DENIED
-from edgeasync.runtime.status import fetch_status
-from edgeasync.runtime.zap import ENDPOINT, ZapHandler
 from tests.support.command_line import ACCESS, NO_HUB, assert_told
 from tests.support.keyed import (
     PATIENCE_MS,

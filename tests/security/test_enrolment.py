@@ -10,8 +10,8 @@ from edgeasync.durable.device_keys import DeviceKeys
 from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.durable.keys import PENDING_MAX, PENDING_S, KeyPair, Token, fingerprint
 from edgeasync.errors import ConfigError, StorageError
+from edgeasync.net.access import Access
 from edgeasync.protocol.messages import Enrol, Enrolled, Hello, Ping, Refuse, StatusRequest
-from edgeasync.runtime.access import Access
 from edgeasync.runtime.agent import Agent
 from tests.support.command_line import ACCESS, CONFIG, FILES, assert_told
 from tests.support.keyed import ask, client, denied, enrolled, is_welcome, start_hub

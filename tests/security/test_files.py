@@ -13,10 +13,10 @@ from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.files import FolderLock, replace_file
 from edgeasync.durable.identity import DeviceFolder
 from edgeasync.errors import StorageError
+from edgeasync.graphs.graph_cache import GraphCache
+from edgeasync.graphs.model_file import save_model
 from edgeasync.protocol.graph import fingerprint_of
-from edgeasync.runtime.graph_cache import GraphCache
 from edgeasync.runtime.hub_settings import read_record
-from edgeasync.runtime.model_file import save_model
 from edgeasync.training.numpy_models import SoftmaxModel
 from tests.support.processes import Commands
 from tests.support.write_formats import FOLDER

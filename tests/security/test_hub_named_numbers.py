@@ -26,6 +26,7 @@ from edgeasync.core.engine.device_engine import DeviceEngine
 from edgeasync.data.dataset import Dataset
 from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.errors import ModelMismatchError
+from edgeasync.host import machine
 from edgeasync.parameters import PARAMETERS_MAX, Parameter, ParameterSpec
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import (
@@ -41,7 +42,6 @@ from edgeasync.protocol.messages import (
     Rejected,
 )
 from edgeasync.protocol.transfers import PIECE_BYTES_MAX
-from edgeasync.runtime import machine
 from edgeasync.runtime.agent import Agent
 from edgeasync.runtime.agent_settings import AgentSection
 from edgeasync.training.plan import read_plan

@@ -8,9 +8,9 @@ from edgeasync.core.engine.sender import ANYBODY, Sender
 from edgeasync.core.hub.effects import Send
 from edgeasync.core.hub.events import Malformed, PushArrived, Received
 from edgeasync.durable.keys import operator_keys
+from edgeasync.net.status import give_order
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Fetch, Hello, Leave, Order, Ping, Status, StatusRequest, Wake
-from edgeasync.runtime.status import give_order
 from tests.support.hub_bench import HubBench
 from tests.support.keyed import ask, client, enrolled, is_welcome, start_hub
 from tests.support.processes import PATIENCE_S

@@ -20,13 +20,13 @@ from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.data.dataset import Dataset
 from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.errors import EdgeAsyncError, GraphError
+from edgeasync.graphs.graph_model import HubGraph, load_graph
+from edgeasync.graphs.graph_process import load_graph_apart
+from edgeasync.graphs.onnx_model import OnnxModel
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.optimizers import SGD
 from edgeasync.runtime.agent import Agent
-from edgeasync.runtime.graph_model import HubGraph, load_graph
-from edgeasync.runtime.graph_process import load_graph_apart
 from edgeasync.runtime.hub import Hub
-from edgeasync.runtime.onnx_model import OnnxModel
 from edgeasync.training.graph_check import check_graph
 from edgeasync.training.onnx_trainer import OnnxTrainer
 from edgeasync.training.scan_lengths import SCAN_STEPS_MAX

@@ -21,11 +21,11 @@ from edgeasync.durable.json_file import read_json
 from edgeasync.durable.local_file import LocalFile
 from edgeasync.durable.spool_file import SpoolFile
 from edgeasync.errors import DataError, EdgeAsyncError
-from edgeasync.runtime.doctor import training as doctor
-from edgeasync.runtime.graph_cache import GraphCache
-from edgeasync.runtime.graph_model import held_file, load_graph
-from edgeasync.runtime.model_file import load_kept, read_header, read_model
-from edgeasync.runtime.onnx_model import OnnxModel
+from edgeasync.graphs.graph_cache import GraphCache
+from edgeasync.graphs.graph_model import held_file, load_graph
+from edgeasync.graphs.model_file import load_kept, read_header, read_model
+from edgeasync.graphs.onnx_model import OnnxModel
+from edgeasync.ops.doctor import training as doctor
 from edgeasync.sdk.run import _restored
 from edgeasync.training.numpy_models import SoftmaxModel
 from tests.fuzz.running import limited

@@ -15,6 +15,7 @@ from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.keys import KeyPair
 from edgeasync.durable.run_replay import RunReplay
+from edgeasync.net.access import Access
 from edgeasync.policies.aggregation import BufferedAggregator, ImmediateAggregator, SynchronousAggregator
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
@@ -29,7 +30,6 @@ from edgeasync.protocol.messages import (
     Push,
     Welcome,
 )
-from edgeasync.runtime.access import Access
 from edgeasync.simulation.clock import VirtualClock
 from edgeasync.simulation.hub import SimulatedHub
 from tests.support.coded import flat

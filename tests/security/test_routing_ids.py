@@ -12,8 +12,8 @@ import sys
 import pytest
 import zmq
 
+from edgeasync.net.status import fetch_status
 from edgeasync.protocol.messages import Hello, Ping, Pong, StatusRequest
-from edgeasync.runtime.status import fetch_status
 from tests.support.keyed import ask, client, denied, enrolled, is_welcome, start_hub
 from tests.support.processes import PATIENCE_S
 
@@ -123,7 +123,7 @@ def test_two_hubs_do_not_count_from_the_same_number(tmp_path):
     """The counter begins elsewhere in every process, though nobody tells a peer where."""
     program = """
 import zmq
-from edgeasync.runtime import routing_ids
+from edgeasync.net import routing_ids
 context = zmq.Context()
 routing_ids.seed()
 hub, device = context.socket(zmq.ROUTER), context.socket(zmq.DEALER)

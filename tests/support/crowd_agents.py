@@ -20,8 +20,8 @@ from recording_agent import GROUPS, PLACES, shares_of  # beside this file, which
 
 from edgeasync.core.device.events import Trained
 from edgeasync.durable.identity import DeviceIdentity
+from edgeasync.net.channel import Channel
 from edgeasync.runtime.agent import Agent
-from edgeasync.runtime.channel import Channel
 
 RECONNECT_MS = 500
 """How often a socket tries to connect: at ZeroMQ's 100 ms thousands of them leave a machine no time for a hub."""

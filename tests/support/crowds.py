@@ -11,8 +11,8 @@ from random import Random
 import numpy as np
 import psutil
 
-from edgeasync.runtime.model_file import MODEL_FILE, load_model
-from edgeasync.runtime.status import fetch_status
+from edgeasync.graphs.model_file import MODEL_FILE, load_model
+from edgeasync.net.status import fetch_status
 from edgeasync.training.numpy_models import SoftmaxModel
 from tests.support.kills import EXACT, Fleet, quantiles
 from tests.support.processes import PATIENCE_S, free_address

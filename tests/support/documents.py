@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgeasync.errors import HubUnreachableError
-from edgeasync.runtime.status import fetch_status
+from edgeasync.net.status import fetch_status
 from tests.support.processes import PATIENCE_S, environment, free_address, until
 
 ROOT = Path(__file__).parents[2]

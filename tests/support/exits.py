@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from edgeasync import Agent, Hub, Stop, join, nn, train
-from edgeasync.runtime.model_file import read_model
+from edgeasync.graphs.model_file import read_model
 from edgeasync.runtime.peer import PEER_MODEL_FILE, Peer
 from edgeasync.training.numpy_models import SoftmaxModel
 from tests.support.peers import FILE, name_of, write_list

@@ -8,10 +8,10 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from edgeasync.durable.keys import KeyPair
+from edgeasync.net.curve import use_keys
+from edgeasync.net.status import fetch_status
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Credit, Fetch, Hello, Piece, Push, Welcome
-from edgeasync.runtime.curve import use_keys
-from edgeasync.runtime.status import fetch_status
 from tests.support.processes import PATIENCE_S, until
 
 FAILURES = (

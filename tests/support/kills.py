@@ -11,8 +11,8 @@ import numpy as np
 
 from edgeasync.durable.history import read_history
 from edgeasync.durable.run_replay import RunReplay, Update
-from edgeasync.runtime.model_file import MODEL_FILE, load_model
-from edgeasync.runtime.status import fetch_status
+from edgeasync.graphs.model_file import MODEL_FILE, load_model
+from edgeasync.net.status import fetch_status
 from edgeasync.training.numpy_models import SoftmaxModel
 from tests.support.processes import free_address, until
 from tests.support.records import PROGRAM, Replayed, Stories, copy_of

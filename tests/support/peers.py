@@ -19,7 +19,7 @@ from edgeasync.core.peer.settings import PeerSettings
 from edgeasync.durable.device_keys import DeviceKeys
 from edgeasync.durable.identity import DeviceFolder
 from edgeasync.durable.peers_file import PeerEntry, read_peers
-from edgeasync.runtime.model_file import load_kept
+from edgeasync.graphs.model_file import load_kept
 from edgeasync.runtime.peer import PEER_MODEL_FILE, Peer
 
 SPEC = ParameterSpec((Parameter("weight", (40, 25)), Parameter("bias", (25,))))

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from edgeasync.runtime.status import fetch_status
+from edgeasync.net.status import fetch_status
 from edgeasync.training.numpy_models import SoftmaxModel
 from tests.support.command_line import run_command
 from tests.support.fork_server import ForkedCommand, forkable

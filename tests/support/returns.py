@@ -9,7 +9,7 @@ import signal
 import numpy as np
 
 from edgeasync.data import load_digits
-from edgeasync.runtime.status import fetch_status
+from edgeasync.net.status import fetch_status
 from edgeasync.training.numpy_models import MlpModel
 from tests.support.processes import PATIENCE_S, status_when
 

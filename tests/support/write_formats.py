@@ -26,6 +26,7 @@ from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.durable.local_file import LocalFile
 from edgeasync.durable.spool_file import SpoolFile
+from edgeasync.graphs.model_file import MODEL_FILE, save_model
 from edgeasync.metrics import Accuracy, Meter
 from edgeasync.policies.frequency import AdaptiveFrequency
 from edgeasync.policies.monitor import Monitor, NotFiniteWatch, UpdateNormWatch
@@ -63,7 +64,6 @@ from edgeasync.protocol.messages import (
 )
 from edgeasync.runtime.hub import RECORD_FILE
 from edgeasync.runtime.hub_settings import HubSection, HubSettings
-from edgeasync.runtime.model_file import MODEL_FILE, save_model
 from edgeasync.simulation.clock import VirtualClock
 from edgeasync.simulation.fleet import SimulatedDevice
 from edgeasync.simulation.hub import SimulatedHub

@@ -7,6 +7,7 @@ import pytest
 from benchmarks.processes import Used
 from benchmarks.soak import MEASURES
 from benchmarks.soak_counts import Answers, Counted, find_miscounts
+from edgeasync.net.frame_log import FRAMES, log_frame
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import (
     Ack,
@@ -18,7 +19,6 @@ from edgeasync.protocol.messages import (
     Push,
     Rejected,
 )
-from edgeasync.runtime.frame_log import FRAMES, log_frame
 
 BASE = ModelVersion("0" * 16, 7)
 

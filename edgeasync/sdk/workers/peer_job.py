@@ -7,8 +7,8 @@ import numpy as np
 
 from edgeasync.durable.keys import KeyPair
 from edgeasync.durable.peers_file import Peers
+from edgeasync.graphs.model_file import load_kept
 from edgeasync.runtime.agent_settings import PeersSection
-from edgeasync.runtime.model_file import load_kept
 from edgeasync.runtime.peer import PEER_MODEL_FILE, Peer, longest_end_s
 from edgeasync.sdk.workers.base import worker_name
 from edgeasync.training.trainer import Trainer

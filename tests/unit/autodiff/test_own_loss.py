@@ -10,11 +10,11 @@ from edgeasync.autodiff.check import check_gradients
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.data.dataset import Dataset
 from edgeasync.errors import ConfigError, DataError, GraphError
+from edgeasync.graphs.evaluation import OnnxEvaluator
+from edgeasync.graphs.graph_model import load_graph
+from edgeasync.graphs.onnx_model import OnnxModel
 from edgeasync.losses import CrossEntropy, Huber, MeanAbsoluteError, MeanSquaredError, OnnxLoss
 from edgeasync.policies.optimizers import SGD
-from edgeasync.runtime.evaluation import OnnxEvaluator
-from edgeasync.runtime.graph_model import load_graph
-from edgeasync.runtime.onnx_model import OnnxModel
 from edgeasync.training.onnx_trainer import OnnxTrainer
 from tests.support.gradients import numbers
 

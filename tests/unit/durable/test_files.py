@@ -11,8 +11,8 @@ from edgeasync.durable import files
 from edgeasync.durable.files import FolderLock, is_locked, replace_file
 from edgeasync.durable.identity import DeviceFolder
 from edgeasync.errors import ModelMismatchError, StorageError
+from edgeasync.graphs.model_file import load_model, save_model
 from edgeasync.parameters import Parameter, ParameterSpec
-from edgeasync.runtime.model_file import load_model, save_model
 
 SPEC = ParameterSpec((Parameter("w", (2, 3)), Parameter("b", (3,))))
 VECTOR = np.arange(9, dtype=np.float32)

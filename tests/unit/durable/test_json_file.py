@@ -12,10 +12,10 @@ from edgeasync.durable.device_keys import DeviceKeys
 from edgeasync.durable.identity import DeviceFolder
 from edgeasync.durable.json_file import read_json
 from edgeasync.errors import StorageError
-from edgeasync.runtime.doctor.state import examine_state
+from edgeasync.ops.doctor.state import examine_state
+from edgeasync.ops.runs import list_checkpoints
+from edgeasync.ops.trained import local_patterns
 from edgeasync.runtime.hub_settings import read_record
-from edgeasync.runtime.runs import list_checkpoints
-from edgeasync.runtime.trained import local_patterns
 
 DAMAGED = {
     "not UTF-8": b'{"device_id": "\xff\xfe"}',
@@ -92,8 +92,8 @@ def test_no_other_place_decodes_json_of_a_file():
         "cli/demo.py",  # lines of its own children
         "core/engine/status_answers.py",  # the status that it has encoded
         "runtime/hub.py",  # the same
-        "runtime/graph_process.py",  # between parent and child
-        "runtime/service/environments.py",  # pip's own note
+        "graphs/graph_process.py",  # between parent and child
+        "ops/service/environments.py",  # pip's own note
         "sdk/workers/child.py",
         "sdk/workers/files.py",
         "simulation/faults.py",

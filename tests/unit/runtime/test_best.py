@@ -10,9 +10,9 @@ from edgeasync.core.hub.evaluation_tracker import goodness, is_better
 from edgeasync.core.hub.events import Evaluated
 from edgeasync.durable.checkpoint import CheckpointStore
 from edgeasync.durable.disk import FolderDisk
-from edgeasync.runtime.model_file import BEST_FILE, read_header
-from edgeasync.runtime.runs import list_checkpoints, list_runs
-from edgeasync.runtime.trained import best_model
+from edgeasync.graphs.model_file import BEST_FILE, read_header
+from edgeasync.ops.runs import list_checkpoints, list_runs
+from edgeasync.ops.trained import best_model
 from edgeasync.training.numpy_models import SoftmaxModel
 
 X = np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)

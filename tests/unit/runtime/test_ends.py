@@ -14,13 +14,13 @@ from edgeasync import EdgeAsyncError, Policy, StepResult
 from edgeasync.core.hub.settings import HubCoreSettings, StopCondition
 from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.errors import ConfigError, DataError
+from edgeasync.graphs.model_file import load_model
+from edgeasync.host.worker import Worker
 from edgeasync.policies.aggregation import ImmediateAggregator
 from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.optimizers import SGD
 from edgeasync.runtime.agent import Agent
 from edgeasync.runtime.hub import Hub
-from edgeasync.runtime.model_file import load_model
-from edgeasync.runtime.worker import Worker
 from edgeasync.training.evaluation import Evaluation
 from edgeasync.training.numpy_models import SoftmaxModel
 from tests.support.processes import PATIENCE_S

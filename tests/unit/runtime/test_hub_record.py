@@ -11,15 +11,15 @@ import pytest
 from edgeasync.config import Section, convert, read_toml
 from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.errors import ConfigError, PluginError, StorageError
+from edgeasync.graphs.graph_model import FORWARD_FILE
+from edgeasync.host.machine import half_of_memory_bytes
 from edgeasync.plugins import Plugin
 from edgeasync.policies.frequency import Interval
 from edgeasync.policies.monitor import Monitor
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import DelayCompensation, Plateau, Policy, WarmUp, check_recordable
-from edgeasync.runtime.graph_model import FORWARD_FILE
 from edgeasync.runtime.hub import RECORD_FILE, Hub
 from edgeasync.runtime.hub_settings import RECORD_FORMAT, HubSettings, read_record
-from edgeasync.runtime.machine import half_of_memory_bytes
 from edgeasync.sdk.stop import Stop
 from edgeasync.sdk.train import train
 from edgeasync.training.numpy_models import SoftmaxModel

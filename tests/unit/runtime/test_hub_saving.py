@@ -8,8 +8,8 @@ import pytest
 from edgeasync import Parameter, ParameterSpec, Policy
 from edgeasync.core.arrays.hub_model import Snapshot
 from edgeasync.core.hub.settings import HubCoreSettings
+from edgeasync.graphs.model_file import load_model
 from edgeasync.runtime.hub import Hub
-from edgeasync.runtime.model_file import load_model
 
 SPEC = ParameterSpec((Parameter("weights", (3,)),))
 

@@ -4,9 +4,9 @@ import os
 
 import pytest
 
+from edgeasync.host.readings import Readings
 from edgeasync.runtime.agent_settings import AgentSection
 from edgeasync.runtime.profiles import find_profile, with_profile
-from edgeasync.runtime.readings import Readings
 from tests.support.fake_sys import MODEL, FakeSys
 
 

@@ -56,7 +56,7 @@ CLOSED = """
 import asyncio, sys
 import numpy as np
 from edgeasync import Agent, Hub
-from edgeasync.runtime import at_exit
+from edgeasync.host import at_exit
 from edgeasync.training.numpy_models import SoftmaxModel
 
 at_exit.EXIT_S, data = 0.5, (np.eye(4), [0, 1, 0, 1])

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from edgeasync import Run
-from edgeasync.runtime.model_file import MODEL_FILE, read_model
+from edgeasync.graphs.model_file import MODEL_FILE, read_model
 
 PROGRAM = """
 import json, os, signal, sys, time

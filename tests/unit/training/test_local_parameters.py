@@ -5,8 +5,8 @@ import pytest
 
 from edgeasync.durable.local_file import LOCAL_FILE, LocalFile
 from edgeasync.errors import ConfigError, ProtocolError, StorageError
+from edgeasync.host.disk_watch import DiskWatch
 from edgeasync.parameters import Parameter, ParameterSpec
-from edgeasync.runtime.disk_watch import DiskWatch
 from edgeasync.training.local_parameters import LocalParameters, choose_local, hubs_patterns
 
 SPEC = ParameterSpec((Parameter("body", (4,)), Parameter("head.w", (2, 2)), Parameter("head.b", (2,))))

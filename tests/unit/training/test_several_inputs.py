@@ -10,8 +10,8 @@ from edgeasync.data.dataset import Dataset
 from edgeasync.data.files import load
 from edgeasync.data.partition import dirichlet, iid
 from edgeasync.errors import DataError, GraphError
+from edgeasync.graphs.evaluation import OnnxEvaluator
 from edgeasync.policies.optimizers import SGD
-from edgeasync.runtime.evaluation import OnnxEvaluator
 from edgeasync.training.numpy_models import SoftmaxModel
 from edgeasync.training.onnx_trainer import OnnxTrainer
 

@@ -1,0 +1,280 @@
+"""What a hub evaluates its model with: numpy, or the forward ONNX model with the parameters as its inputs.
+
+It stands here because it joins `training/` and `autodiff/`, which do not know each other. Only an ONNX model
+brings in onnxruntime and the `onnx` package, when its evaluator is made.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from edgeasync.autodiff.settings import GraphSettings
+from edgeasync.data.dataset import Dataset, Features, check_answers, check_names, check_shape, input_of
+from edgeasync.errors import ConfigError, DataError, GraphError, native_reason
+from edgeasync.graphs.graph_model import HubGraph
+from edgeasync.graphs.onnx_model import OnnxModel
+from edgeasync.losses import (
+    BinaryCrossEntropy,
+    CrossEntropy,
+    Huber,
+    MeanAbsoluteError,
+    MeanSquaredError,
+    NamedLoss,
+    OnnxLoss,
+    find_loss,
+)
+from edgeasync.parameters import ParameterSpec, Vector
+from edgeasync.training import losses
+from edgeasync.training.evaluation import Evaluation, Evaluator, NumpyEvaluator, evaluate, rows_at_once
+from edgeasync.training.numpy_models import Model
+
+Array = npt.NDArray[Any]
+
+_DTYPES: dict[str, np.dtype[Any]] = {"tensor(float)": np.dtype(np.float32), "tensor(int64)": np.dtype(np.int64)}
+
+
+def make_evaluator(model: Model | OnnxModel, loaded: HubGraph | None, dataset: Dataset) -> Evaluator:
+    """Return what evaluates a hub's model on `dataset`; `loaded` is the graph of an ONNX model.
+
+    Raises `DataError` for data that does not fit the model, `ConfigError` for a training graph that was built
+    before: it knows no evaluation mode.
+    """
+    if not isinstance(model, OnnxModel):
+        return NumpyEvaluator(model, dataset)
+    if loaded is None or loaded.forward is None:
+        raise ConfigError(
+            f"{model.file}: is a training graph, which cannot be evaluated on held-out data; give the forward "
+            "model that it was built from, or no data to evaluate on"
+        )
+    return OnnxEvaluator(loaded.forward, loaded.spec, model, dataset)
+
+
+class OnnxEvaluator:
+    """An `Evaluator` that runs a forward ONNX model in evaluation mode.
+
+    Batch norms use their running statistics and dropouts let everything through, as in an exported model. The
+    session is made once, here; an evaluation feeds it views of the vector. A model of one fixed batch size gets
+    its last batch filled up with the first examples again, whose results do not count. `threads` is how many
+    cores it may use.
+
+    Raises `GraphError` for a model that cannot be run so, `ModelMismatchError` if it is not one of `spec`,
+    `DataError` for data that does not fit.
+    """
+
+    def __init__(
+        self, forward: bytes, spec: ParameterSpec, settings: GraphSettings, dataset: Dataset, *, threads: int = 1
+    ) -> None:
+        from edgeasync.autodiff.losses import target_type  # noqa: PLC0415 - numpy models do without these
+        from edgeasync.training.onnx_trainer import open_session  # noqa: PLC0415
+
+        loss = find_loss(settings.loss)
+        self._spec = spec
+        self._session = open_session(evaluation_graph(forward, spec, settings.output), threads, "cpu")
+        inputs = {entry.name: entry for entry in self._session.get_inputs()}
+        self._fed = [parameter.name for parameter in spec.parameters if parameter.name in inputs]
+        read = {
+            name: _read_input(name, entry.type, entry.shape)
+            for name, entry in inputs.items()
+            if name not in self._fed
+        }
+        sizes = {rows for rows, _ in read.values()}
+        if len(sizes) != 1:
+            raise GraphError(f"the model's inputs {', '.join(read) or '(none)'} have no one size of the batch")
+        self._batch = sizes.pop()
+        self._forms = {name: form for name, (_, form) in read.items()}
+        self._x = dataset.features
+        self._targets = dataset.x if settings.target == "input" else dataset.y
+        check_names(self._x, list(self._forms), "model")
+        for name, form in self._forms.items():
+            form.check(input_of(self._x, name), "examples")
+        if isinstance(loss, OnnxLoss):
+            self._evaluate_own(loss, threads)
+            return
+        # Only a run tells what the scores look like; parameters of zero will do.
+        scores = self._scores(spec.views(np.zeros(spec.length, np.float32)), self._x[:1])
+        dtype, (_, *rest) = target_type(loss, scores.shape)
+        self._target = _Form(dtype, tuple([size for size in rest if size is not None]))
+        # An autoencoder's examples are floats in a data set, whatever they stand for.
+        if dtype.kind == "i" and settings.target == "label" and dataset.y.dtype.kind != "i":
+            raise DataError(
+                "the data's targets are values, the hub's model takes class numbers: give them as integers"
+            )
+        self._target.check(self._targets, "targets")
+        if isinstance(loss, CrossEntropy):
+            _check_labels(self._targets, scores.shape[1], loss)
+        if isinstance(loss, BinaryCrossEntropy):
+            check_answers(self._targets)
+        self._loss = numpy_loss(loss)
+        self._rows = self._batch or rows_at_once(
+            max(*[math.prod(form.shape) for form in self._forms.values()], scores.size)
+        )
+
+    def _evaluate_own(self, loss: OnnxLoss, threads: int) -> None:
+        """Take a loss of the user's own, which is a graph that knows its target's form."""
+        from edgeasync.training.onnx_trainer import open_session  # noqa: PLC0415 - numpy models do without it
+
+        session = open_session(loss.content, threads, "cpu")
+        entry = next(entry for entry in session.get_inputs() if entry.name == "target")
+        rows, self._target = _read_input("target", entry.type, entry.shape)
+        if rows is not None:
+            raise GraphError("the loss takes batches of one size only; leave its batch free to evaluate with it")
+        self._target.check(self._targets, "targets")
+
+        def total(scores: npt.NDArray[np.float32], targets: Array) -> losses.LossSum:
+            (found,) = session.run(None, {"prediction": scores, "target": targets})
+            return losses.LossSum(float(found) * len(scores), len(scores))
+
+        self._loss = total
+        self._rows = self._batch or rows_at_once(max(math.prod(form.shape) for form in self._forms.values()))
+
+    def __call__(self, parameters: Vector) -> Evaluation:
+        """Evaluate; raises `ModelMismatchError` for a vector that is not of the model.
+
+        Raises `DataError` for a number that is no index of what the model looks up with it.
+        """
+        views = self._spec.views(parameters)
+        return evaluate(self._x, self._targets, self._rows, partial(self._scores, views), self._loss_of)
+
+    def _scores(self, views: dict[str, npt.NDArray[np.float32]], x: Features) -> npt.NDArray[np.float32]:
+        rows = fed = len(x)
+        missing = None
+        if self._batch is not None and rows < self._batch:
+            fed = self._batch
+            missing = np.arange(fed - rows) % len(self._x)
+        feeds = {name: views[name] for name in self._fed}
+        for name, form in self._forms.items():
+            values: Array = input_of(x, name)
+            if missing is not None:
+                values = np.concatenate([values, input_of(self._x, name)[missing]])
+            feeds[name] = form.bring(values)
+        try:
+            (scores,) = self._session.run(None, feeds)
+        except Exception as error:
+            raise _explain(error) from error
+        if scores.shape[:1] != (fed,):
+            raise GraphError(
+                f"the model's output is of shape {scores.shape} for {fed} examples; it must have a row for each"
+            )
+        found: npt.NDArray[np.float32] = scores[:rows]
+        return found
+
+    def _loss_of(self, scores: npt.NDArray[np.float32], targets: Array) -> losses.LossSum:
+        return self._loss(scores, self._target.bring(targets))
+
+
+class _Form(msgspec.Struct, frozen=True):
+    """Dtype and shape of one example, or of one target, as the model takes it."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    def check(self, values: Array, what: str) -> None:
+        """Raise `DataError` unless the values can be brought to this form."""
+        check_shape(values.shape[1:], self.shape, what, "model")
+        if self.dtype.kind == "i" and values.dtype.kind != "i" and (values != np.rint(values)).any():
+            raise DataError(f"the data's {what} are not whole numbers, as the hub's model takes them")
+
+    def bring(self, values: Array) -> Array:
+        """Return the values in this form, contiguous; not copied if they are so already."""
+        return np.ascontiguousarray(values, self.dtype).reshape(len(values), *self.shape)
+
+
+def _read_input(name: str, kind: str, shape: list[int | str | None]) -> tuple[int | None, _Form]:
+    """Return the only batch size that an input takes, if there is one, and the form of an example."""
+    features = [size for size in shape[1:] if isinstance(size, int)]
+    if kind not in _DTYPES or not shape or len(features) != len(shape) - 1:
+        raise GraphError(
+            f"input {name!r} is {kind} {shape}; export the model with float32 or int64 values and no free size "
+            "but the batch, axis 0"
+        )
+    return shape[0] if isinstance(shape[0], int) else None, _Form(_DTYPES[kind], tuple(features))
+
+
+def numpy_loss(loss: NamedLoss) -> Callable[[npt.NDArray[np.float32], Array], losses.LossSum]:
+    """Return in numpy what the training graph computes."""
+    match loss:
+        case CrossEntropy(class_weights=weights, label_smoothing=smoothing, ignored_label=ignored):
+            return partial(
+                losses.cross_entropy, class_weights=weights, label_smoothing=smoothing, ignored_label=ignored
+            )
+        case Huber(delta=delta):
+            return partial(losses.huber, delta=delta)
+        case MeanSquaredError():
+            return losses.squared_error
+        case MeanAbsoluteError():
+            return losses.absolute_error
+        case BinaryCrossEntropy():
+            return losses.binary_cross_entropy
+
+
+def evaluation_graph(forward_model: bytes, spec: ParameterSpec, output: str | None) -> bytes:
+    """Return the forward model in evaluation mode, with the arrays of `spec` as inputs and one output.
+
+    What the output does not need is left out. Raises `GraphError` for a model that is not sound or has no such
+    output, `ModelMismatchError` if it has not the arrays of `spec`.
+    """
+    from onnx import TensorProto, ValueInfoProto, helper  # noqa: PLC0415 - a device has no onnx
+
+    from edgeasync.autodiff import forward  # noqa: PLC0415
+    from edgeasync.autodiff.export import export_model  # noqa: PLC0415
+    from edgeasync.autodiff.graph import IR_VERSION, free_inputs, needed, read_nodes  # noqa: PLC0415
+
+    # Which values the arrays have does not matter: they are taken out again.
+    proto = forward.parse(export_model(forward_model, spec.views(np.zeros(spec.length, np.float32))))
+    forward.widen_inputs(proto)
+    graph = proto.graph
+    output = forward.choose_output(proto, output)
+    nodes = needed(read_nodes(graph.node), [output])
+    made = {name for node in nodes for name in node.outputs if name}
+    used = {name for node in nodes for name in free_inputs(node)}
+    fed = {parameter.name: parameter.shape for parameter in spec.parameters if parameter.name in used}
+    constants = [entry for entry in graph.initializer if entry.name in used and entry.name not in fed]
+    inside = {*fed, *[entry.name for entry in constants]}
+    inputs = [entry for entry in graph.input if entry.name in used and entry.name not in inside]
+    inputs += [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in fed.items()]
+    kept = helper.make_graph(
+        [node for node in graph.node if made.intersection(node.output)],
+        "evaluation",
+        inputs,
+        [ValueInfoProto(name=output)],
+        constants,
+    )
+    model = helper.make_model(kept, opset_imports=proto.opset_import, ir_version=IR_VERSION)
+    return bytes(model.SerializeToString())
+
+
+def _check_labels(labels: Array, classes: int, loss: CrossEntropy) -> None:
+    """Raise `DataError` unless the labels are numbers of classes, of which one at least counts."""
+    weights, ignored = loss.class_weights, loss.ignored_label
+    if ignored is not None:
+        labels = labels[labels != ignored]
+        if not labels.size:
+            raise DataError(
+                f"all of the data has the ignored label {ignored}, so there is no loss: give others, too"
+            )
+    for label in (int(labels.max()), int(labels.min())):
+        if not 0 <= label < classes:
+            raise DataError(
+                f"label {label} is not one of {classes} classes, as the hub's model has: number the classes from 0"
+            )
+    if weights is not None and not any(weights[int(label)] for label in np.unique(labels)):
+        raise DataError(
+            "all classes of the data have class_weights of 0, so there is no loss: give examples of others too"
+        )
+
+
+def _explain(error: Exception) -> DataError | GraphError:
+    """Return what a failed run means: an index that is too large comes from the data."""
+    sentence = " ".join(str(error).split())
+    if "out of data bounds" in sentence:
+        detail = sentence.rpartition("Status Message: ")[2]
+        return DataError(
+            f"the data have a number that the hub's model cannot look up ({detail}): number tokens from 0, and "
+            "leave out those that the model does not know"
+        )
+    return GraphError(f"the forward model does not run: {native_reason(error)}")

@@ -1,0 +1,51 @@
+"""A trained model as a file for other programs: ONNX for inference, or its named arrays."""
+
+import io
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeasync.durable.files import replace_file
+from edgeasync.durable.tensors import tensor_parts
+from edgeasync.errors import ConfigError
+from edgeasync.graphs.model_file import VALUES_SUFFIX
+
+ONNX_SUFFIX = ".onnx"
+NPZ_SUFFIX = ".npz"
+SUFFIXES = (ONNX_SUFFIX, VALUES_SUFFIX, NPZ_SUFFIX)
+
+Arrays = Mapping[str, npt.NDArray[np.float32]]
+
+
+def check_suffix(name: str, path: Path) -> None:
+    """Raise `ConfigError` for a path, given as `name`, whose ending says no kind of file that can be written."""
+    if path.suffix not in SUFFIXES:
+        raise ConfigError(f"{name} {path}: write a name that ends in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
+
+
+def refuse_onnx(name: str, path: Path) -> ConfigError:
+    """Return the error for an ONNX file of a model that has no graph."""
+    return ConfigError(
+        f"{name} {path}: only models of ONNX or of layers can be written as one; for the arrays alone write "
+        f"{path.stem + VALUES_SUFFIX} or {path.stem + NPZ_SUFFIX}"
+    )
+
+
+def write_arrays(path: Path, arrays: Arrays, metadata: Mapping[str, str] | None = None) -> None:
+    """Write named arrays as `.npz`, or with `metadata` as safetensors; raises `StorageError`."""
+    if path.suffix == NPZ_SUFFIX:
+        replace_file(path, _npz(arrays), private=False)
+    else:
+        replace_file(path, *tensor_parts(arrays, dict(metadata or {})), private=False)
+
+
+def _npz(arrays: Arrays) -> bytes:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as file:  # numpy.savez takes no array of the name "file"
+        for name, array in arrays.items():
+            with file.open(f"{name}.npy", "w") as entry:
+                np.lib.format.write_array(entry, array)
+    return content.getvalue()

@@ -1,0 +1,182 @@
+"""The hub's side of a training graph: the settings that name a model's file, and what is made of that file."""
+
+from collections.abc import Collection
+from pathlib import Path
+
+import msgspec
+import safetensors
+import safetensors.numpy
+
+from edgeasync.autodiff.settings import GraphSettings
+from edgeasync.config import expanded
+from edgeasync.durable.files import replace_file
+from edgeasync.errors import ConfigError, GraphError, ModelMismatchError, StorageError
+from edgeasync.graphs.onnx_model import OnnxModel
+from edgeasync.losses import OnnxLoss
+from edgeasync.parameters import ParameterSpec, Vector
+from edgeasync.protocol.messages import Frozen
+from edgeasync.regular_file import check_regular, read_regular
+from edgeasync.training.frozen import FrozenArray, frozen_checksum, pieces_of
+from edgeasync.training.graph_check import check_graph
+
+FORWARD_FILE = "forward.onnx"
+TRAINING_FILE = "training.onnx"
+
+MODEL_BYTES_MAX = 1 << 31
+"""Protobuf holds no larger message."""
+
+
+class HubGraph(msgspec.Struct, frozen=True):
+    """What a hub trains: the graph it ships, its layout and first values, and the forward model it was made of.
+
+    `frozen` is the checksum of the forward model's values that are not trained.
+    """
+
+    graph: bytes
+    spec: ParameterSpec
+    initial: Vector
+    forward: bytes | None
+    frozen: Frozen | None = None
+    warnings: tuple[str, ...] = ()
+    """What the model's file decided, or its exporter may have changed, in silence."""
+
+
+def load_graph(model: OnnxModel) -> HubGraph:
+    """Read a model's file and build the training graph, screened as a device will screen it.
+
+    A file that is a training graph already has its first values beside it, in a safetensors file of the same
+    name. Raises `ConfigError` for a file or package that is missing, `GraphError` for what cannot be trained.
+    """
+    path = expanded(model.file)
+    return build_graph(_read(path), with_own_loss(model), str(path))
+
+
+def with_own_loss(model: OnnxModel) -> OnnxModel:
+    """Return the model with a loss of the user's own read from its file, if there is one; raises `ConfigError`."""
+    loss = model.loss
+    if not isinstance(loss, OnnxLoss) or loss.file is None:
+        return model
+    return msgspec.structs.replace(model, loss=OnnxLoss(graph=_read(expanded(loss.file))))
+
+
+def build_graph(content: bytes, model: OnnxModel, where: str) -> HubGraph:
+    """Build the training graph of a model that has been read from `where`; raises what `load_graph` raises."""
+    try:
+        from edgeasync.autodiff import build, contract  # noqa: PLC0415 - a device has no onnx
+    except ModuleNotFoundError as error:
+        if error.name != "onnx":
+            raise
+        raise ConfigError(
+            "to read ONNX models the package onnx is needed: pip install 'edgeasync[hub]'"
+        ) from error
+    try:
+        if contract.is_training_graph(content):
+            _check_prebuilt(model)
+            forward = None
+            built = build.read_training_graph(
+                content, _read_values(expanded(model.file).with_suffix(".safetensors"))
+            )
+        else:
+            forward = content
+            settings = {name: getattr(model, name) for name in GraphSettings.__struct_fields__}
+            built = build.build_training_graph(content, GraphSettings(**settings))
+        check_graph(built.model, bytes_max=MODEL_BYTES_MAX)
+    except GraphError as error:
+        raise GraphError(f"{where}: {error}") from error
+    frozen = None
+    if forward is not None:
+        from edgeasync.autodiff.inspection import frozen_arrays  # noqa: PLC0415 - a device has no onnx
+
+        left = frozen_arrays(forward, {parameter.name for parameter in built.spec.parameters})
+        frozen = frozen_checksum("onnx", (FrozenArray(name, a.shape, pieces_of(a)) for name, a in left))
+    return HubGraph(built.model, built.spec, built.initial, forward, frozen, built.warnings)
+
+
+def keep_files(run: Path, graph: bytes, forward: bytes | None, names: Collection[str] = ()) -> None:
+    """Write what is trained into the run's folder, so that the trained model can be exported from it later.
+
+    A run resumes with another loss, and with other first values of the arrays in `names`: it has newer ones. With
+    another model it does not: raises `ModelMismatchError` if the folder holds one, `StorageError` if it cannot be
+    read or written.
+    """
+    origin, content = (TRAINING_FILE, graph) if forward is None else (FORWARD_FILE, forward)
+    held = {name: held_file(run / name) for name in (FORWARD_FILE, TRAINING_FILE)}
+    begun_otherwise = (held[FORWARD_FILE] is None) != (forward is None) and held[TRAINING_FILE] is not None
+    known = held[origin]
+    if forward is not None and known is not None and _same_but_for_values(known, forward, names):
+        forward = content = known
+    if begun_otherwise or known not in (None, content):
+        raise ModelMismatchError(
+            f"{run / origin}: this run was begun with another model; choose another run folder"
+        )
+    for name, new in {FORWARD_FILE: forward, TRAINING_FILE: graph}.items():
+        if new is not None:
+            keep_file(run / name, new)
+
+
+def _same_but_for_values(one: bytes, other: bytes, names: Collection[str]) -> bool:
+    """Return whether two forward models differ in nothing but the first values of these arrays."""
+    if one == other or not names:
+        return one == other
+    try:
+        import onnx  # noqa: PLC0415 - a hub that resumes another's run may have none
+
+        models = [onnx.load_model_from_string(content) for content in (one, other)]
+    except Exception:  # noqa: BLE001 - protobuf raises errors of its own
+        return False
+    for model in models:
+        for array in model.graph.initializer:
+            if array.name in names:
+                array.ClearField("raw_data")
+                array.ClearField("float_data")
+    return bool(models[0].SerializeToString(deterministic=True) == models[1].SerializeToString(deterministic=True))
+
+
+def keep_file(path: Path, content: bytes) -> None:
+    """Write a file of a run's folder unless it is so already: a full disk need not keep a hub from starting."""
+    if held_file(path) != content:
+        replace_file(path, content)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return read_regular(path)
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file; give the path of an ONNX model") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}; give the path of an ONNX model") from error
+
+
+def _read_values(path: Path) -> dict[str, Vector]:
+    try:
+        check_regular(path)
+        return safetensors.numpy.load_file(path)
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{path}: no such file; a training graph needs the first values of its parameters beside it"
+        ) from None
+    except (OSError, MemoryError, ValueError, safetensors.SafetensorError) as error:
+        raise ConfigError(f"{path}: not a readable safetensors file ({error}); build the graph again") from error
+
+
+def _check_prebuilt(model: OnnxModel) -> None:
+    """Raise `ConfigError` for settings that would change nothing, the loss being part of the graph already."""
+    default = GraphSettings()
+    for name in GraphSettings.__struct_fields__:
+        if getattr(model, name) != getattr(default, name):
+            raise ConfigError(
+                f"{model.file}: is a training graph already, so {name} would change nothing; leave it out, "
+                "or give the forward model"
+            )
+
+
+def held_file(path: Path) -> bytes | None:
+    """Return what a file of a run's folder holds, `None` if there is none; raises `StorageError`."""
+    try:
+        return read_regular(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StorageError(
+            f"{path}: cannot be read: {error.strerror}; remove it, or choose another run folder"
+        ) from error

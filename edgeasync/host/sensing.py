@@ -1,0 +1,91 @@
+"""What a device's sensors tell its governor, from what the machine tells of itself."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from edgeasync.core.device.care import CareReadings
+from edgeasync.host.readings import Power, Readings, Zone
+from edgeasync.training.free_memory import free_bytes
+
+CONSTANT_ZONES = ("PMIC",)
+"""Zones by the beginning of their names that tell no temperature: a Jetson's power chip always says 100 C."""
+
+NOW = " now"
+"""How a reason of a throttled board ends that holds now, and not only since boot."""
+
+CLOCK_YEAR_MIN = 2025
+"""A board without a clock of its own begins at an earlier one, and does not know whether it is night."""
+
+
+SENSE_EVERY_S = 1.0
+
+Sense = Callable[[], CareReadings]
+"""Reads the sensors; called in a thread, since some take long."""
+
+
+class SensorWatch:
+    """Reads the sensors every second from `begin` to `cancel`, on an event loop."""
+
+    def __init__(self, sense: Sense) -> None:
+        self._sense = sense
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self, then: Callable[[CareReadings], None], fail: Callable[[BaseException], None]) -> None:
+        """Give each reading to `then`; what goes wrong is given to `fail`, and ends the watch."""
+        self._task = asyncio.get_running_loop().create_task(self._run(then, fail))
+
+    def cancel(self) -> None:
+        """Read no more."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self, then: Callable[[CareReadings], None], fail: Callable[[BaseException], None]) -> None:
+        try:
+            while True:
+                then(await asyncio.to_thread(self._sense))
+                await asyncio.sleep(SENSE_EVERY_S)
+        except Exception as error:  # noqa: BLE001 - which would be lost with the task
+            fail(error)
+
+
+def make_sense(root: Path = Path("/"), localtime: Callable[[], time.struct_time] = time.localtime) -> Sense:
+    """Return what reads the sensors below a root folder."""
+    readings = Readings(root)
+
+    def sense() -> CareReadings:
+        pressure = readings.pressure("memory")
+        power = readings.power()
+        return CareReadings(
+            temperature_c=_hottest(readings.zones()),
+            throttled=_held(readings.throttled()),
+            on_mains=_on_mains(power),
+            battery=None if power is None else power.battery,
+            memory_free_bytes=free_bytes(root) or None,
+            memory_pressure=None if pressure is None else pressure.full,
+            metered=readings.metered(),
+            minute=_minute(localtime()),
+        )
+
+    return sense
+
+
+def _hottest(zones: Sequence[Zone]) -> float | None:
+    found = [zone.celsius for zone in zones if not zone.name.startswith(CONSTANT_ZONES)]
+    return max(found, default=None)
+
+
+def _held(throttled: Sequence[str] | None) -> str:
+    return next((reason.removesuffix(NOW) for reason in throttled or () if reason.endswith(NOW)), "")
+
+
+def _on_mains(power: Power | None) -> bool | None:
+    """Return whether there is power from outside; a machine without a battery can have no other."""
+    if power is None or power.battery is None:
+        return None
+    return not power.discharging if power.mains is None else power.mains
+
+
+def _minute(local: time.struct_time) -> int | None:
+    return None if local.tm_year < CLOCK_YEAR_MIN else 60 * local.tm_hour + local.tm_min

@@ -1,0 +1,1 @@
+"""All of ZeroMQ: sockets, keys on connections, bounds, and who may connect."""

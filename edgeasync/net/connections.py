@@ -1,0 +1,447 @@
+"""The connections of a hub's socket, as its monitor and the kernel tell of them: `ConnectionBounds` judges them.
+
+A key that is revoked keeps its connection: libzmq asks once. So the hub shuts the descriptor down. libzmq may have
+closed it a moment before, and the number may be another connection's by now: so it is shut only if the far end is
+still the one that was accepted.
+
+libzmq keeps the parts of a message until the last one is there, without a bound, and tells nobody. But the kernel
+counts what a connection has received, and the hub what was delivered. Connections on which bytes arrive are looked
+at every `LOOK_S`; while nothing arrives, nothing is done.
+
+A forked child closes its copies of the listening socket and of all connections. Otherwise a child that outlives
+this process keeps the port, and the far ends do not notice that nobody is there any more.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import fcntl
+import os
+import resource
+import select
+import socket
+import struct
+import sys
+import termios
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakSet
+
+import zmq
+
+from edgeasync.core.engine.message_bounds import HEADER_BYTES_MAX
+from edgeasync.core.hub.events import Peer
+from edgeasync.durable.allow_list import Key
+from edgeasync.net.channel import Channel
+from edgeasync.net.connection_bounds import Connection, ConnectionBounds, Doomed
+from edgeasync.net.curve import FRAME_BYTES
+from edgeasync.net.listener_filter import ListenerFilter
+from edgeasync.net.routing_ids import first_of, is_given
+
+LOOK_S = 0.03
+"""The least time between two looks at what lies unread."""
+
+SWEEP_S = 1.0
+IDLE_SWEEPS = 10
+"""Once in this number of sweeps the hub looks for connections that have fallen silent."""
+
+EVENTS_AT_A_TIME = 128
+"""Events of the monitor that are read before the loop gets its turn."""
+
+RELEASE_S = 0.1
+"""How often addresses are looked at that were held off."""
+
+_EVENTS = (
+    zmq.EVENT_LISTENING
+    | zmq.EVENT_ACCEPTED
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+)
+
+_FAILURES: dict[int, str] = {
+    zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH: "plain",
+    zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC: "hub_key",
+}
+
+_EVENT = struct.Struct("=HI")
+_TCP_INFO_BYTES = 136
+_ACKED_AND_RECEIVED = struct.Struct("=QQ")
+_ACKED_AT = 120
+"""Where `tcpi_bytes_acked` and `tcpi_bytes_received` are in Linux's `tcp_info`."""
+
+
+FILES_KEPT = 128
+"""Descriptors that connections do not get: for the journal, checkpoints, and what libraries open."""
+
+
+def connections_that_fit() -> int:
+    """Return for how many connections there are descriptors; a quarter is kept back where there are few."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 1 << 31 if soft == resource.RLIM_INFINITY else max(1, soft - max(32, min(FILES_KEPT, soft // 4)))
+
+
+_LIBC = ctypes.CDLL(None)
+_NO_LINGER = struct.pack("ii", 1, 0)
+
+
+class Connections:
+    """Watches a ROUTER, from before it is bound.
+
+    `on_failure` is called with the name of every handshake that fails, but for those that ZAP has denied, and
+    `on_sweep` every second.
+
+    The names are `plain` (no encryption), `hub_key` (for a hub of another key), `unfinished` and `protocol`.
+    """
+
+    def __init__(
+        self,
+        router: "zmq.Socket[bytes]",
+        loop: asyncio.AbstractEventLoop,
+        bounds: ConnectionBounds,
+        on_failure: Callable[[str], None],
+        on_sweep: Callable[[], None],
+        *,
+        encrypted: bool,
+    ) -> None:
+        self.by_peer: dict[Peer, Connection] = {}
+        self.channel: Channel | None = None
+        """What reads the socket; until it is given, no message counts as too long."""
+        self._router = router
+        self._loop = loop
+        self._bounds = bounds
+        self._on_failure = on_failure
+        self._on_sweep = on_sweep
+        self._frame_bytes = FRAME_BYTES if encrypted else 0
+        self._connections: dict[int, Connection] = {}
+        self._first, self._accepted = first_of(router), 0
+        address = f"inproc://monitor-{id(router)}"
+        router.monitor(address, _EVENTS)
+        self._events: zmq.Socket[bytes] = router.context.socket(zmq.PAIR)
+        self._events.set(zmq.RCVHWM, 0)  # libzmq would wait for a hub that is slow to read
+        self._events.set(zmq.LINGER, 0)
+        self._events.connect(address)
+        self._fd = self._events.FD
+        loop.add_reader(self._fd, self._read_some)
+        loop.call_soon(self._read_some)
+        self._arrivals = select.epoll()
+        loop.add_reader(self._arrivals.fileno(), self._on_arrival)
+        self._look_timer: asyncio.TimerHandle | None = None
+        self._listener: ListenerFilter | None = None
+        self._held_off: list[str] = []
+        self._release_timer: asyncio.TimerHandle | None = None
+        self._sweeps = self._denied = 0
+        self._sweep_timer = loop.call_later(SWEEP_S, self._sweep)
+        _watching.add(self)
+
+    def close(self) -> None:
+        """Stop; to be called before the socket is closed."""
+        _watching.discard(self)
+        self._loop.remove_reader(self._fd)
+        self._sweep_timer.cancel()
+        if self._release_timer is not None:
+            self._release_timer.cancel()
+        if self._look_timer is None:
+            self._loop.remove_reader(self._arrivals.fileno())
+        else:
+            self._look_timer.cancel()
+        self._arrivals.close()
+        self._router.disable_monitor()
+        self._events.close(0)
+
+    def close_in_child(self) -> None:
+        """Close the sockets of this process in a forked child, where nothing else of this may be used."""
+        descriptors = [each.descriptor for each in self._connections.values() if _is_same(each)]
+        if self._listener is not None:
+            descriptors.append(self._listener.descriptor)
+        for descriptor in descriptors:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+    # -- messages --------------------------------------------------------------------------------------------
+
+    def heard(self, peer: Peer, key: Key, channel: Channel, header_bytes: int, payload_bytes: int | None) -> bool:
+        """Note the message that the channel hands on; return whether its connection may stay."""
+        connection = self.by_peer.get(peer)
+        if connection is None or connection.key != key:
+            if (descriptor := channel.descriptor) < 0:
+                return False  # its connection cannot be told from others, so no bound would hold
+            connection = self._find(peer, descriptor)
+            if connection is None:
+                return True  # it has ended since
+        connection.heard = True
+        connection.delivered_bytes += self._travelled(header_bytes, payload_bytes)
+        if connection.key is None:
+            self._shut(self._bounds.spoke(connection, key))
+        if header_bytes > HEADER_BYTES_MAX:
+            self._shut(self._bounds.said_too_much(connection, "header"))
+        return not connection.shut
+
+    def said_too_much(self, peer: Peer) -> None:
+        """Shut a peer's connection that says more messages than it may."""
+        if (connection := self.by_peer.get(peer)) is not None:
+            self._shut(self._bounds.said_too_much(connection, "messages"))
+
+    def begins_enrolment(self, peer: Peer) -> bool:
+        """Note that a peer asks to be enrolled; return whether it is the first time on its connection."""
+        connection = self.by_peer.get(peer)
+        if connection is None or connection.enrols:
+            return False
+        connection.enrols = True
+        return True
+
+    def said_without_end(self, descriptor: int) -> None:
+        """Shut a connection whose message has more frames than any message may have."""
+        self._read()
+        if (connection := self._connections.get(descriptor)) is not None:
+            self._shut(self._bounds.said_too_much(connection, "frames"))
+
+    def _find(self, peer: Peer, descriptor: int) -> Connection | None:
+        """Return the connection of a peer that speaks for the first time, if it is still there."""
+        if descriptor not in self._connections:
+            self._read()
+        connection = self._connections.get(descriptor)
+        if connection is None:
+            return None
+        if self.by_peer.get(connection.peer) is connection:
+            del self.by_peer[connection.peer]
+        connection.peer = peer
+        self.by_peer[peer] = connection
+        return connection
+
+    def sent(self, peer: Peer, header_bytes: int, payload_bytes: int | None, *, copied: bool) -> None:
+        """Note what was sent to a peer, and whether libzmq has a copy of the payload."""
+        if (connection := self.by_peer.get(peer)) is None:
+            return
+        connection.sent_bytes += self._travelled(header_bytes, payload_bytes)
+        connection.copied_bytes += header_bytes + (payload_bytes if copied and payload_bytes is not None else 0)
+
+    def _travelled(self, header_bytes: int, payload_bytes: int | None) -> int:
+        """Return how long a message is on its way: ZMTP's flags and length come before each frame."""
+        nbytes = header_bytes + self._frame_bytes
+        nbytes += 2 if nbytes < 256 else 9
+        if payload_bytes is None:
+            return nbytes
+        payload_bytes += self._frame_bytes
+        return nbytes + payload_bytes + (2 if payload_bytes < 256 else 9)
+
+    # -- which connections there are -------------------------------------------------------------------------
+
+    def has_claimed(self, routing_id: bytes) -> bool:
+        """Whether a peer named this routing id itself."""
+        if is_given(routing_id, self._first, self._accepted):
+            return False
+        self._read()  # the connection may be younger than what was read
+        return not is_given(routing_id, self._first, self._accepted)
+
+    def shut(self, keys: set[Key]) -> None:
+        """Shut the connections of these keys, and those that have not said anything yet: they may be theirs."""
+        self._read()
+        for connection in self._connections.values():
+            if connection.key is None or connection.key in keys:
+                _shut(connection)
+
+    def shut_one(self, descriptor: int) -> None:
+        """Shut one connection."""
+        self._read()
+        if (connection := self._connections.get(descriptor)) is not None:
+            _shut(connection)
+
+    def _shut(self, doomed: Doomed | None) -> None:
+        if doomed is not None:
+            connection, reason = doomed
+            _shut(connection, at_once=reason in ("frames", "header", "messages", "unread"))
+
+    def _sweep(self) -> None:
+        """Shut what has been silent too long."""
+        self._sweep_timer = self._loop.call_later(SWEEP_S, self._sweep)
+        self._on_sweep()
+        # The epoll forgets an arrival that libzmq has read by the time of the look: nobody gets by in bursts.
+        self._weigh([*self._connections])
+        if self._bounds.unread and self._look_timer is None:
+            self._on_arrival()
+        now_s = self._loop.time()
+        for doomed in self._bounds.silent(now_s):
+            self._shut(doomed)
+        self._sweeps += 1
+        if self._sweeps % IDLE_SWEEPS == 0:
+            for doomed in self._bounds.idle(now_s):
+                self._shut(doomed)
+            self._give_memory_back()
+
+    def _give_memory_back(self) -> None:
+        """Let the allocator return what a flood has left, if there was one: by itself it keeps much of it."""
+        denied, self._denied = self._denied, self._bounds.denied.total()
+        if denied != self._denied and (trim := getattr(_LIBC, "malloc_trim", None)) is not None:
+            trim(0)
+
+    def _read_some(self) -> None:
+        """Read a batch of events; come back if there may be more, for the descriptor is edge-triggered."""
+        emptied = False
+        try:
+            emptied = self._read(EVENTS_AT_A_TIME)
+        finally:  # also after an error: the descriptor would stay silent
+            if not emptied:
+                self._loop.call_soon(self._read_some)
+
+    def _read(self, count: int | None = None) -> bool:
+        """Read all events there are, or `count` of them; return whether there are no more."""
+        while not self._events.closed and count != 0:
+            try:
+                event, _ = self._events.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return True
+            self._on_event(*_EVENT.unpack(event))
+            count = None if count is None else count - 1
+        return self._events.closed
+
+    def _on_event(self, event: int, value: int) -> None:
+        match event:
+            case zmq.EVENT_LISTENING:
+                self._listener = ListenerFilter(value)
+            case zmq.EVENT_ACCEPTED:
+                self._on_accepted(value)
+            case zmq.EVENT_DISCONNECTED:
+                self._on_disconnected(value)
+            case zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+                self._on_failure("unfinished")
+            case zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+                self._on_failure(_FAILURES.get(value, "protocol"))
+
+    def _on_accepted(self, descriptor: int) -> None:
+        self._accepted += 1
+        self._on_disconnected(descriptor)  # if libzmq did not tell
+        now_s, far_end = self._loop.time(), _far_end(descriptor)
+        address = str(far_end[0]) if isinstance(far_end, tuple) else ""
+        connection = Connection(descriptor, address, now_s, far_end)
+        self._connections[descriptor] = connection
+        for doomed in self._bounds.accepted(connection, now_s):
+            self._shut(doomed)
+        if len(self._bounds.held_off) > len(self._held_off):
+            self._hold_off()
+        if isinstance(far_end, tuple) and not connection.shut:
+            with contextlib.suppress(OSError):  # it is closed already
+                self._arrivals.register(descriptor, select.EPOLLIN | select.EPOLLET)
+
+    def _hold_off(self) -> None:
+        """Let the kernel drop what addresses send that come too often, and look again while there are any."""
+        self._bounds.release(self._loop.time())
+        held_off = [*self._bounds.held_off]
+        if self._listener is not None and held_off != self._held_off:
+            self._listener.drop(held_off)
+        self._held_off = held_off
+        if self._release_timer is not None:
+            self._release_timer.cancel()
+        self._release_timer = self._loop.call_later(RELEASE_S, self._hold_off) if held_off else None
+
+    def _on_disconnected(self, descriptor: int) -> None:
+        if (connection := self._connections.pop(descriptor, None)) is None:
+            return
+        if self.by_peer.get(connection.peer) is connection:
+            del self.by_peer[connection.peer]
+        self._bounds.closed(connection, self._loop.time())
+
+    # -- what lies unread ------------------------------------------------------------------------------------
+
+    def _on_arrival(self) -> None:
+        """Look in a while at what has arrived."""
+        self._loop.remove_reader(self._arrivals.fileno())
+        self._look_timer = self._loop.call_later(LOOK_S, self._look)
+
+    def _look(self) -> None:
+        """Look at the connections on which bytes arrived, and at those on which something lay unread."""
+        arrived: list[tuple[int, int]] = []
+        try:
+            self._read(EVENTS_AT_A_TIME)
+            arrived = self._arrivals.poll(0, max(1, len(self._connections)))
+            self._weigh([descriptor for descriptor, _ in arrived])
+        finally:  # an error must not end the looks
+            if arrived or self._bounds.unread:
+                self._look_timer = self._loop.call_later(LOOK_S, self._look)
+            else:
+                self._look_timer = None
+                self._loop.add_reader(self._arrivals.fileno(), self._on_arrival)
+
+    @property
+    def _emptied(self) -> int:
+        return 0 if self.channel is None else self.channel.emptied
+
+    def _weigh(self, arrived: list[int]) -> None:
+        now_s = self._loop.time()
+        found = [self._connections.get(descriptor) for descriptor in arrived]
+        active = [each for each in found if each is not None and self._bounds.needs_look(each)]
+        for connection in {id(each): each for each in (*active, *self._bounds.unread)}.values():
+            if (counts := _tcp_counts(connection)) is not None:
+                taken_bytes = counts[0] - _queued_bytes(connection)
+                self._shut(
+                    self._bounds.weigh(connection, *counts, now_s, taken_bytes=taken_bytes, emptied=self._emptied)
+                )
+        if self.channel is not None and self._bounds.unread:
+            self.channel.read_soon()  # what is not delivered at the next look is not whole
+
+
+_watching: WeakSet[Connections] = WeakSet()
+
+
+def _close_in_child() -> None:
+    for connections in _watching:
+        connections.close_in_child()
+    _watching.clear()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
+
+@contextlib.contextmanager
+def _socket_of(descriptor: int) -> Any:
+    """Yield a socket object on libzmq's descriptor, and leave that open."""
+    borrowed = socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, fileno=descriptor)
+    try:
+        yield borrowed
+    finally:
+        borrowed.detach()
+
+
+def _far_end(descriptor: int) -> Any:
+    """Return who is at the far end, `None` if there is nobody any more."""
+    try:
+        with _socket_of(descriptor) as borrowed:
+            return borrowed.getpeername()
+    except OSError:
+        return None
+
+
+def _is_same(connection: Connection) -> bool:
+    """Return whether a descriptor is still that of its connection: libzmq may have closed it a moment ago."""
+    return connection.far_end is not None and _far_end(connection.descriptor) == connection.far_end
+
+
+def _tcp_counts(connection: Connection) -> tuple[int, int] | None:
+    """Return how many bytes came in on a connection, and how many that were sent have arrived."""
+    info, length = ctypes.create_string_buffer(_TCP_INFO_BYTES), ctypes.c_uint32(_TCP_INFO_BYTES)
+    told = _LIBC.getsockopt(
+        connection.descriptor, socket.IPPROTO_TCP, socket.TCP_INFO, info, ctypes.byref(length)
+    )  # a socket object would ask the kernel for its address first
+    if told != 0 or length.value < _TCP_INFO_BYTES:
+        return None
+    acknowledged_bytes, received_bytes = _ACKED_AND_RECEIVED.unpack_from(info, _ACKED_AT)
+    return received_bytes, acknowledged_bytes
+
+
+def _queued_bytes(connection: Connection) -> int:
+    """Return what the kernel holds of what came in: libzmq has not read it yet."""
+    try:
+        queued = fcntl.ioctl(connection.descriptor, termios.FIONREAD, bytes(4))
+    except OSError:
+        return 0  # libzmq has closed it a moment ago
+    return int.from_bytes(queued, sys.byteorder)
+
+
+def _shut(connection: Connection, *, at_once: bool = False) -> None:
+    """Shut a connection; `at_once` drops what is on its way, for a far end that reads nothing, or never stops."""
+    connection.shut = True
+    if _is_same(connection):
+        with contextlib.suppress(OSError), _socket_of(connection.descriptor) as borrowed:
+            if at_once:
+                borrowed.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+            borrowed.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,34 @@
+"""Sockets that connect to one hub or peer each."""
+
+import zmq
+
+from edgeasync.durable.allow_list import Key
+from edgeasync.durable.keys import KeyPair
+from edgeasync.errors import AddressError
+from edgeasync.net.curve import use_keys
+
+Pair = tuple[KeyPair, Key]
+"""This side's key pair, and the other side's public key."""
+
+
+def make_dealer(
+    context: "zmq.Context[zmq.Socket[bytes]]", frame_bytes_max: int, pair: Pair | None, *, ipv6: bool
+) -> "zmq.Socket[bytes]":
+    """Return a DEALER, not connected yet, that takes frames up to this length; `address.is_ipv6` says for what."""
+    socket = context.socket(zmq.DEALER)
+    socket.set(zmq.IPV6, ipv6)
+    socket.set(zmq.LINGER, 0)
+    socket.set(zmq.MAXMSGSIZE, frame_bytes_max)
+    if pair is not None:
+        use_keys(socket, *pair)
+    return socket
+
+
+def connect(socket: "zmq.Socket[bytes]", address: str) -> None:
+    """Connect a socket; raises `AddressError`."""
+    try:
+        socket.connect(address)
+    except zmq.ZMQError as error:
+        raise AddressError(
+            f"{address!r} is not an address to connect to ({error.strerror}); write tcp://HOST:PORT"
+        ) from error

@@ -1,0 +1,138 @@
+"""What lets a device in at its hub: its keys, or a token by which its key enrols; and when to give up waiting."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+
+from edgeasync.core.device.effects import Report
+from edgeasync.durable.keys import Token, fingerprint
+from edgeasync.errors import AccessError
+from edgeasync.net.credentials import Credentials
+from edgeasync.net.curve import mechanism_at
+from edgeasync.net.enrolment import USED, enrol
+from edgeasync.net.hub_connection import HubConnection
+from edgeasync.net.reach import explain, keys_do_not_fit
+from edgeasync.net.socket_monitor import Finding
+
+
+class DeviceAccess:
+    """Enrols a device if need be, then watches whether its keys fit. The agent calls all methods on its loop.
+
+    `on_report` hears what becomes of an enrolment, `give_up` the error that waiting would not cure.
+    """
+
+    def __init__(
+        self,
+        credentials: Credentials,
+        connection: HubConnection,
+        device_id: str,
+        on_report: Callable[[Report], None],
+        give_up: Callable[[BaseException], None],
+    ) -> None:
+        self._keys, self._pair, self._token = credentials.keys, credentials.pair, credentials.token
+        self._knocking = credentials.knocking
+        self._connection = connection
+        self._device_id = device_id
+        self._on_report, self._give_up = on_report, give_up
+        self._token_denied = self._let_in = False
+        self._cuts: Counter[str] = Counter()
+        self._shut_out: dict[str, str] = {}
+        """Why keys do not fit, by address, as long as no hub has let this device in."""
+        self._looking: asyncio.Task[None] | None = None
+
+    def begin(self, then: Callable[[], None]) -> None:
+        """Enrol if there is a token, in the background; then call `then`."""
+        if self._token is None:
+            then()
+        else:
+            self._looking = asyncio.get_running_loop().create_task(self._enrol(self._token, then))
+
+    def cancel(self) -> None:
+        """Enrol and look no more."""
+        if self._looking is not None:
+            self._looking.cancel()
+
+    async def _enrol(self, token: Token, then: Callable[[], None]) -> None:
+        """Bring the device's key by a token."""
+        assert self._keys is not None
+        assert self._pair is not None
+        told: set[Finding] = set()
+        may_be_in = self._keys.begin(token)
+        self._look_at_addresses(token)
+
+        async def on_failure(address: str, finding: Finding) -> None:
+            nonlocal may_be_in
+            may_be_in = may_be_in or finding == "spoken"
+            self._connection.address = address
+            if finding not in told:
+                told.add(finding)
+                self._on_report(Report("waiting", await explain(address, finding)))
+
+        try:
+            hub = self._connection
+            name = await enrol(hub.context, token, self._pair.public, hub.addresses, on_failure)
+            if name is not None:
+                self._keys.finish(token)
+                self._on_report(Report("enrolled", f"as {name}"))
+            elif not may_be_in:
+                self._give_up(AccessError(USED))
+                return
+            # The answer to an earlier attempt may have been lost: then the hub knows the key.
+            self._token_denied = name is None
+            then()
+        except Exception as error:  # noqa: BLE001
+            self._give_up(error)
+
+    def _look_at_addresses(self, token: Token) -> None:
+        """Warn if the settings name another hub than the token: the device goes to that of the settings."""
+        said, named = self._connection.addresses, token.addresses
+        if not set(said) & set(named):
+            detail = f"hub {', '.join(said)} stands in for the address that the token names, {', '.join(named)}"
+            self._on_report(Report("warning", detail))
+
+    def joined(self) -> None:
+        """Note that a hub has let the device in; a token that may have been used was."""
+        self._let_in = True
+        self._connection.findings.clear()
+        if self._token_denied and self._token is not None and self._keys is not None:
+            self._token_denied = False
+            self._keys.finish(self._token)
+
+    @property
+    def knock(self) -> str:
+        """What a person reads at a device that knocks, and what to do at the hub; empty if it does not."""
+        denied = self._connection.findings.get(self._connection.address) == "denied"
+        if not denied or not self._knocking or self._let_in or self._pair is None:
+            return ""
+        return (
+            "this device knocks, and waits until the hub's operator lets it in by "
+            f"'edgeasync keys accept {fingerprint(self._pair.public)} {self._device_id.partition('/')[0]}'"
+        )
+
+    def disconnected(self) -> None:
+        """Look whether it is the keys that do not fit, after the connection was cut."""
+        address, finding = self._connection.address, self._connection.finding
+        if finding is None or self._let_in:
+            return
+        self._cuts[address] = self._cuts[address] + 1 if finding == "foreign" else 0
+        idle = self._looking is None or self._looking.done()
+        if idle and finding in ("denied", "mechanism", "foreign"):
+            self._looking = asyncio.get_running_loop().create_task(self._look_at_keys(address, finding))
+
+    async def _look_at_keys(self, address: str, finding: Finding) -> None:
+        """Give up if it is the keys that do not fit, at every address: waiting would not cure it.
+
+        Once a hub has let the device in, it waits all the same: somebody on the way could say anything.
+        """
+        mechanism = "" if finding == "denied" else await mechanism_at(address)
+        reason = keys_do_not_fit(
+            finding, keyed=self._pair is not None, mechanism=mechanism, cuts=self._cuts[address]
+        )
+        if not reason or self._let_in:
+            return
+        if finding == "denied" and self._knocking:
+            return  # a person at the hub may let it in
+        self._shut_out[address] = USED if self._token_denied else reason
+        if len(self._shut_out) == len(self._connection.addresses):
+            told = "; ".join(f"{address}: {why}" for address, why in self._shut_out.items())
+            self._give_up(AccessError(told))

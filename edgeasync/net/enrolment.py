@@ -1,0 +1,111 @@
+"""A device enrols: under its token's temporary key it says its own public key, and hears whether that is taken."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+import zmq
+
+from edgeasync.durable.allow_list import Key
+from edgeasync.durable.keys import KeyPair, Token
+from edgeasync.errors import AccessError, ProtocolError, RefusedError
+from edgeasync.net.address import is_ipv6
+from edgeasync.net.channel import Channel
+from edgeasync.net.curve import mechanism_at
+from edgeasync.net.dealer import connect, make_dealer
+from edgeasync.net.reach import keys_do_not_fit
+from edgeasync.net.socket_monitor import Finding, SocketMonitor
+from edgeasync.protocol import wire
+from edgeasync.protocol.messages import Enrol, Enrolled, Refuse
+
+CONNECT_S = 5.0
+"""How long a connection may take to reach the hub's machine before the device tries another."""
+
+ANSWER_S = 5.0
+"""The least time that the hub has to answer after that."""
+
+ANSWER_ROUND_TRIPS = 8
+"""A hub on a slow link has this number of round trips: greetings, keys and answer take six."""
+
+PAUSE_S = 1.0
+
+USED = "this hub does not take the token: it was used, or has expired; make another with 'edgeasync keys enrol'"
+
+OnFailure = Callable[[str, Finding], Awaitable[None]]
+"""Hears of an address that was not reached, and how far the connection came."""
+
+
+async def enrol(
+    context: "zmq.Context[zmq.Socket[bytes]]",
+    token: Token,
+    own: Key,
+    addresses: tuple[str, ...],
+    on_failure: OnFailure,
+) -> str | None:
+    """Bring the device's own public key by a token; return the name it has at the hub.
+
+    `None` if the hub takes the token no more. It tries the addresses in turn until one answers; raises
+    `AccessError` if another hub does, `RefusedError` if the hub speaks another version of the protocol.
+    """
+    cuts: Counter[str] = Counter()
+    while True:
+        for address in addresses:
+            answer, finding = await _ask(context, address, token, own)
+            if isinstance(answer, Enrolled):
+                return answer.name
+            if finding == "denied" or (isinstance(answer, Refuse) and answer.code == "not_allowed"):
+                return None
+            if isinstance(answer, Refuse) and answer.code == "protocol_version":
+                raise RefusedError(answer.sentence)
+            if finding in ("foreign", "mechanism"):
+                cuts[address] += 1
+                mechanism = await mechanism_at(address)
+                reason = keys_do_not_fit(finding, keyed=True, mechanism=mechanism, cuts=cuts[address])
+                if reason:
+                    raise AccessError(f"{address}: {reason}")
+            await on_failure(address, finding)
+        await asyncio.sleep(PAUSE_S)
+
+
+async def _ask(
+    context: "zmq.Context[zmq.Socket[bytes]]", address: str, token: Token, own: Key
+) -> tuple[Enrolled | Refuse | None, Finding]:
+    """Say the key over a connection of its own; return the answer, if there is one, and what became of it."""
+    loop = asyncio.get_running_loop()
+    heard: asyncio.Future[Enrolled | Refuse | None] = loop.create_future()
+
+    def on_message(peer: bytes, header: bytes, payload: wire.Buffer | None) -> None:  # noqa: ARG001
+        try:
+            message = wire.decode(header)
+        except wire.UnsupportedVersionError as error:
+            message = error.to_refuse()
+        except ProtocolError:
+            return
+        if isinstance(message, Enrolled | Refuse) and not heard.done():
+            heard.set_result(message)
+
+    def on_connected() -> None:
+        if not patience.expired():
+            now_s = loop.time()
+            patience.reschedule(now_s + max(ANSWER_S, ANSWER_ROUND_TRIPS * (now_s - begun_s)))
+
+    def on_disconnected() -> None:
+        if not heard.done():
+            heard.set_result(None)
+
+    pair = KeyPair.of(token.secret), token.hub
+    ipv6 = await asyncio.to_thread(is_ipv6, address)
+    socket = make_dealer(context, wire.HEADER_BYTES_MAX, pair, ipv6=ipv6)
+    begun_s = loop.time()
+    monitor = SocketMonitor(socket, loop, on_connected, on_disconnected)
+    channel = Channel(socket, loop, on_message)
+    try:
+        connect(socket, address)
+        channel.send(b"", wire.encode(Enrol(own)))
+        async with asyncio.timeout(CONNECT_S) as patience:
+            return await heard, monitor.finding
+    except TimeoutError:
+        return None, monitor.finding
+    finally:
+        monitor.close()
+        channel.close(0)

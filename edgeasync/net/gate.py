@@ -1,0 +1,212 @@
+"""The gate of a hub with keys: CURVE on its socket, who may come in, enrolment by token, whose each message is."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+
+import zmq
+
+from edgeasync.core.engine.message_bounds import HEADER_BYTES_MAX
+from edgeasync.core.engine.sender import Sender
+from edgeasync.core.hub.events import Peer
+from edgeasync.durable.allow_list import Key
+from edgeasync.durable.keys import HubKeys, IssuedToken
+from edgeasync.errors import ProtocolError, StorageError
+from edgeasync.host.worker import Worker
+from edgeasync.net.access import Access
+from edgeasync.net.channel import Channel
+from edgeasync.net.connection_bounds import ConnectionBounds
+from edgeasync.net.connections import Connections
+from edgeasync.net.curve import serve_keys
+from edgeasync.net.zap import ZapHandler
+from edgeasync.protocol import wire
+from edgeasync.protocol.messages import Enrol, Enrolled, Refuse
+
+GOODBYE_S = 0.2
+"""How long the connection of a revoked key stays, so that its device is told. Nothing that it says is heard."""
+
+
+class Gate:
+    """Made before the hub's socket is bound, closed before it is. Used on the hub's loop.
+
+    Raises `StorageError` for a folder of keys that cannot be read, `AddressError` if the context has a gate.
+    `on_revoked` is called with keys that count no more, `on_trouble` with a sentence about a list or a disk. With
+    `knocking`, keys that are not known are noted, for a person to accept.
+    """
+
+    def __init__(
+        self,
+        keys: HubKeys,
+        socket: "zmq.Socket[bytes]",
+        loop: asyncio.AbstractEventLoop,
+        connections: Connections,
+        bounds: ConnectionBounds,
+        *,
+        on_revoked: Callable[[set[Key]], None],
+        on_trouble: Callable[[str], None],
+        knocking: bool = False,
+    ) -> None:
+        self._keys = keys
+        self._loop = loop
+        self._on_revoked = on_revoked
+        self._on_trouble = on_trouble
+        self._access = Access(
+            keys,
+            self._revoked,
+            on_trouble,
+            on_knock=self._note_knock if knocking else None,
+            on_expired=self._spend_expired,
+        )
+        # libzmq asks a handler that is there when the socket is bound.
+        self._connections = connections
+        self._bounds = bounds
+        self._zap = ZapHandler(socket.context, loop, self._lets_in)
+        serve_keys(socket, self._access.pair)
+        self._enrolling: set[Key] = set()
+        self._leaving: set[Key] = set()
+        self._worker = Worker("keys", self._fail_from_thread)
+
+    def open(self) -> None:
+        """Watch the list from now on, and enrol devices."""
+        self._worker.start()
+        self._access.watch(self._loop)
+
+    def close(self) -> None:
+        """Let nobody in any more."""
+        self._access.close()
+        self._zap.close()
+        self._worker.abandon()
+
+    def gives(self, key: Key, device_id: str) -> bool:
+        """Whether the list gives a device to a key."""
+        return self._access.gives(key, device_id)
+
+    @property
+    def denied(self) -> Counter[str]:
+        """How many were not let in, by the reason."""
+        return self._access.denied
+
+    def count(self, reason: str) -> None:
+        """Count one who was not let in."""
+        self._access.denied[reason] += 1
+
+    def _lets_in(self, key: Key, address: str) -> bool | None:
+        """Whether a key may come in; `None` if it has come too often."""
+        if not self._access.lets_in(key, address):
+            return False
+        return self._bounds.allows_handshake(key, self._loop.time()) or None
+
+    def sender(self, channel: Channel, peer: Peer, header: bytes, payload: wire.Buffer | None) -> Sender | None:
+        """Return whose the message is that the channel hands on.
+
+        `None` for one that is not the hub's to hear: a token's, which is answered here, or that of a key that
+        counts no more, whose connection is shut.
+        """
+        user_id = channel.user_id
+        if self._connections.has_claimed(peer):
+            self._refuse("routing_id", channel)
+            return None
+        sender = self._access.sender(user_id)
+        payload_bytes = None if payload is None else len(payload)
+        if sender is not None:
+            stays = self._connections.heard(peer, sender.key, channel, len(header), payload_bytes)
+            return sender if stays else None
+        token = self._access.token(user_id)
+        if token is None and bytes.fromhex(user_id) in self._leaving:
+            self.count("revoked")
+            return None
+        if token is None:
+            self._refuse("revoked", channel)
+            return None
+        stays = self._connections.heard(peer, token.key, channel, len(header), payload_bytes)
+        if stays and not self._enrol(token, channel, peer, header, payload):
+            self._refuse("token", channel)
+        return None
+
+    def _enrol(
+        self, token: IssuedToken, channel: Channel, peer: Peer, header: bytes, payload: wire.Buffer | None
+    ) -> bool:
+        """Begin to enrol a device, in the background; return whether it said what it may.
+
+        That is once a connection: each time costs the folder of keys a write.
+        """
+        try:
+            message = wire.decode(header, HEADER_BYTES_MAX)
+        except wire.UnsupportedVersionError as error:
+            if stays := self._connections.begins_enrolment(peer):
+                channel.send(peer, wire.encode(error.to_refuse()))
+            return stays
+        except ProtocolError:
+            return False
+        if not isinstance(message, Enrol) or payload is not None or token.key in self._enrolling:
+            return False
+        if not self._connections.begins_enrolment(peer):
+            return False
+        self._enrolling.add(token.key)
+        answer = partial(self._enrolled, channel, peer, token)
+        key = message.key
+
+        def work() -> None:
+            found: str | StorageError | None
+            try:
+                found = self._keys.use_token(token.key, key, time.time())
+            except StorageError as error:
+                found = error
+            self._loop.call_soon_threadsafe(answer, found)
+
+        self._worker.submit(work)
+        return True
+
+    def _enrolled(
+        self, channel: Channel, peer: Peer, token: IssuedToken, found: str | StorageError | None
+    ) -> None:
+        """Answer a device whose key is in the list now, or could not be brought there."""
+        self._enrolling.discard(token.key)
+        self._access.read()
+        if isinstance(found, StorageError):
+            self._on_trouble(f"{token.name} could not enrol: {found}")
+            channel.send(peer, wire.encode(Refuse("busy", "the hub's keys cannot be written; try again", 1.0)))
+        elif found is None:
+            self.count("token")
+            channel.send(peer, wire.encode(Refuse("not_allowed", "this token does not let this key in")))
+        else:
+            channel.send(peer, wire.encode(Enrolled(found)))
+
+    def _revoked(self, keys: set[Key]) -> None:
+        """End what keys have here, of which the hub tells their devices; then shut their connections."""
+        self._on_revoked(keys)
+        self._leaving |= keys
+        self._loop.call_later(GOODBYE_S, self._shut, keys)
+
+    def _shut(self, keys: set[Key]) -> None:
+        self._leaving -= keys
+        self._connections.shut(keys)
+
+    def _fail_from_thread(self, error: BaseException) -> None:
+        self._loop.call_soon_threadsafe(self._on_trouble, f"the hub's keys could not be used: {error!r}")
+
+    def _spend_expired(self) -> None:
+        def work() -> None:
+            try:
+                self._keys.spend_expired(time.time())
+            except StorageError as error:
+                told = f"an expired token could not be recorded as used: {error}"
+                self._loop.call_soon_threadsafe(self._on_trouble, told)
+
+        self._worker.submit(work)
+
+    def _note_knock(self, key: Key, address: str) -> None:
+        def work() -> None:
+            try:
+                self._keys.knock(key, address, time.time())
+            except StorageError as error:
+                self._loop.call_soon_threadsafe(self._on_trouble, f"a knock could not be noted: {error}")
+
+        self._worker.submit(work)
+
+    def _refuse(self, reason: str, channel: Channel) -> None:
+        """Count a message that nobody is to hear, and shut its connection."""
+        self.count(reason)
+        self._connections.shut_one(channel.descriptor)

@@ -1,0 +1,85 @@
+"""ZAP (RFC 27): libzmq asks, for every connection, whether its key may come in.
+
+pyzmq has an authenticator too; it wants a loop of its own kind and fails without a word. This one runs on the
+hub's loop, and whatever goes wrong in it is a denial. While it is not served, nobody comes in.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+import zmq
+
+from edgeasync.durable.allow_list import Key
+from edgeasync.errors import AddressError
+from edgeasync.net.curve import DOMAIN
+
+LOG = logging.getLogger("edgeasync.keys")
+
+ENDPOINT = "inproc://zeromq.zap.01"
+
+_ALLOWED, _DENIED, _FAILED = b"200", b"400", b"500"
+
+Decide = Callable[[Key, str], bool | None]
+"""Says whether a key from an address may come in; `None` for not now."""
+
+
+class ZapHandler:
+    """Answers libzmq's requests for the sockets of a context; to be made before the first of them is bound.
+
+    A key that is let in becomes the `User-Id` of every frame of its connection, in hexadecimal.
+    """
+
+    def __init__(
+        self, context: "zmq.Context[zmq.Socket[bytes]]", loop: asyncio.AbstractEventLoop, decide: Decide
+    ) -> None:
+        self._decide = decide
+        self._loop = loop
+        self._socket = context.socket(zmq.ROUTER)
+        self._socket.set(zmq.LINGER, 0)
+        try:
+            self._socket.bind(ENDPOINT)
+        except zmq.ZMQError as error:
+            self._socket.close(0)
+            raise AddressError("another hub with keys uses this ZeroMQ context; give each its own") from error
+        self._fd = self._socket.FD
+        loop.add_reader(self._fd, self._read)
+        loop.call_soon(self._read)  # the descriptor tells only once, and may have
+
+    def close(self) -> None:
+        """Stop; nobody comes in from now on."""
+        if not self._socket.closed:
+            self._loop.remove_reader(self._fd)
+            self._socket.close(0)
+
+    def _read(self) -> None:
+        """Answer all requests, for the descriptor is edge-triggered."""
+        while not self._socket.closed:
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._answer(frames)
+
+    def _answer(self, frames: Sequence[bytes]) -> None:
+        """Answer one request. One without an envelope cannot be answered: libzmq sends none such."""
+        if len(frames) < 4:
+            return
+        peer, empty, version, request, *rest = frames
+        status, user_id = self._judge(version, rest)
+        reply = [peer, empty, b"1.0", request, status, b"", user_id, b""]
+        self._socket.send_multipart(reply, zmq.NOBLOCK)
+
+    def _judge(self, version: bytes, rest: Sequence[bytes]) -> tuple[bytes, bytes]:
+        try:
+            domain, address, _, mechanism, key = rest
+            if (version, domain, mechanism, len(key)) != (b"1.0", DOMAIN, b"CURVE", 32):
+                return _DENIED, b""
+            allowed = self._decide(key, address.decode("ascii", "replace"))
+        except Exception:
+            LOG.exception("a key is not let in: the handler failed")
+            return _FAILED, b""
+        if allowed is True:
+            return _ALLOWED, key.hex().encode()
+        # With 300, which ZAP has for this, libzmq leaves the connection open.
+        return _FAILED if allowed is None else _DENIED, b""

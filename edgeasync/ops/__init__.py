@@ -1,0 +1,1 @@
+"""What an operator runs beside a fleet: the doctor, services, lists of runs, and models taken out of them."""

@@ -1,0 +1,23 @@
+"""Whether a device's data can be read."""
+
+import time
+from pathlib import Path
+
+from edgeasync.config import expanded
+from edgeasync.data.dataset import Dataset
+from edgeasync.data.files import load
+from edgeasync.errors import ConfigError, DataError
+from edgeasync.ops.doctor.finding import Finding, ok, told, warn
+
+
+def examine_data(path: Path | None) -> tuple[Dataset | None, Finding]:
+    """Read the data, and return it with what is to say of it."""
+    if path is None:
+        return None, warn("data", "not given", "give --data FILE, or the agent's settings file")
+    begun_s = time.perf_counter()
+    try:
+        dataset = load(expanded(path))
+    except (ConfigError, DataError) as error:
+        return None, told("data", error)
+    seconds = time.perf_counter() - begun_s
+    return dataset, ok("data", f"{path}: {len(dataset):,} examples, read in {seconds:.1f} s")

@@ -1,0 +1,97 @@
+"""Whether a device's data can be trained on, and how long a step takes."""
+
+import time
+from pathlib import Path
+
+import numpy as np
+
+from edgeasync.config import expanded
+from edgeasync.data.dataset import Dataset
+from edgeasync.errors import ConfigError, EdgeAsyncError, GraphError
+from edgeasync.ops.doctor.finding import Step, ok, told, warn
+from edgeasync.parameters import Parameter, ParameterSpec
+from edgeasync.policies.optimizers import SGD
+from edgeasync.regular_file import read_regular
+from edgeasync.training.numpy_models import Model
+from edgeasync.training.onnx_trainer import GRADIENT, NEXT, OnnxTrainer, Provider, open_session
+from edgeasync.training.plan import TrainingPlan
+from edgeasync.training.trainer import Trainer
+
+STEPS_MAX = 10
+STEPS_S = 2.0
+"""After a first step, at most this number of steps and of seconds is measured."""
+
+STEP_S_SLOW = 10.0
+
+MOTIONLESS = SGD(learning_rate=1e-30)
+"""The optimizer of the measured steps: no step leads away from the model."""
+
+
+def find_graph(state: Path) -> Path | None:
+    """Return the training graph that the device was sent last, if there is one that this user can see."""
+    try:
+        files = sorted(state.glob("graphs/*.onnx"), key=lambda file: file.stat().st_mtime_ns)
+    except PermissionError:
+        return None
+    return files[-1] if files else None
+
+
+def examine_step(dataset: Dataset | None, model: Model | Path | None, provider: Provider, threads: int) -> Step:
+    """Train a few steps, and return how long one takes; `model` may be the path of a training graph."""
+    if dataset is None:
+        return Step(warn("step", "not measured: there is no data", "cure the line 'data'"), 0)
+    if model is None:
+        cure = "give --model GRAPH.onnx (of 'edgeasync model build'); once the device has joined its graph is here"
+        return Step(warn("step", "not measured: the model is not known yet", cure), 0)
+    try:
+        trainer = _make_trainer(model, dataset, provider, threads)
+        seconds = _time_steps(trainer)
+    except EdgeAsyncError as error:
+        return Step(told("step", error), 0)
+    nbytes = 4 * trainer.spec.length
+    shown = f"the data fit the model, and a step takes {_duration(seconds)}"
+    if seconds > STEP_S_SLOW:
+        cure = "set micro_batch_size or a smaller model, or accept few local steps"
+        return Step(warn("step", shown, cure), nbytes)
+    return Step(ok("step", shown), nbytes)
+
+
+def _make_trainer(model: Model | Path, dataset: Dataset, provider: Provider, threads: int) -> Trainer:
+    if not isinstance(model, Path):
+        return TrainingPlan(model=model).make_trainer(dataset, 0)
+    try:
+        graph = read_regular(expanded(model))
+    except OSError as error:
+        raise ConfigError(f"{model}: cannot be read: {error.strerror}; give a training graph") from error
+    spec = read_spec(graph, model)
+    return OnnxTrainer(graph, spec, dataset, [MOTIONLESS], threads=threads, provider=provider)
+
+
+def read_spec(graph: bytes, path: Path) -> ParameterSpec:
+    """Return the arrays that a training graph trains, by the names of its outputs; raises `GraphError`."""
+    session = open_session(graph, 1, "cpu")
+    outputs = {entry.name for entry in session.get_outputs()}
+    shapes = {entry.name: tuple(entry.shape) for entry in session.get_inputs()}
+    trained = [Parameter(name, shape) for name, shape in shapes.items() if name + GRADIENT in outputs]
+    moved = [Parameter(name, shape, "statistic") for name, shape in shapes.items() if name + NEXT in outputs]
+    if not trained:
+        raise GraphError(
+            f"{path}: is no training graph; make one with 'edgeasync model build {path.name} --out FILE'"
+        )
+    return ParameterSpec((*trained, *moved))
+
+
+def _time_steps(trainer: Trainer) -> float:
+    """Return the mean seconds of a step after the first, which loads what later ones have."""
+    generator = np.random.default_rng(0)
+    trainer.begin((0.05 * generator.standard_normal(trainer.spec.length)).astype(np.float32))
+    trainer.step()
+    begun_s, steps = time.perf_counter(), 0
+    while not steps or (steps < STEPS_MAX and time.perf_counter() - begun_s < STEPS_S):
+        trainer.step()
+        steps += 1
+    return (time.perf_counter() - begun_s) / steps
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{1000 * seconds:.2g} ms"

@@ -1,0 +1,181 @@
+"""Lists the runs in a folder for people. Read-only."""
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from edgeasync.durable.checkpoint import CheckpointStore, Manifest
+from edgeasync.durable.disk import FolderDisk
+from edgeasync.durable.files import is_locked
+from edgeasync.durable.run_replay import JournalEnd, follow_journal, look_at
+from edgeasync.errors import StorageError
+from edgeasync.graphs.model_file import BEST_FILE, MODEL_FILE, read_header
+from edgeasync.runtime.hub import RECORD_FILE
+
+
+class Mark(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint, and the loss and accuracy of the last evaluation before it."""
+
+    checkpoint: str
+    version: int
+    loss: float | None
+    accuracy: float | None
+
+
+class Best(msgspec.Struct, frozen=True, kw_only=True):
+    """The best version by evaluation, which is in `best.safetensors`."""
+
+    version: int
+    loss: float
+    accuracy: float | None
+
+
+class CheckpointSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint of a run.
+
+    `entry` is the last entry of the journal that it covers. `loss` and `accuracy` are of the last evaluation
+    before it. `written_s` is the time of the write by the wall clock. `trouble` is empty, or says what is wrong.
+    """
+
+    checkpoint: str
+    version: int | None = None
+    updates_applied: int | None = None
+    lineage: str | None = None
+    entry: int | None = None
+    written_s: float | None = None
+    bytes: int | None = None
+    loss: float | None = None
+    accuracy: float | None = None
+    trouble: str = ""
+
+
+class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """A run in a folder of runs.
+
+    `version`, `updates_applied` and `lineage` are the values after the journal's last entry. `newest` is a
+    checkpoint. `best` is what the status and `export --best` call so. `written_s` is the time of the last write by
+    the wall clock. `trouble` has a sentence for each problem.
+    """
+
+    name: str
+    version: int | None
+    updates_applied: int | None
+    lineage: str | None
+    written_s: float | None
+    checkpoints: int
+    journal_bytes: int
+    newest: Mark | None
+    best: Best | None
+    in_use: bool
+    trouble: list[str]
+
+
+def list_runs(folder: Path) -> list[RunSummary]:
+    """Return the runs in a folder, by name; raises `StorageError` if that cannot be read."""
+    try:
+        runs = sorted(path for path in folder.iterdir() if path.is_dir())
+    except FileNotFoundError:
+        raise StorageError(f"{folder}: no such folder; give the folder that the runs are in") from None
+    except OSError as error:
+        raise StorageError(f"{folder}: cannot be read: {error.strerror}; fix its rights") from error
+    return [summary for path in runs if (summary := _summarize(path)) is not None]
+
+
+def is_run(folder: Path) -> bool:
+    """Return whether a folder is that of a run, and not one of runs."""
+    try:
+        return any((folder / name).exists() for name in (RECORD_FILE, MODEL_FILE))
+    except OSError:  # `list_runs` says what is wrong
+        return False
+
+
+def list_checkpoints(run: Path) -> list[CheckpointSummary]:
+    """Return a run's checkpoints, the newest first, then those that cannot be read; raises `StorageError`."""
+    manifests, unreadable = CheckpointStore(FolderDisk(run), keep=1).manifests()
+    found = [
+        CheckpointSummary(
+            checkpoint=name,
+            version=manifest.version,
+            updates_applied=manifest.updates_applied,
+            lineage=manifest.lineage,
+            entry=manifest.journal,
+            written_s=manifest.created_s,
+            bytes=manifest.nbytes,
+            loss=manifest.loss,
+            accuracy=manifest.accuracy,
+            trouble=_wrong_with(run, name, manifest),
+        )
+        for name, manifest in manifests
+    ]
+    return found + [CheckpointSummary(checkpoint=name, trouble=reason) for name, reason in unreadable]
+
+
+def _summarize(run: Path) -> RunSummary | None:
+    """Return what there is to say of a folder; nothing if it is no run."""
+    trouble: list[str] = []
+    manifests: list[tuple[str, Manifest]] = []
+    segments: list[os.stat_result] = []
+    end: JournalEnd | None = None
+    try:
+        folder = look_at(run)
+        try:
+            manifests = folder.manifests
+            trouble += [reason for _, reason in folder.unreadable]
+            segments = [folder.journal.status(name) for name in folder.journal.names()]
+            if manifests:
+                end = follow_journal(folder.journal, manifests[0][1])
+        finally:
+            folder.journal.close()
+    except StorageError as error:
+        trouble.append(str(error))
+    if not (manifests or segments or trouble):
+        if not is_run(run):
+            return None
+        trouble.append(
+            "has no checkpoint; a hub begins it from scratch, or from model.safetensors if that is there"
+        )
+    trouble += [reason for name, manifest in manifests if (reason := _wrong_with(run, name, manifest))]
+    if end is not None and end.trouble:
+        trouble.append(end.trouble)
+    if segments and not manifests:
+        trouble.append("has a journal but no checkpoint to begin from")
+    times = [status.st_mtime for status in segments] + [manifest.created_s for _, manifest in manifests]
+    return RunSummary(
+        name=run.name,
+        version=None if end is None else end.version,
+        updates_applied=None if end is None else end.updates_applied,
+        lineage=None if end is None else end.lineage,
+        written_s=max(times, default=None),
+        checkpoints=len(manifests),
+        journal_bytes=sum(status.st_size for status in segments),
+        newest=_mark(*manifests[0]) if manifests else None,
+        best=_best(run),
+        in_use=is_locked(run),
+        trouble=trouble,
+    )
+
+
+def _wrong_with(run: Path, name: str, manifest: Manifest) -> str:
+    """Return what can be seen to be wrong with a checkpoint without reading it."""
+    try:
+        nbytes = (run / f"{name}.safetensors").stat().st_size
+    except FileNotFoundError:
+        # A hub removes the manifest first.
+        return f"{name}: its arrays are missing" if (run / f"{name}.json").exists() else ""
+    except OSError as error:
+        return f"{name}: cannot be read: {error.strerror}"
+    return "" if nbytes == manifest.nbytes else f"{name}: has {nbytes} bytes, not {manifest.nbytes}"
+
+
+def _best(run: Path) -> Best | None:
+    """Return the evaluation of the best version, as its file tells it."""
+    try:
+        found = read_header(run / BEST_FILE).evaluation
+    except StorageError:
+        return None
+    return None if found is None else Best(version=found.number, loss=found.loss, accuracy=found.accuracy)
+
+
+def _mark(name: str, manifest: Manifest) -> Mark:
+    return Mark(checkpoint=name, version=manifest.version, loss=manifest.loss, accuracy=manifest.accuracy)

@@ -1,0 +1,70 @@
+"""A folder of wheels for a board, and what installs them there without a network."""
+
+import importlib.resources
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Literal
+
+from edgeasync.errors import ConfigError, StorageError
+from edgeasync.ops.service.environments import run_told
+
+Platform = Literal["pi", "jetson", "x86"]
+Python = Literal["3.11", "3.12", "3.13"]
+
+INSTALLER = "install.sh"
+
+_MACHINES: dict[Platform, tuple[str, int]] = {
+    "pi": ("aarch64", 36),
+    "jetson": ("aarch64", 35),
+    "x86": ("x86_64", 36),
+}
+"""The processor, and the minor version of glibc 2 that the oldest supported system of these boards has."""
+
+GLIBC_MIN = 17
+"""The oldest that wheels are made for today."""
+
+
+def download_arguments(platform: Platform, python: Python) -> list[str]:
+    """Return how `pip download` is told for which machine it downloads."""
+    machine, newest = _MACHINES[platform]
+    tags = [f"manylinux_2_{minor}_{machine}" for minor in range(newest, GLIBC_MIN - 1, -1)]
+    tags += [f"manylinux2014_{machine}", f"linux_{machine}"]
+    abis = [f"cp{python.replace('.', '')}", "abi3", "none"]
+    chosen = ["--only-binary=:all:", "--implementation", "cp", "--python-version", python]
+    return [
+        *chosen,
+        *[word for abi in abis for word in ("--abi", abi)],
+        *[w for tag in tags for w in ("--platform", tag)],
+    ]
+
+
+def make_bundle(source: str, platform: Platform, python: Python, out: Path, *, extras: str = "") -> list[Path]:
+    """Download edgeasync from `source` and all it needs into `out`, with `install.sh`; return the files.
+
+    A `source` is a wheel, a clone, or a name in pip's index. Raises `ConfigError` and `StorageError`.
+    """
+    if out.exists() and any(out.iterdir()):
+        raise ConfigError(
+            f"--out {out}: is not empty; give a new folder, so that it holds one version of each wheel"
+        )
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    with tempfile.TemporaryDirectory() as folder:
+        # pip takes a bare word for a name in the index, also where a folder is called that.
+        named = str(Path(source).resolve()) if Path(source).exists() else source
+        run_told([*pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, named])
+        wheels = list(Path(folder).glob("edgeasync-*.whl"))
+        if len(wheels) != 1:
+            raise ConfigError(f"{source}: is not edgeasync; give its wheel, its clone, or its name in an index")
+        wanted = f"{wheels[0]}[{extras}]" if extras else str(wheels[0])
+        arguments = [*download_arguments(platform, python), "--dest", str(out.resolve())]
+        run_told([*pip, "download", "--quiet", *arguments, wanted])
+    try:
+        installer = importlib.resources.files("edgeasync.ops.service") / INSTALLER
+        with importlib.resources.as_file(installer) as file:
+            shutil.copy(file, out / INSTALLER)
+    except OSError as error:
+        raise StorageError(f"{out}: cannot be written: {error.strerror}; free space or fix its rights") from error
+    (out / INSTALLER).chmod(0o755)
+    return sorted(out.iterdir())

@@ -1,0 +1,116 @@
+"""The hub's side of a graph: what the run's folder keeps of it, and which run may be resumed."""
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from edgeasync import nn
+from edgeasync.errors import ConfigError, GraphError, ModelMismatchError
+from edgeasync.graphs.graph_model import (
+    FORWARD_FILE,
+    TRAINING_FILE,
+    OnnxModel,
+    build_graph,
+    keep_files,
+    load_graph,
+)
+from tests.support.graphs import forward_model
+
+
+def files(run):
+    return {path.name: path.read_bytes() for path in run.iterdir()}
+
+
+def test_a_run_keeps_what_it_trains(tmp_path):
+    keep_files(tmp_path, b"graph", b"forward")
+    assert files(tmp_path) == {TRAINING_FILE: b"graph", FORWARD_FILE: b"forward"}
+    keep_files(tmp_path, b"another loss", b"forward")
+    assert files(tmp_path) == {TRAINING_FILE: b"another loss", FORWARD_FILE: b"forward"}
+
+
+def test_a_run_keeps_a_graph_that_was_built_before(tmp_path):
+    for _ in range(2):
+        keep_files(tmp_path, b"graph", None)
+        assert files(tmp_path) == {TRAINING_FILE: b"graph"}
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        ((b"graph", b"forward"), (b"graph", b"another")),
+        ((b"graph", b"forward"), (b"graph", None)),
+        ((b"graph", None), (b"another", None)),
+        ((b"graph", None), (b"graph", b"forward")),
+    ],
+)
+def test_another_model_is_refused_and_nothing_is_touched(tmp_path, before, now):
+    keep_files(tmp_path, *before)
+    held = files(tmp_path)
+    with pytest.raises(ModelMismatchError, match="another run folder"):
+        keep_files(tmp_path, *now)
+    assert files(tmp_path) == held
+
+
+def test_a_forward_model_becomes_a_graph(tmp_path):
+    path = tmp_path / "forward.onnx"
+    path.write_bytes(forward_model())
+    loaded = load_graph(OnnxModel(file=str(path), train=("head.*",)))
+    assert {parameter.name for parameter in loaded.spec.parameters} == {"head.weight", "head.bias"}
+    assert len(loaded.initial) == loaded.spec.length
+    assert loaded.forward == path.read_bytes()
+
+
+def test_a_graph_that_was_built_before_is_shipped_as_it_is(tmp_path):
+    (tmp_path / "forward.onnx").write_bytes(forward_model())
+    built = load_graph(OnnxModel(file=str(tmp_path / "forward.onnx")))
+    prebuilt = tmp_path / "training.onnx"
+    prebuilt.write_bytes(built.graph)
+    with pytest.raises(ConfigError, match=r"training\.safetensors: no such file"):
+        load_graph(OnnxModel(file=str(prebuilt)))
+    safetensors.numpy.save_file(dict(built.spec.views(built.initial)), tmp_path / "training.safetensors")
+    loaded = load_graph(OnnxModel(file=str(prebuilt)))
+    assert (loaded.graph, loaded.spec, loaded.forward) == (built.graph, built.spec, None)
+    assert np.array_equal(loaded.initial, built.initial)
+    with pytest.raises(ConfigError, match="loss would change nothing"):
+        load_graph(OnnxModel(file=str(prebuilt), loss="mse"))
+    (tmp_path / "training.safetensors").write_bytes(b"torn")
+    with pytest.raises(ConfigError, match="not a readable safetensors file"):
+        load_graph(OnnxModel(file=str(prebuilt)))
+
+
+def test_files_that_cannot_be_used(tmp_path):
+    with pytest.raises(ConfigError, match="no such file"):
+        load_graph(OnnxModel(file=str(tmp_path / "none.onnx")))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_graph(OnnxModel(file=str(tmp_path)))
+    (tmp_path / "torn.onnx").write_bytes(b"torn")
+    with pytest.raises(GraphError, match=r"torn\.onnx: "):
+        load_graph(OnnxModel(file=str(tmp_path / "torn.onnx")))
+
+
+def test_a_run_resumes_with_other_first_values_but_not_with_other_constants(tmp_path):
+    first, other = [nn.to_onnx(nn.Linear(3, 2), (3,), seed=seed).SerializeToString() for seed in (0, 1)]
+    keep_files(tmp_path, b"graph", first, {"0.weight", "0.bias"})
+    keep_files(tmp_path, b"graph", other, {"0.weight", "0.bias"})
+    assert (tmp_path / FORWARD_FILE).read_bytes() == first
+    for content, names in (
+        (other, {"0.bias"}),
+        (nn.to_onnx(nn.Linear(3, 3), (3,)).SerializeToString(), {"0.weight"}),
+    ):
+        with pytest.raises(ModelMismatchError, match="begun with another model"):
+            keep_files(tmp_path, b"graph", content, names)
+
+
+def test_values_that_are_not_trained_have_a_checksum():
+    """Peers compare it: each reads a file of its own."""
+    layers = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+
+    def frozen_of(seed, **chosen):
+        forward = nn.to_onnx(layers, (3,), seed=seed).SerializeToString()
+        return build_graph(forward, OnnxModel(file="", **chosen), "the model").frozen
+
+    assert frozen_of(0) is None
+    head, same, other = (frozen_of(seed, train=["2.*"]) for seed in (0, 0, 1))
+    assert head.framework == "onnx"
+    assert head == same != other
+    assert frozen_of(0, train=["0.*"]) not in (None, head)
