@@ -24,6 +24,7 @@ from edgeasync.core.hub.settings import FLOAT32, CheckpointSettings, HubCoreSett
 from edgeasync.durable.run import Durability
 from edgeasync.host.machine import prepare_for_service
 from edgeasync.net.channel import COPY_BELOW_BYTES
+from edgeasync.net.hub_listener import QUEUED_MESSAGES_MAX
 from edgeasync.parameters import Parameter, ParameterSpec, Vector
 from edgeasync.policies.aggregation import ImmediateAggregator
 from edgeasync.policies.frequency import FixedFrequency
@@ -47,7 +48,7 @@ from edgeasync.protocol.messages import (
     Welcome,
 )
 from edgeasync.protocol.transfers import CreditWindow, IncomingTransfer, OutgoingTransfer
-from edgeasync.runtime.hub import QUEUED_MESSAGES_MAX, Hub
+from edgeasync.runtime.hub import Hub
 
 ADDRESS = "tcp://127.0.0.1:*"
 LINEAGE = "0" * 16

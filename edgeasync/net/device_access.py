@@ -70,7 +70,7 @@ class DeviceAccess:
 
         try:
             hub = self._connection
-            name = await enrol(hub.context, token, self._pair.public, hub.addresses, on_failure)
+            name = await enrol(hub.network.context, token, self._pair.public, hub.addresses, on_failure)
             if name is not None:
                 self._keys.finish(token)
                 self._on_report(Report("enrolled", f"as {name}"))

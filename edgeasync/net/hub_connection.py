@@ -15,6 +15,7 @@ from edgeasync.net.credentials import Credentials
 from edgeasync.net.curve import FRAME_BYTES
 from edgeasync.net.dealer import connect, make_dealer
 from edgeasync.net.frame_log import log_frame
+from edgeasync.net.network import Network
 from edgeasync.net.reach import explain
 from edgeasync.net.socket_monitor import Finding, SocketMonitor
 from edgeasync.protocol import wire
@@ -35,16 +36,19 @@ ENCRYPTION_BYTES = 64
 class HubConnection:
     """Connects a device to one of its hub's addresses at a time.
 
-    All of it runs on the agent's loop, `on_message`, `on_connected` and `on_disconnected` as well.
+    `DeviceNetwork` over ZeroMQ. All of it runs on the agent's loop, `on_message`, `on_connected` and
+    `on_disconnected` as well. The network may be `shared` with a hub of this process.
     """
 
     def __init__(
         self,
         credentials: Credentials,
         frame_bytes_max: int,
+        *,
         on_message: Callable[[bytes, Buffer | None], None],
         on_connected: Callable[[], None],
         on_disconnected: Callable[[], None],
+        shared: Network | None = None,
     ) -> None:
         self.addresses = credentials.addresses
         self.address = self.addresses[0]
@@ -57,15 +61,22 @@ class HubConnection:
         self._frame_bytes_max = frame_bytes_max
         self._on_message = on_message
         self._on_connected, self._on_disconnected = on_connected, on_disconnected
+        self._shared = shared
         self._channel: Channel | None = None
         self._monitor: SocketMonitor | None = None
         self._explaining: asyncio.Task[None] | None = None
         self._early: list[tuple[bytes, Buffer | None]] = []
         """Messages from before the connection: a second socket sends them again."""
 
-    def begin(self, loop: asyncio.AbstractEventLoop, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
-        """Make sockets of this context on this loop from now on."""
-        self._loop, self.context = loop, context
+    def begin(self) -> None:
+        """Make sockets on the running loop from now on, until `end`."""
+        self._loop = asyncio.get_running_loop()
+        self.network = Network() if self._shared is None else self._shared
+
+    def end(self) -> None:
+        """Make no sockets any more; the last goodbye has a moment to leave."""
+        if self._shared is None:
+            self.network.close()
 
     def connect(self, number: int) -> None:
         """Connect a fresh socket to the address of this number; raises `AddressError`. Call `close` before.
@@ -89,7 +100,7 @@ class HubConnection:
         if self._pair is not None:
             assert self._hub_key is not None
             pair = self._pair, self._hub_key
-        socket = make_dealer(self.context, self._frame_bytes_max + FRAME_BYTES, pair, ipv6=ipv6)
+        socket = make_dealer(self.network.context, self._frame_bytes_max + FRAME_BYTES, pair, ipv6=ipv6)
         socket.set(zmq.RCVHWM, QUEUED_MESSAGES_MAX)
         monitor = SocketMonitor(socket, self._loop, self._on_connected, self._on_disconnected, open_another)
         try:
@@ -101,6 +112,10 @@ class HubConnection:
         self._monitor = monitor
         self._channel = Channel(socket, self._loop, self.receive)
         self._channel.large_payloads = True
+
+    def has_connected(self) -> bool:
+        """Return whether the hub has answered on this connection, so that what was sent has left."""
+        return self.finding == "spoken"
 
     @property
     def finding(self) -> Finding | None:

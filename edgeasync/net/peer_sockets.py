@@ -28,6 +28,7 @@ from edgeasync.net.connection_bounds import ConnectionBounds
 from edgeasync.net.connections import Connections, connections_that_fit
 from edgeasync.net.curve import FRAME_BYTES, serve_keys
 from edgeasync.net.dealer import connect, make_dealer
+from edgeasync.net.network import Network
 from edgeasync.net.socket_monitor import SocketMonitor
 from edgeasync.net.zap import ZapHandler
 from edgeasync.protocol.peer_messages import PEERS_MAX
@@ -71,7 +72,7 @@ class PeerSockets:
         lease_s: float,
         piece_bytes: int,
         loop: asyncio.AbstractEventLoop,
-        context: "zmq.Context[zmq.Socket[bytes]]",
+        network: Network,
         on_message: OnMessage,
         on_peers: Callable[[tuple[str, ...]], None],
         on_trouble: Callable[[str], None],
@@ -80,7 +81,7 @@ class PeerSockets:
         self._pair = pair
         self._lease_ms = int(1000 * lease_s)
         self._loop = loop
-        self._context = context
+        self._context = network.context
         self._on_message = on_message
         self._on_peers = on_peers
         self._on_trouble = on_trouble

@@ -11,8 +11,6 @@ from functools import partial
 from random import Random
 from typing import TypeVar
 
-import zmq
-
 from edgeasync.core.arrays.device_model import DeviceModel
 from edgeasync.core.arrays.spool import HeldModel, Spool
 from edgeasync.core.device.care import Care, CareLimits, Pace
@@ -30,6 +28,7 @@ from edgeasync.core.device.events import (
 )
 from edgeasync.core.device.machine import GRAPH_BYTES_MAX, DeviceCore
 from edgeasync.core.engine.device_engine import DeviceEngine, ObserveDevice
+from edgeasync.core.engine.network import DeviceNetwork
 from edgeasync.durable.day_file import DayFile
 from edgeasync.durable.device_keys import DeviceKeys
 from edgeasync.durable.identity import DeviceIdentity
@@ -41,6 +40,7 @@ from edgeasync.host.sensing import Sense, SensorWatch
 from edgeasync.net.credentials import find_credentials
 from edgeasync.net.device_access import DeviceAccess
 from edgeasync.net.hub_connection import HubConnection, frame_bytes_max
+from edgeasync.net.network import Network
 from edgeasync.parameters import Parameter, Vector, layout_of
 from edgeasync.protocol.codecs import known_stages
 from edgeasync.protocol.messages import Frozen, Push, Welcome
@@ -152,7 +152,7 @@ class Agent:
         insecure: bool = False,
         on_report: OnReport | None = None,
         observe: ObserveDevice | None = None,
-        context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
+        network: Network | None = None,
     ) -> None:
         addresses = (address,) if isinstance(address, str) else tuple(address)
         credentials = find_credentials(addresses, keys, enrol, knocking=knocking, insecure=insecure)
@@ -161,18 +161,19 @@ class Agent:
             parameters_max = parameters_that_fit()
         self._graph_bytes_max, self._graphs = graph_bytes_max, graphs
         self._on_report = on_report or (lambda _: None)
-        self._given_context = context
         self._ending = Ending("Agent")
         self._watch = None if sense is None else SensorWatch(sense)
-        self._connection = HubConnection(
+        connection = HubConnection(
             credentials,
             frame_bytes_max(parameters_max, graph_bytes_max),
             on_message=self._on_message,
             on_connected=lambda: self._handle(Connected()),
             on_disconnected=self._on_disconnected,
+            shared=network,
         )
+        self._network: DeviceNetwork = connection
         self._access = DeviceAccess(
-            credentials, self._connection, identity.device_id, self._on_report, self._fail_and_leave
+            credentials, connection, identity.device_id, self._on_report, self._fail_and_leave
         )
         core = DeviceCore(
             device_id=identity.device_id,
@@ -233,15 +234,14 @@ class Agent:
         self._driver.begin()
         if self._day is not None:
             self._day.begin()
-        context = self._given_context or zmq.Context()
-        self._connection.begin(self._driver.loop, context)
+        self._network.begin()
         self._training.begin(self._driver.loop)
         try:
             self._access.begin(self._begin)
             return await self._ending.wait(self.request_stop, CLOSE_S)
         finally:
             self._training.end()
-            for waiting in (self._driver, self._connection, self._access, self._watch):
+            for waiting in (self._driver, self._network, self._access, self._watch):
                 if waiting is not None:
                     waiting.cancel()
             try:
@@ -251,8 +251,7 @@ class Agent:
                 self.disconnect(goodbye=True)
                 if self._day is not None:
                     await asyncio.to_thread(self._day.close, CLOSE_S)
-                if self._given_context is None:
-                    context.destroy()
+                self._network.end()
 
     def _begin(self) -> None:
         """Connect, after what was kept of an earlier start is here."""
@@ -276,7 +275,7 @@ class Agent:
     @property
     def address(self) -> str:
         """The hub that is spoken to."""
-        return self._connection.address
+        return self._network.address
 
     @property
     def steps_total(self) -> int:
@@ -286,12 +285,12 @@ class Agent:
     @property
     def bytes_up(self) -> int:
         """Bytes of all messages to the hub."""
-        return self._connection.bytes_up
+        return self._network.bytes_up
 
     @property
     def bytes_down(self) -> int:
         """Bytes of all messages from the hub."""
-        return self._connection.bytes_down
+        return self._network.bytes_down
 
     @property
     def updates_answered(self) -> int:
@@ -415,19 +414,19 @@ class Agent:
     def connect(self) -> None:
         """Connect a fresh socket: nothing of an older connection can come through it."""
         self.disconnect()
-        self._connection.connect(self._engine.core.hub)
+        self._network.connect(self._engine.core.hub)
 
     def disconnect(self, *, goodbye: bool = False) -> None:
         """Close the socket, if there is one."""
-        self._connection.close(goodbye=goodbye, answered=self._engine.core.answered)
+        self._network.close(goodbye=goodbye, answered=self._engine.core.answered)
 
     def has_connected(self) -> bool:
         """Return whether ZeroMQ's handshake has succeeded on this connection."""
-        return self._connection.finding == "spoken"
+        return self._network.has_connected()
 
     def send(self, header: bytes, payload: Buffer | None) -> None:
         """Send a message without waiting; without a connection it is dropped."""
-        self._connection.send(header, payload)
+        self._network.send(header, payload)
 
     def has_graph(self, fingerprint: str) -> bool:
         """Look into memory, then into the cache."""
@@ -523,7 +522,7 @@ class Agent:
         elif knock:
             self._on_report(Report("waiting", knock))
         else:
-            self._connection.explain(report, self._report_unreached)
+            self._network.explain(report, self._report_unreached)
 
     def _report_unreached(self, report: Report) -> None:
         """Tell that no hub is reached, unless one is by the time it is known why not."""

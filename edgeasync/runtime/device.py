@@ -20,6 +20,7 @@ from edgeasync.errors import ConfigError
 from edgeasync.graphs.graph_cache import GraphCache
 from edgeasync.graphs.own_code import make_trainer
 from edgeasync.host.sensing import make_sense
+from edgeasync.net.network import Network
 from edgeasync.parameters import Parameter
 from edgeasync.protocol.messages import Frozen, Welcome
 from edgeasync.runtime.agent import Agent, OnReport
@@ -30,8 +31,6 @@ from edgeasync.training.plan import CodeModel, LocalTraining, ReceivedGraph, Tra
 from edgeasync.training.trainer import Trainer
 
 if TYPE_CHECKING:
-    import zmq
-
     from edgeasync.durable.local_file import LocalFile
     from edgeasync.durable.spool_file import SpoolFile
 
@@ -86,7 +85,7 @@ def make_agent(
     trains_at_rest: bool = False,
     care: CareSection | None = None,
     root: Path = Path("/"),
-    context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
+    network: Network | None = None,
 ) -> Agent:
     """Return the agent of a device, not running yet; raises what `Agent` raises.
 
@@ -124,7 +123,7 @@ def make_agent(
         knocking=section.hub_key is not None,
         on_report=on_report,
         observe=observe,
-        context=context,
+        network=network,
     )
 
 

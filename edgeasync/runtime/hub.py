@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-import zmq
 
 from edgeasync.core.arrays.hub_model import Snapshot
 from edgeasync.core.engine.clock import OffsetClock
 from edgeasync.core.engine.hub_engine import HubEngine, Observe
-from edgeasync.core.engine.sender import ANYBODY, Sender
+from edgeasync.core.engine.network import HubNetwork
+from edgeasync.core.engine.sender import Sender
 from edgeasync.core.hub.effects import HubEffect, Report
 from edgeasync.core.hub.events import Evaluated, HubEvent, Peer
 from edgeasync.core.hub.machine import HubCore
@@ -39,14 +39,9 @@ from edgeasync.graphs.graph_model import keep_file, keep_files
 from edgeasync.graphs.model_file import BEST_FILE, MODEL_FILE, load_model, read_header, save_model
 from edgeasync.host.ending import Ending
 from edgeasync.host.worker import Worker
-from edgeasync.net import routing_ids
-from edgeasync.net.address import check_bind, is_ipv6
-from edgeasync.net.channel import COPY_BELOW_BYTES, Channel
-from edgeasync.net.connection_bounds import ConnectionBounds
-from edgeasync.net.connections import Connections, connections_that_fit
-from edgeasync.net.curve import FRAME_BYTES, refuse_old_peers
-from edgeasync.net.frame_log import log_frame
-from edgeasync.net.gate import Gate
+from edgeasync.net.address import check_bind
+from edgeasync.net.hub_listener import HubListener, ListenerSettings
+from edgeasync.net.network import Network
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.plugins import refuse_modules_in
 from edgeasync.policies.policy import PolicySet
@@ -55,9 +50,6 @@ from edgeasync.protocol.graph import ShippedGraph
 from edgeasync.protocol.messages import Frozen, ModelVersion
 from edgeasync.runtime.memory import Part, most_memory
 from edgeasync.training.evaluation import Evaluator, plain
-
-LINGER_MS = 500
-"""How long a closing hub keeps sending its goodbyes."""
 
 MANY_NAMES = "without keys a machine can take many names: policy.trust = 'open' does not protect against that"
 
@@ -72,15 +64,6 @@ PROGRESS_S = 5.0
 
 TELL_S = 60.0
 """The least time between two lines about what was kept off."""
-
-HANDSHAKE_MS = 10_000
-"""How long a peer may take for ZeroMQ's greeting."""
-
-KEEPALIVE_IDLE_S, KEEPALIVE_EVERY_S, KEEPALIVE_COUNT = 30, 10, 3
-"""When the kernel asks whether the far end of a silent connection is still there."""
-
-SOCKETS_MAX = 65_535
-QUEUED_MESSAGES_MAX = 64
 
 OnReport = Callable[[Report], None]
 Result = TypeVar("Result")
@@ -144,7 +127,7 @@ class Hub:
         on_report: OnReport | None = None,
         on_best: Callable[[Snapshot, Evaluated], None] | None = None,
         observe: Observe | None = None,
-        context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
+        network: Network | None = None,
     ) -> None:
         refuse_modules_in(run)
         check_bind(bind, insecure=insecure or keys is not None)
@@ -163,8 +146,6 @@ class Hub:
         settings = msgspec.structs.replace(settings, held_out=evaluator is not None, frozen_arrays=frozen)
         self.spec = spec
         """The arrays of the model."""
-        self.address = bind
-        """Where the hub listens; while it runs, with the port that a `*` stood for."""
         self.model_file = run / MODEL_FILE
         """The newest model that was saved, the last one once `run` has returned; `load_model` reads it."""
         self.best_file = run / BEST_FILE
@@ -182,23 +163,20 @@ class Hub:
         self._on_report = on_report or (lambda _: None)
         self._on_best = on_best or (lambda *_: None)
         self._observe = observe
-        self._given_context = context
         self._ending = Ending("Hub")
         self._evaluating = self._stopping = self._finishing = self._opened = False
         self._write_best: Callable[[], None] | None = None
         self._unsaved: StorageError | None = None
         self._keys = None if keys is None else HubKeys(keys)
-        self._knocking = knocking
-        self._gate: Gate | None = None
-        self._connections: Connections | None = None
         self._told_denied: Counter[str] = Counter()
         self._tell_at_s = 0.0
-        self._bounds = ConnectionBounds(
-            settings.limits,
+        bounds = ListenerSettings(
+            limits=settings.limits,
             lease_s=settings.liveness.lease_s,
-            files_max=connections_that_fit(),
-            by_address=keys is not None,
+            model_bytes=spec.nbytes,
+            knocking=knocking,
         )
+        self._network: HubNetwork = HubListener(bind, bounds, self._keys, network)
         self._folder = FolderLock(run, "run (--run)")
         self._run = Run(
             FolderDisk(run, self._folder.check),
@@ -223,6 +201,11 @@ class Hub:
         if not self._opened:
             raise EdgeAsyncError("the hub has no core before it has read its run's folder; look at `recovered`")
         return self._engine.core
+
+    @property
+    def address(self) -> str:
+        """Where the hub listens; while it runs, with the port that a `*` stood for."""
+        return self._network.address
 
     @property
     def current(self) -> Vector:
@@ -391,42 +374,24 @@ class Hub:
         return both
 
     async def _serve(self) -> str:
-        context = self._given_context or zmq.Context()
+        self._network.listen(self)
+        for worker in self._workers.values():
+            worker.start()
         try:
-            socket = self._bind(context)
-            self._channel = Channel(
-                socket,
-                self._loop,
-                self._on_message,
-                self._schedule_tick,
-                on_endless=self._on_endless,
-                authenticated=self._gate is not None,
-                known=None if self._connections is None else self._connections.by_peer,
-            )
-            if self._connections is not None:
-                self._connections.channel = self._channel
-            self._channel.large_payloads = self.spec.nbytes >= COPY_BELOW_BYTES
-            for worker in self._workers.values():
-                worker.start()
-            try:
-                self.report(Report("listening", detail=self.address))
-                if self._policy.trust == "open" and self._keys is None:
-                    self.report(Report("warning", detail=MANY_NAMES))
-                self._resume()
-                if self._gate is not None:
-                    keyed = [member for member in self.core.members.members.values() if member.key]
-                    self._on_revoked({one.key for one in keyed if not self._gate.gives(one.key, one.device_id)})
-                    self._gate.open()
-                if self._stopping:
-                    self.request_stop(finished=self._finishing)
-                self._schedule_tick()
-                reason = await self._ending.wait(self.request_stop, CLOSE_S)
-            finally:
-                await self._close()
+            self.report(Report("listening", detail=self.address))
+            if self._policy.trust == "open" and self._keys is None:
+                self.report(Report("warning", detail=MANY_NAMES))
+            self._resume()
+            if self._keys is not None:
+                keyed = [member for member in self.core.members.members.values() if member.key]
+                self.on_revoked({one.key for one in keyed if not self._network.gives(one.key, one.device_id)})
+                self._network.admit()
+            if self._stopping:
+                self.request_stop(finished=self._finishing)
+            self._schedule_tick()
+            return await self._ending.wait(self.request_stop, CLOSE_S)
         finally:
-            if self._given_context is None:
-                context.destroy()  # not term: that would wait for ever for a socket left open by an error
-        return reason
+            await self._close()
 
     def request_stop(self, *, finished: bool = False) -> None:
         """Say goodbye to the devices, save the model, and let `run` return.
@@ -451,68 +416,6 @@ class Hub:
         elif run.core.version:
             self.report(Report("resumed", detail=f"version {run.core.version}, from {self.model_file} alone"))
 
-    def _bind(self, context: "zmq.Context[zmq.Socket[bytes]]") -> "zmq.Socket[bytes]":
-        if self._given_context is None:
-            context.set(zmq.MAX_SOCKETS, SOCKETS_MAX)
-        routing_ids.seed()
-        socket = context.socket(zmq.ROUTER)
-        socket.set(zmq.IPV6, is_ipv6(self.address))
-        socket.set(zmq.ROUTER_MANDATORY, 1)
-        frame_bytes_max = max(wire.HEADER_BYTES_MAX, int(self._settings.limits.piece_bytes))
-        if not self.address.startswith("inproc:"):
-            self._connections = Connections(
-                socket,
-                self._loop,
-                self._bounds,
-                self._on_failure,
-                self._tell_denied,
-                encrypted=self._keys is not None,
-            )
-        if self._keys is not None:
-            frame_bytes_max += FRAME_BYTES
-            self._gate = self._make_gate(self._keys, socket)
-        elif self._given_context is None:
-            refuse_old_peers(socket)
-        socket.set(zmq.MAXMSGSIZE, frame_bytes_max)
-        socket.set(zmq.BACKLOG, 4096)
-        socket.set(zmq.SNDHWM, QUEUED_MESSAGES_MAX)
-        socket.set(zmq.RCVHWM, QUEUED_MESSAGES_MAX)
-        socket.set(zmq.LINGER, 0)
-        socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
-        socket.set(zmq.TCP_KEEPALIVE, 1)
-        socket.set(zmq.TCP_KEEPALIVE_IDLE, KEEPALIVE_IDLE_S)
-        socket.set(zmq.TCP_KEEPALIVE_INTVL, KEEPALIVE_EVERY_S)
-        socket.set(zmq.TCP_KEEPALIVE_CNT, KEEPALIVE_COUNT)
-        try:
-            socket.bind(self.address)
-        except zmq.ZMQError as error:
-            self._close_gate()
-            socket.close(0)
-            raise AddressError(
-                f"{self.address}: cannot be bound: {error.strerror}; "
-                "stop what uses it, or give bind (--bind) another port or an address of this machine"
-            ) from error
-        self.address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        return socket
-
-    def _make_gate(self, keys: HubKeys, socket: "zmq.Socket[bytes]") -> Gate:
-        """Return the gate of a socket that is not bound yet; raises what `Gate` raises."""
-        assert self._connections is not None
-        try:
-            return Gate(
-                keys,
-                socket,
-                self._loop,
-                self._connections,
-                self._bounds,
-                on_revoked=self._on_revoked,
-                on_trouble=self._warn,
-                knocking=self._knocking,
-            )
-        except EdgeAsyncError:
-            self._connections.close()
-            raise
-
     async def _close(self) -> None:
         """Finish pending work; the loop stays awake meanwhile, for an impatient second Ctrl-C.
 
@@ -533,8 +436,7 @@ class Hub:
         finally:
             for worker in self._workers.values():
                 worker.abandon()
-            self._close_gate()
-            self._channel.close(LINGER_MS)
+            self._network.close()
         if self._unsaved is not None:
             raise self._unsaved
 
@@ -551,24 +453,7 @@ class Hub:
             self._run.save(state, time.time())
             self._save_model(state.snapshot, state.lineage)
         except (OSError, StorageError) as error:
-            self._warn(f"no checkpoint could be written: {error}")
-
-    def _close_gate(self) -> None:
-        """Let nobody in any more."""
-        if self._gate is not None:
-            self._gate.close()
-        if self._connections is not None:
-            self._connections.close()
-
-    def _on_message(self, peer: Peer, header: bytes, payload: wire.Buffer | None) -> None:
-        log_frame("in", peer, header, payload)
-        try:
-            now_s = self._now_s()
-            sender = self._sender(peer, header, payload, now_s)
-            if sender is not None:
-                self._engine.on_message(peer, header, payload, now_s, sender)
-        except Exception as error:  # noqa: BLE001
-            self._ending.fail(error)
+            self.warn(f"no checkpoint could be written: {error}")
 
     def _schedule_tick(self) -> None:
         due_s = self._engine.next_deadline_s()
@@ -587,71 +472,55 @@ class Hub:
         if not self._ending.reached:
             self._schedule_tick()
 
-    # -- who may talk ----------------------------------------------------------------------------------------
+    # -- what the network calls ------------------------------------------------------------------------------
 
-    def _sender(self, peer: Peer, header: bytes, payload: wire.Buffer | None, now_s: float) -> Sender | None:
-        """Return whose a message is; `None` for one that is not to be heard."""
-        connections = self._connections
-        if connections is None:
-            return ANYBODY
-        sender: Sender | None = ANYBODY
-        if self._gate is not None:
-            sender = self._gate.sender(self._channel, peer, header, payload)
-        else:
-            payload_bytes = None if payload is None else len(payload)
-            if not connections.heard(peer, b"", self._channel, len(header), payload_bytes):
-                return None
-        if sender is not None and not self._engine.bounds.allows(sender.key or peer, now_s, len(header)):
-            connections.said_too_much(peer)
-            return None
-        return sender
+    def allows(self, who: Key | Peer, header_bytes: int) -> bool:
+        """Return whether a key, or a peer without one, may say one more message now."""
+        return self._engine.bounds.allows(who, self._now_s(), header_bytes)
 
-    def _on_endless(self) -> None:
-        """Shut the connection of the message that the channel is reading."""
-        if self._connections is not None:
-            self._connections.said_without_end(self._channel.descriptor)
+    def receive(self, peer: Peer, header: bytes, payload: wire.Buffer | None, sender: Sender) -> None:
+        """Take in a message."""
+        self._engine.on_message(peer, header, payload, self._now_s(), sender)
 
-    def _on_failure(self, reason: str) -> None:
-        """Count a handshake that has failed; without keys nobody is kept out by one."""
-        if self._gate is not None:
-            self._gate.count(reason)
+    def on_idle(self) -> None:
+        """Look when something is due next."""
+        self._schedule_tick()
 
-    def _tell_denied(self) -> None:
+    def on_sweep(self) -> None:
         """Tell what was kept off by bounds since the last time, now and then."""
-        counts = Counter[str](self._engine.bounds.denied) + self._bounds.denied
+        counts = Counter[str](self._engine.bounds.denied) + self._network.kept_off
         if counts == self._told_denied or self._loop.time() < self._tell_at_s:
             return
         more = ", ".join(f"{count} {reason}" for reason, count in sorted((counts - self._told_denied).items()))
         self._told_denied, self._tell_at_s = counts, self._loop.time() + TELL_S
-        self._warn(f"kept off by bounds: {more}; docs/hub/bounds.md says what each is")
+        self.warn(f"kept off by bounds: {more}; docs/hub/bounds.md says what each is")
 
     def _denied(self) -> dict[str, int]:
         """Return how many were not let in, and what was cut short, by the reason."""
         counts: Counter[str] = Counter(self._engine.bounds.denied)
-        counts.update(self._bounds.denied)
-        if self._gate is not None:
-            counts.update(self._gate.denied)
+        counts.update(self._network.kept_off)
+        counts.update(self._network.not_let_in)
         return dict(sorted(counts.items()))
 
-    def _on_revoked(self, keys: set[Key]) -> None:
+    def on_revoked(self, keys: set[Key]) -> None:
         """End what keys have here that count no more."""
         for key in sorted(keys):
             self._guard(partial(self._engine.revoke, key, self._now_s()))
         self._schedule_tick()
 
-    def _warn(self, detail: str) -> None:
+    def warn(self, detail: str) -> None:
+        """Tell people of a trouble that the hub goes on with."""
         self.report(Report("warning", detail=detail))
+
+    def fail(self, error: BaseException) -> None:
+        """End with this error."""
+        self._ending.fail(error)
 
     # -- what the engine asks for -----------------------------------------------------------------------------
 
     def send(self, peer: Peer, header: bytes, payload: wire.Buffer | None) -> None:
         """Send a message without waiting; one that cannot leave is dropped."""
-        log_frame("out", peer, header, payload)
-        if self._channel.send(peer, header, payload) and self._connections is not None:
-            payload_bytes = None if payload is None else len(payload)
-            # A snapshot is one for all. A status is there for one connection alone, as what libzmq copies.
-            own = isinstance(payload, bytes) or (payload_bytes or 0) < COPY_BELOW_BYTES
-            self._connections.sent(peer, len(header), payload_bytes, copied=own)
+        self._network.send(peer, header, payload)
 
     def run_in_background(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
         """Do `work` in the worker's thread, then call `then` on the loop."""

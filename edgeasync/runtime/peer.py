@@ -15,7 +15,6 @@ from typing import TypeVar
 
 import msgspec
 import numpy as np
-import zmq
 
 from edgeasync.core.engine.peer_engine import PeerEngine
 from edgeasync.core.peer.effects import Report, Stop
@@ -30,6 +29,7 @@ from edgeasync.host.awaited_step import AwaitedStep
 from edgeasync.host.disk_watch import DiskWatch
 from edgeasync.host.ending import Ending
 from edgeasync.host.worker import Worker
+from edgeasync.net.network import Network, shared_or_own
 from edgeasync.net.peer_sockets import PeerSockets
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.protocol.codecs import payload_bytes_limit
@@ -129,7 +129,7 @@ class Peer:
         step_s_min: float = 0.0,
         model_file: Path | None = None,
         on_report: OnReport | None = None,
-        context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
+        network: Network | None = None,
     ) -> None:
         self.parameters = parameters
         self.steps_total = steps_total
@@ -158,7 +158,7 @@ class Peer:
         self._on_report = on_report or (lambda _: None)
         self._disk = DiskWatch(self._warn_from_thread, "a restart loses what was trained")
         self._told_diverged = False
-        self._given_context = context
+        self._given_network = network
         self._ending = Ending("Peer")
         self._stopping = threading.Event()
         self._trained = self._leaving = False
@@ -205,10 +205,13 @@ class Peer:
         self._driver.begin()
         self._loop = self._driver.loop
         self._begun_s = time.monotonic()
-        context = self._given_context or zmq.Context()
         self._worker = Worker("train", self._fail_from_thread)
         self._aside = Worker("exchange", self._fail_from_thread)
         self._keeper = Worker("keep", self._fail_from_thread)
+        with shared_or_own(self._given_network) as network:
+            return await self._serve(network)
+
+    async def _serve(self, network: Network) -> str:
         try:
             self._sockets = PeerSockets(
                 self._own,
@@ -219,7 +222,7 @@ class Peer:
                 lease_s=self._settings.lease_s,
                 piece_bytes=self._settings.piece_bytes,
                 loop=self._loop,
-                context=context,
+                network=network,
                 on_message=self._on_message,
                 on_peers=lambda names: self._do(lambda: self._engine.handle(PeersChanged(names))),
                 on_trouble=lambda sentence: self.report(Report("warning", sentence)),
@@ -231,11 +234,7 @@ class Peer:
             self._do(self._engine.begin)
             return await self._ending.wait(self.request_stop, self._settings.lease_s + CLOSE_S)
         finally:
-            try:
-                await self._close()
-            finally:
-                if self._given_context is None:
-                    context.destroy()
+            await self._close()
 
     async def _close(self) -> None:
         self._driver.cancel()

@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import numpy.typing as npt
-import zmq
 
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.config import convert, whole_path
@@ -20,6 +19,7 @@ from edgeasync.core.device.effects import Report
 from edgeasync.durable.identity import default_device_id
 from edgeasync.errors import ConfigError, HubUnreachableError
 from edgeasync.losses import LossSetting, check_loss
+from edgeasync.net.network import Network
 from edgeasync.parameters import Vector
 from edgeasync.runtime.agent import Agent as RuntimeAgent
 from edgeasync.runtime.agent_settings import AgentSection, CareSection, PeersSection
@@ -249,19 +249,19 @@ class Agent(Service):
 
     async def _serve(self) -> str:
         began_s = time.monotonic()
-        context: zmq.Context[zmq.Socket[bytes]] | None = None if self._workers_count == 1 else zmq.Context()
+        network = None if self._workers_count == 1 else Network()
         async with self._callbacks as told:
             told.on_stop = self._stop_because
             reason = "interrupted"
             try:
-                workers = await asyncio.to_thread(self._find_workers, context)
+                workers = await asyncio.to_thread(self._find_workers, network)
                 reason = await self._run_workers(workers)
             finally:
                 told.tell(events.End(time_s=time.monotonic() - began_s, reason=reason))
                 for worker in self._workers:
                     worker.close()
-                if context is not None:
-                    context.destroy()
+                if network is not None:
+                    network.close()
         return reason
 
     async def _run_workers(self, workers: Sequence[AgentWorker | PeerWorker]) -> str:
@@ -333,9 +333,7 @@ class Agent(Service):
     def _in_callback(self) -> bool:
         return self._callbacks.here
 
-    def _find_workers(
-        self, context: "zmq.Context[zmq.Socket[bytes]] | None"
-    ) -> Sequence[AgentWorker | PeerWorker]:
+    def _find_workers(self, network: Network | None) -> Sequence[AgentWorker | PeerWorker]:
         """Return the devices, with their data read."""
         if self._peers is not None:
             local = local_training(**self._own)
@@ -376,7 +374,7 @@ class Agent(Service):
                 care=self._care,
                 tell=self._callbacks.tell,
                 on_report=self._report,
-                context=context,
+                network=network,
             ))  # fmt: skip
         return workers
 

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import zmq
 from msgspec.structs import replace
 
 from edgeasync.core.device.effects import Report
@@ -17,6 +16,7 @@ from edgeasync.data.dataset import Dataset
 from edgeasync.durable.identity import DeviceFolder, DeviceIdentity
 from edgeasync.errors import ConfigError, EdgeAsyncError
 from edgeasync.losses import LossSetting, kind_of
+from edgeasync.net.network import Network
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.protocol.messages import Ack, Assignment, Duplicate, Push, Welcome
 from edgeasync.runtime.agent import Agent
@@ -65,7 +65,7 @@ class AgentWorker:
         care: CareSection | None = None,
         tell: Callable[[events.Event], None],
         on_report: Callable[[Report], None],
-        context: "zmq.Context[zmq.Socket[bytes]] | None",
+        network: Network | None,
     ) -> None:
         self.agent: Agent | None = None
         self.joined: concurrent.futures.Future[None] = concurrent.futures.Future()
@@ -81,7 +81,7 @@ class AgentWorker:
         self._care = care
         self._tell = tell
         self._on_report = on_report
-        self._context = context
+        self._network = network
         self._folder: DeviceFolder | None = None
         self._trainer: Any = None
         self._loss = loss
@@ -128,7 +128,7 @@ class AgentWorker:
             on_report=self._report,
             observe=self._observe,
             care=self._care,
-            context=self._context,
+            network=self._network,
         )
         return self.agent
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import zmq
 from msgspec.structs import replace
 
 from edgeasync.config import convert, expanded
 from edgeasync.core.hub.settings import StopCondition
 from edgeasync.data.dataset import Dataset
 from edgeasync.errors import ConfigError
+from edgeasync.net.network import Network
 from edgeasync.plugins import refuse_modules_in
 from edgeasync.policies.policy import Policy
 from edgeasync.runtime.hub import Hub
@@ -124,7 +124,7 @@ def make_hub(
     plan: Plan,
     bind: str,
     observer: Observer,
-    context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
+    network: Network | None = None,
     keys: Path | None = None,
     *,
     trust_code: bool = False,
@@ -161,7 +161,7 @@ def make_hub(
         on_report=observer.on_report,
         on_best=partial(observer.on_best, prepared.restore),
         observe=observer,
-        context=context,
+        network=network,
     )
 
 

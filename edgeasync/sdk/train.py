@@ -217,7 +217,7 @@ async def _serve(
     reason = "interrupted"
     try:
         async with workers:
-            hub = make_hub(plan, workers.bind, observer, workers.context, workers.keys, trust_code=trust_code)
+            hub = make_hub(plan, workers.bind, observer, workers.network, workers.keys, trust_code=trust_code)
             observer.watch(hub, asyncio.get_running_loop())
 
             async def serve() -> None:

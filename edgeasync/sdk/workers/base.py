@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 
 import msgspec
-import zmq
 
 from edgeasync.data.dataset import Dataset
 from edgeasync.durable.device_keys import DeviceKeys
 from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.errors import EdgeAsyncError
+from edgeasync.net.network import Network
 from edgeasync.runtime.agent import Agent
 from edgeasync.runtime.hub import Hub
 from edgeasync.sdk.shares import Share
@@ -42,8 +42,8 @@ class Workers(ABC):
 
     bind = ""
     """Where the hub of these workers is to listen; known inside of `async with`."""
-    context: "zmq.Context[zmq.Socket[bytes]] | None" = None
-    """The context that the hub has to share with them, if any."""
+    network: Network | None = None
+    """The network that the hub has to share with them, if any."""
     keys: Path | None = None
     """The hub's folder of keys, if they speak over a network."""
 
@@ -89,7 +89,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, tag="agent"):
     def make_agent(
         self,
         trainer: Trainer,
-        context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
+        network: Network | None = None,
         keys: DeviceKeys | None = None,
     ) -> Agent:
         """Return the agent of this worker, not running yet. It is the same device in every call on a run."""
@@ -99,7 +99,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, tag="agent"):
             make_trainer=lambda _: trainer,
             fingerprint=trainer.spec.fingerprint,
             examples=self.examples,
-            context=context,
+            network=network,
             keys=keys,
             enrol=self.token,
         )

@@ -4,8 +4,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Self
 
-import zmq
-
+from edgeasync.net.network import Network
 from edgeasync.runtime.agent import Agent
 from edgeasync.runtime.hub import Hub
 from edgeasync.sdk.workers.base import Job, Workers, incarnation_of, note_worker, run_together, worker_name
@@ -23,14 +22,14 @@ class TaskWorkers(Workers):
         self._stopping = False
 
     async def __aenter__(self) -> Self:
-        """Make the context that hub and agents share."""
-        self.context = zmq.Context()
+        """Make the network that hub and agents share."""
+        self.network = Network()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """Close what is left open of it."""
-        assert self.context is not None
-        self.context.destroy(linger=0)
+        assert self.network is not None
+        self.network.close()
 
     async def run(self, hub: Hub) -> None:
         """Run an agent for each trainer."""
@@ -39,7 +38,7 @@ class TaskWorkers(Workers):
         for number, (trainer, examples) in enumerate(zip(self._trainers, self._examples, strict=True), 1):
             incarnation = incarnation_of(hub, number)
             job = Job(number=number, address=self.bind, incarnation=incarnation, seed=0, examples=examples)
-            self._agents.append(job.make_agent(trainer, self.context))
+            self._agents.append(job.make_agent(trainer, self.network))
         await run_together(_run(agent, worker_name(number)) for number, agent in enumerate(self._agents, 1))
 
     def stop(self) -> None:

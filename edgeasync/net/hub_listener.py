@@ -1,0 +1,240 @@
+"""A hub's end of ZeroMQ: a ROUTER that all devices connect to, with its bounds and its gate of keys."""
+
+import asyncio
+from collections import Counter
+
+import msgspec
+import zmq
+
+from edgeasync.core.engine.network import HubReceiver
+from edgeasync.core.engine.sender import ANYBODY, Sender
+from edgeasync.core.hub.events import Peer
+from edgeasync.core.hub.settings import Limits
+from edgeasync.durable.allow_list import Key
+from edgeasync.durable.keys import HubKeys
+from edgeasync.errors import AddressError, EdgeAsyncError
+from edgeasync.net import routing_ids
+from edgeasync.net.address import is_ipv6
+from edgeasync.net.channel import COPY_BELOW_BYTES, Channel
+from edgeasync.net.connection_bounds import ConnectionBounds
+from edgeasync.net.connections import Connections, connections_that_fit
+from edgeasync.net.curve import FRAME_BYTES, refuse_old_peers
+from edgeasync.net.frame_log import log_frame
+from edgeasync.net.gate import Gate
+from edgeasync.net.network import Network
+from edgeasync.protocol import wire
+
+LINGER_MS = 500
+"""How long a closing hub keeps sending its goodbyes."""
+
+HANDSHAKE_MS = 10_000
+"""How long a peer may take for ZeroMQ's greeting."""
+
+KEEPALIVE_IDLE_S, KEEPALIVE_EVERY_S, KEEPALIVE_COUNT = 30, 10, 3
+"""When the kernel asks whether the far end of a silent connection is still there."""
+
+SOCKETS_MAX = 65_535
+QUEUED_MESSAGES_MAX = 64
+
+
+class ListenerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What bounds a listener. `model_bytes` says how long payloads may be that are not copied.
+
+    With `knocking`, keys that are not known are noted, for a person to accept.
+    """
+
+    limits: Limits
+    lease_s: float
+    model_bytes: int
+    knocking: bool = False
+
+
+class HubListener:
+    """Listens at an address, on the running loop; `HubNetwork` over ZeroMQ.
+
+    - `keys` is the hub's folder of keys. Without it anybody may speak, and nobody is encrypted.
+    - `shared` is the network of a process in which hub and agents speak over `inproc:`.
+    """
+
+    def __init__(
+        self, address: str, settings: ListenerSettings, keys: HubKeys | None = None, shared: Network | None = None
+    ) -> None:
+        self.address = address
+        self._settings = settings
+        self._keys = keys
+        self._shared = shared
+        self._bounds = ConnectionBounds(
+            settings.limits,
+            lease_s=settings.lease_s,
+            files_max=connections_that_fit(),
+            by_address=keys is not None,
+        )
+        self._gate: Gate | None = None
+        self._connections: Connections | None = None
+
+    def listen(self, receiver: HubReceiver) -> None:
+        """Listen on the running loop; raises `AddressError`, and `StorageError` for a folder of keys."""
+        self._receiver = receiver
+        self._loop = asyncio.get_running_loop()
+        self._network = Network() if self._shared is None else self._shared
+        try:
+            socket = self._bind(self._network.context)
+        except BaseException:
+            self._close_network()
+            raise
+        self._channel = Channel(
+            socket,
+            self._loop,
+            self._on_message,
+            receiver.on_idle,
+            on_endless=self._on_endless,
+            authenticated=self._gate is not None,
+            known=None if self._connections is None else self._connections.by_peer,
+        )
+        if self._connections is not None:
+            self._connections.channel = self._channel
+        self._channel.large_payloads = self._settings.model_bytes >= COPY_BELOW_BYTES
+
+    def admit(self) -> None:
+        """Watch the list of keys from now on, and enrol devices."""
+        if self._gate is not None:
+            self._gate.open()
+
+    def gives(self, key: Key, device_id: str) -> bool:
+        """Return whether the list of keys gives a device to a key."""
+        return self._gate is None or self._gate.gives(key, device_id)
+
+    def send(self, peer: Peer, header: bytes, payload: wire.Buffer | None) -> None:
+        """Send a message without waiting; one that cannot leave is dropped."""
+        log_frame("out", peer, header, payload)
+        if self._channel.send(peer, header, payload) and self._connections is not None:
+            payload_bytes = None if payload is None else len(payload)
+            # A snapshot is one for all. A status is there for one connection alone, as what libzmq copies.
+            own = isinstance(payload, bytes) or (payload_bytes or 0) < COPY_BELOW_BYTES
+            self._connections.sent(peer, len(header), payload_bytes, copied=own)
+
+    @property
+    def kept_off(self) -> Counter[str]:
+        """How often something was kept off by a bound, by the reason."""
+        return self._bounds.denied
+
+    @property
+    def not_let_in(self) -> Counter[str]:
+        """How often a key was not let in, by the reason."""
+        return Counter() if self._gate is None else self._gate.denied
+
+    def close(self) -> None:
+        """Let nobody in any more, and close; goodbyes that were sent have a moment to leave."""
+        self._close_gate()
+        self._channel.close(LINGER_MS)
+        self._close_network()
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    def _bind(self, context: "zmq.Context[zmq.Socket[bytes]]") -> "zmq.Socket[bytes]":
+        if self._shared is None:
+            context.set(zmq.MAX_SOCKETS, SOCKETS_MAX)
+        routing_ids.seed()
+        socket = context.socket(zmq.ROUTER)
+        socket.set(zmq.IPV6, is_ipv6(self.address))
+        socket.set(zmq.ROUTER_MANDATORY, 1)
+        frame_bytes_max = max(wire.HEADER_BYTES_MAX, int(self._settings.limits.piece_bytes))
+        if not self.address.startswith("inproc:"):
+            self._connections = Connections(
+                socket,
+                self._loop,
+                self._bounds,
+                self._on_failure,
+                self._receiver.on_sweep,
+                encrypted=self._keys is not None,
+            )
+        if self._keys is not None:
+            frame_bytes_max += FRAME_BYTES
+            self._gate = self._make_gate(self._keys, socket)
+        elif self._shared is None:
+            refuse_old_peers(socket)
+        socket.set(zmq.MAXMSGSIZE, frame_bytes_max)
+        socket.set(zmq.BACKLOG, 4096)
+        socket.set(zmq.SNDHWM, QUEUED_MESSAGES_MAX)
+        socket.set(zmq.RCVHWM, QUEUED_MESSAGES_MAX)
+        socket.set(zmq.LINGER, 0)
+        socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+        socket.set(zmq.TCP_KEEPALIVE, 1)
+        socket.set(zmq.TCP_KEEPALIVE_IDLE, KEEPALIVE_IDLE_S)
+        socket.set(zmq.TCP_KEEPALIVE_INTVL, KEEPALIVE_EVERY_S)
+        socket.set(zmq.TCP_KEEPALIVE_CNT, KEEPALIVE_COUNT)
+        try:
+            socket.bind(self.address)
+        except zmq.ZMQError as error:
+            self._close_gate()
+            socket.close(0)
+            raise AddressError(
+                f"{self.address}: cannot be bound: {error.strerror}; "
+                "stop what uses it, or give bind (--bind) another port or an address of this machine"
+            ) from error
+        self.address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        return socket
+
+    def _make_gate(self, keys: HubKeys, socket: "zmq.Socket[bytes]") -> Gate:
+        """Return the gate of a socket that is not bound yet; raises what `Gate` raises."""
+        assert self._connections is not None
+        try:
+            return Gate(
+                keys,
+                socket,
+                self._loop,
+                self._connections,
+                self._bounds,
+                on_revoked=self._receiver.on_revoked,
+                on_trouble=self._receiver.warn,
+                knocking=self._settings.knocking,
+            )
+        except EdgeAsyncError:
+            self._connections.close()
+            raise
+
+    def _close_gate(self) -> None:
+        if self._gate is not None:
+            self._gate.close()
+        if self._connections is not None:
+            self._connections.close()
+
+    def _close_network(self) -> None:
+        if self._shared is None:
+            self._network.close()
+
+    def _on_message(self, peer: Peer, header: bytes, payload: wire.Buffer | None) -> None:
+        log_frame("in", peer, header, payload)
+        try:
+            sender = self._sender(peer, header, payload)
+            if sender is not None:
+                self._receiver.receive(peer, header, payload, sender)
+        except Exception as error:  # noqa: BLE001
+            self._receiver.fail(error)
+
+    def _sender(self, peer: Peer, header: bytes, payload: wire.Buffer | None) -> Sender | None:
+        """Return whose a message is; `None` for one that is not to be heard."""
+        connections = self._connections
+        if connections is None:
+            return ANYBODY
+        sender: Sender | None = ANYBODY
+        if self._gate is not None:
+            sender = self._gate.sender(self._channel, peer, header, payload)
+        else:
+            payload_bytes = None if payload is None else len(payload)
+            if not connections.heard(peer, b"", self._channel, len(header), payload_bytes):
+                return None
+        if sender is not None and not self._receiver.allows(sender.key or peer, len(header)):
+            connections.said_too_much(peer)
+            return None
+        return sender
+
+    def _on_endless(self) -> None:
+        """Shut the connection of the message that the channel is reading."""
+        if self._connections is not None:
+            self._connections.said_without_end(self._channel.descriptor)
+
+    def _on_failure(self, reason: str) -> None:
+        """Count a handshake that has failed; without keys nobody is kept out by one."""
+        if self._gate is not None:
+            self._gate.count(reason)
