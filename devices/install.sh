@@ -1,1 +1,1 @@
-../edgeasync/runtime/service/install.sh
+../edgeasync/ops/service/install.sh

@@ -47,7 +47,7 @@ _HOMES = {
     "Stop": "sdk.stop",
     "Trainer": "training.trainer",
     "Vector": "parameters",
-    "fetch_status": "runtime.status",
+    "fetch_status": "net.status",
     "join": "sdk.joined_loop",
     "train": "sdk.train",
     "train_async": "sdk.train",

@@ -479,7 +479,7 @@ class Hub:
         return self._engine.bounds.allows(who, self._now_s(), header_bytes)
 
     def receive(self, peer: Peer, header: bytes, payload: wire.Buffer | None, sender: Sender) -> None:
-        """Take in a message."""
+        """Handle a message."""
         self._engine.on_message(peer, header, payload, self._now_s(), sender)
 
     def on_idle(self) -> None:
@@ -509,7 +509,7 @@ class Hub:
         self._schedule_tick()
 
     def warn(self, detail: str) -> None:
-        """Tell people of a trouble that the hub goes on with."""
+        """Tell people of a trouble that ends nothing."""
         self.report(Report("warning", detail=detail))
 
     def fail(self, error: BaseException) -> None:

@@ -1,5 +1,6 @@
 """A device bounds what a hub may ask of it: by a clear refusal, or by the most that makes sense."""
 
+import asyncio
 from random import Random
 from unittest.mock import Mock
 
@@ -27,6 +28,7 @@ from edgeasync.data.dataset import Dataset
 from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.errors import ModelMismatchError
 from edgeasync.host import machine
+from edgeasync.net.network import Network
 from edgeasync.parameters import PARAMETERS_MAX, Parameter, ParameterSpec
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import (
@@ -321,13 +323,14 @@ def test_a_frame_is_no_longer_than_what_it_may_carry(monkeypatch, parameters_max
                 limits.append(value)
             super().set(option, value)
 
-    context = zmq.Context()
-    monkeypatch.setattr(context, "_socket_class", Noting)
+    network = Network()
+    monkeypatch.setattr(network.context, "_socket_class", Noting)
     try:
-        agent = make_agent(parameters_max=parameters_max, graph_bytes_max=graph_bytes_max, context=context)
-        agent._connection.begin(Mock(), context)
+        agent = make_agent(parameters_max=parameters_max, graph_bytes_max=graph_bytes_max, network=network)
+        monkeypatch.setattr(asyncio, "get_running_loop", Mock)
+        agent._network.begin()
         agent.connect()
         agent.disconnect()
     finally:
-        context.destroy(0)
+        network.close()
     assert least <= limits[0] <= min(least, PIECE_BYTES_MAX) * 1.1 + 4096

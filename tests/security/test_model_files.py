@@ -8,7 +8,6 @@ import threading
 import numpy as np
 import onnx
 import pytest
-import zmq
 from onnx import TensorProto, helper, numpy_helper
 
 from edgeasync import Policy, nn
@@ -23,6 +22,7 @@ from edgeasync.errors import EdgeAsyncError, GraphError
 from edgeasync.graphs.graph_model import HubGraph, load_graph
 from edgeasync.graphs.graph_process import load_graph_apart
 from edgeasync.graphs.onnx_model import OnnxModel
+from edgeasync.net.network import Network
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.optimizers import SGD
 from edgeasync.runtime.agent import Agent
@@ -332,13 +332,13 @@ async def test_an_agent_that_stops_ends_a_graph_that_never_returns(tmp_path):
     stepping = asyncio.Event()
     loop, step = asyncio.get_running_loop(), trainer.step
     trainer.step = lambda: loop.call_soon_threadsafe(stepping.set) and step()
-    context, address = zmq.Context(), "inproc://hub"
+    network, address = Network(), "inproc://hub"
     hub = Hub(
         spec=spec, initial=lambda: np.zeros(2, np.float32), policy=Policy(), bind=address, run=tmp_path / "run",
-        settings=HubCoreSettings(), context=context,
+        settings=HubCoreSettings(), network=network,
     )  # fmt: skip
     agent = Agent(
-        address, identity=DeviceIdentity("pi", "0" * 32, 1), make_trainer=lambda _: trainer, context=context
+        address, identity=DeviceIdentity("pi", "0" * 32, 1), make_trainer=lambda _: trainer, network=network
     )
     try:
         async with asyncio.timeout(PATIENCE_S):
@@ -352,7 +352,7 @@ async def test_an_agent_that_stops_ends_a_graph_that_never_returns(tmp_path):
             hub.request_stop()
             await serving
     finally:
-        context.destroy(0)
+        network.close()
     assert [thread for thread in training if thread.is_alive()] == [], "the graph keeps the thread"
 
 

@@ -6,10 +6,10 @@ from functools import partial
 
 import numpy as np
 import pytest
-import zmq
 
 from edgeasync import Parameter, ParameterSpec, Policy, fetch_status
 from edgeasync.core.hub.settings import HubCoreSettings
+from edgeasync.net.network import Network
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import StatusRequest
 from edgeasync.runtime.hub import Hub
@@ -43,11 +43,11 @@ def test_a_hub_without_keys_hears_no_peer_of_an_older_zmtp(commands):
 @pytest.mark.parametrize("said", OLD.values(), ids=OLD)
 async def test_in_a_context_of_somebody_else_such_a_peer_connects_and_is_not_heard(tmp_path, said):
     """libzmq could ask a ZAP handler of that context, so the hub does not let it refuse them."""
-    context, listening = zmq.Context(), asyncio.Event()
+    network, listening = Network(), asyncio.Event()
     spec = ParameterSpec((Parameter("w", (4,)),))
     hub = Hub(
         spec=spec, initial=partial(np.zeros, spec.length, np.float32), policy=Policy(), bind="tcp://127.0.0.1:*",
-        run=tmp_path, settings=HubCoreSettings(), context=context, on_report=lambda _: listening.set(),
+        run=tmp_path, settings=HubCoreSettings(), network=network, on_report=lambda _: listening.set(),
     )  # fmt: skip
     serving = asyncio.create_task(hub.run())
     async with asyncio.timeout(PATIENCE_S):
@@ -60,4 +60,4 @@ async def test_in_a_context_of_somebody_else_such_a_peer_connects_and_is_not_hea
         writer.close()
         hub.request_stop()
         assert await serving == "stopping"
-    context.term()
+    network.close()

@@ -21,6 +21,7 @@ from recording_agent import GROUPS, PLACES, shares_of  # beside this file, which
 from edgeasync.core.device.events import Trained
 from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.net.channel import Channel
+from edgeasync.net.network import Network
 from edgeasync.runtime.agent import Agent
 
 RECONNECT_MS = 500
@@ -36,6 +37,7 @@ class CrowdAgent(Agent):
             identity=DeviceIdentity(f"crowd-{number}", f"{number:032x}", 1),
             make_trainer=lambda _: None,
             on_report=self._note,
+            network=crowd.network,
         )
         self.number = number
         self.made = self.answered = self.joins = 0
@@ -45,7 +47,7 @@ class CrowdAgent(Agent):
         self._delays = Random(number)
         self._loop = asyncio.get_running_loop()
         self._driver.begin()
-        self._connection.begin(self._loop, crowd.context)
+        self._network.begin()
         self._done = self._loop.create_future()
 
     def begin(self):
@@ -55,11 +57,11 @@ class CrowdAgent(Agent):
     def connect(self):
         """Connect a fresh socket."""
         self.disconnect()
-        socket = self._crowd.context.socket(zmq.DEALER)
+        socket = self._crowd.network.context.socket(zmq.DEALER)
         socket.set(zmq.LINGER, 0)
         socket.set(zmq.RECONNECT_IVL, RECONNECT_MS)
         socket.connect(self.address)
-        self._connection._channel = Channel(socket, self._loop, self._connection.receive)
+        self._network._channel = Channel(socket, self._loop, self._network.receive)
 
     def prepare(self, welcome):
         """Do nothing: there is no trainer."""
@@ -102,8 +104,8 @@ class Crowd:
         self.hub = hub
         self.period_s = period_s
         self.finishing = False
-        self.context = zmq.Context()
-        self.context.set(zmq.MAX_SOCKETS, 65_535)
+        self.network = Network()
+        self.network.context.set(zmq.MAX_SOCKETS, 65_535)
         self.agents = [CrowdAgent(self, number) for number in range(count)]
 
     async def run(self):

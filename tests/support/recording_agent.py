@@ -21,6 +21,7 @@ import zmq
 from edgeasync import StepResult
 from edgeasync.core.hub.codec_agreement import COARSE
 from edgeasync.durable.identity import DeviceFolder
+from edgeasync.net.network import Network
 from edgeasync.runtime.agent import Agent
 
 PLACES = 3
@@ -84,7 +85,7 @@ class Recorder:
 class Device:
     """One agent with a state folder and a record of its own."""
 
-    def __init__(self, hub, folder, number, step_s, context):
+    def __init__(self, hub, folder, number, step_s, network):
         self.first = PLACES * number
         self._state = DeviceFolder(folder / f"device-{number}")
         identity = self._state.open(f"device-{number}")
@@ -92,7 +93,7 @@ class Device:
         self.record.note(start=identity.incarnation)
         self.agent = Agent(
             hub, identity=identity, make_trainer=lambda welcome: Recorder(self, welcome.spec),
-            step_s_min=step_s, on_report=self._on_report, context=context,
+            step_s_min=step_s, on_report=self._on_report, network=network,
         )  # fmt: skip
 
     def _on_report(self, report):
@@ -104,13 +105,13 @@ class Device:
 
 async def run(hub, folder, first, last, step_s):
     """Run the devices `first` to `last` until their hub has finished."""
-    context = zmq.Context(io_threads=1)
-    context.set(zmq.MAX_SOCKETS, 16_000)
-    devices = [Device(hub, folder, number, step_s, context) for number in range(first, last)]
+    network = Network()
+    network.context.set(zmq.MAX_SOCKETS, 16_000)
+    devices = [Device(hub, folder, number, step_s, network) for number in range(first, last)]
     sys.stdout.write('{"event": "started"}\n')
     sys.stdout.flush()
     await asyncio.gather(*[device.agent.run() for device in devices])
-    context.destroy()
+    network.close()
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ class HubReceiver(Protocol):
         """Return whether a key, or a peer without one, may say one more message now."""
 
     def receive(self, peer: Peer, header: bytes, payload: wire.Buffer | None, sender: Sender) -> None:
-        """Take in a message."""
+        """Handle a message."""
 
     def on_idle(self) -> None:
         """Hear that all messages that had come were handed on."""
@@ -34,7 +34,7 @@ class HubReceiver(Protocol):
         """End what keys have here that count no more; then the network shuts their connections."""
 
     def warn(self, detail: str) -> None:
-        """Tell people of a trouble that the network goes on with."""
+        """Tell people of a trouble that ends nothing."""
 
     def fail(self, error: BaseException) -> None:
         """End the hub with this error."""

@@ -67,7 +67,7 @@ def test_a_program_ends(name, code):
     command = [
         sys.executable,
         "-c",
-        f"import sys\nfrom edgeasync.runtime import at_exit\n{text}\nsys.exit({code})",
+        f"import sys\nfrom edgeasync.host import at_exit\n{text}\nsys.exit({code})",
     ]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=30)
     assert (done.returncode, done.stdout) == (code, said)
