@@ -59,8 +59,8 @@ class HistoryFile:
     def resume(self, entry: int, time_s: float) -> tuple[list[Row], str]:
         """Cut off what came after an entry or, of rows without an entry, after a time.
 
-        Return the rows of the block that was cut through, and a sentence if the file was put aside. The block stays
-        until `append` has written these rows again.
+        Return the rows of the block that was cut through, and a sentence if the file was put aside. That block
+        stays until `append` has written these rows again.
         """
         disk = self._disk
         if HISTORY_FILE not in disk.names():
@@ -125,7 +125,7 @@ class HistoryFile:
             self._rewrite((), thinned=thinned)
 
     def _blocks(self, rows: Sequence[Row], synced: int) -> tuple[list[bytes], Last]:
-        """Return blocks of rows that are to be appended to a file of so many bytes synced, and the last row then."""
+        """Return blocks of rows for the end of a file with `synced` bytes on disk, and its last row then."""
         last, parts = self.last, []
         for start in range(0, len(rows), BLOCK_ROWS_MAX):
             block = _block(rows[start : start + BLOCK_ROWS_MAX], self._devices)
