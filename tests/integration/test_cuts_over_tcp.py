@@ -36,9 +36,9 @@ class ListeningHub(Hub):
         super().__init__(**arguments)
         self.heard, self.said = [], []
 
-    def _on_message(self, peer, header, payload):
+    def receive(self, peer, header, payload, sender):
         self.heard.append(wire.decode(header))
-        super()._on_message(peer, header, payload)
+        super().receive(peer, header, payload, sender)
 
     def send(self, peer, header, payload):
         self.said.append(wire.decode(header))

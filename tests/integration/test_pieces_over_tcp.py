@@ -59,8 +59,8 @@ class WatchedHub(Hub):
         self._note()
         super().send(peer, header, payload)
 
-    def _on_message(self, peer, header, payload):
-        super()._on_message(peer, header, payload)
+    def receive(self, peer, header, payload, sender):
+        super().receive(peer, header, payload, sender)
         self._note()
         if self.enough(self.core):
             self.request_stop()
