@@ -1,5 +1,7 @@
 """Locks end with the process that took them, whatever it forked."""
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -101,7 +103,7 @@ def test_a_holder_that_is_not_the_owner_is_named(tmp_path, take):
         with pytest.raises(StorageError, match=rf"process {orphan} \(sleep\) still holds the lock, .* end it"):
             DeviceFolder(tmp_path).open("pi")
     finally:
-        subprocess.run(["kill", str(orphan)], check=True)
+        os.kill(orphan, signal.SIGTERM)
 
 
 def test_a_lock_of_this_process_is_told_apart(tmp_path):
