@@ -9,7 +9,10 @@ BUFFERED = "buffered"
 """The name of the outcome of an update that waits for a fold."""
 
 QUARANTINED, REVOKED, ROLLED_BACK = "quarantined", "revoked", "rolled_back"
-"""Why an update that waited never counts; the first two are reports, too."""
+"""Why an update that waited never counts."""
+
+_DROPS = {"excluded": QUARANTINED, "revoked": REVOKED}
+"""Why updates that waited are dropped, by the report of the same event; without one the hub has rolled back."""
 
 _WEIGHED = ("stale", "behind", "not_finite", "quarantined")
 
@@ -44,8 +47,8 @@ def outcome_name(outcome: FirstOutcome) -> str:
 
 def why_dropped(effects: Sequence[HubEffect]) -> str:
     """Return why an event drops updates that waited, by its effects."""
-    told = [effect.event for effect in effects if type(effect) is Report]
-    return next((reason for reason in (QUARANTINED, REVOKED) if reason in told), ROLLED_BACK)
+    told = (_DROPS.get(effect.event) for effect in effects if type(effect) is Report)
+    return next(filter(None, told), ROLLED_BACK)
 
 
 def is_weighed(outcome: FirstOutcome) -> bool:

@@ -155,6 +155,7 @@ ENDS = {
     "applied": lambda hub: hub.give(StopRequested()),
     "revoked": lambda hub: hub.give(Revoked(b"a" * 32)),
     "rolled_back": lambda hub: hub.roll_back(),
+    "quarantined": lambda hub: hub.order(),
 }
 
 
