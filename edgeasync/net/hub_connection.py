@@ -74,7 +74,7 @@ class HubConnection:
         self.network = Network() if self._shared is None else self._shared
 
     def end(self) -> None:
-        """Make no sockets any more; the last goodbye has a moment to leave."""
+        """Close the network; a goodbye that was just sent still gets out."""
         if self._shared is None:
             self.network.close()
 

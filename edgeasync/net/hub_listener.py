@@ -21,7 +21,7 @@ from edgeasync.net.connections import Connections, connections_that_fit
 from edgeasync.net.curve import FRAME_BYTES, refuse_old_peers
 from edgeasync.net.frame_log import log_frame
 from edgeasync.net.gate import Gate
-from edgeasync.net.network import Network
+from edgeasync.net.network import Network, bind
 from edgeasync.protocol import wire
 
 LINGER_MS = 500
@@ -105,7 +105,7 @@ class HubListener:
         return self._gate is None or self._gate.gives(key, device_id)
 
     def send(self, peer: Peer, header: bytes, payload: wire.Buffer | None) -> None:
-        """Send a message without waiting; one that cannot leave is dropped."""
+        """Send a message without waiting, or drop it if it cannot be sent now."""
         log_frame("out", peer, header, payload)
         if self._channel.send(peer, header, payload) and self._connections is not None:
             payload_bytes = None if payload is None else len(payload)
@@ -164,15 +164,11 @@ class HubListener:
         socket.set(zmq.TCP_KEEPALIVE_INTVL, KEEPALIVE_EVERY_S)
         socket.set(zmq.TCP_KEEPALIVE_CNT, KEEPALIVE_COUNT)
         try:
-            socket.bind(self.address)
-        except zmq.ZMQError as error:
+            self.address = bind(socket, self.address)
+        except AddressError:
             self._close_gate()
             socket.close(0)
-            raise AddressError(
-                f"{self.address}: cannot be bound: {error.strerror}; "
-                "stop what uses it, or give bind (--bind) another port or an address of this machine"
-            ) from error
-        self.address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
+            raise
         return socket
 
     def _make_gate(self, keys: HubKeys, socket: "zmq.Socket[bytes]") -> Gate:

@@ -1,9 +1,8 @@
 """The sockets of a process: a context of ZeroMQ, of one hub, agent or peer, or of several that share it."""
 
-import contextlib
-from collections.abc import Iterator
-
 import zmq
+
+from edgeasync.errors import AddressError
 
 
 class Network:
@@ -13,16 +12,17 @@ class Network:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
 
     def close(self) -> None:
-        """Close all sockets, and wait as long as those that were closed may take to send what they hold."""
+        """Close all sockets, and wait until those that linger have sent what they hold."""
         self.context.destroy()  # not `term`, which would wait for ever for a socket that an error left open
 
 
-@contextlib.contextmanager
-def shared_or_own(shared: Network | None) -> Iterator[Network]:
-    """Yield the shared network or, without one, a new one that is closed at the end."""
-    network = Network() if shared is None else shared
+def bind(socket: "zmq.Socket[bytes]", address: str) -> str:
+    """Let a socket listen at an address; return that, with the port that was found. Raises `AddressError`."""
     try:
-        yield network
-    finally:
-        if shared is None:
-            network.close()
+        socket.bind(address)
+    except zmq.ZMQError as error:
+        raise AddressError(
+            f"{address}: cannot be bound: {error.strerror}; "
+            "stop what uses it, or give bind (--bind) another port or an address of this machine"
+        ) from error
+    return socket.getsockopt_string(zmq.LAST_ENDPOINT)

@@ -28,7 +28,7 @@ from edgeasync.net.connection_bounds import ConnectionBounds
 from edgeasync.net.connections import Connections, connections_that_fit
 from edgeasync.net.curve import FRAME_BYTES, serve_keys
 from edgeasync.net.dealer import connect, make_dealer
-from edgeasync.net.network import Network
+from edgeasync.net.network import Network, bind
 from edgeasync.net.socket_monitor import SocketMonitor
 from edgeasync.net.zap import ZapHandler
 from edgeasync.protocol.peer_messages import PEERS_MAX
@@ -113,16 +113,12 @@ class PeerSockets:
         router.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         self._set_heartbeat(router)
         try:
-            router.bind(address)
-        except zmq.ZMQError as error:
+            self.address = bind(router, address)
+        except AddressError:
             self._connections.close()
             self._zap.close()
             router.close(0)
-            raise AddressError(
-                f"{address}: cannot be bound: {error.strerror}; "
-                "stop what uses it, or give bind (--bind) another port or an address of this machine"
-            ) from error
-        self.address = router.getsockopt_string(zmq.LAST_ENDPOINT)
+            raise
         self._channel = Channel(router, loop, self._on_frames, on_endless=self._end_endless, authenticated=True)
         self._channel.large_payloads = True
         self._connections.channel = self._channel

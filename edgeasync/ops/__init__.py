@@ -1,1 +1,1 @@
-"""What an operator runs beside a fleet: the doctor, services, lists of runs, and models taken out of them."""
+"""Tools for operators: the doctor, services, the list of runs, and the models in their folders."""

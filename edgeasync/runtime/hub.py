@@ -475,7 +475,7 @@ class Hub:
     # -- what the network calls ------------------------------------------------------------------------------
 
     def allows(self, who: Key | Peer, header_bytes: int) -> bool:
-        """Return whether a key, or a peer without one, may say one more message now."""
+        """Return whether a key, or a peer without one, may send one more message now."""
         return self._engine.bounds.allows(who, self._now_s(), header_bytes)
 
     def receive(self, peer: Peer, header: bytes, payload: wire.Buffer | None, sender: Sender) -> None:
@@ -509,7 +509,7 @@ class Hub:
         self._schedule_tick()
 
     def warn(self, detail: str) -> None:
-        """Tell people of a trouble that ends nothing."""
+        """Report a problem that does not end the hub."""
         self.report(Report("warning", detail=detail))
 
     def fail(self, error: BaseException) -> None:

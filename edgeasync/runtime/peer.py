@@ -29,7 +29,7 @@ from edgeasync.host.awaited_step import AwaitedStep
 from edgeasync.host.disk_watch import DiskWatch
 from edgeasync.host.ending import Ending
 from edgeasync.host.worker import Worker
-from edgeasync.net.network import Network, shared_or_own
+from edgeasync.net.network import Network
 from edgeasync.net.peer_sockets import PeerSockets
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.protocol.codecs import payload_bytes_limit
@@ -129,7 +129,6 @@ class Peer:
         step_s_min: float = 0.0,
         model_file: Path | None = None,
         on_report: OnReport | None = None,
-        network: Network | None = None,
     ) -> None:
         self.parameters = parameters
         self.steps_total = steps_total
@@ -158,7 +157,6 @@ class Peer:
         self._on_report = on_report or (lambda _: None)
         self._disk = DiskWatch(self._warn_from_thread, "a restart loses what was trained")
         self._told_diverged = False
-        self._given_network = network
         self._ending = Ending("Peer")
         self._stopping = threading.Event()
         self._trained = self._leaving = False
@@ -208,8 +206,11 @@ class Peer:
         self._worker = Worker("train", self._fail_from_thread)
         self._aside = Worker("exchange", self._fail_from_thread)
         self._keeper = Worker("keep", self._fail_from_thread)
-        with shared_or_own(self._given_network) as network:
+        network = Network()
+        try:
             return await self._serve(network)
+        finally:
+            network.close()
 
     async def _serve(self, network: Network) -> str:
         try:

@@ -19,22 +19,22 @@ class HubReceiver(Protocol):
     """What a hub's network calls."""
 
     def allows(self, who: Key | Peer, header_bytes: int) -> bool:
-        """Return whether a key, or a peer without one, may say one more message now."""
+        """Return whether a key, or a peer without one, may send one more message now."""
 
     def receive(self, peer: Peer, header: bytes, payload: wire.Buffer | None, sender: Sender) -> None:
         """Handle a message."""
 
     def on_idle(self) -> None:
-        """Hear that all messages that had come were handed on."""
+        """Note that all messages that had arrived were delivered."""
 
     def on_sweep(self) -> None:
-        """Hear once a second that connections were looked at: what was kept off is counted."""
+        """Note, once a second, that connections were checked and `kept_off` is current."""
 
     def on_revoked(self, keys: set[Key]) -> None:
         """End what keys have here that count no more; then the network shuts their connections."""
 
     def warn(self, detail: str) -> None:
-        """Tell people of a trouble that ends nothing."""
+        """Report a problem that does not end the hub."""
 
     def fail(self, error: BaseException) -> None:
         """End the hub with this error."""
@@ -54,10 +54,10 @@ class HubNetwork(Protocol):
         """Admit keys from now on; those that the hub knew were held against the list before."""
 
     def gives(self, key: Key, device_id: str) -> bool:
-        """Return whether a device is a key's, by the list of keys; all are where there is no list."""
+        """Return whether the list of keys gives this device to this key; without a list, always."""
 
     def send(self, peer: Peer, header: bytes, payload: wire.Buffer | None) -> None:
-        """Send a message without waiting; one that cannot leave is dropped. A long payload must not change."""
+        """Send a message without waiting, or drop it if it cannot be sent now. A long payload must not change."""
 
     @property
     def kept_off(self) -> Counter[str]:

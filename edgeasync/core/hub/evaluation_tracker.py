@@ -92,7 +92,7 @@ class EvaluationTracker:
         return [Report("warning", detail=detail)]
 
     def _warn_of_rise(self, loss: float, *, best: bool) -> list[HubEffect]:
-        """Warn when the held-out loss stays well above its lowest while nothing gets better."""
+        """Warn when the held-out loss stays well above its lowest and no new version is the best."""
         state = self.state
         state.lowest_held_out = min(state.lowest_held_out, loss)  # which a NaN is never under
         risen = loss > RISEN * state.lowest_held_out >= 0.0  # of negative losses no multiple is worse

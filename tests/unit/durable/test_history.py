@@ -255,7 +255,7 @@ def test_a_disk_that_fails_at_any_operation_costs_no_row_and_doubles_none(for_go
 
 @pytest.mark.parametrize("power_cut", [False, True])
 def test_rows_of_a_checkpoint_outlive_a_hub_that_dies_while_it_cuts_later_ones_off(power_cut):
-    """Red before: the block was cut off first, and the rows to keep were written after that."""
+    """Red before: the hub cut the block off first, and only then rewrote the rows to keep."""
     for operation in itertools.count():
         disk = FailingDisk()
         file = HistoryFile(disk, 1000)
