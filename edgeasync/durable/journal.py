@@ -13,10 +13,11 @@ write, and a failed sync, after which nobody knows what is on disk. A writer the
 writes the same records, with the same numbers, to a new one; so a segment is read only as far as the number that
 a later one begins with. What a record behind such bytes says was synced before tells damage from a crash.
 
-Nor does another process know if the last batch that it reads is on disk: the process that wrote it may have
-been killed before the sync, or the sync may have failed. So the next writer writes that batch again, before its
-own first one. Every segment is written with its first batch under another name, and gets its own name once it is
-synced. Until then the records of the segment before it count.
+Nor does another process know if the last batch that it reads is on disk, or the name of its segment: the process
+that wrote them may have been killed before the sync, or the sync may have failed. So the next writer writes that
+batch again and syncs the folder before anybody is shown what was read. Every segment is written with its first
+batch under another name, and gets its own name once it is synced. Until then the records of the segment before it
+count.
 """
 
 import contextlib
@@ -278,8 +279,8 @@ def remove_torn_headers(disk: Disk, reading: JournalReading) -> None:
 class JournalWriter:
     """The writing end of a journal, used by one thread at a time.
 
-    `first` is the number of the next record, `segments` those there are already and `unsynced` the records before
-    `first` that are written again, as a reading found them. It never writes to a segment of another writer.
+    `first` is the number of the next record, `segments` those there are already. It never writes to a segment of
+    another writer.
     """
 
     def __init__(
@@ -288,13 +289,11 @@ class JournalWriter:
         first: int,
         segments: Sequence[Segment] = (),
         segment_bytes_max: int = SEGMENT_BYTES_MAX,
-        unsynced: Sequence[Appended] = (),
     ) -> None:
         self._disk = disk
         self._next = first
         self._segments = list(segments)
         self._segment_bytes_max = segment_bytes_max
-        self._unsynced = list(unsynced)
         self._file: File | None = None  # writes to the last of the segments
         self._ordinal = 0
 
@@ -302,6 +301,22 @@ class JournalWriter:
     def next_number(self) -> int:
         """The number the next record will have."""
         return self._next
+
+    def secure(self, unsynced: Sequence[Appended]) -> None:
+        """Return once all that a reading found would outlive a power cut; raises `OSError`.
+
+        Call it before the first `append`, with the records that the reading says may not be on disk.
+        """
+        if not unsynced:
+            self._disk.sync_folder()
+            return
+        first = self._next - len(unsynced)
+        try:
+            self._begin(first, _records(first, unsynced))
+        except BaseException:
+            self._abandon(first)
+            raise
+        self.close()
 
     def append(self, records: Sequence[Appended]) -> None:
         """Write records, each an entry and perhaps a payload, and return once they would outlive a power cut.
@@ -311,24 +326,17 @@ class JournalWriter:
         """
         if not records:
             return
-        first = self._next - len(self._unsynced)
-        parts: list[Buffer] = []
-        for number, (entry, payload) in enumerate([*self._unsynced, *records], first):
-            content = [entry] if payload is None else [entry, payload]
-            lengths = [memoryview(part).nbytes for part in content]
-            header = _RECORD_HEADER.pack(number, first - 1, lengths[0], sum(lengths[1:]), 0)[:-8]
-            parts += [header + checksum(header, *content).to_bytes(8, "little"), *content]
+        parts = _records(self._next, records)
         try:
             if self._file is None or self._segments[-1].nbytes > self._segment_bytes_max:
-                self._begin(first, parts)
+                self._begin(self._next, parts)
             else:
                 self._file.write(parts)
                 self._file.sync()
                 self._segments[-1].nbytes += _nbytes(parts)
         except BaseException:
-            self._abandon()
+            self._abandon(self._next)
             raise
-        self._unsynced = []
         self._next += len(records)
 
     def drop_through(self, number: int) -> None:
@@ -378,8 +386,11 @@ class JournalWriter:
         self._segments.append(Segment(name, first, _nbytes(content)))
         self._disk.sync_folder()
 
-    def _abandon(self) -> None:
-        """Give up the segment being written: it is unknown how much of the last write reached the disk."""
+    def _abandon(self, first: int) -> None:
+        """Give up the segment being written: it is unknown how much of the last write reached the disk.
+
+        `first` is the number of the first record of that write.
+        """
         if self._file is None:
             return
         self.close()
@@ -387,7 +398,7 @@ class JournalWriter:
         # Best effort, which frees space on a full disk: the next segment begins with the number that failed here,
         # so what stays is not read.
         with contextlib.suppress(OSError):
-            if segment.first == self._next - len(self._unsynced):
+            if segment.first == first:
                 self._disk.remove(segment.name)
                 self._segments.pop()
             else:
@@ -395,6 +406,17 @@ class JournalWriter:
 
 
 _REMEDY = "put the journal back from a backup, or move it away and start from a checkpoint alone"
+
+
+def _records(first: int, records: Sequence[Appended]) -> list[Buffer]:
+    """Return the bytes of records in one batch, which are numbered from `first` on."""
+    parts: list[Buffer] = []
+    for number, (entry, payload) in enumerate(records, first):
+        content = [entry] if payload is None else [entry, payload]
+        lengths = [memoryview(part).nbytes for part in content]
+        header = _RECORD_HEADER.pack(number, first - 1, lengths[0], sum(lengths[1:]), 0)[:-8]
+        parts += [header + checksum(header, *content).to_bytes(8, "little"), *content]
+    return parts
 
 
 def _missing(last: int, following: int) -> str:

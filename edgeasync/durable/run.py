@@ -12,7 +12,7 @@ from edgeasync.core.recovery.state import HubState, capture
 from edgeasync.durable.checkpoint import CheckpointStore, Manifest
 from edgeasync.durable.disk import Disk
 from edgeasync.durable.history_writer import HistoryWriter
-from edgeasync.durable.journal import SEGMENT_BYTES_MAX, Appended, JournalWriter, Segment
+from edgeasync.durable.journal import SEGMENT_BYTES_MAX, JournalWriter
 from edgeasync.durable.recovery import MakeCore, OnEntry, Rules, recover
 from edgeasync.errors import StorageError
 from edgeasync.parameters import Vector
@@ -28,15 +28,17 @@ class Run:
 
     Raises `ConfigError` for a policy that cannot be written down.
 
-    `now_s` is the core's time when it stood still, `entries` how many were replayed, `checkpoint` the name of the
-    one it resumed from, if it did, and `remarks` are sentences for a person. The `history` is `None` if the run
-    keeps no rows. With `trust_code` plugins that only the folder names are imported.
+    The `journal` is what writes on from there. `now_s` is the core's time when it stood still, `entries` how
+    many were replayed, `checkpoint` the name of the one it resumed from, if it did, and `remarks` are
+    sentences for a person. The `history` is `None` if the run keeps no rows. With `trust_code` plugins that
+    only the folder names are imported.
     """
 
     core: HubCore
     sessions: Sessions
     model: Model
     publisher: Publisher
+    journal: JournalWriter
 
     def __init__(
         self,
@@ -58,8 +60,6 @@ class Run:
         self._rules = rules
         self._trust_code = trust_code
         self._store = CheckpointStore(disk, rules.settings.checkpoint.keep)
-        self._segments: list[Segment] = []
-        self._unsynced: list[Appended] = []
         self._segment_bytes_max = segment_bytes_max
         self._last = 0
         self._software = ""
@@ -76,8 +76,9 @@ class Run:
     ) -> None:
         """Recover the state, or begin with the `initial` model and its version, in a new lineage.
 
-        What the journal does not lead to is in a checkpoint, dated `created_s`, before this returns. Raises
-        `StorageError`, and `ModelMismatchError` if the folder is another model's.
+        When this returns, all that was found outlives a power cut. What the journal does not lead to is in a
+        checkpoint, dated `created_s`. Raises `StorageError`, and `ModelMismatchError` if the folder is another
+        model's.
         """
         self._software = f"edgeasync {VERSION}"
         rules = self._rules
@@ -108,20 +109,18 @@ class Run:
             self.core, self.model, self.publisher = found.core, found.model, found.publisher
             self.sessions = found.sessions
             self.now_s, self.entries, self.checkpoint = found.now_s, found.entries, found.checkpoint
-            self.remarks, self._segments, self._last = found.remarks, found.segments, found.last
-            self._unsynced = found.unsynced
-        if found is None or found.branches:
-            try:
+            self.remarks, self._last = found.remarks, found.last
+        try:
+            if found is None or found.branches:
                 self.save(capture(self.core, self.model, self.publisher, self._last, self.now_s), created_s)
-            except OSError as error:
-                raise StorageError(
-                    f"the run's folder cannot be written: {error}; free space or fix its rights"
-                ) from error
-
-    def writer(self) -> JournalWriter:
-        """Return what writes the journal on from here."""
-        unsynced, self._unsynced = self._unsynced, []
-        return JournalWriter(self._disk, self._last + 1, self._segments, self._segment_bytes_max, unsynced)
+            segments = [] if found is None else found.segments
+            self.journal = JournalWriter(self._disk, self._last + 1, segments, self._segment_bytes_max)
+            if found is not None:
+                self.journal.secure(found.unsynced)
+        except OSError as error:
+            raise StorageError(
+                f"the run's folder cannot be written: {error}; free space or fix its rights"
+            ) from error
 
     def save(self, state: HubState, created_s: float) -> int:
         """Write a checkpoint, dated `created_s` by the wall clock, and before it the history; raises `OSError`.

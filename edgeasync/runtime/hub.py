@@ -347,7 +347,7 @@ class Hub:
         # The core's time stands still while there is no hub.
         self._now_s = OffsetClock(time.monotonic, run.now_s)
         if self._durability == "journal":
-            self._log = GroupCommit(run.writer(), self, on_durable=self._on_durable, on_failing=self._on_failing)
+            self._log = GroupCommit(run.journal, self, on_durable=self._on_durable, on_failing=self._on_failing)
         return HubEngine(
             run.core,
             run.model,

@@ -150,7 +150,7 @@ class SimulatedHub:
         )
         self._run = run
         self._now_s = OffsetClock(lambda: self._clock.now_s, run.now_s)
-        self.log = GroupCommit(run.writer(), self, on_durable=self._on_durable, on_failing=self._on_failing)
+        self.log = GroupCommit(run.journal, self, on_durable=self._on_durable, on_failing=self._on_failing)
         self.engine = HubEngine(
             run.core,
             run.model,

@@ -100,7 +100,7 @@ CHANGES = {
         Change(_Walk, "records", "digest != checksum(body[: _RECORD_HEADER.size - 8], entry, payload)", "0"),
     ),
     "what a killed hub did not sync is not written again": (
-        Change(Run, "writer", "= self._unsynced, []", "= [], []"),
+        Change(Run, "open", "found.unsynced)", "[])"),
     ),
     "a segment takes the place of another before it is whole": (
         Change(JournalWriter, "_begin", "self._disk.create(_PART)", "self._disk.create(name)"),

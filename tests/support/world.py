@@ -282,7 +282,9 @@ class WatchedHub(SimulatedHub):
     def opened(self, run):
         if not run.checkpoint:
             self._checks.begun(run)
-        elif not self._dead:
+        if self._dead:
+            raise OSError("the hub was killed while it opened its run")
+        if run.checkpoint:
             self._checks.recovered(run)
             self._checks.rows_are_right(run)
         self._checks.time_is(run.core, run.now_s)

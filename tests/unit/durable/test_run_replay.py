@@ -38,7 +38,7 @@ def start(path, rules=RULES, lineage="0" * 16):
 
 def go_on(run, lineages):
     """Journal starts of a hub: events that need no device."""
-    writer = run.writer()
+    writer = run.journal
     for lineage in lineages:
         event = Resumed(lineage)
         run.core.handle(event, 1.0)

@@ -31,7 +31,7 @@ def begin(path, entries):
         draw_session=lambda: bytes(16),
         created_s=0.0,
     )
-    writer = run.writer()
+    writer = run.journal
     writer.append([(write_entry(StopRequested(), 1.0, [], version, b""), None) for version in entries])
     writer.close()
 
