@@ -48,7 +48,7 @@ class HistoryFile:
         self._rows_max = rows_max
         self._devices: dict[str, int] = {}
         self._nbytes = self._synced = self._rows = 0
-        self._torn = self._cut = self._in_doubt = self._named = False
+        self._torn = self._in_doubt = self._named = False
 
     def begin(self) -> str:
         """Begin a run's history; put one aside that is there, and return a sentence about that."""
@@ -59,13 +59,14 @@ class HistoryFile:
     def resume(self, entry: int, time_s: float) -> tuple[list[Row], str]:
         """Cut off what came after an entry or, of rows without an entry, after a time.
 
-        Return the rows of the block that was cut through, and a sentence if the file was put aside. That block
-        stays until `append` has written these rows again.
+        Return the rows of the block that was cut through, and a sentence if the file was put aside. The file stays
+        as it is until `append`, which must be given these rows, or `sync` has written it once more: nobody knows
+        what of it the last process has synced.
         """
         disk = self._disk
         if HISTORY_FILE not in disk.names():
             return [], ""
-        if (nbytes := disk.size(HISTORY_FILE)) > FILE_BYTES_MAX:
+        if disk.size(HISTORY_FILE) > FILE_BYTES_MAX:
             return [], self._put_aside("is longer than any history")
         content = disk.read(HISTORY_FILE)
         found = scan(content)
@@ -94,35 +95,26 @@ class HistoryFile:
         self._nbytes = kept[-1].end if kept else min(found.end, len(FILE_HEADER))
         self._rows = sum(place.rows for place in kept)
         self.last = kept[-1].last if kept else Last()
-        self._cut = bool(again)
-        self._torn = nbytes > self._nbytes and not self._cut
+        self._in_doubt = True
         return again, ""
 
     def append(self, rows: Sequence[Row]) -> None:
         """Append rows; after an error none of them counts as written."""
         thinned = self._rows > 0 and self._rows + _count(rows) > self._rows_max
-        if self._cut:
+        if self._in_doubt or thinned:
             self._rewrite(rows, thinned=thinned)
-            return
-        self._repair(thinned=thinned)
-        self._append(rows)
+        else:
+            self._append(rows)
 
     def sync(self) -> None:
         """Return once all rows so far would outlive a power cut."""
         if self._named and self._synced == self._nbytes:
             return
-        self._repair(thinned=False)
-        if not self._nbytes:
+        if self._in_doubt:
+            self._rewrite((), thinned=False)
+        elif self._torn or not self._nbytes:
             self._append(())
         self._sync()
-
-    def _repair(self, *, thinned: bool) -> None:
-        """Cut off what is not whole, and write the file once more if that has to be."""
-        if self._torn:
-            self._disk.truncate(HISTORY_FILE, self._nbytes)
-            self._torn = False
-        if self._in_doubt or thinned:
-            self._rewrite((), thinned=thinned)
 
     def _blocks(self, rows: Sequence[Row], synced: int) -> tuple[list[bytes], Last]:
         """Return blocks of rows for the end of a file with `synced` bytes on disk, and its last row then."""
@@ -134,6 +126,9 @@ class HistoryFile:
         return parts, last
 
     def _append(self, rows: Sequence[Row]) -> None:
+        if self._torn:
+            self._disk.truncate(HISTORY_FILE, self._nbytes)
+            self._torn = False
         parts, last = self._blocks(rows, self._synced)
         begins = not self._nbytes
         if begins:
@@ -184,22 +179,20 @@ class HistoryFile:
             self._begin_again(str(error))
         added, last = self._blocks(more, 0)
         parts = [FILE_HEADER, *older.parts, *(content[place.start : place.end] for place in newer), *added]
-        file = disk.create(_PART)
         try:
-            file.write(parts)
-            file.sync()
+            with contextlib.closing(disk.create(_PART)) as file:
+                file.write(parts)
+                file.sync()
+            disk.rename(_PART, HISTORY_FILE)
         except BaseException:
             self._devices.clear()
             with contextlib.suppress(OSError):  # what is half written would fill a full disk
                 disk.remove(_PART)
             raise
-        finally:
-            file.close()
-        disk.rename(_PART, HISTORY_FILE)
         self.last = last
         self._nbytes = self._synced = sum(map(len, parts))
         self._rows = older.rows + sum(place.rows for place in newer) + _count(more)
-        self._cut = self._in_doubt = self._named = False
+        self._torn = self._in_doubt = self._named = False
 
     def _thin(self, content: Buffer, places: list[BlockPlace]) -> "tuple[Thinned, list[BlockPlace]]":
         """Return new blocks of the older half, with one row of several, and the blocks behind them as they are.
@@ -242,7 +235,7 @@ class HistoryFile:
         sentence = self._put_aside(why)
         self._devices.clear()
         self._nbytes = self._synced = self._rows = 0
-        self._torn = self._cut = self._in_doubt = self._named = False
+        self._torn = self._in_doubt = self._named = False
         raise StorageError(sentence)
 
     def _put_aside(self, why: str) -> str:

@@ -294,6 +294,40 @@ def test_what_a_failed_sync_left_in_doubt_is_written_again():
         assert numbers(disk) == list(range(1, 201)), seed
 
 
+def test_what_an_earlier_process_did_not_sync_is_written_again():
+    """Its sync failed, or it was killed before: the file reads well, and a power cut may still take it."""
+    for seed, failed in itertools.product(range(20), (False, True)):
+        disk = SimulatedDisk(seed)
+        file = HistoryFile(disk, 1000)
+        for row in range(1, 50):
+            file.append(updates(row, row))
+        if failed:
+            disk.failing_syncs = 1
+            with pytest.raises(OSError, match="Input/output error"):
+                file.sync()
+        file = HistoryFile(disk, 1000)
+        assert file.resume(entry=98, time_s=24.5) == ([], "")
+        file.sync()
+        disk.crash()
+        assert numbers(disk) == list(range(1, 50)), (seed, failed)
+
+
+def test_names_of_devices_that_could_not_be_written_are_told_again():
+    for operation in range(8):
+        disk = FailingDisk()
+        HistoryFile(disk, 1000).append(updates(1, 2))
+        file = HistoryFile(disk, 1000)
+        file.resume(entry=4, time_s=1.0)
+        new = [("new", update(3)[1])]
+        disk.fail(operation)
+        with contextlib.suppress(OSError):
+            file.append(new)
+            new = []
+        disk.fail_at = None
+        file.append([*new, ("newer", update(4)[1])])
+        assert read_rows(disk).devices == ["right", "middle", "new", "newer"], operation
+
+
 def _write_some(disk, kind):
     """Write 300 rows, thinned on the way, with some syncs; return the disk with its writer."""
     disk.writer = writer = kind(disk, 200)

@@ -1,4 +1,4 @@
-"""What a run holds once it is open."""
+"""A run, once opened, holds its state for good, and a power cut takes none of it back."""
 
 from random import Random
 
@@ -59,7 +59,7 @@ def died(seed, of, operation):
 
 @pytest.mark.parametrize("of", ["names", "content"])
 def test_what_an_open_run_holds_outlives_a_power_cut(of):
-    """A killed process leaves contents and names that were not synced: whoever finds them shows them to people."""
+    """A killed process leaves contents and names that were not synced, and the next hub shows what it finds."""
     tried = 0
     for operation in range(1, 60):
         for seed in range(6):
