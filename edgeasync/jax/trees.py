@@ -1,10 +1,14 @@
 """Trees of JAX as named arrays, and back."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import accumulate, pairwise
 from typing import Any
 
 import jax
 import numpy as np
+import numpy.typing as npt
 
 from edgeasync.errors import ConfigError
 from edgeasync.parameters import Parameter
@@ -53,11 +57,61 @@ def frozen_of(tree: Any) -> Frozen | None:
 
 def read_tree(tree: Any, arrays: Arrays) -> None:
     """Copy the tree's values into these arrays."""
-    for name, leaf in _named(tree):
+    begin_read_tree(tree, arrays)()
+
+
+def begin_read_tree(tree: Any, arrays: Arrays) -> Callable[[], None]:
+    """Copy the tree's values as they are now; return what fills the arrays, in any thread.
+
+    Arrays on one GPU are gathered there, and move to the host in one copy.
+    """
+    named = _named(tree)
+    if is_on_gpu(tree):
+        flat = _gathered([leaf for _, leaf in named])
+        flat.copy_to_host_async()
+        return lambda: _scatter(np.asarray(flat), [arrays[name] for name, _ in named])
+    for name, leaf in named:
         arrays[name][...] = np.asarray(leaf)
+    return lambda: None
 
 
 def tree_like(tree: Any, arrays: Mapping[str, Any]) -> Any:
-    """Return a tree like this one with copies of the arrays' values: JAX may keep what it is given."""
-    leaves = [jax.numpy.array(arrays[name]) for name, _ in _named(tree)]
+    """Return a tree like this one with copies of the arrays' values: JAX may keep what it is given.
+
+    They move to a GPU in one copy.
+    """
+    named = _named(tree)
+    if is_on_gpu(tree):
+        host = np.concatenate([np.ravel(arrays[name]) for name, _ in named])
+        flat = jax.device_put(host, next(iter(named[0][1].devices())))
+        leaves = _split(flat, tuple(tuple(leaf.shape) for _, leaf in named))
+    else:
+        leaves = [jax.numpy.array(arrays[name]) for name, _ in named]
     return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(tree), leaves)
+
+
+def is_on_gpu(tree: Any) -> bool:
+    """Return whether all arrays of a tree are on one device that is not a CPU."""
+    leaves = jax.tree_util.tree_leaves(tree)
+    if not all(isinstance(leaf, jax.Array) for leaf in leaves):
+        return False
+    devices = {device for leaf in leaves for device in leaf.devices()}
+    return len(devices) == 1 and all(device.platform != "cpu" for device in devices)
+
+
+@partial(jax.jit)
+def _gathered(leaves: Sequence[Any]) -> Any:
+    return jax.numpy.concatenate([leaf.ravel() for leaf in leaves])
+
+
+@partial(jax.jit, static_argnums=1)
+def _split(flat: Any, shapes: tuple[tuple[int, ...], ...]) -> list[Any]:
+    ends = accumulate((math.prod(shape) for shape in shapes), initial=0)
+    return [flat[start:end].reshape(shape) for (start, end), shape in zip(pairwise(ends), shapes, strict=True)]
+
+
+def _scatter(flat: npt.NDArray[np.float32], arrays: Sequence[npt.NDArray[np.float32]]) -> None:
+    start = 0
+    for array in arrays:
+        np.copyto(array, flat[start : start + array.size].reshape(array.shape))
+        start += array.size
