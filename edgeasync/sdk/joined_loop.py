@@ -147,9 +147,10 @@ class JoinedLoop(OwnLoop):
         lockstep, agent = self._lockstep, self._agent
         if lockstep is None or agent is None or self.finished or self._aborted or not self.steps_since_exchange:
             return
-        answered, until_s = agent.updates_answered, time.monotonic() + self._timeout_s
+        in_flight = agent.pending_push is not None  # with overlap an earlier update may have no answer yet
+        wanted, until_s = agent.updates_answered + 1 + in_flight, time.monotonic() + self._timeout_s
         lockstep.end()
-        while agent.updates_answered == answered and time.monotonic() < until_s and not self._done.done():
+        while agent.updates_answered < wanted and time.monotonic() < until_s and not self._done.done():
             lockstep.serve(self._participant)
             time.sleep(0.005)
 

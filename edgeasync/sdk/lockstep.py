@@ -48,7 +48,7 @@ class Lockstep:
         self.over = False
         """Whether the worker takes no more steps."""
         self._asked = self._fresh = self._handed = self._waiting = self._resets = self._ended = False
-        self._unread = self._flushing = self._interrupted = False
+        self._has_filled = self._unread = self._flushing = self._interrupted = False
         self._filled: Callable[[], None] | None = None
         self.ahead_max = ahead_max
         """By how many steps the loop may run ahead."""
@@ -61,7 +61,7 @@ class Lockstep:
     def begin(self, parameters: Vector) -> None:
         """Begin an assignment: the loop copies this model at its next turn, or adds what has changed in it."""
         with self._turn:
-            self._vector, self._fresh = parameters, False
+            self._vector, self._fresh, self._has_filled = parameters, False, False
             ahead = None if self._resets or self._factor != 1.0 else self._ahead
         adds = ahead is not None and ahead.prepare(parameters)
         with self._turn:
@@ -79,14 +79,22 @@ class Lockstep:
             self._turn.notify_all()
             self._turn.wait_for(lambda: self._results or self.over)
             self._asked = False
-            if not self._results:
-                raise StepsEndedError("the loop takes no more steps")
-            result = self._results.popleft()
-            self._turn.notify_all()
-            return result
+            if self._results:
+                self._turn.notify_all()
+                return self._results.popleft()
+        if self._ahead is not None:
+            self._fill()  # the last update may be of steps that were taken before its model came
+        raise StepsEndedError("the loop takes no more steps")
 
     def flush(self) -> None:
-        """Wait until the loop has noted its model, then fill the vector; raises `StepsEndedError` without it."""
+        """Wait until the loop has noted its model, then fill the vector; raises `StepsEndedError` without it.
+
+        If the loop runs ahead, only an update needs its model: what it trains after that is never undone.
+        """
+        if self._ahead is None or not self._has_filled:
+            self._fill()
+
+    def _fill(self) -> None:
         with self._turn:
             if self._unread:
                 self._flushing = True
@@ -99,6 +107,7 @@ class Lockstep:
             return
         assert self._vector is not None
         filled()
+        self._has_filled = True
         if self._rounding is not None:
             self._rounding.undo(self._vector)
         if self._ahead is not None:
