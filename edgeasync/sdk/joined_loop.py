@@ -145,11 +145,12 @@ class JoinedLoop(OwnLoop):
         if not self._has_returned():
             return
         lockstep, agent = self._lockstep, self._agent
-        if lockstep is None or agent is None or self.finished or self._aborted or not self.steps_since_exchange:
+        if lockstep is None or agent is None or self.finished or self._aborted:
             return
-        in_flight = agent.pending_push is not None  # with overlap an earlier update may have no answer yet
-        wanted, until_s = agent.updates_answered + 1 + in_flight, time.monotonic() + self._timeout_s
-        lockstep.end()
+        unanswered = lockstep.updates_to_come()
+        wanted, until_s = agent.updates_answered + unanswered, time.monotonic() + self._timeout_s
+        if unanswered:
+            lockstep.end()
         while agent.updates_answered < wanted and time.monotonic() < until_s and not self._done.done():
             lockstep.serve(self._participant)
             time.sleep(0.005)

@@ -44,6 +44,8 @@ class Lockstep:
         self._rounding: Rounding | None = None
         self._factor = np.float32(1.0)
         self._results: deque[StepResult] = deque()
+        self._steps_beyond = 0
+        """Steps that are in no update yet."""
         self._score: float | None = None
         self.over = False
         """Whether the worker takes no more steps."""
@@ -102,12 +104,13 @@ class Lockstep:
                 self._turn.wait_for(lambda: not self._flushing or self._interrupted)
                 if self._flushing:
                     raise StepsEndedError("the loop's model is out of reach")
+            else:
+                self._note_filled()
             filled, self._filled = self._filled, None
         if filled is None:
             return
         assert self._vector is not None
         filled()
-        self._has_filled = True
         if self._rounding is not None:
             self._rounding.undo(self._vector)
         if self._ahead is not None:
@@ -172,6 +175,7 @@ class Lockstep:
                 self._read_step(model, self._vector)
             self._asked, self._handed = False, True
             self._results.append(result)
+            self._steps_beyond += 1
             self._score = self._score if score is None else score
             self._turn.notify_all()
             return True
@@ -192,6 +196,11 @@ class Lockstep:
             trained = vector[: self.spec.trained_length]
             trained[:] = before + self._factor * (trained - before)
             self._write(model, vector)
+
+    def updates_to_come(self) -> int:
+        """Return how many answers the loop waits for at its end: of the update on its way, and of the last one."""
+        with self._turn:
+            return self._has_filled + (self._steps_beyond > 0)
 
     def end(self) -> None:
         """Take no more steps: the state is that after the loop's last one. Call `serve` until the worker ends."""
@@ -223,7 +232,13 @@ class Lockstep:
 
     def _serve(self, model: Participant) -> None:
         self._filled, self._flushing = self._read(model), False
+        self._note_filled()
         self._turn.notify_all()
+
+    def _note_filled(self) -> None:
+        """Note that the vector has the loop's model: the first time after `begin` an update is made of it."""
+        if not self._has_filled:
+            self._has_filled, self._steps_beyond = True, 0
 
     def serve(self, model: Participant) -> None:
         """Note the model if the worker waits for that, without waiting."""

@@ -6,52 +6,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from edgeasync.sdk.torch_copies import Copies
+from tests.support.slow_link import SlowLink
 
 nn = torch.nn
-
-
-class Copied:
-    """The end of a copy: it takes place once somebody waits, or later work of the training stream needs it."""
-
-    def __init__(self, link, number):
-        self._link = link
-        self._number = number
-
-    def synchronize(self):
-        self._link.waits += 1
-        self._link.finish(self._number)
-
-
-class SlowLink:
-    """A GPU whose side stream does nothing until it is waited for. What is on the CPU is on the GPU."""
-
-    def __init__(self):
-        self.copies = self.bytes = self.waits = self.buffers = 0
-        self._queue = []
-        self._done = 0
-
-    def host_buffer(self, length):
-        self.buffers += 1
-        return torch.full((length,), torch.nan)
-
-    device_buffer = host_buffer
-
-    def mark(self):
-        return Copied(self, self._done)  # the training stream works at once
-
-    def copy(self, target, source, after):
-        self.copies, self.bytes = self.copies + 1, self.bytes + 4 * len(source)
-        self._queue.append((target, source))
-        return Copied(self, self._done + len(self._queue))
-
-    def order(self, event):
-        self.finish(event._number)
-
-    def finish(self, number):
-        while self._done < number:
-            target, source = self._queue.pop(0)
-            target.copy_(source)
-            self._done += 1
 
 
 class Mixed(nn.Module):
