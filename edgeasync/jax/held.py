@@ -8,7 +8,7 @@ import numpy as np
 
 from edgeasync.core.arrays.spool import TrainerState
 from edgeasync.errors import ModelMismatchError
-from edgeasync.jax.trees import begin_read_tree, frozen_of, parameters_of, shapes_of, tree_like
+from edgeasync.jax.trees import begin_read_tree, frozen_of, layout_of, parameters_of, shapes_of, tree_like
 from edgeasync.parameters import Parameter
 from edgeasync.sdk.models import Arrays
 
@@ -44,6 +44,7 @@ class Params:
         """That of the loop's optimizer, if it is kept here."""
         self._begun = optimizer_state
         self._staged: Any = None
+        self._layout = layout_of(tree)
         self.parameters: Sequence[Parameter] = parameters_of(tree)
         self.frozen = frozen_of(frozen)
         self.rounds = False  # all are float32
@@ -55,6 +56,7 @@ class Params:
     def begin_read(self, arrays: Arrays) -> Callable[[], None]:
         """Copy the tree's values as they are now; return what fills the arrays, in any thread."""
         self.note_step()
+        self._layout = layout_of(self.value)
         return begin_read_tree(self.value, arrays)
 
     def note_step(self) -> None:
@@ -74,7 +76,7 @@ class Params:
 
     def stage(self, arrays: Arrays) -> None:
         """Move these arrays to the device, for the next `add`; called in another thread than the loop's."""
-        self._staged = tree_like(self.value, arrays)
+        self._staged = self._layout.tree(arrays)
 
     def add(self, arrays: Arrays) -> None:  # noqa: ARG002 - `stage` has them
         """Add the arrays of the last `stage` to the tree's values."""

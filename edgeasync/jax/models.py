@@ -9,7 +9,7 @@ import optax
 
 from edgeasync.data.dataset import Dataset, batches
 from edgeasync.errors import ConfigError
-from edgeasync.jax.trees import arrays_of, frozen_of, is_on_gpu, parameters_of, read_tree, tree_like
+from edgeasync.jax.trees import arrays_of, frozen_of, gpu_of, parameters_of, read_tree, tree_like
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.sdk.adapted import Adapted
 from edgeasync.sdk.models import Prepared
@@ -141,7 +141,7 @@ class JaxTrainer:
         x, y = next(self._stream)
         self._params, self._state, loss = self._step(self._params, self._state, x, y, self._factor)
         self._is_ahead = True
-        if not is_on_gpu(self._params):
+        if gpu_of(self._params) is None:
             self.flush()
         return StepResult(float(loss), len(y))
 

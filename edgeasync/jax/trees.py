@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -66,7 +66,7 @@ def begin_read_tree(tree: Any, arrays: Arrays) -> Callable[[], None]:
     Arrays on one GPU are gathered there, and move to the host in one copy.
     """
     named = _named(tree)
-    if is_on_gpu(tree):
+    if gpu_of(tree) is not None:
         flat = _gathered([leaf for _, leaf in named])
         flat.copy_to_host_async()
         return lambda: _scatter(np.asarray(flat), [arrays[name] for name, _ in named])
@@ -80,23 +80,39 @@ def tree_like(tree: Any, arrays: Mapping[str, Any]) -> Any:
 
     They move to a GPU in one copy.
     """
-    named = _named(tree)
-    if is_on_gpu(tree):
-        host = np.concatenate([np.ravel(arrays[name]) for name, _ in named])
-        flat = jax.device_put(host, next(iter(named[0][1].devices())))
-        leaves = _split(flat, tuple(tuple(leaf.shape) for _, leaf in named))
-    else:
-        leaves = [jax.numpy.array(arrays[name]) for name, _ in named]
-    return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(tree), leaves)
+    return layout_of(tree).tree(arrays)
 
 
-def is_on_gpu(tree: Any) -> bool:
-    """Return whether all arrays of a tree are on one device that is not a CPU."""
+class Layout(NamedTuple):
+    """How arrays become a tree. A thread that has it need not look at the tree, whose arrays may be donated."""
+
+    structure: Any
+    shapes: dict[str, tuple[int, ...]]
+    gpu: Any
+    """The one GPU that all arrays are on, or None."""
+
+    def tree(self, arrays: Mapping[str, Any]) -> Any:
+        """Return a tree of copies of the arrays' values."""
+        if self.gpu is None:
+            leaves = [jax.numpy.array(arrays[name]) for name in self.shapes]
+        else:
+            host = np.concatenate([np.ravel(arrays[name]) for name in self.shapes])
+            leaves = _split(jax.device_put(host, self.gpu), tuple(self.shapes.values()))
+        return jax.tree_util.tree_unflatten(self.structure, leaves)
+
+
+def layout_of(tree: Any) -> Layout:
+    """Return the layout of a tree."""
+    return Layout(jax.tree_util.tree_structure(tree), shapes_of(tree), gpu_of(tree))
+
+
+def gpu_of(tree: Any) -> Any:
+    """Return the one device that all arrays of a tree are on, unless that is a CPU."""
     leaves = jax.tree_util.tree_leaves(tree)
     if not all(isinstance(leaf, jax.Array) for leaf in leaves):
-        return False
+        return None
     devices = {device for leaf in leaves for device in leaf.devices()}
-    return len(devices) == 1 and all(device.platform != "cpu" for device in devices)
+    return next((device for device in devices if len(devices) == 1 and device.platform != "cpu"), None)
 
 
 @partial(jax.jit)

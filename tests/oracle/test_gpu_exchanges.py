@@ -224,8 +224,8 @@ def on_gpu(monkeypatch):
     """JAX's transfers, as on a GPU."""
     transfers = []
     put, gathered = jax.device_put, trees._gathered
-    monkeypatch.setattr(trees, "is_on_gpu", lambda _: True)
-    monkeypatch.setattr(edgeasync.jax.models, "is_on_gpu", lambda _: True)
+    for module in (trees, edgeasync.jax.models):
+        monkeypatch.setattr(module, "gpu_of", lambda _: jax.devices()[0])
     monkeypatch.setattr(trees.jax, "device_put", lambda *given: transfers.append("in") or put(*given))
     monkeypatch.setattr(trees, "_gathered", lambda leaves: transfers.append("out") or gathered(leaves))
     return transfers
