@@ -30,8 +30,9 @@ Outcome = Literal["measured", "missed a bound", "failed", "not for this machine"
 def run_all(names: Sequence[str], form: Form, folder: Path = RESULTS, *, root: Path = surroundings.ROOT) -> int:
     """Run benchmarks of the checkout `root` and write their records; return the exit code.
 
-    It is 1 if a benchmark failed, which leaves its older record as it was, or missed a bound. One that this machine
-    cannot run is left out. A `KeyboardInterrupt` ends the benchmark that runs; the records that were written before stay.
+    It is 1 if a benchmark failed, which leaves its older record as it was, or missed a bound. One that this
+    machine cannot run is left out. A `KeyboardInterrupt` ends the benchmark that runs; records that were written
+    before stay.
     """
     outcomes: dict[str, Outcome] = {}
     try:
