@@ -1,8 +1,8 @@
 """What an exchange costs a GPU: torch and JAX that join, agents, the toolbox, and a fleet with a GPU in it.
 
 Run as `python -m benchmarks.gpu` on a machine with one NVIDIA GPU, torch and JAX; it needs no network. Each case
-has its own process. If one fails, the others go on. All of it ends within `--limit-s`. Without a GPU it ends with
-exit code 2.
+has its own process. If one fails, the others continue. All of it ends within `--limit-s`. Without a GPU the exit
+code is 2.
 """
 
 import argparse

@@ -16,7 +16,7 @@ class Copied:
 
 
 class SlowLink:
-    """A GPU whose side stream does nothing until it is waited for. What is on the CPU is on the GPU."""
+    """A GPU whose side stream does nothing until it is waited for. Its memory is that of the CPU."""
 
     def __init__(self):
         self._torch = importlib.import_module("torch")
