@@ -166,9 +166,7 @@ class _Flat:
         self._staged: _Staged | None = None
 
     def begin_read(self, tensors: Mapping[str, Tensor], arrays: Arrays) -> Callable[[], None]:
-        self._host_is_free.acquire()  # an earlier read that another thread has yet to end
-        if self._copied is not None:
-            self._link.order(self._copied)  # the side stream may still be reading the flat buffer
+        self._host_is_free.acquire()  # an earlier read that has yet to end uses both buffers
         with torch.no_grad():
             torch._foreach_copy_(*_pairs(self._device, tensors, arrays))
         self._used = self._link.mark()

@@ -148,3 +148,17 @@ def test_tensors_on_a_cpu_are_copied_as_they_were(tensors):
     assert_same(values(tensors), {name: 2 * array for name, array in found.items()})
     copies.write(tensors, found)
     assert_same(values(tensors), found)
+
+
+def test_pinned_memory_is_filled_again_only_after_the_host_has_waited_for_its_copy(copies, tensors):
+    """The link notices if it is not so."""
+    given = [
+        {name: np.full(a.shape, float(n), np.float32) for name, a in values(tensors).items()} for n in (1, 2, 3)
+    ]
+    for each in given:
+        copies.write(tensors, each)
+        assert_same(values(tensors), each)
+    for each in given:
+        copies.stage(each)
+        copies.add(tensors, each, set(tensors))
+    assert_same(values(tensors), {name: np.full(a.shape, 9.0) for name, a in given[0].items()})

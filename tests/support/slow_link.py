@@ -13,6 +13,7 @@ class Copied:
     def synchronize(self):
         self._link.waits += 1
         self._link.finish(self._number)
+        self._link.note_wait(self._number)
 
 
 class SlowLink:
@@ -22,13 +23,17 @@ class SlowLink:
         self._torch = importlib.import_module("torch")
         self.copies = self.bytes = self.waits = self.buffers = 0
         self._queue = []
+        self._device = []
+        self._read = []  # pinned memory that a copy may still be reading, as far as the host knows
         self._done = 0
 
     def host_buffer(self, length):
         self.buffers += 1
         return self._torch.full((length,), self._torch.nan)
 
-    device_buffer = host_buffer
+    def device_buffer(self, length):
+        self._device.append(self.host_buffer(length))
+        return self._device[-1]
 
     def mark(self):
         return Copied(self, self._done)  # the training stream works at once
@@ -36,7 +41,18 @@ class SlowLink:
     def copy(self, target, source, after):
         self.copies, self.bytes = self.copies + 1, self.bytes + 4 * len(source)
         self._queue.append((target, source))
-        return Copied(self, self._done + len(self._queue))
+        number = self._done + len(self._queue)
+        self._read = [each for each in self._read if each[1] is not target]  # copies take place in order
+        if all(source is not buffer for buffer in self._device):
+            assert all(source is not buffer for _, buffer, _ in self._read), "nobody has waited for the last copy"
+            self._read.append((number, source, source.clone()))
+        return Copied(self, number)
+
+    def note_wait(self, number):
+        """Note that the host knows of the end of all copies up to this one: it may change what they read."""
+        for _, buffer, values in [each for each in self._read if each[0] <= number]:
+            assert self._torch.equal(buffer, values), "it was changed before the host had waited"
+        self._read = [each for each in self._read if each[0] > number]
 
     def order(self, event):
         self.finish(event._number)
