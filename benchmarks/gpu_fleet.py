@@ -2,9 +2,9 @@
 
 import multiprocessing
 import tempfile
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -51,13 +51,10 @@ def tutorial(case: Case) -> Figures:
             found.append(worker)
             worker.train((x[number::2], y[number::2]), epochs=case.effort.passes, optimizer=optim.SGD(lr=0.05))
 
-        workers = [threading.Thread(target=work, args=(number,)) for number in range(2)]
-        for thread in workers:
-            thread.start()
-        for thread in workers:
-            thread.join(4 * START_S)
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(work, range(2)))
         taken_s = time.perf_counter() - begun_s
-        if any(thread.is_alive() for thread in workers) or any(case.device != worker.device for worker in found):
+        if any(case.device != worker.device for worker in found):
             raise RuntimeError(f"the workers have not trained on {case.device}")
         accuracy = found[0].evaluate(test)
     steps = 2 * case.effort.passes * (len(x) // 2 // BATCH)
