@@ -16,6 +16,12 @@ from benchmarks.surroundings import commit, machine, versions
 
 MEANINGLESS = ": a smoke run on tiny sizes, whose figures mean nothing"
 
+UNFIT = 2
+"""The exit code of a benchmark that this machine cannot run, such as one without a GPU."""
+
+NEED_HARDWARE = ("gpu",)
+"""Benchmarks that may end so."""
+
 BOUND = ": bound over measured"
 """How the names of ratios end that are held to a bound."""
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from benchmarks import surroundings
 from benchmarks.records import RESULTS, make_record, write_record
-from benchmarks.report import Form, show_progress
+from benchmarks.report import NEED_HARDWARE, UNFIT, Form, show_progress
 
 GRACE_S = 20.0
 """How long an interrupted benchmark may take to end its own processes and to remove its files."""
@@ -24,14 +24,15 @@ GRACE_S = 20.0
 INTERRUPTED = 130
 """The exit code of a shell's command that Ctrl-C ended."""
 
-Outcome = Literal["measured", "missed a bound", "failed"]
+Outcome = Literal["measured", "missed a bound", "failed", "not for this machine"]
 
 
 def run_all(names: Sequence[str], form: Form, folder: Path = RESULTS, *, root: Path = surroundings.ROOT) -> int:
     """Run benchmarks of the checkout `root` and write their records; return the exit code.
 
-    It is 1 if a benchmark failed, which leaves its older record as it was, or missed a bound. A
-    `KeyboardInterrupt` ends the benchmark that runs; the records that were written before stay.
+    It is 1 if a benchmark failed, which leaves its older record as it was, or missed a bound. One that this
+    machine cannot run is left out. A `KeyboardInterrupt` ends the benchmark that runs; records that were written
+    before stay.
     """
     outcomes: dict[str, Outcome] = {}
     try:
@@ -39,13 +40,13 @@ def run_all(names: Sequence[str], form: Form, folder: Path = RESULTS, *, root: P
             show_progress(f"[{number} of {len(names)}] {name}, {form}")
             outcomes[name] = run_one(name, form, folder, root)
     except KeyboardInterrupt:
-        kept = [name for name, outcome in outcomes.items() if outcome != "failed"]
+        kept = [name for name, outcome in outcomes.items() if outcome in {"measured", "missed a bound"}]
         show_progress(f"interrupted; written before: {', '.join(kept) or 'nothing'}")
         return INTERRUPTED
-    for outcome in ("missed a bound", "failed"):
+    for outcome in ("not for this machine", "missed a bound", "failed"):
         if found := [name for name in names if outcomes[name] == outcome]:
             show_progress(f"{outcome}: {', '.join(found)}")
-    return int(any(outcome != "measured" for outcome in outcomes.values()))
+    return int(any(outcome in {"missed a bound", "failed"} for outcome in outcomes.values()))
 
 
 def run_one(name: str, form: Form, folder: Path, root: Path) -> Outcome:
@@ -62,6 +63,8 @@ def run_one(name: str, form: Form, folder: Path, root: Path) -> Outcome:
     started_s = time.monotonic()
     code, printed = _run(name, ["--json"] + [f"--{form}"] * (form != Form.FULL), root)
     seconds = round(time.monotonic() - started_s, 1)
+    if name in NEED_HARDWARE and code == UNFIT:
+        return "not for this machine"
     finished = code in {0, 1}  # 1 with a result is a bound that was missed
     try:
         record = make_record(json.loads(printed if finished else ""), **before, seconds=seconds)

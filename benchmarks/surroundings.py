@@ -41,17 +41,29 @@ def _git(*arguments: str) -> str:
 def machine() -> dict[str, str | int]:
     """Describe the hardware and the system."""
     release = ".".join(platform.release().split(".")[:2])
-    return {
+    found: dict[str, str | int] = {
         "cpu": _cpu_model(),
         "cores": os.cpu_count() or 1,
         "memory": f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
         "system": f"{platform.system()} {release} {platform.machine()}",
     }
+    return found | gpu()
+
+
+def gpu() -> dict[str, str | int]:
+    """Name the first NVIDIA GPU, as its driver does; nothing without one."""
+    try:
+        asked = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+        told = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=20.0).stdout
+    except (OSError, subprocess.SubprocessError):
+        return {"gpu": "NVIDIA GPU of unknown name"} if Path("/dev/nvidia0").exists() else {}
+    name, _, driver = next(iter(told.strip().splitlines()), "").partition(",")
+    return {"gpu": f"{name.strip()}, driver {driver.strip()}"} if name.strip() else {}
 
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that the figures hang on."""
-    packages = ("edgeasync", "numpy", "onnxruntime", "pyzmq", "torch")
+    packages = ("edgeasync", "jax", "numpy", "onnxruntime", "pyzmq", "torch")
     found = {"python": platform.python_version(), "libzmq": zmq.zmq_version()}
     return found | {package: _version_of(package) for package in packages}
 

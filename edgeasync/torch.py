@@ -24,6 +24,7 @@ from edgeasync.protocol.messages import Frozen
 from edgeasync.sdk.adapted import Adapted
 from edgeasync.sdk.models import Prepared
 from edgeasync.sdk.run import Run
+from edgeasync.sdk.torch_copies import Copies
 from edgeasync.sdk.torch_export import to_onnx
 from edgeasync.sdk.torch_modules import (
     Arrays,
@@ -213,10 +214,10 @@ class TorchModel(Adapted):
     def _evaluator(self, data: Dataset) -> Evaluator:
         data = self._targets_of(data)
         module = copy_of(self._module).to(self._device).eval()
-        exchanged = exchanged_of(module)
+        exchanged, copies = exchanged_of(module), Copies()
 
         def evaluate(parameters: Vector) -> Evaluation:
-            write_tensors(exchanged, self.spec.views(parameters))
+            copies.write(exchanged, self.spec.views(parameters))
             with torch.no_grad():
                 return add_up(data.features, data.y, EVALUATED_AT_ONCE, loss_of)
 
@@ -235,7 +236,8 @@ class TorchModel(Adapted):
 class TorchTrainer:
     """Trains a module by an optimizer of torch.
 
-    On a CPU the parameters are float32 views of the exchanged vector. Elsewhere they are copied at each step.
+    On a CPU the parameters are float32 views of the exchanged vector. Elsewhere they are copied at the beginning
+    of an assignment, and by `flush`; a step reads its loss alone.
     """
 
     def __init__(
@@ -261,6 +263,9 @@ class TorchTrainer:
         self._exchanged = exchanged_of(module)
         self._device = next(iter(self._exchanged.values())).device
         self._shares_memory = self._device.type == "cpu"
+        self._copies = Copies()
+        self._is_ahead = False
+        """Whether steps have changed the module since the vector had its values."""
         self._vector: Vector | None = None
         self._rounding: Rounding | None = None
         self._factor = 1.0
@@ -271,7 +276,8 @@ class TorchTrainer:
         self.spec.check(parameters)
         arrays = self.spec.views(parameters)
         if not self._shares_memory:
-            write_tensors(self._exchanged, arrays)
+            self._copies.write(self._exchanged, arrays)
+            self._rounding, self._is_ahead = None, False
             if rounds(self._exchanged):
                 self._rounding = Rounding(parameters, self._read)
         elif self._vector is not parameters:
@@ -300,13 +306,20 @@ class TorchTrainer:
         loss.backward()
         with self._scaled():
             self._optimizer.step()
-        if not self._shares_memory:
-            self._read(self._vector)
-            if self._rounding is not None:
-                self._rounding.undo(self._vector)
+        self._is_ahead = not self._shares_memory
         if self._meter is not None and self._fits(found, targets):
             self._meter.add(found.detach().cpu().numpy(), targets)
         return StepResult(float(loss.detach()), len(y))
+
+    def flush(self) -> None:
+        """Copy the parameters to the vector, where they are not views of it."""
+        if not self._is_ahead:
+            return
+        assert self._vector is not None
+        self._read(self._vector)
+        if self._rounding is not None:
+            self._rounding.undo(self._vector)
+        self._is_ahead = False
 
     @contextlib.contextmanager
     def _scaled(self) -> Iterator[None]:
@@ -333,7 +346,7 @@ class TorchTrainer:
         return fits
 
     def _read(self, vector: Vector) -> None:
-        read_tensors(self._exchanged, self.spec.views(vector))
+        self._copies.read(self._exchanged, self.spec.views(vector))
 
     def _scores(self, x: Features) -> Any:
         try:

@@ -8,7 +8,7 @@ import numpy as np
 
 from edgeasync.core.arrays.spool import TrainerState
 from edgeasync.errors import ModelMismatchError
-from edgeasync.jax.trees import frozen_of, parameters_of, read_tree, shapes_of, tree_like
+from edgeasync.jax.trees import begin_read_tree, frozen_of, layout_of, parameters_of, shapes_of, tree_like
 from edgeasync.parameters import Parameter
 from edgeasync.sdk.models import Arrays
 
@@ -43,16 +43,24 @@ class Params:
         self.optimizer_state = optimizer_state
         """That of the loop's optimizer, if it is kept here."""
         self._begun = optimizer_state
+        self._staged: Any = None
+        self._layout = layout_of(tree)
         self.parameters: Sequence[Parameter] = parameters_of(tree)
         self.frozen = frozen_of(frozen)
         self.rounds = False  # all are float32
 
     def read(self, arrays: Arrays) -> None:
         """Copy the tree's values into these arrays; raises `ModelMismatchError` if it has others than at join."""
-        self._check_same()
-        read_tree(self.value, arrays)
+        self.begin_read(arrays)()
 
-    def _check_same(self) -> None:
+    def begin_read(self, arrays: Arrays) -> Callable[[], None]:
+        """Copy the tree's values as they are now; return what fills the arrays, in any thread."""
+        self.note_step()
+        self._layout = layout_of(self.value)
+        return begin_read_tree(self.value, arrays)
+
+    def note_step(self) -> None:
+        """Raise `ModelMismatchError` if the tree has others than at join."""
         joined = {parameter.name: parameter.shape for parameter in self.parameters}
         if different := joined.items() ^ shapes_of(self.value).items():
             name = min(different)[0]
@@ -63,8 +71,18 @@ class Params:
 
     def write(self, arrays: Arrays) -> None:
         """Set a tree of these arrays' values; raises `ModelMismatchError` if it has others than at join."""
-        self._check_same()
+        self.note_step()
         self.value = tree_like(self.value, arrays)
+
+    def stage(self, arrays: Arrays) -> None:
+        """Move these arrays to the device, for the next `add`; called in another thread than the loop's."""
+        self._staged = self._layout.tree(arrays)
+
+    def add(self, arrays: Arrays) -> None:  # noqa: ARG002 - `stage` has them
+        """Add the arrays of the last `stage` to the tree's values."""
+        self.note_step()
+        self.value = jax.tree.map(jax.numpy.add, self.value, self._staged)
+        self._staged = None
 
     def reset_optimizer(self) -> None:
         """Set the optimizer's state that was given first."""

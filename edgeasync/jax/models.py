@@ -9,7 +9,7 @@ import optax
 
 from edgeasync.data.dataset import Dataset, batches
 from edgeasync.errors import ConfigError
-from edgeasync.jax.trees import arrays_of, frozen_of, parameters_of, read_tree, tree_like
+from edgeasync.jax.trees import arrays_of, frozen_of, gpu_of, parameters_of, read_tree, tree_like
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.sdk.adapted import Adapted
 from edgeasync.sdk.models import Prepared
@@ -102,7 +102,7 @@ class JaxModel(Adapted):
 
 
 class JaxTrainer:
-    """Trains a tree by a compiled step; the vector follows each one."""
+    """Trains a tree by a compiled step. On a CPU the vector follows each one, on a GPU `flush` copies it."""
 
     def __init__(self, model: JaxModel, data: Dataset, local: LocalTraining, seed: int) -> None:
         self.spec, self.frozen = model.spec, model.frozen
@@ -114,6 +114,8 @@ class JaxTrainer:
         self._keeps = local.keep_optimizer_state
         self._state: Any = None
         self._vector: Vector | None = None
+        self._is_ahead = False
+        """Whether steps have changed the tree since the vector had its values."""
         self._factor = 1.0
 
     def begin(self, parameters: Vector) -> None:
@@ -121,6 +123,7 @@ class JaxTrainer:
         self.spec.check(parameters)
         self._vector = parameters
         self._params = tree_like(self._params, self.spec.views(parameters))
+        self._is_ahead = False
         if self._state is None or not self._keeps:
             self._state = self._init(self._params)
 
@@ -137,5 +140,14 @@ class JaxTrainer:
         assert self._vector is not None
         x, y = next(self._stream)
         self._params, self._state, loss = self._step(self._params, self._state, x, y, self._factor)
-        read_tree(self._params, self.spec.views(self._vector))
+        self._is_ahead = True
+        if gpu_of(self._params) is None:
+            self.flush()
         return StepResult(float(loss), len(y))
+
+    def flush(self) -> None:
+        """Copy the parameters to the vector."""
+        if self._is_ahead:
+            assert self._vector is not None
+            read_tree(self._params, self.spec.views(self._vector))
+            self._is_ahead = False

@@ -39,6 +39,7 @@ from edgeasync.runtime.engine_driver import EngineDriver
 from edgeasync.training.last_finite import LastFinite
 from edgeasync.training.trainer import (
     AsyncTrainer,
+    BufferedTrainer,
     InterruptibleTrainer,
     ResettableTrainer,
     Trainer,
@@ -544,6 +545,8 @@ class Peer:
             self._loop.call_soon_threadsafe(self.request_stop)
 
     def _count_step(self) -> None:
+        if isinstance(self._trainer, BufferedTrainer):
+            self._trainer.flush()  # any step may be the last one before a job reads the model
         self.steps_total += 1
         self._last_finite.note_step()
         self._stepped_s = time.monotonic()

@@ -121,7 +121,7 @@ class JoinedLoop(OwnLoop):
         concurrent.futures.wait(either, self._timeout_s, concurrent.futures.FIRST_COMPLETED)
         lockstep = self._lockstep
         if lockstep is not None:
-            lockstep.await_turn(max(0.0, until_s - time.monotonic()))
+            lockstep.await_turn(self._participant, max(0.0, until_s - time.monotonic()))
         if self.finished:
             self._done.result(ENDING_S)
         elif lockstep is None or not self._take_model(lockstep):
@@ -145,11 +145,14 @@ class JoinedLoop(OwnLoop):
         if not self._has_returned():
             return
         lockstep, agent = self._lockstep, self._agent
-        if lockstep is None or agent is None or self.finished or self._aborted or not self.steps_since_exchange:
+        if lockstep is None or agent is None or self.finished or self._aborted:
             return
-        answered, until_s = agent.updates_answered, time.monotonic() + self._timeout_s
-        lockstep.end()
-        while agent.updates_answered == answered and time.monotonic() < until_s and not self._done.done():
+        unanswered = lockstep.updates_to_come()
+        wanted, until_s = agent.updates_answered + unanswered, time.monotonic() + self._timeout_s
+        if unanswered:
+            lockstep.end()
+        while agent.updates_answered < wanted and time.monotonic() < until_s and not self._done.done():
+            lockstep.serve(self._participant)
             time.sleep(0.005)
 
     def _take_model(self, lockstep: Lockstep) -> bool:
@@ -221,6 +224,8 @@ class JoinedLoop(OwnLoop):
         if not self._welcomed.done():  # else the hub has other settings than before
             self._welcomed.set_result(Lockstep(welcome.spec, self._state))
         lockstep = self._welcomed.result()
+        # What resumes from the state folder must be the loop's state after the last step of an update.
+        lockstep.ahead_max = 0 if self._section.state else welcome.overlap_steps_max
         if self._agent is not None:
             self._agent.validate = lambda _: lockstep.take_score()
         return lockstep

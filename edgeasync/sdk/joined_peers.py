@@ -50,7 +50,7 @@ class JoinedPeers(OwnLoop):
         self._section = section
         self._name = name or default_device_id()
         self._state = expanded(state)
-        self._trainer = Lockstep(ParameterSpec(tuple(participant.parameters)), dict)
+        self._trainer = Lockstep(ParameterSpec(tuple(participant.parameters)), dict, each_step=True)
         self._initial = np.zeros(self._trainer.spec.length, np.float32)
         participant.read(self._trainer.spec.views(self._initial))
         self._peer: Peer | None = None
@@ -84,7 +84,7 @@ class JoinedPeers(OwnLoop):
         """Wait for the others, too, for a lease at most."""
         super()._await_ready()
         lockstep = self._trainer
-        lockstep.await_turn()
+        lockstep.await_turn(self._participant)
         if self.finished:
             self._done.result(ENDING_S)
         lockstep.take_model(self._participant)

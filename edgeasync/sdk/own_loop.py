@@ -117,7 +117,7 @@ class OwnLoop(Service):
         if lockstep.hand_over(StepResult(told, examples or noted[1]), self._participant, score):
             self._loop_state.steps += 1
             self.steps_since_exchange += 1
-            if not lockstep.await_turn():
+            if not lockstep.await_turn(self._participant):
                 self._done.result(ENDING_S)
                 return
         self._take_model(lockstep)

@@ -1,8 +1,8 @@
 """What takes part in a session: named numpy arrays, torch modules, and what has the methods of `Participant`."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,11 @@ class Participant(Protocol):
     back what it has written. A model whose values may not change at every step may have a method `pending`: as
     long as it returns the name of an array, the session neither counts the step nor writes to the model. A model
     that has steps which the session has yet to read may say so by `has_unsent`: the session sends them at its end.
+    `note_step()` of a model is called after each step that counts, and may raise an error about it.
+
+    A session reads a model at the end of an assignment. `begin_read(arrays)` may stand for `read`: it notes the
+    values, and returns what fills the arrays, which another thread calls. An `AddingParticipant` need not wait for
+    exchanges if the hub allows overlap.
     """
 
     @property
@@ -48,6 +53,17 @@ class Participant(Protocol):
         """Resume from such a state; raises `ValueError` if it is another model's."""
 
 
+@runtime_checkable
+class AddingParticipant(Participant, Protocol):
+    """A model to which the session can add what others have changed, while its loop trains on."""
+
+    def stage(self, arrays: Arrays) -> None:
+        """Prepare `add` for these arrays, in another thread than the loop's."""
+
+    def add(self, arrays: Arrays) -> None:
+        """Add the arrays that `stage` was given to the trained values; statistics are replaced by theirs."""
+
+
 def frozen_of(model: object) -> Frozen | None:
     """Return the checksum of a model's or a trainer's arrays that do not travel, if it has one."""
     found = getattr(model, "frozen", None)
@@ -70,6 +86,22 @@ def has_unsent(model: Participant) -> bool:
     return bool(getattr(model, "has_unsent", False))
 
 
+def note_step(model: Participant) -> None:
+    """Let a model look at itself after a step that counts."""
+    note: Callable[[], None] | None = getattr(model, "note_step", None)
+    if note is not None:
+        note()
+
+
+def begin_read(model: Participant, arrays: Arrays) -> Callable[[], None]:
+    """Note a model's values as they are now; return what fills the arrays."""
+    begin: Callable[[Arrays], Callable[[], None]] | None = getattr(model, "begin_read", None)
+    if begin is not None:
+        return begin(arrays)
+    model.read(arrays)
+    return lambda: None
+
+
 class ArrayParticipant:
     """Named numpy arrays, which the user's loop changes in place; without a `spec` all of them are trained."""
 
@@ -83,33 +115,39 @@ class ArrayParticipant:
         trained = [Parameter(name, array.shape) for name, array in arrays.items()]
         self.parameters = trained if spec is None else spec.parameters
         self.frozen = frozen
+        self._joined = {parameter.name: parameter.shape for parameter in self.parameters}
 
     @property
     def rounds(self) -> bool:
         """Whether any array is less precise than float32."""
         return any(array.dtype.itemsize < np.dtype(np.float32).itemsize for array in self._arrays.values())
 
+    def note_step(self) -> None:
+        """Raise `ModelMismatchError` if the model's arrays no longer fit those at join."""
+        self._check(self._joined)
+
     def read(self, arrays: Arrays) -> None:
         """Copy the model's values into these arrays."""
-        for name, array in self._same(arrays):
+        self._check({name: array.shape for name, array in arrays.items()})
+        for name, array in arrays.items():
             array[...] = self._arrays[name]
 
     def write(self, arrays: Arrays) -> None:
         """Copy these arrays' values into the model."""
-        for name, array in self._same(arrays):
+        self._check({name: array.shape for name, array in arrays.items()})
+        for name, array in arrays.items():
             self._arrays[name][...] = array
 
-    def _same(self, arrays: Arrays) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
-        """Yield the arrays; raises `ModelMismatchError` if the model's arrays no longer fit them."""
-        if added := sorted(self._arrays.keys() - arrays.keys()):
+    def _check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Raise `ModelMismatchError` if the model's arrays no longer have these shapes."""
+        if added := sorted(self._arrays.keys() - shapes.keys()):
             raise ModelMismatchError(f"model[{added[0]!r}] was not there at join; join a hub whose model has it")
-        for name, array in arrays.items():
+        for name, shape in shapes.items():
             ours = self._arrays.get(name)
             if not isinstance(ours, np.ndarray) or ours.dtype.kind != "f" or not ours.flags.writeable:
                 raise ModelMismatchError(f"model[{name!r}] is no longer an array of floats that can be written")
-            if ours.shape != array.shape:
-                raise ModelMismatchError(f"model[{name!r}] has shape {ours.shape}, and had {array.shape} at join")
-            yield name, array
+            if ours.shape != shape:
+                raise ModelMismatchError(f"model[{name!r}] has shape {ours.shape}, and had {shape} at join")
 
     def reset_optimizer(self) -> None:
         """Do nothing: there is none that is known."""

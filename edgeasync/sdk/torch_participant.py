@@ -8,6 +8,7 @@ from torch.optim.optimizer import Optimizer
 
 from edgeasync.core.arrays.spool import TrainerState
 from edgeasync.errors import ConfigError
+from edgeasync.sdk.torch_copies import Copies
 from edgeasync.sdk.torch_exchanged import Exchanged
 from edgeasync.sdk.torch_modules import (
     Arrays,
@@ -15,9 +16,7 @@ from edgeasync.sdk.torch_modules import (
     dump_states,
     frozen_of,
     load_states,
-    read_tensors,
     rounds,
-    write_tensors,
 )
 from edgeasync.sdk.torch_steps import Optimizers, watch_steps
 
@@ -43,6 +42,7 @@ class TorchParticipant:
         self._kept = [*([] if optimizer is None else [optimizer]), *also]
         self._exchanged = Exchanged(module)
         self._optimizers = Optimizers(optimizer, self._exchanged)
+        self._copies = Copies()
         self.parameters = self._exchanged.parameters
         self.frozen = frozen_of(module)
 
@@ -56,18 +56,39 @@ class TorchParticipant:
         """Whether an optimizer has stepped the module since the session read it last."""
         return self._optimizers.has_unsent
 
-    def read(self, arrays: Arrays) -> None:
-        """Copy the module's values into these arrays."""
+    def note_step(self) -> None:
+        """Look at the module after a step that counts; raises `ModelMismatchError` or `ConfigError`."""
         check_alone()
         self._follow()
-        self._optimizers.begin_read()
-        read_tensors(self._exchanged.tensors, arrays)
+        self._optimizers.note_counted()
+
+    def read(self, arrays: Arrays) -> None:
+        """Copy the module's values into these arrays."""
+        self.begin_read(arrays)()
+
+    def begin_read(self, arrays: Arrays) -> Callable[[], None]:
+        """Copy the module's values as they are now; return what fills the arrays, in any thread."""
+        check_alone()
+        self._follow()
+        return self._copies.begin_read(self._exchanged.tensors, arrays)
 
     def write(self, arrays: Arrays) -> None:
         """Copy these arrays' values into the module."""
         self._follow()
         self._optimizers.begin_write()
-        write_tensors(self._exchanged.tensors, arrays)
+        self._copies.write(self._exchanged.tensors, arrays)
+        self._optimizers.end_write()
+
+    def stage(self, arrays: Arrays) -> None:
+        """Prepare the next `add`, of the same arrays; called in another thread than the loop's."""
+        self._copies.stage(arrays)
+
+    def add(self, arrays: Arrays) -> None:
+        """Add these arrays to the module's parameters; its statistics are replaced."""
+        self._follow()
+        self._optimizers.begin_write()
+        trained = {parameter.name for parameter in self.parameters if parameter.role == "trained"}
+        self._copies.add(self._exchanged.tensors, arrays, trained)
         self._optimizers.end_write()
 
     def _follow(self) -> None:

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
@@ -73,10 +74,10 @@ class Optimizers:
         self._sums: list[float] = []
         self._has_stepped = self._is_told = False
         self.has_unsent = False
-        """Whether one has stepped the module since the session read it last."""
+        """Whether one has stepped the module since the last step that counted."""
 
     def counts(self, optimizer: Optimizer) -> bool:
-        """Note a step, and return whether it counts, or `begin_read` is to raise an error about it."""
+        """Note a step, and return whether it counts, or `note_counted` is to raise an error about it."""
         if not self._is_seen(optimizer):
             return False
         self._stepped, self._has_stepped, self.has_unsent = optimizer, True, True
@@ -130,7 +131,7 @@ class Optimizers:
             self._replaced |= names
             self._reads_to_judge = STEPS_UNSEEN_MAX
 
-    def begin_read(self) -> None:
+    def note_counted(self) -> None:
         """Warn of replaced parameters that no optimizer steps; raises `ConfigError` for an optimizer of none."""
         self._steps_unseen = 0
         self.has_unsent = False
@@ -170,7 +171,11 @@ class Optimizers:
             self._sums = self._sums_now()
 
     def _sums_now(self) -> list[float]:
-        return [float(tensor.detach().double().sum()) for tensor in self._exchanged.tensors.values()]
+        sums = [tensor.detach().double().sum() for tensor in self._exchanged.tensors.values()]
+        if len({one.device for one in sums}) > 1:
+            sums = [one.cpu() for one in sums]
+        found: list[float] = torch.stack(sums).tolist()  # one wait for a GPU, not one for each tensor
+        return found
 
     def reset(self) -> None:
         """Forget their state of what is exchanged, but not their groups: schedules continue."""

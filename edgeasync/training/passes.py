@@ -8,6 +8,7 @@ import numpy as np
 from edgeasync.core.arrays.spool import TrainerState
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.training.trainer import (
+    BufferedTrainer,
     InterruptibleTrainer,
     MeasuringTrainer,
     ResettableTrainer,
@@ -50,6 +51,11 @@ class PassesTrainer:
         result = self._trainer.step()
         self._examples += result.examples
         return result
+
+    def flush(self) -> None:
+        """Copy the parameters to the vector, where they are elsewhere."""
+        if isinstance(self._trainer, BufferedTrainer):
+            self._trainer.flush()
 
     def metrics(self) -> Mapping[str, float]:
         """Return the metrics of the steps since the last call."""

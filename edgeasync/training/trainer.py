@@ -104,6 +104,17 @@ class AsyncTrainer(Protocol):
 
 
 @runtime_checkable
+class BufferedTrainer(Trainer, Protocol):
+    """A `Trainer` whose parameters are elsewhere, such as on a GPU: its steps do not change the vector."""
+
+    def flush(self) -> None:
+        """Copy the parameters to the vector; called after the last step of an assignment, perhaps more often.
+
+        Raises `StepsEndedError` if they are out of reach: the steps are then abandoned.
+        """
+
+
+@runtime_checkable
 class MeasuringTrainer(Trainer, Protocol):
     """A `Trainer` that measures more than the loss."""
 
@@ -174,6 +185,8 @@ def take_local_steps(
     `should_pause` says so: what was done by then is returned, or `None` if nothing was. So it is when the trainer
     raises `StepsEndedError`.
 
+    After the last step a `BufferedTrainer` copies its parameters to the vector; `step_s` includes that.
+
     Every step is drawn out by `wait(remaining_s)`: to `step_s_min`, to stand for a slower device, and so that it
     takes only a `share` of the time, above 0. `step_s` of the result, mean seconds a step, includes it. `on_step`
     is called after each step. Mean and variance, the population's, are of the steps that have a loss. `step`
@@ -216,14 +229,26 @@ def take_local_steps(
             mean += deviation / losses
             squares += deviation * (loss - mean)
         on_step()
-    if not count:
+    started = clock()
+    if not count or not _flush(trainer):
         return None if local_steps else Trained(0, 0, None, None, 0.0, score, validation_loss=validate())
+    total_s += clock() - started
     loss_mean, loss_variance = (mean, squares / losses) if losses else (None, None)
     return Trained(
         count, examples, loss_mean, loss_variance, total_s / count, score, base_loss=base_loss,
         metrics=_metrics(trainer.metrics()) if isinstance(trainer, MeasuringTrainer) else None,
         validation_loss=validate(),
     )  # fmt: skip
+
+
+def _flush(trainer: Trainer | AsyncTrainer) -> bool:
+    """Let a trainer's steps reach the vector; return whether they have."""
+    if isinstance(trainer, BufferedTrainer):
+        try:
+            trainer.flush()
+        except StepsEndedError:
+            return False
+    return True
 
 
 def _pair(batch: Any) -> Batch:

@@ -63,3 +63,12 @@ def test_what_else_a_trainer_has_is_there():
     assert (trainer.spec, trainer.metrics()) == (MODEL.spec, {})
     trainer.interrupt()  # does nothing: this one cannot be interrupted
     assert not hasattr(trainer, "score")
+
+
+def test_a_trainer_whose_parameters_are_elsewhere_brings_them():
+    flushed = []
+    trainer = make([])
+    trainer.flush()  # of numpy: there is nothing to bring
+    trainer._trainer.flush = lambda: flushed.append(1)
+    trainer.flush()
+    assert flushed == [1]

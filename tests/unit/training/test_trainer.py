@@ -12,7 +12,14 @@ from edgeasync.data.dataset import Dataset, batches
 from edgeasync.errors import ConfigError, DataError, ModelMismatchError
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.optimizers import SGD
-from edgeasync.training.trainer import GradientTrainer, ResumableTrainer, StepResult, take_local_steps
+from edgeasync.training.trainer import (
+    BufferedTrainer,
+    GradientTrainer,
+    ResumableTrainer,
+    StepResult,
+    StepsEndedError,
+    take_local_steps,
+)
 
 SPEC = ParameterSpec((Parameter("w", (3,)),))
 BATCH = (np.ones((4, 3), np.float32), np.zeros(4, np.int64))
@@ -52,6 +59,43 @@ class FakeTrainer:
             clock=lambda: self.now_s,
             step_s_min=step_s_min,
         )
+
+
+class FakeBuffered(FakeTrainer):
+    """A trainer whose parameters are elsewhere: bringing them takes a second."""
+
+    def __init__(self, losses, *, in_reach=True):
+        super().__init__(losses)
+        self.flushed_after = []
+        self._in_reach = in_reach
+
+    def step(self):
+        if self.taken == 3:
+            raise StepsEndedError("no more")
+        return super().step()
+
+    def flush(self):
+        if not self._in_reach:
+            raise StepsEndedError("gone")
+        self.now_s += 1.0
+        self.flushed_after.append(self.taken)
+
+
+def test_a_trainer_brings_its_parameters_once_after_the_last_step_and_that_takes_time():
+    assert isinstance(FakeBuffered([]), BufferedTrainer)
+    trainer = FakeBuffered([1.0] * 3)
+    result = trainer.run(2)
+    assert trainer.flushed_after == [2]
+    assert result.step_s == pytest.approx(0.5)
+    assert trainer.run(5).local_steps == 1, "one more, then none"
+    assert trainer.flushed_after == [2, 3]
+    assert trainer.run(5) is None
+    assert trainer.run(0).local_steps == 0
+    assert trainer.flushed_after == [2, 3], "without a step there is nothing to bring"
+
+
+def test_steps_whose_parameters_are_out_of_reach_are_abandoned():
+    assert FakeBuffered([1.0] * 3, in_reach=False).run(2) is None
 
 
 def test_steps_are_padded_and_measured():

@@ -1,0 +1,185 @@
+"""What an exchange costs a GPU: torch and JAX that join, agents, the toolbox, and a fleet with a GPU in it.
+
+Run as `python -m benchmarks.gpu` on a machine with one NVIDIA GPU, torch and JAX; it needs no network. Each case
+has its own process. If one fails, the others continue. All of it ends within `--limit-s`. Without a GPU the exit
+code is 2.
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from benchmarks import surroundings
+from benchmarks.gpu_case import cases
+from benchmarks.report import (
+    UNFIT,
+    Form,
+    Results,
+    enforce_targets,
+    make_parser,
+    show_progress,
+    show_results,
+)
+
+LIMIT_S = 350.0
+CASE_S = 100.0
+"""The longest that one case may take."""
+
+LEAST_S = 15.0
+"""A case that would have less time is left out."""
+
+JOINED = ("float32", "bfloat16", "float16", "jax", "compile")
+"""Cases that are held to all bounds."""
+
+OVER_ALONE_MIN = 0.95
+HELD_UP_MAX = 5.0
+POINTS_MAX = 1.0
+COPIES_MAX = 2.0
+
+Figures = Mapping[str, float]
+
+
+def has_gpu() -> bool:
+    """Return whether there is a GPU of NVIDIA; nothing large is imported for that."""
+    return "gpu" in surroundings.machine()
+
+
+def run_case(command: Sequence[str], limit_s: float) -> Figures:
+    """Return the figures that a case prints; raises `RuntimeError` with what it said if it has none in time.
+
+    It is the first of its session, so that no process of it is left behind.
+    """
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as said:
+        process = subprocess.Popen(
+            command, cwd=surroundings.ROOT, stdout=output, stderr=said, text=True, start_new_session=True
+        )
+        try:
+            code: int | str = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            code = f"none after {limit_s:.0f} s"
+        finally:
+            _end(process)
+        output.seek(0)
+        said.seek(0)
+        lines, words = output.read().splitlines(), said.read()
+    if code != 0 or not lines:
+        raise RuntimeError(f"exit code {code}: {words.strip()[-2000:]}")
+    figures: Figures = json.loads(lines[-1])
+    return figures
+
+
+def _end(process: "subprocess.Popen[str]") -> None:
+    """Kill what is left of a process's session."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def measure(
+    names: Sequence[str], commands: Mapping[str, Sequence[str]], limit_s: float, partial: Path | None = None
+) -> dict[str, Figures | str]:
+    """Return the figures of each case, or why it has none; what there is so far is written to `partial`."""
+    until_s = time.monotonic() + limit_s
+    found: dict[str, Figures | str] = {}
+    for number, name in enumerate(names, start=1):
+        left_s = until_s - time.monotonic()
+        show_progress(f"[{number} of {len(names)}] {name}; {left_s:.0f} s left")
+        begun_s = time.monotonic()
+        found[name] = "there was no time left for it"
+        if left_s > LEAST_S:
+            try:
+                found[name] = run_case(commands[name], min(left_s, CASE_S))
+            except (RuntimeError, ValueError) as error:
+                found[name] = str(error)
+        show_progress(f"{name}, {time.monotonic() - begun_s:.1f} s: {json.dumps(found[name])}")
+        if partial is not None:
+            partial.write_text(json.dumps(found, indent=1) + "\n")
+    return found
+
+
+def judge(found: Mapping[str, Figures | str], results: Results) -> None:
+    """Put the figures into the results, and hold those of the cases that join to the bounds.
+
+    A case without figures misses its bounds.
+    """
+    nothing: dict[str, float] = {}
+    for name, figures in found.items():
+        measured = nothing if isinstance(figures, str) else figures
+        for title, columns in TABLES.items():
+            if shown := {column: measured[column] for column in columns if column in measured}:
+                results.add(title, name, shown)
+        if isinstance(figures, str):
+            results.add("cases that failed", name, {"failed": 1.0})
+        if name not in JOINED:
+            continue
+        infinite = float("inf")
+        speed = f"{name}: steps/s joined over alone"
+        results.ratios[speed] = measured.get("joined over alone", 0.0)
+        results.targets[speed] = OVER_ALONE_MIN
+        lost = measured.get("accuracy alone %", infinite) - measured.get("accuracy joined %", 0.0)
+        results.bound(f"{name}: held up, % of the time", _least(measured.get("held up %", infinite)), HELD_UP_MAX)
+        results.bound(f"{name}: points of accuracy lost", _least(lost), POINTS_MAX)
+        results.bound(f"{name}: copies an exchange", measured.get("copies an exchange", infinite), COPIES_MAX)
+
+
+def _least(measured: float) -> float:
+    """Return a figure that noise may make negative, so that it is a plain ratio to a bound."""
+    return max(measured, 0.01)
+
+
+TABLES = {
+    "speed": (
+        *("steps/s alone", "steps/s joined", "held up %", "ms held up an exchange"),
+        *("steps an exchange", "exchanges"),
+    ),
+    "copies and memory": (
+        *("copies an exchange", "MB copied an exchange", "MB on the GPU beside the module's"),
+        *("DtoH seen an exchange", "HtoD seen an exchange", "waits seen an exchange"),
+    ),
+    "accuracy": ("accuracy alone %", "accuracy joined %"),
+    "fleet": ("updates", "updates/s", "s until the killed one is back"),
+}
+
+
+def commands_of(names: Sequence[str], device: str, form: Form) -> dict[str, list[str]]:
+    """Return the command of each case."""
+    case = [sys.executable, "-m", "benchmarks.gpu_case"]
+    return {name: [*case, name, "--device", device, "--form", form] for name in names}
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Return the arguments."""
+    parser = make_parser("What an exchange costs a GPU.")
+    names = list(cases())
+    parser.add_argument("--case", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names))
+    parser.add_argument("--limit-s", type=float, default=LIMIT_S, help="how long all of it may take")
+    parser.add_argument("--partial", type=Path, help="a file for the figures so far, written after each case")
+    parser.add_argument("--device", default="cuda", help=argparse.SUPPRESS)  # "cpu" stands for a GPU in tests
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    """Measure all cases, and hold them to their bounds."""
+    arguments = parse()
+    if arguments.device != "cpu" and not has_gpu():
+        show_progress("this benchmark needs an NVIDIA GPU, and this machine has none that its driver tells of")
+        sys.exit(UNFIT)
+    results = Results()
+    commands = commands_of(arguments.case, arguments.device, arguments.form)
+    found: Any = measure(arguments.case, commands, arguments.limit_s, arguments.partial)
+    judge(found, results)
+    show_results(results, arguments)
+    enforce_targets(results, arguments)
+
+
+if __name__ == "__main__":
+    main()

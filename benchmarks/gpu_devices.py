@@ -1,0 +1,268 @@
+"""Where the cases of the GPU benchmark compute, what they count there, and the hub on the CPU beside them."""
+
+import multiprocessing
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.children import Child
+from benchmarks.report import Form
+from edgeasync import SGD, Hub, Policy
+from edgeasync.data import load_digits
+from edgeasync.policies.aggregation import ImmediateAggregator
+from edgeasync.policies.frequency import FixedFrequency
+
+LOCAL_STEPS = 16
+OVERLAP_STEPS = 64
+"""How many steps a device may take during an exchange, where it may: of 10 ms, more than a second's."""
+
+START_S = 60.0
+TRAINED = 1400
+"""Digits to train on; the rest is to evaluate on."""
+
+CODEC = {"push": "identity", "model": "identity", "delta": "off"}
+"""Float32 both ways, the most bytes there are."""
+
+Figures = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Effort:
+    """Sizes: the width of the large network, a step's time, and how often and how long is measured."""
+
+    width: int
+    step_s: float
+    rounds: int
+    steps: int
+    passes: int
+
+
+EFFORTS = {
+    Form.FULL: Effort(4963, 0.010, 3, 160, 30),
+    Form.SHORT: Effort(4963, 0.010, 2, 96, 20),
+    Form.QUICK: Effort(32, 0.001, 1, 48, 2),
+}
+"""A width of 4,963 makes 25 million parameters, 100 MB."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Where and how thoroughly a case is measured."""
+
+    device: str
+    form: Form
+
+    @property
+    def effort(self) -> Effort:
+        """The sizes."""
+        return EFFORTS[self.form]
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the device is a GPU; in tests it is a CPU."""
+        return self.device != "cpu"
+
+
+Data = tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]
+
+
+def digits() -> tuple[Data, Data]:
+    """Return digits to train on and digits to evaluate on."""
+    found = load_digits()
+    order = np.random.default_rng(0).permutation(len(found))
+    x, y = found.x[order], found.y[order]
+    y = y.astype(np.int64)
+    return (x[:TRAINED], y[:TRAINED]), (x[TRAINED:], y[TRAINED:])
+
+
+def network(width: int) -> Any:
+    """Return a perceptron of torch with two hidden layers: width * (width + 77) + 10 parameters."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    return nn.Sequential(
+        *(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10))
+    )
+
+
+def tree(width: int) -> dict[str, npt.NDArray[np.float32]]:
+    """Return the same perceptron as arrays, for JAX."""
+    draw = np.random.default_rng(0)
+    sizes = [64, width, width, 10]
+    found = {}
+    for number, (inputs, outputs) in enumerate(pairwise(sizes)):
+        found[f"weight{number}"] = (draw.normal(size=(inputs, outputs)) / np.sqrt(inputs)).astype(np.float32)
+        found[f"bias{number}"] = np.zeros(outputs, np.float32)
+    return found
+
+
+def torch_model(width: int) -> Any:
+    """Return the network as a hub's model."""
+    from edgeasync.torch import model  # noqa: PLC0415 - the case of JAX needs no torch
+
+    return model(network(width))
+
+
+def policy(overlap_steps: int) -> Policy:
+    """Return the hub's policy: each update makes a version, and every 16 steps make an update."""
+    return Policy(
+        aggregate=ImmediateAggregator(),
+        optimizer=(SGD(),),
+        frequency=FixedFrequency(local_steps=LOCAL_STEPS),
+        overlap_steps_max=overlap_steps,
+    )
+
+
+def open_hub(model: Any, run: str, overlap_steps: int) -> Hub:
+    """Return the hub of a case. It writes no journal, as the hubs of the other benchmarks."""
+    return Hub(
+        model,
+        run=run,
+        bind="tcp://127.0.0.1:*",
+        policy=policy(overlap_steps),
+        settings={"codec": CODEC, "hub": {"durability": "checkpoint"}},
+    )
+
+
+def _serve(
+    make: Callable[[int], Any], width: int, run: str, overlap_steps: int, pipe: "Connection[Any, None]"
+) -> None:
+    with open_hub(make(width), run, overlap_steps) as hub:
+        pipe.send(hub.address)
+        while True:
+            time.sleep(1.0)
+
+
+@contextmanager
+def hub_process(make: Callable[[int], Any], width: int, overlap_steps: int) -> Iterator[Callable[[], str]]:
+    """Run a hub in a process of its own; what is yielded returns its address once it listens."""
+    with tempfile.TemporaryDirectory() as run:
+        child = Child(multiprocessing.get_context("spawn"), _serve, make, width, run, overlap_steps)
+        try:
+            yield lambda: str(child.hear(START_S))
+        finally:
+            child.kill()
+
+
+class CountingLink:
+    """A link between host and GPU that counts the copies."""
+
+    def __init__(self, link: Any) -> None:
+        self._link = link
+        self._on_device: set[int] = set()
+        self.to_host = self.to_device = self.bytes = self.device_bytes = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._link, name)
+
+    def device_buffer(self, length: int) -> Any:
+        """Return a buffer on the GPU."""
+        buffer = self._link.device_buffer(length)
+        self._on_device.add(buffer.data_ptr())
+        self.device_bytes += 4 * length
+        return buffer
+
+    def copy(self, target: Any, source: Any, after: Any) -> Any:
+        """Copy, and count it."""
+        if source.data_ptr() in self._on_device:
+            self.to_host += 1
+        else:
+            self.to_device += 1
+        self.bytes += 4 * len(source)
+        return self._link.copy(target, source, after)
+
+
+class HostLink:
+    """What stands for a GPU in tests: its memory is the host's, and a copy ends at once."""
+
+    def host_buffer(self, length: int) -> Any:
+        """Return values in memory."""
+        import torch
+
+        return torch.empty(length)
+
+    device_buffer = host_buffer
+
+    def mark(self) -> "HostLink":
+        """Return what has ended."""
+        return self
+
+    def copy(self, target: Any, source: Any, after: Any) -> "HostLink":  # noqa: ARG002
+        """Copy at once."""
+        target.copy_(source)
+        return self
+
+    def order(self, event: Any) -> None:
+        """Do nothing: all is in order."""
+
+    def synchronize(self) -> None:
+        """Do nothing: it has ended."""
+
+
+@contextmanager
+def counted_links(case: Case) -> Iterator[list[CountingLink]]:
+    """Count what edgeasync copies between host and GPU: each module has a link of its own."""
+    from edgeasync.sdk import torch_copies  # noqa: PLC0415
+
+    links: list[CountingLink] = []
+    link_to = torch_copies.link_to
+
+    def counted(device: Any) -> CountingLink:
+        links.append(CountingLink(link_to(device) if case.on_gpu else HostLink()))
+        return links[-1]
+
+    torch_copies.link_to = counted
+    try:
+        yield links
+    finally:
+        torch_copies.link_to = link_to
+
+
+WARM_UP = 3
+"""Exchanges before the first measurement."""
+
+
+def warm_up(session: Any) -> Iterator[None]:
+    """Yield for a few steps each time, until some exchanges have taken place."""
+    until_s = time.monotonic() + START_S
+    while session.exchanges <= WARM_UP and time.monotonic() < until_s:
+        yield
+
+
+def summed_up(turns: list[tuple[float, float, int, int]]) -> Figures:
+    """Return the figures of turns: seconds alone and joined, of this many steps, with exchanges in the second."""
+    alone_s, joined_s, steps, exchanges = (sum(column) for column in zip(*turns, strict=True))
+    held = [(joined - alone) / joined for alone, joined, _, _ in turns]
+    return {
+        "steps/s alone": round(steps / alone_s, 2),
+        "steps/s joined": round(steps / joined_s, 2),
+        "joined over alone": round(alone_s / joined_s, 4),
+        "held up %": round(100 * float(np.median(held)), 2),
+        "ms held up an exchange": round(1000 * (joined_s - alone_s) / max(1, exchanges), 2),
+        "steps an exchange": round(steps / max(1, exchanges), 1),
+    }
+
+
+def copied(links: list[CountingLink], exchanges: int) -> Figures:
+    """Return the copies of a session, or of assignments; the last one may have no new model."""
+    copies = sum(link.to_host + link.to_device for link in links)
+    nbytes = sum(link.bytes for link in links)
+    return {
+        "copies an exchange": round(copies / max(1, exchanges), 3),
+        "MB copied an exchange": round(nbytes / max(1, exchanges) / 1e6, 3),
+        "exchanges": float(exchanges),
+    }
+
+
+def accuracies(alone: float, joined: float) -> Figures:
+    """Return both accuracies, in per cent."""
+    return {"accuracy alone %": round(100 * alone, 2), "accuracy joined %": round(100 * joined, 2)}

@@ -1,0 +1,159 @@
+"""A case of the GPU benchmark: a tree of JAX that joins."""
+
+import os
+import time
+from typing import Any
+
+import numpy as np
+
+from benchmarks.gpu_devices import (
+    OVERLAP_STEPS,
+    START_S,
+    Case,
+    Figures,
+    accuracies,
+    digits,
+    hub_process,
+    summed_up,
+    tree,
+    warm_up,
+)
+
+BATCH = 64
+LEARNING_RATE = 0.05
+SETTLE_S = 0.5
+
+
+class Loop:
+    """A training loop of JAX: a compiled step on a batch, and products of matrices that draw it out."""
+
+    def __init__(self, case: Case, device: Any) -> None:
+        import jax
+        from jax import numpy as jnp
+
+        from edgeasync.jax.held import Params  # noqa: PLC0415
+
+        class Counted(Params):
+            """Counts what a session copies: each method is one copy on a GPU."""
+
+            copies = 0
+
+            def begin_read(self, arrays: Any) -> Any:
+                self.copies += 1
+                return super().begin_read(arrays)
+
+            def write(self, arrays: Any) -> None:
+                self.copies += 1
+                super().write(arrays)
+
+            def stage(self, arrays: Any) -> None:
+                self.copies += 1
+                super().stage(arrays)
+
+        self._jax, self._case, self._products = jax, case, 0
+        params = {name: jax.device_put(array, device) for name, array in tree(case.effort.width).items()}
+        self.held = Counted(params, None, None)
+        (x, y), _ = digits()
+        self._x, self._y = jax.device_put(x, device), jax.device_put(y, device)
+        size = 2048 if case.on_gpu else 64
+        self._left = jax.device_put(np.ones((size, size), np.float32) / size, device)
+        self._order = np.random.default_rng(0)
+
+        def scores(params: Any, x: Any) -> Any:
+            x = jax.nn.relu(x @ params["weight0"] + params["bias0"])
+            x = jax.nn.relu(x @ params["weight1"] + params["bias1"])
+            return x @ params["weight2"] + params["bias2"]
+
+        def loss(params: Any, x: Any, y: Any) -> Any:
+            return -jnp.take_along_axis(jax.nn.log_softmax(scores(params, x)), y[:, None], 1).mean()
+
+        def step(params: Any, start: Any) -> Any:
+            x = jax.lax.dynamic_slice_in_dim(self._x, start, BATCH)
+            y = jax.lax.dynamic_slice_in_dim(self._y, start, BATCH)
+            value, gradients = jax.value_and_grad(loss)(params, x, y)
+            return jax.tree.map(lambda own, slope: own - LEARNING_RATE * slope, params, gradients), value
+
+        def work(left: Any, count: Any) -> Any:
+            return jax.lax.fori_loop(0, count, lambda _, product: product @ left, left)[0, 0]
+
+        self._step, self._work, self._scores = jax.jit(step), jax.jit(work), jax.jit(scores)
+
+    def take(self, steps: int, session: Any = None) -> float:
+        """Take steps; return the seconds."""
+        self._jax.block_until_ready(self.held.value)
+        begun_s = time.perf_counter()
+        for _ in range(steps):
+            start = int(self._order.integers(len(self._x) - BATCH))
+            self.held.value, value = self._step(self.held.value, start)
+            drawn_out = self._work(self._left, self._products)
+            float(value + 0 * drawn_out)
+            if session is not None:
+                session.step()
+        self._jax.block_until_ready(self.held.value)
+        return time.perf_counter() - begun_s
+
+    def fit(self) -> int:
+        """Let a step take the time that it is to take; return the number of products for that."""
+        self.take(3)
+        own_s = self.take(8) / 8
+        self._products = 16
+        self.take(1)
+        product_s = max(1e-6, (self.take(8) / 8 - own_s) / 16)
+        return max(0, round((self._case.effort.step_s - own_s) / product_s))
+
+    def draw_out(self, products: int) -> None:
+        """Let a step compute this number of products."""
+        self._products = products
+
+    def accuracy(self) -> float:
+        """Return the accuracy on digits that it was not trained on."""
+        _, (x, y) = digits()
+        return float((np.asarray(self._scores(self.held.value, x)).argmax(1) == y).mean())
+
+
+def joined(case: Case) -> Figures:
+    """Measure a loop alone and joined, in turns; both take the same steps on the same data."""
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    effort = case.effort
+    with hub_process(tree, effort.width, OVERLAP_STEPS) as address:
+        import jax
+
+        from edgeasync import join  # noqa: PLC0415
+        from edgeasync.jax import trees  # noqa: PLC0415
+
+        device = jax.devices("gpu" if case.on_gpu else "cpu")[0]
+        alone, other = Loop(case, device), Loop(case, device)
+        products = alone.fit()
+        other.take(3 + 8 + 1 + 8)
+        for loop in (alone, other):
+            loop.draw_out(products)
+        before = _used(device)
+        turns = []
+        with join(address(), other.held, name="loop", own_start=True, timeout_s=START_S) as session:
+            for _ in warm_up(session):
+                alone.take(16)
+                other.take(16, session)
+            for _ in range(effort.rounds):
+                time.sleep(SETTLE_S * case.on_gpu)
+                alone_s, had = alone.take(effort.steps), session.exchanges
+                joined_s = other.take(effort.steps, session)
+                turns.append((alone_s, joined_s, effort.steps, session.exchanges - had))
+            extra = _used(device) - before
+        if session.exchanges < 2:
+            raise RuntimeError(f"only {session.exchanges} exchanges")
+        if case.on_gpu and trees.gpu_of(other.held.value) is None:
+            raise RuntimeError("the tree has left the GPU")
+        nbytes = 4 * sum(array.size for array in tree(effort.width).values())
+        return {
+            **summed_up(turns),
+            "copies an exchange": round(other.held.copies / (session.exchanges + 1), 3),
+            "MB copied an exchange": round(other.held.copies * nbytes / (session.exchanges + 1) / 1e6, 3),
+            "exchanges": float(session.exchanges),
+            "MB on the GPU beside the module's": round(extra / 1e6, 3),
+            **accuracies(alone.accuracy(), other.accuracy()),
+        }
+
+
+def _used(device: Any) -> int:
+    """Return the bytes of arrays on a GPU, 0 where that is not known."""
+    return int((device.memory_stats() or {}).get("bytes_in_use", 0))

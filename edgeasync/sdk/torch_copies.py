@@ -1,0 +1,247 @@
+"""Copies between the host and the tensors of a module.
+
+Tensors on a CPU are copied one by one. Tensors on one GPU travel together: they are gathered in a flat buffer
+there, and one copy moves that to or from pinned memory, on a stream of its own.
+"""
+
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from edgeasync.sdk.torch_modules import Arrays, read_tensors, write_tensors
+
+
+class Event(Protocol):
+    """The end of a copy."""
+
+    def synchronize(self) -> None:
+        """Wait for the end in this thread."""
+
+
+class Link(Protocol):
+    """A GPU's side stream and its buffers. Tests substitute it."""
+
+    def host_buffer(self, length: int) -> Tensor:
+        """Return float32 values in pinned memory."""
+
+    def device_buffer(self, length: int) -> Tensor:
+        """Return float32 values on the GPU."""
+
+    def mark(self) -> Event:
+        """Return the end of the work that the current stream has been given so far."""
+
+    def copy(self, target: Tensor, source: Tensor, after: Event) -> Event:
+        """Copy on the side stream, after its own earlier copies and after an event."""
+
+    def order(self, event: Event) -> None:
+        """Let later work of the current stream wait for a copy; the caller does not wait."""
+
+
+class CudaLink:
+    """A `Link` to a GPU of CUDA."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._side = torch.cuda.Stream(device)
+
+    def host_buffer(self, length: int) -> Tensor:
+        """Return float32 values in pinned memory."""
+        return torch.empty(length, dtype=torch.float32, pin_memory=True)
+
+    def device_buffer(self, length: int) -> Tensor:
+        """Return float32 values on the GPU, which are not used again before the side stream is done with them."""
+        buffer = torch.empty(length, dtype=torch.float32, device=self._device)
+        buffer.record_stream(self._side)
+        return buffer
+
+    def mark(self) -> Event:
+        """Return the end of the work that the current stream has been given so far."""
+        return self._event_on(torch.cuda.current_stream(self._device))
+
+    def copy(self, target: Tensor, source: Tensor, after: Event) -> Event:
+        """Copy on the side stream, after its own earlier copies and after an event."""
+        self._side.wait_event(after)
+        with torch.cuda.stream(self._side):
+            target.copy_(source, non_blocking=True)
+        return self._event_on(self._side)
+
+    def order(self, event: Event) -> None:
+        """Let later work of the current stream wait for a copy; the caller does not wait."""
+        torch.cuda.current_stream(self._device).wait_event(event)
+
+    def _event_on(self, stream: Any) -> Event:
+        event: Event = torch.cuda.Event(blocking=True)  # a thread that waits leaves the processor to the loop
+        stream.record_event(event)
+        return event
+
+
+def link_to(device: torch.device) -> Link | None:
+    """Return a link to a GPU of CUDA, None for other devices."""
+    return CudaLink(device) if device.type == "cuda" else None
+
+
+class Copies:
+    """Copies the tensors of one module. Each module has its own, because the buffers stay allocated.
+
+    The loop's thread calls the methods. Another thread may call `stage`, and what `begin_read` returns.
+    """
+
+    def __init__(self, link_of: Callable[[torch.device], Link | None] | None = None) -> None:
+        self._link_of = link_of or link_to
+        self._flat: tuple[torch.device, _Flat | None] | None = None
+
+    def read(self, tensors: Mapping[str, Tensor], arrays: Arrays) -> None:
+        """Copy tensors into arrays."""
+        self.begin_read(tensors, arrays)()
+
+    def begin_read(self, tensors: Mapping[str, Tensor], arrays: Arrays) -> Callable[[], None]:
+        """Copy tensors as they are now; return what fills the arrays, which any thread calls, once."""
+        if (flat := self._flat_of(tensors, arrays)) is not None:
+            return flat.begin_read(tensors, arrays)
+        read_tensors(tensors, arrays)
+        return _nothing
+
+    def write(self, tensors: Mapping[str, Tensor], arrays: Arrays) -> None:
+        """Copy arrays into tensors."""
+        if (flat := self._flat_of(tensors, arrays)) is not None:
+            flat.write(tensors, arrays)
+        else:
+            write_tensors(tensors, arrays)
+
+    def stage(self, arrays: Arrays) -> None:
+        """Copy arrays to pinned memory for the next `add`, which must be of the same ones."""
+        if self._flat is not None and self._flat[1] is not None:
+            self._flat[1].stage(arrays)
+
+    def add(self, tensors: Mapping[str, Tensor], arrays: Arrays, trained: Collection[str]) -> None:
+        """Add arrays to tensors that are trained, and copy the others; call `stage` before."""
+        added = [name in trained for name in arrays]
+        if (flat := self._flat_of(tensors, arrays)) is not None:
+            flat.add(tensors, arrays, added)
+            return
+        parts = [torch.from_numpy(array).to(tensors[name].device) for name, array in arrays.items()]
+        _move([tensors[name] for name in arrays], parts, added)
+
+    def _flat_of(self, tensors: Mapping[str, Tensor], arrays: Arrays) -> "_Flat | None":
+        """Return the buffers for tensors that are all on one GPU."""
+        devices = {tensors[name].device for name in arrays}
+        if len(devices) != 1:
+            return None
+        device = devices.pop()
+        length = sum(array.size for array in arrays.values())
+        if self._flat is None or self._flat[0] != device or (self._flat[1] and self._flat[1].length != length):
+            link = self._link_of(device)
+            self._flat = device, None if link is None else _Flat(link, length)
+        return self._flat[1]
+
+
+class _Staged(NamedTuple):
+    """Values in pinned memory, and the copy that read them last."""
+
+    host: Tensor
+    sent: Event | None
+
+
+class _Flat:
+    """One flat buffer on a GPU, and pinned ones. All device work is in the order of the calls.
+
+    Reads and writes share one pinned buffer, and `stage` has its own: another thread fills it.
+    """
+
+    def __init__(self, link: Link, length: int) -> None:
+        self.length = length
+        self._link = link
+        self._device = link.device_buffer(length)
+        self._host = link.host_buffer(length)
+        self._host_is_free = threading.Semaphore()
+        self._copied: Event | None = None
+        """The end of the last copy."""
+        self._used = link.mark()
+        """The end of what the training stream last did with the flat buffer, or with its memory before."""
+        self._staged: _Staged | None = None
+
+    def begin_read(self, tensors: Mapping[str, Tensor], arrays: Arrays) -> Callable[[], None]:
+        self._host_is_free.acquire()  # an earlier read that has yet to end uses both buffers
+        with torch.no_grad():
+            torch._foreach_copy_(*_pairs(self._device, tensors, arrays))
+        self._used = self._link.mark()
+        copied = self._copied = self._link.copy(self._host, self._device, self._used)
+
+        def end() -> None:
+            try:
+                copied.synchronize()
+                for array, part in zip(arrays.values(), _parts(self._host, arrays), strict=True):
+                    np.copyto(array, part.numpy().reshape(array.shape))
+            finally:
+                self._host_is_free.release()
+
+        return end
+
+    def write(self, tensors: Mapping[str, Tensor], arrays: Arrays) -> None:
+        with self._host_is_free:
+            if self._copied is not None:
+                self._copied.synchronize()  # it may be a write that is still reading the pinned buffer
+            _fill(self._host, arrays)
+            self._to_device(self._host, tensors, arrays, [False] * len(arrays))
+
+    def stage(self, arrays: Arrays) -> None:
+        if self._staged is None:
+            self._staged = _Staged(self._link.host_buffer(self.length), None)
+        host, sent = self._staged
+        if sent is not None:
+            sent.synchronize()
+        _fill(host, arrays)
+
+    def add(self, tensors: Mapping[str, Tensor], arrays: Arrays, added: Sequence[bool]) -> None:
+        if self._staged is None:
+            self.stage(arrays)
+        assert self._staged is not None
+        host = self._staged.host
+        self._to_device(host, tensors, arrays, added)
+        self._staged = _Staged(host, self._copied)
+
+    def _to_device(
+        self, host: Tensor, tensors: Mapping[str, Tensor], arrays: Arrays, added: Sequence[bool]
+    ) -> None:
+        """Copy pinned values to the flat buffer, and from there into the tensors, or add them."""
+        self._copied = self._link.copy(self._device, host, self._used)
+        self._link.order(self._copied)
+        parts, targets = _pairs(self._device, tensors, arrays)
+        _move(targets, parts, added)
+        self._used = self._link.mark()
+
+
+def _move(targets: list[Tensor], parts: list[Tensor], added: Sequence[bool]) -> None:
+    """Copy float32 values into tensors, or add them, in a launch for each type of tensor."""
+    groups: dict[tuple[torch.dtype, bool], list[tuple[Tensor, Tensor]]] = {}
+    for target, part, is_added in zip(targets, parts, added, strict=True):
+        groups.setdefault((target.dtype, is_added), []).append((target, part.to(target.dtype)))
+    with torch.no_grad():
+        for (_, is_added), pairs in groups.items():
+            ours, theirs = [target for target, _ in pairs], [part for _, part in pairs]
+            (torch._foreach_add_ if is_added else torch._foreach_copy_)(ours, theirs)
+
+
+def _pairs(flat: Tensor, tensors: Mapping[str, Tensor], arrays: Arrays) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the parts of a flat buffer in the shapes of the tensors, and the tensors."""
+    chosen = [tensors[name].detach() for name in arrays]
+    return [part.view(one.shape) for part, one in zip(_parts(flat, arrays), chosen, strict=True)], chosen
+
+
+def _parts(flat: Tensor, arrays: Arrays) -> list[Tensor]:
+    ends = accumulate((array.size for array in arrays.values()), initial=0)
+    return [flat[start:end] for start, end in pairwise(ends)]
+
+
+def _fill(host: Tensor, arrays: Arrays) -> None:
+    for part, array in zip(_parts(host, arrays), arrays.values(), strict=True):
+        np.copyto(part.numpy().reshape(array.shape), array)
+
+
+def _nothing() -> None:
+    """Do nothing: a read has ended as it began."""
