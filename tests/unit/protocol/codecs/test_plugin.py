@@ -159,7 +159,7 @@ def test_bytes_that_it_cannot_read_are_a_refused_update(packages):
         ("large", r"nbytes\(100\) is 500"),
         ("torn", "decode cannot read what encode wrote"),
         ("bare", "has no nbytes, encode, decode"),
-        ("absent", "test_plugin_codecs has no 'Absent'"),
+        ("absent", "test_plugin has no 'Absent'"),
     ],
 )
 def test_one_that_cannot_be_used_is_told_when_the_settings_are_read(packages, name, words):
