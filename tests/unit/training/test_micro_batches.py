@@ -17,7 +17,7 @@ from edgeasync.training.memory_fit import fitting_rows
 from edgeasync.training.micro_batches import MicroBatchSize
 from edgeasync.training.numpy_models import MlpModel
 from edgeasync.training.onnx_trainer import OnnxTrainer
-from edgeasync.training.plan import LocalTraining, TrainingPlan, read_plan
+from edgeasync.training.plan import LocalTraining
 from edgeasync.training.trainer import GradientTrainer, StepResult
 
 MLP = MlpModel(inputs=6, hidden=(8,), classes=3)
@@ -386,15 +386,3 @@ def test_this_machine_can_be_measured():
     )
     made.begin(graph.initial.copy())
     assert [made.step().examples for _ in range(4)] == [48, 2, 48, 2]
-
-
-# -- what a hub tells its devices ------------------------------------------------------------------------------
-
-
-def test_an_older_agent_reads_a_plan_that_needs_nothing_newer():
-    plan = TrainingPlan(model=MLP, local=LocalTraining(batch_size=64))
-    assert plan.table()["local"].keys() == {"batch_size", "optimizer", "keep_optimizer_state"}, "those of 0.1"
-    newer = LocalTraining(accumulation_steps=4, micro_batch_size="auto", metrics=("f1",))
-    for local in (plan.local, newer):
-        told = TrainingPlan(model=MLP, local=local)
-        assert read_plan(told.table()) == told
