@@ -142,9 +142,6 @@ def one_assignment(number, ack):
     return Assignment(ModelVersion("0" * 16, number), 8, "identity", 0, 12, 0, ack)
 
 
-# -- without the hub -----------------------------------------------------------------------------------------
-
-
 def offline_bench(steps, overlap=0):
     """A device that trains, and may train on without the hub."""
     device = DeviceBench(offline_steps_max=steps).welcome(overlap_steps_max=overlap)

@@ -102,8 +102,6 @@ def fetch_graph(bench, name, at_s=0.0):
     return bench.say(name, FetchGraph(bench.sessions[name]), at_s=at_s)
 
 
-# -- transfers that resume -----------------------------------------------------------------------------------
-
 WHOLE = np.arange(SPEC.length, dtype=np.float32).tobytes()
 
 

@@ -25,9 +25,6 @@ async def test_what_an_agent_tells_to_may_raise_stop_iteration(tmp_path, network
         await serve(make_hub(tmp_path, network), agent)
 
 
-# -- once ------------------------------------------------------------------------------------------------------
-
-
 async def test_an_agent_runs_once(network):
     agent = make_agent(network)
     running = asyncio.create_task(agent.run())

@@ -36,9 +36,6 @@ def of(layers, shape):
     return nn.to_onnx(layers, shape).SerializeToString()
 
 
-# -- in numpy --------------------------------------------------------------------------------------------------
-
-
 def test_a_case_by_hand():
     model = SoftmaxModel(inputs=1, classes=2)
     vector = np.array([0.0, 1.0, 0.0, 0.0], np.float32)  # the score of class 1 is x, that of class 0 is 0

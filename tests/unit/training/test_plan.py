@@ -6,9 +6,6 @@ from edgeasync.training.plan import LocalTraining, TrainingPlan, read_plan
 MLP = MlpModel(inputs=6, hidden=(8,), classes=3)
 
 
-# -- what a hub tells its devices ------------------------------------------------------------------------------
-
-
 def test_an_older_agent_reads_a_plan_that_needs_nothing_newer():
     plan = TrainingPlan(model=MLP, local=LocalTraining(batch_size=64))
     assert plan.table()["local"].keys() == {"batch_size", "optimizer", "keep_optimizer_state"}, "those of 0.1"

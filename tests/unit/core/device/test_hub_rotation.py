@@ -6,8 +6,6 @@ from edgeasync.core.device.effects import Connect
 from edgeasync.protocol.messages import Leave, Refuse
 from tests.support.device_bench import CHECKSUM, DeviceBench
 
-# -- several hubs --------------------------------------------------------------------------------------------
-
 
 def openings(device, count):
     """Tick until `count` connections were opened; return which hub each was to."""

@@ -9,8 +9,6 @@ from edgeasync.core.device.events import Kept, ModelInstalled, OverlapTrained, T
 from edgeasync.protocol.messages import Ack, Applied, Buffered, Duplicate, Fetch, Leave, Refuse, Rejected
 from tests.support.device_bench import DeviceBench, assignment, offline_bench, overlap_steps
 
-# -- overlap -------------------------------------------------------------------------------------------------
-
 
 def overlap_bench(steps):
     """A device that trains, and may train on while it waits."""

@@ -12,8 +12,6 @@ from edgeasync.protocol.messages import Ack, Applied, Hello, ModelVersion, Pong,
 
 LEASE_S = 15.0
 
-# -- joining -------------------------------------------------------------------------------------------------
-
 
 def test_a_new_device_is_welcomed(hub_bench):
     hub = hub_bench()
