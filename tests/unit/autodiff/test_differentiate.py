@@ -4,7 +4,6 @@ import pytest
 
 from tests.support.gradients import check, numbers
 
-
 JOINED = {
     "one gradient for two parameters": "a = Add(h, w)\ny = Add(a, v)",
     "a parameter used twice": "a = Mul(h, w)\nb = Tanh(a)\ny = Mul(b, w)",
