@@ -28,7 +28,6 @@ from edgeasync.losses import (
     find_loss,
 )
 from edgeasync.parameters import Parameter, ParameterSpec
-from edgeasync.training import losses
 from edgeasync.training.evaluation import ROWS_MAX, Evaluation
 from edgeasync.training.numpy_models import SoftmaxModel
 from edgeasync.training.onnx_trainer import GraphGradient
@@ -162,13 +161,6 @@ def test_every_architecture_takes_its_parameters_as_inputs(layers, shape):
     assert made(vector).loss == pytest.approx(trained_on(graph, vector, x, LABELS), abs=1e-5)
     scores = inferred(model, graph, vector, x)
     assert made(vector).accuracy == pytest.approx(judged(scores, LABELS)[1], abs=0.01)
-
-
-def test_huge_scores_give_a_finite_loss():
-    scores = np.array([[1e30, -1e30, 0.0]], np.float32)
-    assert losses.cross_entropy(scores, np.array([0])).total == 0.0
-    large = np.array([[500.0, -500.0]], np.float32)
-    assert losses.binary_cross_entropy(large, np.array([[0.0, 0.0]], np.float32)).total == 500.0
 
 
 @pytest.mark.parametrize("y", [numbers(N, 3), LABELS, LABELS[:, None]], ids=["values", "integers", "column"])
