@@ -1,4 +1,4 @@
-"""What is ignored is said."""
+"""Arguments that are ignored are named."""
 
 from edgeasync.async_train.ignored import ignore
 

@@ -1,4 +1,4 @@
-"""What is trained: by patterns, by what the file says, and by what an exporter knows."""
+"""Which parameters are trained: by patterns, by what the file says, and by what an exporter knows."""
 
 import numpy as np
 import onnx

@@ -1,4 +1,4 @@
-"""A transfer that was cut off goes on over the next connection."""
+"""A transfer that was cut off continues over the next connection."""
 
 import numpy as np
 import pytest
