@@ -16,8 +16,8 @@ from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
 from edgeasync.sdk.lockstep import Lockstep
 from edgeasync.sdk.torch_participant import TorchParticipant
-from tests.support.peers import FILE, name_of, write_list
-from tests.support.processes import PATIENCE_S
+from tests.support.programs.peers import FILE, name_of, write_list
+from tests.support.programs.processes import PATIENCE_S
 
 POLICY = Policy(aggregate=ImmediateAggregator(), optimizer=(SGD(),), frequency=FixedFrequency(local_steps=3))
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}

@@ -9,8 +9,8 @@ from edgeasync.errors import AddressError
 from edgeasync.net.address import check_bind, check_connect
 from edgeasync.runtime.agent import Agent
 from edgeasync.runtime.agent_settings import AgentSection
-from tests.support.command_line import ADDRESS, mistake
-from tests.support.processes import Commands
+from tests.support.programs.command_line import ADDRESS, mistake
+from tests.support.programs.processes import Commands
 
 LOOPBACK = ["tcp://127.0.0.1:5555", "tcp://127.9.9.9:5555", "tcp://[::1]:5555", "ipc:///run/hub", "inproc://hub"]
 BEYOND = [

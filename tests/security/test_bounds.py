@@ -24,9 +24,9 @@ from edgeasync.protocol.messages import (
     Status,
     StatusRequest,
 )
-from tests.support.keyed import ask, client, denied, enrolled, is_welcome, start_hub
-from tests.support.processes import PATIENCE_S, until
-from tests.support.zmtp import Peer, greeting, tcp
+from tests.support.programs.processes import PATIENCE_S, until
+from tests.support.security.keyed import ask, client, denied, enrolled, is_welcome, start_hub
+from tests.support.security.zmtp import Peer, greeting, tcp
 
 # -- over real sockets --------------------------------------------------------------------------------------------
 

@@ -15,8 +15,8 @@ from edgeasync.durable.allow_list import Allowed
 from edgeasync.durable.device_keys import DeviceKeys
 from edgeasync.durable.keys import TOKEN_S, HubKeys, KeyPair, Token, fingerprint, operator_keys
 from edgeasync.errors import ConfigError, StorageError
-from tests.support.command_line import ADDRESS as ADDRESS_WRONG
-from tests.support.command_line import CONFIG, FILES, assert_told, run_command
+from tests.support.programs.command_line import ADDRESS as ADDRESS_WRONG
+from tests.support.programs.command_line import CONFIG, FILES, assert_told, run_command
 
 KEYS = [bytes([number]) * 32 for number in range(1, 5)]
 ADDRESS = ("tcp://127.0.0.1:5555",)

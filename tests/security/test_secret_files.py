@@ -7,7 +7,7 @@ import pytest
 from edgeasync.durable.keys import HubKeys
 from edgeasync.durable.secret_files import read_secret, write_secret
 from edgeasync.errors import StorageError
-from tests.support.command_line import FILES, assert_told, run_command
+from tests.support.programs.command_line import FILES, assert_told, run_command
 
 KEYS = [bytes([number]) * 32 for number in range(1, 5)]
 

@@ -29,10 +29,10 @@ from edgeasync.simulation.faults import (
 )
 from edgeasync.simulation.injector import FaultInjector
 from edgeasync.simulation.link_faults import LinkFaults
-from tests.support.harness import FAULTS_S, run, shrink
-from tests.support.mutants import MUTANTS
+from tests.support.simulation.harness import FAULTS_S, run, shrink
+from tests.support.simulation.mutants import MUTANTS
+from tests.support.simulation.world import EXACT, POLICIES, World
 from tests.support.size import repetitions
-from tests.support.world import EXACT, POLICIES, World
 
 BATCH = 20
 

@@ -20,7 +20,7 @@ from edgeasync.simulation.clock import VirtualClock
 from edgeasync.simulation.fleet import SimulatedDevice
 from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import LinkProfile
-from tests.support.adders import Adder
+from tests.support.simulation.adders import Adder
 
 POLICY = Policy(
     staleness=ConstantStaleness(),

@@ -59,8 +59,8 @@ from edgeasync.protocol.messages import (
     StatusRequest,
     Welcome,
 )
+from tests.support.simulation.whims import ROLLBACK, WARNING
 from tests.support.size import repetitions
-from tests.support.whims import ROLLBACK, WARNING
 
 SPEC = ParameterSpec((Parameter("weights", (3,)),))
 LINEAGE = "00c0ffee00c0ffee"

@@ -16,10 +16,10 @@ from edgeasync.protocol.peer_messages import (
     RoundId,
     RoundMember,
 )
-from tests.support.peer_faults import Rogue
-from tests.support.peer_harness import meet_in_a_round, round_times, run_peers, shrink_peers
-from tests.support.peer_mutants import PEER_MUTANTS
-from tests.support.peer_world import REFUSED_KINDS_MAX, SETTINGS, VALUE_BYTES, World, on_the_wire
+from tests.support.simulation.peer_faults import Rogue
+from tests.support.simulation.peer_harness import meet_in_a_round, round_times, run_peers, shrink_peers
+from tests.support.simulation.peer_mutants import PEER_MUTANTS
+from tests.support.simulation.peer_world import REFUSED_KINDS_MAX, SETTINGS, VALUE_BYTES, World, on_the_wire
 from tests.support.size import repetitions
 
 BATCH = 5

@@ -10,7 +10,7 @@ import edgeasync.async_train as toolbox
 from edgeasync.async_train import communication, worker
 
 ROOT = Path(__file__).parents[3]
-PROGRAMS = [*(ROOT / "examples/async_train").glob("*.py"), *(ROOT / "tests/support/toolbox").glob("*.py")]
+PROGRAMS = [*(ROOT / "examples/async_train").glob("*.py"), *(ROOT / "tests/support/programs/toolbox").glob("*.py")]
 STEP = "inputs targets optimizer loss_fn"
 
 CALLED = {

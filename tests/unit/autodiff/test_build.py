@@ -8,8 +8,8 @@ from onnx import TensorProto, helper
 from edgeasync.autodiff.build import build_training_graph
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import GraphError
-from tests.support.gradients import forward, numbers, session
-from tests.support.small_models import DENSE, FOLDED_FROM, MSE, dense, edited, model, names, noted, refused
+from tests.support.models.gradients import forward, numbers, session
+from tests.support.models.small_models import DENSE, FOLDED_FROM, MSE, dense, edited, model, names, noted, refused
 
 
 @pytest.mark.parametrize("batch", ["batch", 3])

@@ -9,7 +9,7 @@ from edgeasync.autodiff.check import check_gradients
 from edgeasync.autodiff.forward import open_session
 from edgeasync.autodiff.inspection import example_feeds
 from edgeasync.autodiff.settings import GraphSettings
-from tests.support.gradients import forward, numbers
+from tests.support.models.gradients import forward, numbers
 
 
 def check(graph, **options):

@@ -14,7 +14,7 @@ from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import GraphError
 from edgeasync.losses import CrossEntropy
 from edgeasync.training.graph_check import check_graph
-from tests.support.gradients import forward, numbers
+from tests.support.models.gradients import forward, numbers
 from tests.support.size import repetitions
 
 NORMED = nn.Sequential(

@@ -10,8 +10,8 @@ from edgeasync.autodiff.contract import is_training_graph
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import GraphError
 from edgeasync.losses import CrossEntropy
-from tests.support.gradients import session
-from tests.support.small_models import dense, edited, model, refused
+from tests.support.models.gradients import session
+from tests.support.models.small_models import dense, edited, model, refused
 
 
 @pytest.mark.parametrize("batch", ["batch", "", 4])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.gradients import check, numbers
+from tests.support.models.gradients import check, numbers
 
 JOINED = {
     "one gradient for two parameters": "a = Add(h, w)\ny = Add(a, v)",

@@ -10,7 +10,7 @@ from edgeasync.autodiff.build import build_training_graph
 from edgeasync.autodiff.export import export_model
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import GraphError, arguments, native_reason
-from tests.support.exported import (
+from tests.support.models.exported import (
     FILES,
     dynamo,
     insert,
@@ -23,8 +23,8 @@ from tests.support.exported import (
     torchscript,
     written,
 )
-from tests.support.followed import assert_trains, follow
-from tests.support.gradients import Reference, assert_slopes, numbers, run, squares
+from tests.support.models.followed import assert_trains, follow
+from tests.support.models.gradients import Reference, assert_slopes, numbers, run, squares
 
 
 @pytest.mark.parametrize(("make", "settings", "told"), FILES.values(), ids=FILES)

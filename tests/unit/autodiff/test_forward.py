@@ -10,8 +10,8 @@ from edgeasync.autodiff.forward import widen_inputs
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import GraphError
 from edgeasync.training.graph_check import check_graph
-from tests.support.gradients import Reference, assert_slopes, check, forward, numbers, run, session, squares
-from tests.support.small_models import DENSE, MSE, edited, model, names, refused
+from tests.support.models.gradients import Reference, assert_slopes, check, forward, numbers, run, session, squares
+from tests.support.models.small_models import DENSE, MSE, edited, model, names, refused
 
 
 def test_the_input_through_an_identity():

@@ -7,7 +7,7 @@ from edgeasync.autodiff.build import build_training_graph
 from edgeasync.autodiff.producers import PRODUCERS, kind_of_producer
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import GraphError
-from tests.support.exported import FILES, written
+from tests.support.models.exported import FILES, written
 
 
 def test_which_exporter_wrote_a_file():

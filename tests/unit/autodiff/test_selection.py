@@ -7,8 +7,8 @@ import pytest
 from edgeasync.autodiff.build import build_training_graph
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import GraphError
-from tests.support.gradients import Reference, assert_slopes, forward, numbers, run, squares
-from tests.support.small_models import KIND, MSE, dense, edited, frozen, model, names, noted, refused
+from tests.support.models.gradients import Reference, assert_slopes, forward, numbers, run, squares
+from tests.support.models.small_models import KIND, MSE, dense, edited, frozen, model, names, noted, refused
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from benchmarks import surroundings
 from benchmarks.__main__ import find_benchmarks, parse, run_benchmark
 from benchmarks.records import Record, make_record, read_records, write_record
 from benchmarks.report import Form, Results, enforce_targets, make_parser, number
-from tests.support.results import made
+from tests.support.pages.results import made
 
 README = Path(__file__).parents[3] / "benchmarks" / "README.md"
 

@@ -6,7 +6,7 @@ import pytest
 
 from edgeasync.callbacks import CSVLog
 from edgeasync.errors import ConfigError
-from tests.support.events import END, evaluation, exchange, update
+from tests.support.parts.events import END, evaluation, exchange, update
 
 
 def test_a_log_has_a_line_for_each_event_and_is_continued(tmp_path):

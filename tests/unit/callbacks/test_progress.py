@@ -6,7 +6,7 @@ from rich.console import Console
 
 from edgeasync import callbacks
 from edgeasync.callbacks import Progress
-from tests.support.events import END, evaluation, update
+from tests.support.parts.events import END, evaluation, update
 
 
 def shown(events, *, terminal, **options):

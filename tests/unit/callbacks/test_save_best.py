@@ -7,7 +7,7 @@ import pytest
 from edgeasync import nn
 from edgeasync.callbacks import SaveBest
 from edgeasync.errors import ConfigError
-from tests.support.events import best
+from tests.support.parts.events import best
 
 
 def test_the_best_model_is_written_in_its_kind(tmp_path):

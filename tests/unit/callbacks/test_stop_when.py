@@ -4,7 +4,7 @@ import pytest
 
 from edgeasync.callbacks import StopTraining, StopWhen
 from edgeasync.errors import ConfigError
-from tests.support.events import END, evaluation, exchange, update
+from tests.support.parts.events import END, evaluation, exchange, update
 
 
 @pytest.mark.parametrize(

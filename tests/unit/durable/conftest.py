@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.failing_disk import FailingDisk
+from tests.support.parts.failing_disk import FailingDisk
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from edgeasync.durable.checkpoint import FORMAT, CheckpointStore, Manifest
 from edgeasync.durable.disk import FolderDisk
 from edgeasync.errors import ModelMismatchError, StorageError
-from tests.support.failing_disk import FailingDisk
+from tests.support.parts.failing_disk import FailingDisk
 
 MODEL = "a" * 32
 TENSORS = {

@@ -11,8 +11,8 @@ from edgeasync.durable.history_file import HistoryFile
 from edgeasync.durable.history_writer import HistoryWriter
 from edgeasync.policies.aggregation import BufferedAggregator
 from edgeasync.policies.policy import Policy
-from tests.support.histories import numbers, pairs, update, updates
-from tests.support.hub_bench import HubBench
+from tests.support.parts.histories import numbers, pairs, update, updates
+from tests.support.parts.hub_bench import HubBench
 
 
 def test_what_is_written_is_read(disk):

@@ -19,8 +19,8 @@ from edgeasync.durable.history import (
 )
 from edgeasync.durable.history_file import HistoryFile
 from edgeasync.simulation.disk import SimulatedDisk
-from tests.support.failing_disk import FailingDisk
-from tests.support.histories import numbers, pairs, update, updates
+from tests.support.parts.failing_disk import FailingDisk
+from tests.support.parts.histories import numbers, pairs, update, updates
 from tests.support.size import repetitions
 
 

@@ -6,8 +6,8 @@ import pytest
 from edgeasync.durable.history import FILE_HEADER, HISTORY_FILE, read_rows, scan
 from edgeasync.durable.history_file import ASIDE_FILE, HistoryFile
 from edgeasync.durable.history_writer import WAITING_MAX, HistoryWriter
-from tests.support.failing_disk import FailingDisk
-from tests.support.histories import numbers, update, updates
+from tests.support.parts.failing_disk import FailingDisk
+from tests.support.parts.histories import numbers, update, updates
 
 
 def wait(writer, update):

@@ -31,7 +31,7 @@ from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.training.evaluation import ROWS_MAX, Evaluation
 from edgeasync.training.numpy_models import SoftmaxModel
 from edgeasync.training.onnx_trainer import GraphGradient
-from tests.support.gradients import forward, numbers
+from tests.support.models.gradients import forward, numbers
 
 N = ROWS_MAX + 44
 LABELS = np.arange(N) % 3

@@ -6,7 +6,7 @@ import pytest
 
 from edgeasync.core.device.care import CareReadings
 from edgeasync.host.sensing import make_sense
-from tests.support.fake_sys import ZONE, FakeSys
+from tests.support.boards.fake_sys import ZONE, FakeSys
 
 NOON = time.struct_time((2026, 5, 1, 12, 30, 0, 4, 121, 0))
 NEVER_SET = time.struct_time((1970, 1, 1, 12, 30, 0, 3, 1, 0))

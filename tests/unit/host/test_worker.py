@@ -5,8 +5,8 @@ import threading
 import pytest
 
 from edgeasync.host.worker import Worker
-from tests.support.hubs import fail
-from tests.support.processes import PATIENCE_S
+from tests.support.parts.hubs import fail
+from tests.support.programs.processes import PATIENCE_S
 
 pytestmark = pytest.mark.asyncio
 

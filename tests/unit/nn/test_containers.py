@@ -5,7 +5,7 @@ import pytest
 
 from edgeasync import nn
 from edgeasync.errors import ConfigError
-from tests.support.layers import (
+from tests.support.models.layers import (
     check_layer,
     check_shape_refused,
 )

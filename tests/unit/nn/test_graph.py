@@ -8,7 +8,7 @@ import pytest
 
 from edgeasync import nn
 from edgeasync.errors import ConfigError, StorageError
-from tests.support.layers import (
+from tests.support.models.layers import (
     parameters,
 )
 

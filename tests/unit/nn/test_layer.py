@@ -3,7 +3,7 @@
 import numpy as np
 
 from edgeasync import nn
-from tests.support.layers import (
+from tests.support.models.layers import (
     parameters,
 )
 

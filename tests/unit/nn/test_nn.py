@@ -4,7 +4,7 @@ import numpy as np
 import onnx
 
 from edgeasync import nn
-from tests.support.layers import (
+from tests.support.models.layers import (
     numbers,
     parameters,
     run,

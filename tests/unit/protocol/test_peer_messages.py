@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from edgeasync.protocol.peer_messages import Abandon, Offer, PeerPing, Propose, RoundId, RoundMember
-from tests.support.peer_world import on_the_wire
+from tests.support.simulation.peer_world import on_the_wire
 
 
 def members(*names):

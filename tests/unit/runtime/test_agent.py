@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from edgeasync import EdgeAsyncError
-from tests.support.hubs import Adder, fail, make_agent, make_hub, odd_errors, serve, workers
-from tests.support.processes import PATIENCE_S
+from tests.support.parts.hubs import Adder, fail, make_agent, make_hub, odd_errors, serve, workers
+from tests.support.programs.processes import PATIENCE_S
 
 pytestmark = pytest.mark.asyncio
 

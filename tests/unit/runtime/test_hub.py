@@ -19,7 +19,7 @@ from edgeasync.graphs.model_file import load_model
 from edgeasync.runtime import hub as hub_module
 from edgeasync.runtime.hub import Hub
 from edgeasync.training.evaluation import Evaluation
-from tests.support.hubs import (
+from tests.support.parts.hubs import (
     ADDRESS,
     ONE_BY_ONE,
     SPEC,
@@ -31,7 +31,7 @@ from tests.support.hubs import (
     serve,
     workers,
 )
-from tests.support.processes import PATIENCE_S
+from tests.support.programs.processes import PATIENCE_S
 
 
 def open_files(folder):

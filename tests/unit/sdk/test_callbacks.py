@@ -9,8 +9,8 @@ from edgeasync import Agent, callbacks
 from edgeasync.callbacks import SaveBest
 from edgeasync.errors import ConfigError
 from edgeasync.sdk.callbacks import Callbacks
-from tests.support.events import best
-from tests.support.processes import PATIENCE_S
+from tests.support.parts.events import best
+from tests.support.programs.processes import PATIENCE_S
 
 
 def test_an_agent_refuses_what_never_happens_there():

@@ -15,7 +15,7 @@ from edgeasync.graphs.evaluation import OnnxEvaluator
 from edgeasync.training import losses
 from edgeasync.training.evaluation import ROWS_MAX, Evaluation, NumpyEvaluator, evaluate, rows_at_once
 from edgeasync.training.numpy_models import MlpModel, SoftmaxModel
-from tests.support.gradients import numbers
+from tests.support.models.gradients import numbers
 
 N = ROWS_MAX + 44
 LABELS = np.arange(N) % 3

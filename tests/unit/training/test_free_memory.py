@@ -3,7 +3,7 @@
 import pytest
 
 from edgeasync.training.free_memory import free_bytes
-from tests.support.fake_sys import FakeSys
+from tests.support.boards.fake_sys import FakeSys
 
 
 @pytest.fixture

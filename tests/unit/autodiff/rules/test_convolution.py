@@ -10,7 +10,7 @@ import pytest
 from edgeasync.autodiff.build import build_training_graph
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import GraphError
-from tests.support.gradients import check, forward, numbers
+from tests.support.models.gradients import check, forward, numbers
 
 CONVOLUTIONS = {
     "plain": ((2, 5, 6), (3, 2, 3, 3), ""),

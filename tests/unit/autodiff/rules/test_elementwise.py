@@ -8,7 +8,7 @@ import pytest
 from edgeasync.autodiff.build import build_training_graph
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.training.graph_check import check_graph
-from tests.support.gradients import check, forward, numbers, run, session
+from tests.support.models.gradients import check, forward, numbers, run, session
 
 BINARY = {
     "equal shapes": ((2, 3), (1, 2, 3)),

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.support.gradients import check, numbers
+from tests.support.models.gradients import check, numbers
 
 
 @pytest.mark.parametrize(("trans_a", "trans_b"), [(0, 0), (0, 1), (1, 0), (1, 1)])

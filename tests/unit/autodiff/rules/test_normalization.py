@@ -6,7 +6,7 @@ import pytest
 from edgeasync.autodiff.build import build_training_graph
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import GraphError
-from tests.support.gradients import BATCH, check, forward, numbers, run
+from tests.support.models.gradients import BATCH, check, forward, numbers, run
 
 
 def norm(channels=3, seed=20):
@@ -40,7 +40,7 @@ def test_a_trained_batch_norm_normalizes_by_the_batch_and_moves_its_statistics(x
     """Of a batch of one or two the deviation is 0 or all there is, and the gradient is rounding: not asked for."""
     attributes = f"epsilon={epsilon}"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tests.support.gradients.ALONE", (3,))
+        patch.setattr("tests.support.models.gradients.ALONE", (3,))
         graph = check(BATCH_NORM.format(attributes), x, norm(), before=BEFORE, compared=False,
                       reference=lambda x, parameters: normalized(x, parameters, epsilon))  # fmt: skip
     assert [(entry.name, entry.role) for entry in graph.spec.parameters] == [

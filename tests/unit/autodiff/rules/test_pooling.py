@@ -9,7 +9,7 @@ import pytest
 from edgeasync.autodiff.build import build_training_graph
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import GraphError
-from tests.support.gradients import check, forward, numbers, run, session
+from tests.support.models.gradients import check, forward, numbers, run, session
 
 
 class Windows:

@@ -5,7 +5,7 @@ import pytest
 
 from edgeasync.autodiff.build import build_training_graph
 from edgeasync.autodiff.settings import GraphSettings
-from tests.support.gradients import check, forward, numbers, run
+from tests.support.models.gradients import check, forward, numbers, run
 
 REDUCTIONS = [
     "ReduceL1", "ReduceL2", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd",

@@ -7,7 +7,7 @@ from edgeasync.autodiff.build import build_training_graph
 from edgeasync.autodiff.rules.shaping import ONE_HOT_MAX
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import GraphError
-from tests.support.gradients import check, forward, numbers, run
+from tests.support.models.gradients import check, forward, numbers, run
 
 INT_MAX, INT_MIN = 2**63 - 1, -(2**63)
 
@@ -38,7 +38,7 @@ def test_reshapes(text):
              .replace(",", " ").split()}  # fmt: skip
     if text == RESHAPES["squeezed where it can"]:
         with pytest.MonkeyPatch.context() as patch:  # a batch of 1 would lose its dimension in the model itself
-            patch.setattr("tests.support.gradients.ALONE", ())
+            patch.setattr("tests.support.models.gradients.ALONE", ())
             check(text, (2, 3), model)
     else:
         check(text, (2, 3), model)

@@ -5,7 +5,7 @@ import pytest
 from edgeasync.core.device.effects import Report
 from edgeasync.core.device.events import ModelInstalled
 from edgeasync.protocol.messages import Ack, Applied, Duplicate, Refuse, Rejected
-from tests.support.device_bench import DeviceBench, assignment
+from tests.support.parts.device_bench import DeviceBench, assignment
 
 
 def test_divergence_is_told_once_until_an_update_is_taken_again():

@@ -4,7 +4,7 @@ import pytest
 
 from edgeasync.core.device.effects import Connect
 from edgeasync.protocol.messages import Leave, Refuse
-from tests.support.device_bench import CHECKSUM, DeviceBench
+from tests.support.parts.device_bench import CHECKSUM, DeviceBench
 
 
 def openings(device, count):

@@ -51,7 +51,7 @@ from edgeasync.protocol.messages import (
     Status,
     Welcome,
 )
-from tests.support.device_bench import (
+from tests.support.parts.device_bench import (
     GRAPH,
     HEARTBEAT_S,
     KEPT,

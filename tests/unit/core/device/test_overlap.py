@@ -7,7 +7,7 @@ import pytest
 from edgeasync.core.device.effects import Connect, SendPush, Train
 from edgeasync.core.device.events import Kept, ModelInstalled, OverlapTrained, Trained
 from edgeasync.protocol.messages import Ack, Applied, Buffered, Duplicate, Fetch, Leave, Refuse, Rejected
-from tests.support.device_bench import DeviceBench, assignment, offline_bench, overlap_steps
+from tests.support.parts.device_bench import DeviceBench, assignment, offline_bench, overlap_steps
 
 
 def overlap_bench(steps):

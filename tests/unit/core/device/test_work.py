@@ -46,7 +46,7 @@ from edgeasync.protocol.messages import (
     Refuse,
     Rejected,
 )
-from tests.support.device_bench import (
+from tests.support.parts.device_bench import (
     CHECKSUM,
     FINGERPRINT,
     GRAPH,

@@ -17,7 +17,7 @@ from edgeasync.protocol.messages import (
     Push,
     Refuse,
 )
-from tests.support.engine_bench import GRAPH, LINEAGE, PIECE, SPEC, Bench, fetch_graph
+from tests.support.parts.engine_bench import GRAPH, LINEAGE, PIECE, SPEC, Bench, fetch_graph
 
 
 def test_a_stalled_transfer_gives_its_place_to_the_next():

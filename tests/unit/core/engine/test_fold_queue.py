@@ -4,7 +4,7 @@ import pytest
 
 from edgeasync.core.engine.fold_queue import BROADCAST_AT_A_TIME, INLINE_BYTES_MAX, SLICE_BYTES
 from edgeasync.protocol.messages import Assignment, Leave, Refuse, Wake
-from tests.support.turns import Bench
+from tests.support.parts.turns import Bench
 
 
 @pytest.mark.parametrize(("length", "each"), [(10, 32), (SLICE_BYTES // 4, 1)])

@@ -34,8 +34,8 @@ from edgeasync.protocol.messages import (
     Refuse,
     StatusRequest,
 )
-from tests.support.engine_bench import GRAPH, LINEAGE, PIECE, SPEC, Bench, fetch_graph, piece_of, push_of
-from tests.support.versions import in_version
+from tests.support.formats.versions import in_version
+from tests.support.parts.engine_bench import GRAPH, LINEAGE, PIECE, SPEC, Bench, fetch_graph, piece_of, push_of
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

@@ -17,7 +17,7 @@ from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Hello, ModelVersion, Order, Refuse, Status, StatusRequest
-from tests.support.hub_bench import HubBench
+from tests.support.parts.hub_bench import HubBench
 
 SPEC = ParameterSpec((Parameter("w", (3,)),))
 OPERATOR = Sender(b"o" * 32, "admin", "operator")

@@ -6,7 +6,7 @@ import pytest
 from edgeasync.core.engine.hub_transfers import SUSPENDED_S
 from edgeasync.core.hub.effects import Restore
 from edgeasync.protocol.messages import Credit, Fetch, Hello, Welcome
-from tests.support.engine_bench import PIECE, SPEC, WHOLE, Bench, piece_of, push_of
+from tests.support.parts.engine_bench import PIECE, SPEC, WHOLE, Bench, piece_of, push_of
 
 
 def reconnect(bench, name, number, at_s=0.0):

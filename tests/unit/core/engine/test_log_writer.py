@@ -11,7 +11,7 @@ from edgeasync.core.recovery.replay import Sessions
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Assignment, Fetch, Hello, ModelVersion, Ping, Pong, Refuse, Welcome
-from tests.support.coded import flat
+from tests.support.codecs.coded import flat
 
 SPEC = flat(10)
 

@@ -6,7 +6,7 @@ from edgeasync.core.engine.sender import Sender
 from edgeasync.core.engine.status_answers import DEVICES_AT_A_TIME
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Status, StatusRequest
-from tests.support.turns import Bench
+from tests.support.parts.turns import Bench
 
 
 def test_the_status_of_many_devices_is_made_in_slices():

@@ -15,7 +15,7 @@ from edgeasync.policies.aggregation import QuorumAggregator, SynchronousAggregat
 from edgeasync.policies.frequency import Cadence
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol.messages import Fetch, Hello, ModelVersion, Ping, Push, Welcome
-from tests.support.hub_bench import LINEAGE, SPEC
+from tests.support.parts.hub_bench import LINEAGE, SPEC
 
 
 class Fleet:

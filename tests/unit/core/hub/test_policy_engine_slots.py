@@ -16,7 +16,7 @@ from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
 from edgeasync.policies.staleness import PolynomialStaleness
 from edgeasync.protocol.messages import Ack, Applied, Buffered, Duplicate, ModelVersion, Rejected
-from tests.support.coded import coded
+from tests.support.codecs.coded import coded
 
 FULL_WEIGHT, SIXTEEN_STEPS = PolynomialStaleness(exponent=0.0), FixedFrequency(local_steps=16)
 

@@ -7,7 +7,7 @@ import pytest
 
 from edgeasync.errors import ConfigError, StorageError
 from edgeasync.ops.service.environments import Environments, extras_of, install_arguments, own_source
-from tests.support.services import names
+from tests.support.parts.services import names
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from edgeasync.ops.service.installation import (
     install,
     remove,
 )
-from tests.support.services import AGENT, PROGRAM, Manager
+from tests.support.parts.services import AGENT, PROGRAM, Manager
 
 
 def tree(folder):

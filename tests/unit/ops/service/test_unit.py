@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgeasync.ops.service.unit import Unit
-from tests.support.services import FOLDER, PROGRAM
+from tests.support.parts.services import FOLDER, PROGRAM
 
 UNITS = [
     Unit(kind, PROGRAM, folder, user, name)

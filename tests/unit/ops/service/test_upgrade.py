@@ -4,7 +4,7 @@ import pytest
 
 from edgeasync.errors import ConfigError, HubUnreachableError, StorageError
 from edgeasync.ops.service.upgrade import upgrade
-from tests.support.services import AGENT, Manager, names
+from tests.support.parts.services import AGENT, Manager, names
 
 
 def make_next(environments):

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from edgeasync.protocol.codecs import VectorSource, make_codec
 from edgeasync.protocol.codecs.blocks import BLOCK
-from tests.support.codecs import flat
-from tests.support.coded_vectors import cases, there_and_back
+from tests.support.codecs.codecs import flat
+from tests.support.codecs.coded_vectors import cases, there_and_back
 
 
 def by_block(vector, reduce):

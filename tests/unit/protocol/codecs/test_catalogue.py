@@ -16,7 +16,7 @@ from edgeasync.protocol.codecs import (
     make_codec,
     stages_of,
 )
-from tests.support.codecs import NAMES, flat
+from tests.support.codecs.codecs import NAMES, flat
 
 SPEC = flat(1000)
 

@@ -21,7 +21,7 @@ from edgeasync.protocol.codecs import (
     payload_bytes_limit,
 )
 from edgeasync.protocol.codecs.low_rank import RANK_MAX, lay_out
-from tests.support.codecs import NAMES, decode, flat
+from tests.support.codecs.codecs import NAMES, decode, flat
 
 SPEC = ParameterSpec((Parameter("w", (20, 30)), Parameter("b", (7,)), Parameter("m", (5,), "statistic")))
 needs_zstd = pytest.mark.skipif("zstd" not in STAGES, reason="the zstandard package is missing")

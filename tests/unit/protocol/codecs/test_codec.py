@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from edgeasync.parameters import CHUNK
 from edgeasync.protocol.codecs import VectorSource, make_codec, payload_bytes_limit
 from edgeasync.protocol.codecs.blocks import BLOCK
-from tests.support.codecs import decode
-from tests.support.coded_vectors import LONG, bits, cases, every_codec, long_vector, random, there_and_back
+from tests.support.codecs.codecs import decode
+from tests.support.codecs.coded_vectors import LONG, bits, cases, every_codec, long_vector, random, there_and_back
 
 
 @every_codec

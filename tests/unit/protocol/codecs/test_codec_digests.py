@@ -2,7 +2,7 @@
 
 import json
 
-from tests.support.codec_digests import GOLDEN, digests
+from tests.support.boards.codec_digests import GOLDEN, digests
 
 
 def test_all_machines_find_the_same_bits():

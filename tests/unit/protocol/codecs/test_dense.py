@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from edgeasync.protocol.codecs import VectorSource, make_codec
-from tests.support.codecs import NAMES, flat
-from tests.support.coded_vectors import bits, specs, there_and_back
+from tests.support.codecs.codecs import NAMES, flat
+from tests.support.codecs.coded_vectors import bits, specs, there_and_back
 
 ELEMENTWISE = tuple(name for name in NAMES if name.removesuffix("+zstd") in {"identity", "float16", "bfloat16"})
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from edgeasync.protocol.codecs import VectorSource, make_codec
-from tests.support.codecs import decode, flat
-from tests.support.coded_vectors import bits
+from tests.support.codecs.codecs import decode, flat
+from tests.support.codecs.coded_vectors import bits
 
 
 @pytest.mark.parametrize("start", range(0, 2**32, 2**29))

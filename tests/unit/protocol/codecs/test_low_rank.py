@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeasync.parameters import CHUNK, Parameter, ParameterSpec
-from tests.support.coded_vectors import cases, there_and_back
+from tests.support.codecs.coded_vectors import cases, there_and_back
 
 
 @pytest.mark.parametrize("shape", [(40, 30), (30, 40), (8, 5, 3, 3), (3, CHUNK + 100), (200, 500)])

@@ -4,7 +4,7 @@ import numpy as np
 
 from edgeasync.parameters import CHUNK
 from edgeasync.protocol.codecs import VectorSource, make_codec
-from tests.support.coded_vectors import LONG, every_codec, long_vector, random
+from tests.support.codecs.coded_vectors import LONG, every_codec, long_vector, random
 
 
 class Difference:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from edgeasync.protocol.codecs import VectorSource, make_codec
 from edgeasync.protocol.codecs.top_k import SAMPLE
-from tests.support.codecs import flat
-from tests.support.coded_vectors import cases, largest, there_and_back
+from tests.support.codecs.codecs import flat
+from tests.support.codecs.coded_vectors import cases, largest, there_and_back
 
 
 @pytest.mark.parametrize("fraction", ["0.01", "0.3", "0.5"])
