@@ -29,6 +29,7 @@ OFFER = {"graph": FINGERPRINT, "graph_bytes": 1000}
 GRAPH = Graph(FINGERPRINT, 0, 1000)
 KEPT = Push(bytes(16), 7, ModelVersion("0" * 16, 3), 8, 64, 0.5, 0.25, 0.125, "int8", 1, 12)
 TRAINED = Trained(8, 64, 0.5, 0.25, 0.125, checksum=CHECKSUM)
+WELCOME = Welcome(bytes(16), SPEC, {}, 0, "identity", HEARTBEAT_S, LEASE_S, 1 << 20)
 
 
 class DeviceBench:

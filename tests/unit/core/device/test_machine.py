@@ -49,25 +49,20 @@ from edgeasync.protocol.messages import (
     RefusalCode,
     Refuse,
     Status,
-    Welcome,
 )
 from tests.support.parts.device_bench import (
     GRAPH,
-    HEARTBEAT_S,
     KEPT,
     LEASE_S,
     OFFER,
     PROFILE,
-    SPEC,
     TRAINED,
+    WELCOME,
     DeviceBench,
     assignment,
     offline_bench,
     overlap_steps,
 )
-
-WELCOME = Welcome(bytes(16), SPEC, {}, 0, "identity", HEARTBEAT_S, LEASE_S, 1 << 20)
-
 
 # -- the way there -------------------------------------------------------------------------------------------
 
