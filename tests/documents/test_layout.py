@@ -1,12 +1,10 @@
-"""The tests mirror the package: tests/README.md says where the test of a module is, and this holds it to that."""
+"""Check that the unit tests mirror the package, as tests/README.md describes."""
 
 import ast
 import itertools
 import re
 from functools import cache
 from pathlib import Path
-
-import pytest
 
 TESTS = Path(__file__).parents[1]
 ROOT = TESTS.parent
@@ -20,6 +18,7 @@ DECIDES = (
 ROW = re.compile(r"^\| `([\w/{},]+)` \| `([\w/]+\.py)` \|", re.MULTILINE)
 
 
+@cache
 def modules(package):
     """Return the modules of a package but its `__init__`s, by their paths in it without a suffix."""
     found = {path.relative_to(ROOT / package).with_suffix(""): path for path in (ROOT / package).rglob("*.py")}
@@ -73,33 +72,28 @@ def test_every_module_has_a_test_or_is_listed_with_the_test_that_covers_it():
     long = [module for module, path in EDGEASYNC.items() if len(path.read_text("utf-8").splitlines()) > LINES_MAX]
     without = {str(module) for module in long if decides(EDGEASYNC[module]) and not has_test(module)}
     listed = {str(module) for module in LISTED}
-    assert not without - listed, "write tests/unit/PACKAGE/test_MODULE.py"
-    assert not listed - without, "tests/README.md lists them, and they need it no more"
+    assert sorted(without - listed) == [], "write tests/unit/PACKAGE/test_MODULE.py"
+    assert sorted(listed - without) == [], "take them out of the table in tests/README.md"
 
 
-@pytest.mark.parametrize("test", sorted(set(LISTED.values())))
-def test_a_listed_test_is_there(test):
-    assert (TESTS / test).exists()
+def test_listed_tests_are_there_and_list_a_module_once():
+    assert [test for _, test in ROWS if not (TESTS / test).exists()] == []
+    assert len([module for pattern, _ in ROWS for module in expand(pattern)]) == len(LISTED)
+    assert expand("net/{gate,zap}") == [Path("net/gate"), Path("net/zap")]
 
 
-@pytest.mark.parametrize("path", UNITS, ids=str)
-def test_every_unit_test_belongs_to_a_module(path):
-    package, *inner = (
-        ("benchmarks", *path.parts[1:]) if path.parts[0] == "benchmarks" else ("edgeasync", *path.parts)
-    )
+def belongs(path):
+    """Return whether a unit test is named after a module or its package, or extends the name of one that is."""
+    package, *inner = path.parts if path.parts[0] == "benchmarks" else ("edgeasync", *path.parts)
     words = path.stem.removeprefix("test_").split("_")
-    known = modules(package)
     for count in range(len(words), 0, -1):
         module = Path(*inner[:-1], "_".join(words[:count]))
-        of_package = module.name == (module.parent.name or package)
-        if (of_package or module in known) and (
-            TESTS / "unit" / path.with_name(f"test_{module.name}.py")
-        ).exists():
-            return
-    raise AssertionError("name it after a module: test_MODULE.py, or test_MODULE_SUBJECT.py beside it")
+        known = module in modules(package) or module.name == (module.parent.name or package)
+        if known and (TESTS / "unit" / path.with_name(f"test_{module.name}.py")).exists():
+            return True
+    return False
 
 
-def test_patterns_name_every_module_once():
-    assert expand("net/{gate,zap}") == [Path("net/gate"), Path("net/zap")]
-    listed = [module for pattern, _ in ROWS for module in expand(pattern)]
-    assert len(listed) == len(set(listed)) == len(LISTED)
+def test_every_unit_test_belongs_to_a_module():
+    strays = [str(path) for path in UNITS if not belongs(path)]
+    assert strays == [], "call it test_MODULE.py, or test_MODULE_SUBJECT.py beside that"

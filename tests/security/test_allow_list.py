@@ -1,4 +1,4 @@
-"""The list of who is let in: a person may edit it, and no broken line is passed over."""
+"""The allow-list: people may edit it, and an invalid line is an error."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""How many connections an address and a key may have, and what may lie unread."""
+"""Limits on connections per address and per key, and on unread bytes."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""An address that is held off cannot connect."""
+"""The kernel filter that rejects connections from blocked addresses."""
 
 import contextlib
 import ipaddress

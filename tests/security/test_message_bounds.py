@@ -1,4 +1,4 @@
-"""How much one key may say."""
+"""Rate limits for the messages of one key."""
 
 import pytest
 

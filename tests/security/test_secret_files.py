@@ -1,4 +1,4 @@
-"""Secrets are their owner's alone, and no link is followed to them."""
+"""Files of secrets: permissions, symlinks and overwriting."""
 
 import os
 

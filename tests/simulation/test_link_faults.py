@@ -1,4 +1,4 @@
-"""Messages that are lost, repeated, late, held or corrupt."""
+"""Faults of a link: lost, repeated, delayed, held and corrupt messages."""
 
 from random import Random
 

@@ -1,4 +1,4 @@
-"""Specs and vectors to code, and what comes back of them."""
+"""Specs and vectors for codec tests, and helpers that encode and decode them."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Models as exporters write them."""
+"""Models in the form in which each exporter writes them."""
 
 import numpy as np
 import onnx

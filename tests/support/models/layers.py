@@ -1,4 +1,4 @@
-"""Models of `edgeasync.nn` with random parameters, what onnxruntime makes of them, and what numpy does."""
+"""Models of `edgeasync.nn` with random parameters, run by onnxruntime and compared with numpy."""
 
 import numpy as np
 import onnx

@@ -1,4 +1,4 @@
-"""Small models as text, and what is said of those that are refused."""
+"""Small models as text, and a check that a model is refused."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""A device core on a bench: a clock to turn, messages to hand in, and the effects of the last event."""
+"""A device core under test: set the clock, send it messages, and look at its effects."""
 
 import re
 from functools import cache

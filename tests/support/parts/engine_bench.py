@@ -1,4 +1,4 @@
-"""A hub's engine on a bench, with devices that read what it sends."""
+"""A hub engine under test, with devices that read what it sends."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Events as callbacks get them."""
+"""Events for callbacks."""
 
 from edgeasync import callbacks
 

@@ -1,4 +1,4 @@
-"""Rows of a history, written and read."""
+"""Rows of a run's history."""
 
 from edgeasync.durable.history import UpdateRow, read_rows
 

@@ -1,4 +1,4 @@
-"""Services in a folder of their own, without systemd."""
+"""A fake systemd and units for tests of `edgeasync service`."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A hub's engine whose loop is turned by hand."""
+"""A hub engine whose event loop the test advances step by step."""
 
 import itertools
 

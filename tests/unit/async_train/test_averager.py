@@ -1,4 +1,4 @@
-"""The place of an averager among the ranks."""
+"""Rank and world size of an averager."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Arguments that are ignored are named."""
+"""Ignored arguments are reported once."""
 
 from edgeasync.async_train.ignored import ignore
 

@@ -1,4 +1,4 @@
-"""A loss on scores is a loss that EdgeAsync trains with."""
+"""Loss functions of `nn`, against the losses that edgeasync trains with."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""A model as a loop sees it: gradients that add up, values that are taken over, and copies."""
+"""A model in the user's own loop: accumulated gradients, parameters from a run, and copies."""
 
 import copy
 import pickle

@@ -1,4 +1,4 @@
-"""Models that have names: their size, and where pretrained ones are looked for."""
+"""Model zoo: sizes, and where pretrained models are looked up."""
 
 import math
 

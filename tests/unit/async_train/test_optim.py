@@ -1,4 +1,4 @@
-"""Optimizers have the arguments of PyTorch's, and are EdgeAsync's."""
+"""Optimizers with PyTorch's arguments map to edgeasync's."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""How a worker's progress is shown."""
+"""A worker's progress output."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""A training graph without chance."""
+"""Training graphs without randomness."""
 
 import numpy as np
 import onnx

@@ -1,4 +1,4 @@
-"""What a training graph says of itself: inputs, outputs, metadata and names."""
+"""The interface of a training graph: inputs, outputs, metadata and names."""
 
 import json
 

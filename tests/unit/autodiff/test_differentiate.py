@@ -1,4 +1,4 @@
-"""Gradients that meet, and that part."""
+"""Gradients of tensors that are used more than once."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which models are read, and what is known of them before they are differentiated."""
+"""Reading forward models: which are accepted, and which constants are folded."""
 
 import numpy as np
 import onnx

@@ -1,4 +1,4 @@
-"""Which exporter wrote a file, and what it is advised."""
+"""Recognizing the exporter of a model, and the advice for each."""
 
 import onnx
 import pytest

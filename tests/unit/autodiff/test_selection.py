@@ -1,4 +1,4 @@
-"""Which parameters are trained: by patterns, by what the file says, and by what an exporter knows."""
+"""Which parameters are trained: patterns, frozen parameters, and hints of an exporter."""
 
 import numpy as np
 import onnx

@@ -1,4 +1,4 @@
-"""A log in CSV: a line for each event."""
+"""The CSV log: one line per event."""
 
 import csv
 

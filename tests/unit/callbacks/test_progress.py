@@ -1,4 +1,4 @@
-"""A progress bar in a terminal, and lines without one."""
+"""The progress bar in a terminal, and plain lines elsewhere."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""The best model, written in its kind."""
+"""Saving the best model in the format of its kind."""
 
 import numpy as np
 import onnx

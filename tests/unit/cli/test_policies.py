@@ -1,4 +1,4 @@
-"""What the command `policies` prints."""
+"""Output of `edgeasync policies`."""
 
 import json
 import re

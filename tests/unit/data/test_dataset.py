@@ -1,4 +1,4 @@
-"""Datasets and batches: what they hold, and what they refuse."""
+"""Datasets and batches, and errors for invalid ones."""
 
 from itertools import islice
 

@@ -1,4 +1,4 @@
-"""Files of examples: what was saved comes back, and what is damaged is refused."""
+"""Reading and writing data files, and errors for damaged ones."""
 
 import io
 import zipfile

@@ -1,4 +1,4 @@
-"""Datasets of iterables."""
+"""Datasets from iterables."""
 
 from itertools import count
 

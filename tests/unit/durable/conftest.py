@@ -1,4 +1,4 @@
-"""Fixtures of the tests of this folder."""
+"""Fixtures of the tests of `durable`."""
 
 import pytest
 

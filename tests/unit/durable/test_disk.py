@@ -1,4 +1,4 @@
-"""A folder as a disk."""
+"""A folder as the disk of a run."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Files that are written whole, and locks."""
+"""Atomic writes and file locks."""
 
 import fcntl
 

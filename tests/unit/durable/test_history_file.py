@@ -1,4 +1,4 @@
-"""The file of a history: what is read of it, whatever it holds."""
+"""Reading a history file, damaged ones included."""
 
 import contextlib
 import itertools

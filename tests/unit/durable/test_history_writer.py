@@ -1,4 +1,4 @@
-"""A history is written although the disk fails, and what is damaged is put aside."""
+"""Writing a history while the disk fails or the file is damaged."""
 
 import msgspec
 import pytest

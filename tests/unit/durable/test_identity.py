@@ -1,4 +1,4 @@
-"""Who a device is: its state id, its starts, and one agent at a time."""
+"""A device's identity: state id, start counter and lock."""
 
 import json
 

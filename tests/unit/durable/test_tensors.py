@@ -1,4 +1,4 @@
-"""Arrays in the format of safetensors."""
+"""The safetensors format."""
 
 import contextlib
 

@@ -1,4 +1,4 @@
-"""A file of a model: it comes back to the bit, and any tool can read it."""
+"""Saving and loading a model file."""
 
 import numpy as np
 import pytest

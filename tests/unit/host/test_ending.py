@@ -1,4 +1,4 @@
-"""An ending is reached once, and by an error that a task can raise."""
+"""How a hub or an agent ends: the first reason wins, and every error can be raised by a task."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""A worker and the loop that it works for."""
+"""A worker thread that outlives its event loop."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""Dense, elementwise and moving layers, against references in numpy."""
+"""Dense, elementwise and reshaping layers, against references in numpy."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Layers made of layers."""
+"""Containers: `Sequential` and `Residual`."""
 
 import numpy as np
 import pytest

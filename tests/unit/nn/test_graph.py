@@ -1,4 +1,4 @@
-"""The ONNX model that is made of layers: its form, its names and its first values."""
+"""The ONNX model of a network: its structure, names and initial values."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Layers are values."""
+"""Layers compare by value."""
 
 import numpy as np
 

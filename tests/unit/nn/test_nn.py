@@ -1,4 +1,4 @@
-"""Models of several layers; and no layer is left untested."""
+"""Networks of several layers; every layer has a test."""
 
 import numpy as np
 import onnx

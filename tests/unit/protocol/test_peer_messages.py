@@ -1,4 +1,4 @@
-"""Messages between peers that are out of bounds cannot be read."""
+"""Messages between peers: values out of bounds are rejected."""
 
 import msgspec
 import pytest

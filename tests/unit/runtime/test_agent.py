@@ -1,4 +1,4 @@
-"""How an agent ends: told to, cancelled, and by whatever the code of others raises."""
+"""The agent's shell: start, stop, cancellation, and errors in user code."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Settings of an agent."""
+"""Settings of an agent: caps on traffic."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A hub: how it ends, whatever the code of others raises; what it saves, and whom it asks how good a model is."""
+"""The hub's shell: stop, cancellation, errors in user code, saving, and evaluators."""
 
 import asyncio
 import errno

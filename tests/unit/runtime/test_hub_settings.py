@@ -1,4 +1,4 @@
-"""Settings of a hub: whom it trusts unless they say so, and what a run's folder keeps of them to be resumed."""
+"""Settings of a hub: default trust, and the record by which a run is resumed."""
 
 import re
 from dataclasses import dataclass

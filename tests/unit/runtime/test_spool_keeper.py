@@ -1,4 +1,4 @@
-"""What an agent kept: read at the next start, and whatever is wrong with the disk costs a sentence."""
+"""The spool keeper: recall after a restart, and warnings about disk errors."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Callbacks: which are taken, and what they are told."""
+"""Callbacks: which are accepted, and which events are dropped while they are busy."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""A NumPy model is evaluated in batches, by its own loss and predictions."""
+"""Evaluation of NumPy models."""
 
 import math
 import tracemalloc

@@ -1,4 +1,4 @@
-"""How much memory is free."""
+"""Free memory under cgroup limits."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Losses in NumPy."""
+"""NumPy losses."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""None"""
+"""Training plans that a hub sends to its devices."""
 
 from edgeasync.training.numpy_models import MlpModel
 from edgeasync.training.plan import LocalTraining, TrainingPlan, read_plan

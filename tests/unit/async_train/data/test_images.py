@@ -1,4 +1,4 @@
-"""Folders of pictures: read when they are looked at, and refused with the reason."""
+"""Image folders: lazy loading, and errors for files that cannot be read."""
 
 import struct
 

@@ -1,4 +1,4 @@
-"""What the loader gives, and in which order."""
+"""Batches of the data loader: contents and order."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""Files of MNIST: read where they lie, and refused with the reason."""
+"""Reading MNIST files, and errors for damaged ones."""
 
 import gzip
 import struct

@@ -1,4 +1,4 @@
-"""What the transforms make of pictures."""
+"""Image transforms."""
 
 import numpy as np
 import pytest

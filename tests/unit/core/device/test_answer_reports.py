@@ -1,4 +1,4 @@
-"""What the person at the device is told of the hub's answers, once."""
+"""Reports to the user about the hub's answers, each only once."""
 
 import pytest
 

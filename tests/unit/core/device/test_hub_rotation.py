@@ -1,4 +1,4 @@
-"""Which of several hubs is tried next, and what a device tells another one."""
+"""Failover: which hub a device tries next, and which sequence number it uses there."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Steps between an update and the next model, and those of a device that is alone."""
+"""Local steps while an update is in flight, and while the hub is unreachable."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""A device's work: what it trains from, how its updates are numbered and answered, and how it gets its graph."""
+"""A device's work: assignments, sequence numbers, retries of an update, and the training graph."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""Memory of the hub: what is held makes way for what is wanted."""
+"""Memory limits of the hub: stalled and old transfers are dropped first."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""A transfer that was cut off continues over the next connection."""
+"""Resuming an interrupted transfer over another connection."""
 
 import numpy as np
 import pytest

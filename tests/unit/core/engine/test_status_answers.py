@@ -1,4 +1,4 @@
-"""The status: in slices for who asks for all, and at once for a device of its own."""
+"""Status replies: sliced for the whole fleet, immediate for one device."""
 
 import msgspec
 

@@ -1,4 +1,4 @@
-"""Whom a hub welcomes, and as whom."""
+"""The hub's handshake: which devices it welcomes, and with which session and state."""
 
 import math
 

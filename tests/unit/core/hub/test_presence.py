@@ -1,4 +1,4 @@
-"""Who is here: leases, connections, strikes and pauses."""
+"""Leases, connections, strikes and pauses of devices."""
 
 import math
 

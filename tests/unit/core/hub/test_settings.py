@@ -1,4 +1,4 @@
-"""Settings of the hub's core: how often is said in words, and what cannot work is refused with the reason."""
+"""Settings of the hub's core: parsing of intervals, and errors for invalid combinations."""
 
 import math
 

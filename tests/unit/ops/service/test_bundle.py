@@ -1,4 +1,4 @@
-"""A bundle has wheels of the board."""
+"""Bundles of wheels for a board."""
 
 from itertools import pairwise
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Environments of a service: made, kept and named."""
+"""Environments of a service."""
 
 import json
 from importlib.metadata import PathDistribution

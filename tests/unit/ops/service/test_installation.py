@@ -1,4 +1,4 @@
-"""A service is installed, found and removed without a trace of it, or of its neighbours."""
+"""Installing, finding and removing a service, without touching others."""
 
 import os
 import stat

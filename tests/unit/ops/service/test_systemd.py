@@ -1,4 +1,4 @@
-"""What systemd is asked, and what is said if it refuses or is not there."""
+"""Commands to systemd, and errors if it fails or is missing."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The units of systemd that are written."""
+"""Unit files."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""An upgrade that does not work is taken back."""
+"""Upgrades of a service, and rollback of a failed one."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Codecs with a scale for each block: int8, int4 and sign."""
+"""Block codecs: int8, int4 and sign."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Codecs that keep a value as it is, or round it to sixteen bits."""
+"""Codecs without blocks: identity, float16 and bfloat16."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""float16 rounds and widens as numpy does."""
+"""float16 conversion, against numpy."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""low_rank is a projection, and close to the best one."""
+"""The low_rank codec: a projection close to the best approximation."""
 
 import math
 

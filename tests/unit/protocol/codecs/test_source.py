@@ -1,4 +1,4 @@
-"""None"""
+"""Sources that compute their values while they are encoded."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""top_k keeps exactly the largest values."""
+"""The top_k codec keeps exactly the largest values."""
 
 import math
 from fractions import Fraction
