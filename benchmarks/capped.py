@@ -25,7 +25,7 @@ from edgeasync.simulation.clock import VirtualClock
 from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import LinkProfile
 from edgeasync.training.numpy_models import MlpModel
-from tests.support.processes import PATIENCE_S, Commands, status_when
+from tests.support.programs.processes import PATIENCE_S, Commands, status_when
 
 FREE = LinkProfile(6.25e6, 6.25e6, 0.005)
 CAP_BYTES_PER_S = 16 << 10

@@ -16,10 +16,10 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.report import Form, Results, enforce_targets, make_parser, show_progress, show_results
-from tests.support.crowds import churn, joins
-from tests.support.kills import EXACT, OFTEN, SELDOM, kill_hubs
-from tests.support.processes import Commands
-from tests.support.returns import returns
+from tests.support.programs.crowds import churn, joins
+from tests.support.programs.kills import EXACT, OFTEN, SELDOM, kill_hubs
+from tests.support.programs.processes import Commands
+from tests.support.programs.returns import returns
 
 GOES_ON_S = 5.0
 """Seconds after a restart until every agent has its next answer."""

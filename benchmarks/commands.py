@@ -14,8 +14,8 @@ from edgeasync import nn
 from edgeasync.autodiff.build import build_training_graph
 from edgeasync.autodiff.check import check_gradients
 from edgeasync.autodiff.settings import GraphSettings
-from tests.support.graphs import LENET
-from tests.support.processes import Command, Commands, trained
+from tests.support.models.graphs import LENET
+from tests.support.programs.processes import Command, Commands, trained
 
 STEP_S = 600.0
 """A local step of an agent that is to end in the middle of it."""

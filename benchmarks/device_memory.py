@@ -11,8 +11,8 @@ from typing import Any
 from benchmarks.processes import peak_resident_bytes
 from benchmarks.report import Form, Results, enforce_targets, make_parser, show_progress, show_results
 from edgeasync import nn
-from tests.support.graphs import LENET
-from tests.support.processes import Commands, trained
+from tests.support.models.graphs import LENET
+from tests.support.programs.processes import Commands, trained
 
 MIB = 1 << 20
 MLP = 'kind = "mlp"\ninputs = 64\nhidden = [64]\nclasses = 10'

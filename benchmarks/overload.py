@@ -9,8 +9,8 @@ import time
 
 from benchmarks.processes import resident_bytes
 from benchmarks.report import Form, Results, enforce_targets, make_parser, show_progress, show_results
-from tests.support.gluttons import Glutton, start_training
-from tests.support.processes import Commands, trained
+from tests.support.programs.gluttons import Glutton, start_training
+from tests.support.programs.processes import Commands, trained
 
 GLUTTONS = 8
 ASKED_AT_A_TIME = 200

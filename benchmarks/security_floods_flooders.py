@@ -19,7 +19,7 @@ from edgeasync.durable.keys import KeyPair
 from edgeasync.net.curve import use_keys
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Fetch, Hello, ModelVersion, Push, StatusRequest, Welcome
-from tests.support import zmtp
+from tests.support.security import zmtp
 
 SHARE = 0.5
 """Of a core."""

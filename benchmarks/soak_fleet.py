@@ -17,7 +17,7 @@ from benchmarks.processes import Used, used_by
 from benchmarks.simulated import DIGITS, split_digits
 from benchmarks.soak_counts import Answers
 from edgeasync.data.partition import iid
-from tests.support.processes import free_address
+from tests.support.programs.processes import free_address
 
 SETTINGS = """
 [hub]

@@ -13,8 +13,8 @@ from pathlib import Path
 from benchmarks.report import Form, Results, enforce_targets, make_parser, show_progress, show_results
 from edgeasync.host.notify import JOINED
 from edgeasync.ops.service.unit import Unit
-from tests.support.processes import Commands
-from tests.support.supervisor import HANGING, Supervisor
+from tests.support.boards.supervisor import HANGING, Supervisor
+from tests.support.programs.processes import Commands
 
 JOINED_S_MAX = 2.0
 KILLED_S_MAX = 5.0

@@ -2,7 +2,7 @@
 
 import re
 
-from tests.support.documents import ROOT
+from tests.support.pages.documents import ROOT
 
 INDEX = (ROOT / "docs/develop/decisions.md").read_text("utf-8")
 

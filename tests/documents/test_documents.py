@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.documents import PAGES, ROOT, blocks, masked
+from tests.support.pages.documents import PAGES, ROOT, blocks, masked
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.tics import COVERED, ROOT, TICS, found
+from tests.support.pages.tics import COVERED, ROOT, TICS, found
 
 
 @pytest.mark.parametrize("path", COVERED, ids=lambda path: str(path.relative_to(ROOT)))

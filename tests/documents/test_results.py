@@ -13,7 +13,7 @@ from benchmarks.plot_curves import scale as curves_of_scale
 from benchmarks.policies import EFFORTS
 from benchmarks.records import RESULTS, read_records
 from benchmarks.report import Form
-from tests.support.results import made
+from tests.support.pages.results import made
 
 RECORDS = read_records()
 FILES = make_files(RECORDS)

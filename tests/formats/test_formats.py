@@ -1,7 +1,7 @@
 """Golden files of every format: this version reads them to the bit, and would write the same bytes.
 
-`tests/support/write_formats.py` writes them. If a test here fails because a format has changed, raise the format's
-number, and write them again. A file of another number is refused in one line.
+`tests/support/formats/write_formats.py` writes them. If a test here fails because a format has changed, raise the
+format's number, and write them again. A file of another number is refused in one line.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ from edgeasync.ops.runs import list_runs
 from edgeasync.protocol import wire
 from edgeasync.runtime.hub import RECORD_FILE
 from edgeasync.runtime.hub_settings import RECORD_FORMAT, read_record
-from tests.support.write_formats import (
+from tests.support.formats.write_formats import (
     DAY,
     EXPECTED_FILE,
     FOLDER,

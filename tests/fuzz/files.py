@@ -46,8 +46,8 @@ from edgeasync.runtime.hub_settings import HubSettings, read_record
 from edgeasync.sdk.loop_state import LoopState
 from edgeasync.sdk.run import _restored
 from edgeasync.training.free_memory import free_bytes
-from tests.support.graphs import forward_model
-from tests.support.write_formats import FOLDER
+from tests.support.formats.write_formats import FOLDER
+from tests.support.models.graphs import forward_model
 
 LOSS = """<ir_version: 9, opset_import: ["" : 18]>
     own (float[batch, 3] prediction, float[batch, 3] target) => (float total)

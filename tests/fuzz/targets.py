@@ -43,11 +43,11 @@ from edgeasync.protocol.messages import Hello, StatusRequest
 from edgeasync.sdk.history import History
 from edgeasync.training.graph_check import check_graph
 from tests.fuzz.files import FILES
-from tests.support.coded import flat
-from tests.support.graphs import forward_model
-from tests.support.keyed import Proxy, ask, client, start_hub
-from tests.support.processes import PATIENCE_S, Commands
-from tests.support.write_formats import FOLDER, make_messages
+from tests.support.codecs.coded import flat
+from tests.support.formats.write_formats import FOLDER, make_messages
+from tests.support.models.graphs import forward_model
+from tests.support.programs.processes import PATIENCE_S, Commands
+from tests.support.security.keyed import Proxy, ask, client, start_hub
 
 LISTEN_S = 0.005
 """How long a stranger waits for what the hub says to what he has said so far."""

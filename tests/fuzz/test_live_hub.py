@@ -45,7 +45,7 @@ from edgeasync.protocol.messages import (
 from edgeasync.runtime.agent import Agent
 from edgeasync.training.numpy_models import MlpModel
 from edgeasync.training.plan import read_plan
-from tests.support.processes import PATIENCE_S, Commands
+from tests.support.programs.processes import PATIENCE_S, Commands
 
 pytestmark = [pytest.mark.process, pytest.mark.gate, pytest.mark.asyncio]
 

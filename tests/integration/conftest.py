@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
-from tests.support.disk_faults import SmallDisk
-from tests.support.processes import Commands
+from tests.support.boards.disk_faults import SmallDisk
+from tests.support.programs.processes import Commands
 
 
 @pytest.fixture

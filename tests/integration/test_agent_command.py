@@ -12,9 +12,9 @@ from edgeasync.core.engine import device_transfers
 from edgeasync.durable.day_file import DayFile
 from edgeasync.errors import ConfigError
 from edgeasync.protocol.pacing import Pacer
-from tests.support.command_line import ADDRESS, CONFIG, FILES, NO_HUB, mistake
-from tests.support.graphs import forward_model
-from tests.support.processes import LIVELINESS, status_when, trained
+from tests.support.models.graphs import forward_model
+from tests.support.programs.command_line import ADDRESS, CONFIG, FILES, NO_HUB, mistake
+from tests.support.programs.processes import LIVELINESS, status_when, trained
 
 pytestmark = pytest.mark.process
 

@@ -17,7 +17,7 @@ from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
 from edgeasync.training.numpy_models import SoftmaxModel
-from tests.support.processes import PATIENCE_S, until
+from tests.support.programs.processes import PATIENCE_S, until
 
 MODEL = SoftmaxModel(inputs=4, classes=2)
 X = np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)

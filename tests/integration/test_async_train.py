@@ -22,9 +22,9 @@ from edgeasync.callbacks import JoinEvent
 from edgeasync.errors import ConfigError, EdgeAsyncError
 from edgeasync.policies.staleness import BoundedStaleness
 from edgeasync.sdk.joined_loop import JoinedLoop
-from tests.support.journals import pushes_in
-from tests.support.processes import free_address, until
-from tests.support.proxy import CuttingProxy
+from tests.support.programs.journals import pushes_in
+from tests.support.programs.processes import free_address, until
+from tests.support.programs.proxy import CuttingProxy
 
 
 def network():
@@ -154,7 +154,9 @@ def test_rank_0_is_killed_and_the_others_wait_for_its_return(commands, tmp_path)
     def start(rank):
         said = {"RANK": rank, "WORLD_SIZE": 3, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         under = ["env", *(f"{name}={value}" for name, value in said.items())]
-        return commands.start(tmp_path / "run", program=("-m", "tests.support.averaging_rank"), under=under)
+        return commands.start(
+            tmp_path / "run", program=("-m", "tests.support.programs.averaging_rank"), under=under
+        )
 
     first, *others = [start(rank) for rank in range(3)]
     for rank in (first, *others):

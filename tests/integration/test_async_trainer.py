@@ -11,7 +11,7 @@ import pytest
 from edgeasync.async_train import AsyncTrainer, AsyncTrainingMonitor, communication, ignored, nn, optim
 from edgeasync.errors import ConfigError
 from edgeasync.sdk.joined_loop import JoinedLoop
-from tests.support.killed_training import Logistic, examples
+from tests.support.programs.killed_training import Logistic, examples
 
 BATCH_SIZE = 10
 STEPS_PER_EPOCH = 33

@@ -13,7 +13,7 @@ from benchmarks import surroundings
 from benchmarks.records import read_records, write_record
 from benchmarks.report import Form
 from benchmarks.runner import INTERRUPTED, run_all
-from tests.support.results import made
+from tests.support.pages.results import made
 
 pytestmark = pytest.mark.process
 

@@ -14,8 +14,8 @@ from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
 from edgeasync.runtime import device
 from edgeasync.training.numpy_models import SoftmaxModel
-from tests.support.fake_sys import FakeSys
-from tests.support.processes import until
+from tests.support.boards.fake_sys import FakeSys
+from tests.support.programs.processes import until
 
 MODEL = SoftmaxModel(inputs=4, classes=2)
 X = np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)

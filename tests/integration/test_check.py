@@ -9,8 +9,8 @@ from edgeasync.host.machine import memory_bytes, memory_limit_bytes
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.policy import Policy
 from edgeasync.runtime.memory import most_memory
-from tests.support.command_line import CAPACITY, assert_told
-from tests.support.processes import Commands
+from tests.support.programs.command_line import CAPACITY, assert_told
+from tests.support.programs.processes import Commands
 
 MIB = 1 << 20
 

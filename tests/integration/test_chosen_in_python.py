@@ -11,8 +11,8 @@ from onnx import TensorProto, helper
 from edgeasync import Agent, Hub, Stop, nn, train
 from edgeasync.errors import ConfigError, GraphError, arguments
 from edgeasync.training.numpy_models import SoftmaxModel
-from tests.support.command_line import GRAPH
-from tests.support.gradients import forward, numbers
+from tests.support.models.gradients import forward, numbers
+from tests.support.programs.command_line import GRAPH
 
 X = np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)
 Y = (X[:, :1] > 0).astype(np.float32)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.crowds import churn, joins
+from tests.support.programs.crowds import churn, joins
 from tests.support.size import repetitions
 
 pytestmark = pytest.mark.process

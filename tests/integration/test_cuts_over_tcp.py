@@ -19,9 +19,9 @@ from edgeasync.protocol.messages import Assignment, Credit, Fetch, Push
 from edgeasync.protocol.transfers import CreditWindow
 from edgeasync.runtime.agent import Agent
 from edgeasync.runtime.hub import Hub
-from tests.support.adders import Adder, pattern
-from tests.support.processes import PATIENCE_S
-from tests.support.proxy import CuttingProxy
+from tests.support.programs.processes import PATIENCE_S
+from tests.support.programs.proxy import CuttingProxy
+from tests.support.simulation.adders import Adder, pattern
 
 SPEC = ParameterSpec((Parameter("weight", (5_000_000,)),))
 PIECE_BYTES = 1 << 16

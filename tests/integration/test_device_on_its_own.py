@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from edgeasync.durable.spool_file import SpoolFile
-from tests.support.processes import LIVELINESS, fetch_status, free_address, status_when, trained
+from tests.support.programs.processes import LIVELINESS, fetch_status, free_address, status_when, trained
 
 pytestmark = pytest.mark.process
 

@@ -7,10 +7,10 @@ import pytest
 
 from edgeasync.errors import StorageError
 from edgeasync.net.status import fetch_status
-from tests.support.command_line import CONFIG
-from tests.support.disk_faults import injecting, needs_strace
-from tests.support.kills import Fleet
-from tests.support.processes import LIVELINESS, PATIENCE_S, free_address, status_when, trained
+from tests.support.boards.disk_faults import injecting, needs_strace
+from tests.support.programs.command_line import CONFIG
+from tests.support.programs.kills import Fleet
+from tests.support.programs.processes import LIVELINESS, PATIENCE_S, free_address, status_when, trained
 
 pytestmark = pytest.mark.process
 

@@ -6,7 +6,7 @@ import signal
 import numpy as np
 import pytest
 
-from tests.support.processes import LIVELINESS, PATIENCE_S, trained
+from tests.support.programs.processes import LIVELINESS, PATIENCE_S, trained
 
 pytestmark = pytest.mark.process
 

@@ -18,10 +18,10 @@ from edgeasync.ops.doctor import examine as doctor
 from edgeasync.ops.doctor import training
 from edgeasync.ops.doctor.hub import Reached
 from edgeasync.ops.doctor.machine import judge_system
-from tests.support.command_line import ACCESS, UNFIT, run_command
-from tests.support.keyed import start_hub
-from tests.support.machine import BOARD, write
-from tests.support.processes import Commands, free_address, without_rights, write_data
+from tests.support.boards.machine import BOARD, write
+from tests.support.programs.command_line import ACCESS, UNFIT, run_command
+from tests.support.programs.processes import Commands, free_address, without_rights, write_data
+from tests.support.security.keyed import start_hub
 
 pytestmark = pytest.mark.process
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.documents import PAGES, ROOT, Reader, missing, runs
+from tests.support.pages.documents import PAGES, ROOT, Reader, missing, runs
 
 pytestmark = pytest.mark.process
 

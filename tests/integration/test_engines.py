@@ -18,7 +18,7 @@ from edgeasync.errors import ConfigError
 from edgeasync.sdk import events
 from edgeasync.temporary import TemporaryFolder
 from edgeasync.training.numpy_models import SoftmaxModel
-from tests.support.processes import PATIENCE_S, until, wait_for_threads
+from tests.support.programs.processes import PATIENCE_S, until, wait_for_threads
 
 pytestmark = pytest.mark.process
 

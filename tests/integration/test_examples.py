@@ -16,7 +16,7 @@ import pytest
 
 from edgeasync import SGD, Agent, Run
 from edgeasync.data import load
-from tests.support.processes import free_address, until
+from tests.support.programs.processes import free_address, until
 from tests.support.size import repetitions
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

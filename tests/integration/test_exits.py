@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.exits import wrong_ends
+from tests.support.programs.exits import wrong_ends
 from tests.support.size import repetitions
 
 pytestmark = pytest.mark.process

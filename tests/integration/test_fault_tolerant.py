@@ -11,8 +11,8 @@ from edgeasync import SGD, Run
 from edgeasync.async_train import FaultTolerantTrainer
 from edgeasync.errors import StorageError
 from edgeasync.training.numpy_models import SoftmaxModel
-from tests.support.disk_faults import injecting, needs_strace
-from tests.support.killed_training import EXAMPLES, examples, kill_at_random, main, run_once
+from tests.support.boards.disk_faults import injecting, needs_strace
+from tests.support.programs.killed_training import EXAMPLES, examples, kill_at_random, main, run_once
 from tests.support.size import repetitions
 
 KILLS = repetitions("kills of a trainer")

@@ -9,7 +9,7 @@ import pytest
 
 from edgeasync.cli.demo import TRAINED_FILE
 from edgeasync.graphs.model_file import MODEL_FILE, load_model
-from tests.support.processes import (
+from tests.support.programs.processes import (
     ENDING_SIGNALS,
     LIVELINESS,
     MODEL,

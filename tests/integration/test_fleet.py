@@ -8,7 +8,7 @@ import pytest
 from edgeasync.graphs.model_file import MODEL_FILE, load_model
 from edgeasync.net.status import fetch_status
 from edgeasync.protocol.wire import checksum
-from tests.support.processes import LIVELINESS, MODEL, PATIENCE_S, Commands, free_address, until
+from tests.support.programs.processes import LIVELINESS, MODEL, PATIENCE_S, Commands, free_address, until
 
 pytestmark = pytest.mark.process
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edgeasync import Hub, fetch_status
-from tests.support.processes import PATIENCE_S, free_address
+from tests.support.programs.processes import PATIENCE_S, free_address
 
 pytestmark = pytest.mark.process
 

@@ -4,7 +4,7 @@ import signal
 
 import psutil
 
-from tests.support.processes import until
+from tests.support.programs.processes import until
 
 
 def test_the_pid_of_a_command_that_has_ended_is_kept_until_its_exit_code_is_read(commands):

@@ -11,7 +11,7 @@ import pytest
 
 from edgeasync.cli.demo import INTERRUPTED
 from edgeasync.graphs.model_file import MODEL_FILE, load_model
-from tests.support.processes import MODEL, PATIENCE_S, environment, trained
+from tests.support.programs.processes import MODEL, PATIENCE_S, environment, trained
 
 pytestmark = pytest.mark.process
 

@@ -17,8 +17,8 @@ from edgeasync.errors import ConfigError
 from edgeasync.sdk import events
 from edgeasync.sdk.history import History
 from edgeasync.training.numpy_models import SoftmaxModel
-from tests.support.processes import until
-from tests.support.write_formats import FOLDER
+from tests.support.formats.write_formats import FOLDER
+from tests.support.programs.processes import until
 
 MODEL = SoftmaxModel(inputs=4, classes=2)
 GENERATOR = np.random.default_rng(0)

@@ -14,9 +14,9 @@ from edgeasync import Agent, Hub, fetch_status, join
 from edgeasync.durable.keys import HubKeys
 from edgeasync.net.address import is_ipv6
 from edgeasync.training.numpy_models import SoftmaxModel
-from tests.support.command_line import run_command
-from tests.support.peers import FILE, name_of, write_list
-from tests.support.processes import PATIENCE_S, free_address
+from tests.support.programs.command_line import run_command
+from tests.support.programs.peers import FILE, name_of, write_list
+from tests.support.programs.processes import PATIENCE_S, free_address
 
 pytestmark = pytest.mark.process
 

@@ -22,8 +22,8 @@ from edgeasync.protocol.messages import Frozen
 from edgeasync.sdk import own_loop
 from edgeasync.sdk.lockstep import Lockstep
 from edgeasync.sdk.participants import ArrayParticipant
-from tests.support.journals import pushes_in
-from tests.support.processes import free_address, until
+from tests.support.programs.journals import pushes_in
+from tests.support.programs.processes import free_address, until
 
 POLICY = Policy(aggregate=ImmediateAggregator(), optimizer=(SGD(),), frequency=FixedFrequency(local_steps=4))
 FLOAT32 = {"codec": {"push": "identity", "model": "identity", "delta": "off"}}

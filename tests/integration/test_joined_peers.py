@@ -11,8 +11,8 @@ from edgeasync.async_train import AsyncModelAverager, nn, optim
 from edgeasync.errors import AddressError, ConfigError
 from edgeasync.sdk import own_loop
 from edgeasync.sdk.lockstep import Lockstep
-from tests.support.peers import FILE, name_of, write_list
-from tests.support.processes import PATIENCE_S, until
+from tests.support.programs.peers import FILE, name_of, write_list
+from tests.support.programs.processes import PATIENCE_S, until
 
 TARGETS = (-1.0, 1.0, 3.0)
 NUMBERS = range(len(TARGETS))

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.support.disk_faults import injecting, needs_strace
-from tests.support.kills import EXACT, OFTEN, SELDOM, Fleet, kill_hubs
+from tests.support.boards.disk_faults import injecting, needs_strace
+from tests.support.programs.kills import EXACT, OFTEN, SELDOM, Fleet, kill_hubs
 from tests.support.size import repetitions
 
 pytestmark = pytest.mark.process

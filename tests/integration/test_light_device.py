@@ -5,9 +5,9 @@ import signal
 import pytest
 
 from edgeasync import nn
-from tests.support.graphs import LENET
-from tests.support.imported_modules import HEAVY, REPORT_MODULES, modules_of
-from tests.support.processes import trained
+from tests.support.models.graphs import LENET
+from tests.support.programs.imported_modules import HEAVY, REPORT_MODULES, modules_of
+from tests.support.programs.processes import trained
 
 pytestmark = pytest.mark.process
 

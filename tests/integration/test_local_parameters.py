@@ -14,8 +14,8 @@ from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.optimizers import SGD
 from edgeasync.runtime.agent import Agent as RuntimeAgent
 from edgeasync.training.numpy_models import SoftmaxModel
-from tests.support.command_line import CONFIG, mistake
-from tests.support.processes import LIVELINESS, PATIENCE_S, trained, until
+from tests.support.programs.command_line import CONFIG, mistake
+from tests.support.programs.processes import LIVELINESS, PATIENCE_S, trained, until
 
 pytestmark = pytest.mark.process
 

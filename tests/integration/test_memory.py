@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def run(limit=0, sight="sees", kind="plain"):
-    command = [sys.executable, "-m", "tests.support.large_batch", str(limit), sight, kind]
+    command = [sys.executable, "-m", "tests.support.programs.large_batch", str(limit), sight, kind]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
     return done.returncode, json.loads(done.stdout or "null"), done.stderr
 

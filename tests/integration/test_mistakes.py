@@ -16,7 +16,7 @@ import zmq
 from edgeasync import nn
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Status
-from tests.support.command_line import (
+from tests.support.programs.command_line import (
     ADDRESS,
     CONFIG,
     DATA,
@@ -29,7 +29,7 @@ from tests.support.command_line import (
     assert_told,
     mistake,
 )
-from tests.support.processes import MODEL_TABLE, Commands, free_address, trained, without_rights
+from tests.support.programs.processes import MODEL_TABLE, Commands, free_address, trained, without_rights
 
 pytestmark = pytest.mark.process
 

@@ -19,7 +19,7 @@ from edgeasync import (
 from edgeasync.data import from_iterable
 from edgeasync.errors import AddressError, ConfigError, DataError, HubUnreachableError, ModelMismatchError
 from edgeasync.training.numpy_models import SoftmaxModel
-from tests.support.processes import PATIENCE_S, free_address
+from tests.support.programs.processes import PATIENCE_S, free_address
 
 MODEL = SoftmaxModel(inputs=4, classes=2)
 ARRAYS = dict(MODEL.spec.views(MODEL.initial(0)))

@@ -7,9 +7,9 @@ import sys
 import psutil
 import pytest
 
-from tests.support.gluttons import MODEL_BYTES, TRAINERS, Glutton, start_training
-from tests.support.kills import Fleet
-from tests.support.processes import trained, until
+from tests.support.programs.gluttons import MODEL_BYTES, TRAINERS, Glutton, start_training
+from tests.support.programs.kills import Fleet
+from tests.support.programs.processes import trained, until
 
 pytestmark = pytest.mark.process
 

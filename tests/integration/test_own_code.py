@@ -13,8 +13,8 @@ from safetensors.numpy import load_file
 from edgeasync import Agent, Run
 from edgeasync.config import convert, read_toml
 from edgeasync.runtime.hub_settings import HubSettings
-from tests.support.command_line import CONFIG, DATA, MISMATCH, assert_told, mistake
-from tests.support.processes import LIVELINESS, PATIENCE_S, trained
+from tests.support.programs.command_line import CONFIG, DATA, MISMATCH, assert_told, mistake
+from tests.support.programs.processes import LIVELINESS, PATIENCE_S, trained
 
 pytestmark = pytest.mark.process
 

@@ -13,14 +13,14 @@ from edgeasync.graphs.model_file import load_model
 from edgeasync.runtime import peer as runtime
 from edgeasync.runtime.peer import PEER_MODEL_FILE
 from edgeasync.runtime.peer_device import write_trained
-from tests.support.peers import FILE, SPEC, Still, first_values, make_peer, name_of, write_list
-from tests.support.processes import PATIENCE_S
+from tests.support.programs.peers import FILE, SPEC, Still, first_values, make_peer, name_of, write_list
+from tests.support.programs.processes import PATIENCE_S
 from tests.support.size import repetitions
 
 pytestmark = pytest.mark.process
 
 TOPOLOGIES = ["ring", "all_to_all"]
-PEERS = ("-m", "tests.support.peers")
+PEERS = ("-m", "tests.support.programs.peers")
 
 
 @pytest.fixture

@@ -26,9 +26,9 @@ from edgeasync.sdk import peers
 from edgeasync.sdk.peers import PeerWorkers
 from edgeasync.sdk.workers.base import make_trainer
 from edgeasync.training.numpy_models import MlpModel, SoftmaxModel
-from tests.support.command_line import CONFIG, mistake
-from tests.support.peers import FILE, name_of, write_list
-from tests.support.processes import PATIENCE_S, until
+from tests.support.programs.command_line import CONFIG, mistake
+from tests.support.programs.peers import FILE, name_of, write_list
+from tests.support.programs.processes import PATIENCE_S, until
 from tests.support.size import repetitions
 
 pytestmark = pytest.mark.process

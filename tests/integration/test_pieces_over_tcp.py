@@ -23,8 +23,8 @@ from edgeasync.policies.staleness import ConstantStaleness
 from edgeasync.protocol import wire
 from edgeasync.runtime.agent import Agent
 from edgeasync.runtime.hub import Hub
-from tests.support.adders import Adder, pattern
-from tests.support.processes import PATIENCE_S
+from tests.support.programs.processes import PATIENCE_S
+from tests.support.simulation.adders import Adder, pattern
 
 SMALL = ParameterSpec((Parameter("weight", (300, 1000)), Parameter("bias", (7,))))  # folded at once
 LARGE = ParameterSpec((Parameter("weight", (1100, 1000)), Parameter("bias", (7,))))  # folded in the background

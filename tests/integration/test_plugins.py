@@ -6,9 +6,9 @@ import signal
 
 import pytest
 
-from tests.support.command_line import CONFIG
-from tests.support.packages import ROOT, Environment, make_wheel
-from tests.support.processes import LIVELINESS, MODEL_TABLE, trained
+from tests.support.programs.command_line import CONFIG
+from tests.support.programs.packages import ROOT, Environment, make_wheel
+from tests.support.programs.processes import LIVELINESS, MODEL_TABLE, trained
 
 pytestmark = pytest.mark.process
 

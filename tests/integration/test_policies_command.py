@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.support.command_line import CONFIG, mistake
+from tests.support.programs.command_line import CONFIG, mistake
 
 pytestmark = pytest.mark.process
 

@@ -1,4 +1,4 @@
-"""Programs of the toolbox, of examples/async_train and tests/support/toolbox: as processes, on small data."""
+"""Programs of the toolbox, of examples/async_train and support/programs/toolbox: as processes, on small data."""
 
 import re
 from pathlib import Path
@@ -10,12 +10,12 @@ from edgeasync import Run
 from edgeasync import nn as layers
 from edgeasync.async_train import data, models, nn, optim
 from examples.async_train.digits_idx import write_idx_digits
-from tests.support.processes import free_address, until
+from tests.support.programs.processes import free_address, until
 from tests.support.size import repetitions
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ROOT / "examples/async_train"
-MORE = ROOT / "tests/support/toolbox"
+MORE = ROOT / "tests/support/programs/toolbox"
 EPOCHS = 20
 POINT = 1.0
 TRANSFORM = data.transforms.Compose([data.transforms.ToTensor(), data.transforms.Normalize((0.3,), (0.35,))])

@@ -13,8 +13,8 @@ import safetensors
 from edgeasync.durable.run_replay import RunReplay
 from edgeasync.graphs.model_file import MODEL_FILE, load_model
 from edgeasync.protocol.wire import checksum
-from tests.support.command_line import CONFIG, FILES, mistake
-from tests.support.processes import LIVELINESS, MODEL, Commands, environment, status_when, trained
+from tests.support.programs.command_line import CONFIG, FILES, mistake
+from tests.support.programs.processes import LIVELINESS, MODEL, Commands, environment, status_when, trained
 
 pytestmark = pytest.mark.process
 

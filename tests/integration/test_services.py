@@ -15,8 +15,8 @@ from edgeasync.durable.spool_file import SPOOL_FILE
 from edgeasync.errors import AddressError, ConfigError, DataError
 from edgeasync.sdk import events
 from edgeasync.training.numpy_models import SoftmaxModel
-from tests.support.journals import pushes_in
-from tests.support.processes import PATIENCE_S, free_address, until, wait_for_threads
+from tests.support.programs.journals import pushes_in
+from tests.support.programs.processes import PATIENCE_S, free_address, until, wait_for_threads
 
 MODEL = SoftmaxModel(inputs=4, classes=2)
 X = np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)

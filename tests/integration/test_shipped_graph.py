@@ -10,10 +10,10 @@ from onnx import numpy_helper
 from edgeasync.durable.files import replace_file
 from edgeasync.graphs.graph_model import FORWARD_FILE, TRAINING_FILE
 from edgeasync.graphs.model_file import MODEL_FILE
-from tests.support.command_line import CONFIG, GRAPH, MISMATCH, mistake
-from tests.support.graphs import HostileHub, forward_model, plain_graph
-from tests.support.imported_modules import HEAVY, REPORT_MODULES, modules_of
-from tests.support.processes import free_address, trained, without_onnx
+from tests.support.models.graphs import HostileHub, forward_model, plain_graph
+from tests.support.programs.command_line import CONFIG, GRAPH, MISMATCH, mistake
+from tests.support.programs.imported_modules import HEAVY, REPORT_MODULES, modules_of
+from tests.support.programs.processes import free_address, trained, without_onnx
 
 pytestmark = pytest.mark.process
 

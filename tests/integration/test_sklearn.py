@@ -22,7 +22,7 @@ from edgeasync.data import load_digits
 from edgeasync.errors import ConfigError, DataError
 from edgeasync.sklearn import EdgeClassifier, EdgeRegressor, estimators, model, models
 from edgeasync.training.plan import LocalTraining
-from tests.support.processes import PATIENCE_S
+from tests.support.programs.processes import PATIENCE_S
 
 BY_TIMING = "several workers: the order of their updates depends on timing, so two fits differ"
 EXCEPTIONS = dict.fromkeys(

@@ -29,7 +29,7 @@ from edgeasync.policies.policy import Policy
 from edgeasync.runtime.hub_settings import read_record
 from edgeasync.sdk import events
 from edgeasync.training.numpy_models import MlpModel, SoftmaxModel
-from tests.support.processes import PATIENCE_S, wait_for_threads
+from tests.support.programs.processes import PATIENCE_S, wait_for_threads
 
 SMALL = SoftmaxModel(inputs=4, classes=2)
 DATA = Dataset.of(np.eye(4), [0, 1, 0, 1])

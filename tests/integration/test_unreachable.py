@@ -18,8 +18,8 @@ from edgeasync.net.status import fetch_status
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Refuse, Status
 from edgeasync.runtime.agent import Agent
-from tests.support.processes import PATIENCE_S, free_address
-from tests.support.versions import in_version
+from tests.support.formats.versions import in_version
+from tests.support.programs.processes import PATIENCE_S, free_address
 
 
 @contextlib.asynccontextmanager

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.processes import Commands
+from tests.support.programs.processes import Commands
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from edgeasync.durable.keys import HubKeys
-from tests.support.hosts import Hosts
-from tests.support.processes import write_data
+from tests.support.boards.hosts import Hosts
+from tests.support.programs.processes import write_data
 from tests.support.size import repetitions
 
 pytestmark = pytest.mark.process

@@ -18,10 +18,10 @@ from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.journal import read_journal
 from edgeasync.durable.keys import HubKeys
 from edgeasync.graphs.model_file import MODEL_FILE, read_model
-from tests.support import recovered
-from tests.support.arm import EDGEASYNC, PYTHON, SUPPORT, ArmSystem
-from tests.support.codec_digests import GOLDEN
-from tests.support.processes import Commands, trained, until
+from tests.support.boards import recovered
+from tests.support.boards.arm import EDGEASYNC, PYTHON, SUPPORT, ArmSystem
+from tests.support.boards.codec_digests import GOLDEN
+from tests.support.programs.processes import Commands, trained, until
 from tests.support.size import repetitions
 
 pytestmark = pytest.mark.process

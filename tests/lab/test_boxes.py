@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from edgeasync import nn
-from tests.support.box import Box
-from tests.support.digits import write_digits
-from tests.support.graphs import LENET
+from tests.support.boards.box import Box
+from tests.support.boards.digits import write_digits
+from tests.support.models.graphs import LENET
 from tests.support.size import repetitions
 
 pytestmark = pytest.mark.process
@@ -25,7 +25,7 @@ SLOW_LEARNING = 'optimizer = [{ kind = "sgd", learning_rate = 0.0005 }]'
 LONGEST_S = 600.0
 ROOT = Path(__file__).parents[2]
 MAIN = "from edgeasync.cli.main import main; main()"
-LARGE_BATCH = "import sys; from tests.support.large_batch import main; main(0, 'sees', 'plain')"
+LARGE_BATCH = "import sys; from tests.support.programs.large_batch import main; main(0, 'sees', 'plain')"
 
 
 @contextlib.contextmanager

@@ -10,8 +10,8 @@ import pytest
 
 from edgeasync.durable.keys import HubKeys
 from edgeasync.net.status import fetch_status
-from tests.support.card import USER_DATA, Card, write_boot
-from tests.support.processes import PATIENCE_S, until, write_data
+from tests.support.boards.card import USER_DATA, Card, write_boot
+from tests.support.programs.processes import PATIENCE_S, until, write_data
 from tests.support.size import repetitions
 
 pytestmark = pytest.mark.process

@@ -9,8 +9,8 @@ import pytest
 from edgeasync.core.recovery.log import read_entry
 from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.journal import read_journal
-from tests.support.disk_faults import STRACE, needs_strace
-from tests.support.processes import status_when, trained
+from tests.support.boards.disk_faults import STRACE, needs_strace
+from tests.support.programs.processes import status_when, trained
 from tests.support.size import repetitions
 
 pytestmark = pytest.mark.process

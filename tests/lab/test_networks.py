@@ -12,8 +12,8 @@ import pytest
 
 from edgeasync.cli.demo import make_model
 from edgeasync.durable.keys import HubKeys
-from tests.support.digits import write_digits
-from tests.support.network import Link, Network
+from tests.support.boards.digits import write_digits
+from tests.support.boards.network import Link, Network
 from tests.support.size import repetitions
 
 pytestmark = pytest.mark.process

@@ -8,9 +8,9 @@ import pytest
 
 from edgeasync.host.notify import HUBLESS
 from edgeasync.ops.service.unit import Unit
-from tests.support.peers import FILE, name_of, write_list
-from tests.support.processes import MODEL_TABLE, trained
-from tests.support.supervisor import HANGING, Supervisor
+from tests.support.boards.supervisor import HANGING, Supervisor
+from tests.support.programs.peers import FILE, name_of, write_list
+from tests.support.programs.processes import MODEL_TABLE, trained
 
 pytestmark = pytest.mark.process
 

@@ -15,7 +15,7 @@ from edgeasync.async_train.given import as_loss, as_optimizer
 from edgeasync.async_train.one_machine import one_machine_policy
 from edgeasync.errors import ConfigError
 from examples.async_train.digits_idx import write_idx_digits
-from tests.support.processes import PATIENCE_S
+from tests.support.programs.processes import PATIENCE_S
 
 SCRIPT = '''
 import torch

@@ -16,7 +16,7 @@ from edgeasync.async_train import (
 )
 from edgeasync.errors import ConfigError
 from examples.async_train.digits_idx import digits
-from tests.support.processes import free_address
+from tests.support.programs.processes import free_address
 
 EPOCHS = 20
 POINT = 0.01

@@ -15,7 +15,7 @@ from edgeasync.policies.aggregation import ImmediateAggregator
 from edgeasync.sdk.torch_modules import tensors_of
 from edgeasync.sdk.torch_participant import TorchParticipant
 from edgeasync.sdk.torch_steps import STEPS_UNSEEN_MAX
-from tests.support.processes import PATIENCE_S
+from tests.support.programs.processes import PATIENCE_S
 
 nn = torch.nn
 

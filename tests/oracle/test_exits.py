@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.support.exits import wrong_ends
+from tests.support.programs.exits import wrong_ends
 from tests.support.size import repetitions
 
 pytestmark = pytest.mark.process

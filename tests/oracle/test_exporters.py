@@ -16,8 +16,8 @@ import edgeasync
 from edgeasync.autodiff.build import build_training_graph
 from edgeasync.autodiff.producers import kind_of_producer
 from edgeasync.autodiff.settings import GraphSettings
-from tests.support.followed import assert_trains, examples, follow
-from tests.support.gradients import numbers, run, session
+from tests.support.models.followed import assert_trains, examples, follow
+from tests.support.models.gradients import numbers, run, session
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of exporters, and of fits that are stopped early
 

@@ -17,8 +17,8 @@ from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.policy import Policy
 from edgeasync.sdk.models import prepare, prepare_as
 from edgeasync.training.plan import LocalTraining
-from tests.support.four_kinds import NumpyModel, digits, start
-from tests.support.processes import PATIENCE_S
+from tests.support.programs.four_kinds import NumpyModel, digits, start
+from tests.support.programs.processes import PATIENCE_S
 
 torch = pytest.importorskip("torch")
 jax = pytest.importorskip("jax")
@@ -167,7 +167,7 @@ def test_a_fleet_of_all_four_of_which_one_is_killed_learns_as_one_process_does(t
         "onnx": None,
     }
     with hub:
-        command = [sys.executable, "-m", "tests.support.four_kinds", hub.address, str(tmp_path / "numpy")]
+        command = [sys.executable, "-m", "tests.support.programs.four_kinds", hub.address, str(tmp_path / "numpy")]
         with subprocess.Popen(command, cwd=ROOT) as first:
             agents = [
                 Agent(hub.address, (x[part::4], y[part::4]), model=model, name=name).start()

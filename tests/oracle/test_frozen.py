@@ -16,8 +16,8 @@ from edgeasync.async_train import FaultTolerantTrainer
 from edgeasync.errors import ModelMismatchError
 from edgeasync.sdk.torch_modules import frozen_of
 from edgeasync.training.frozen import PIECE
-from tests.support.peers import FILE, name_of, write_list
-from tests.support.processes import PATIENCE_S, until
+from tests.support.programs.peers import FILE, name_of, write_list
+from tests.support.programs.processes import PATIENCE_S, until
 
 nn = torch.nn
 

@@ -21,8 +21,8 @@ from edgeasync.sdk.lockstep import Lockstep
 from edgeasync.sdk.torch_participant import TorchParticipant
 from edgeasync.training.plan import LocalTraining
 from edgeasync.training.trainer import take_local_steps
+from tests.support.models.slow_link import SlowLink
 from tests.support.processes import PATIENCE_S
-from tests.support.slow_link import SlowLink
 
 nn = torch.nn
 

@@ -7,8 +7,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
 
 from edgeasync.errors import GraphError
-from tests.support.torch_exports import EXPORTS, Stepper, distance, export, torch_step
-from tests.support.torch_models import MODELS, make
+from tests.support.models.torch_exports import EXPORTS, Stepper, distance, export, torch_step
+from tests.support.models.torch_models import MODELS, make
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's exporters and what they call warn of themselves
 

@@ -13,7 +13,7 @@ from edgeasync import Adam, Agent, Dataset, Hub, Run, Stop, join, train
 from edgeasync.errors import ConfigError, DataError, ModelMismatchError
 from edgeasync.jax import held, model, models
 from edgeasync.training.plan import LocalTraining
-from tests.support.processes import PATIENCE_S
+from tests.support.programs.processes import PATIENCE_S
 
 jnp = jax.numpy
 

@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch")
 
 from edgeasync import Run
 from edgeasync.sdk.loop_state import LoopState
-from tests.support.killed_training import EXAMPLES, kill_at_random, main
+from tests.support.programs.killed_training import EXAMPLES, kill_at_random, main
 from tests.support.size import repetitions
 
 KILLS = repetitions("kills of a trainer")

@@ -14,7 +14,7 @@ from edgeasync.losses import (
     MeanAbsoluteError,
     MeanSquaredError,
 )
-from tests.support.gradients import forward, numbers, run
+from tests.support.models.gradients import forward, numbers, run
 
 WEIGHTS = (0.5, 2.0, 0.0, 1.0)
 

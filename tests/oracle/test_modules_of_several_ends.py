@@ -19,7 +19,7 @@ from edgeasync.autodiff.inspection import inspect_graph
 from edgeasync.errors import GraphError
 from edgeasync.sdk.models import graph_settings, prepare
 from edgeasync.training.plan import LocalTraining
-from tests.support.gradients import session
+from tests.support.models.gradients import session
 
 nn = torch.nn
 ROWS, STEPS, RATE = 12, 20, 0.05

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edgeasync import nn
-from tests.support.layers import numbers, parameters, randomized, run
+from tests.support.models.layers import numbers, parameters, randomized, run
 
 torch = pytest.importorskip("torch")
 

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 import edgeasync.torch
 from edgeasync import Hub, join
 from edgeasync.errors import ConfigError
-from tests.support.processes import PATIENCE_S
+from tests.support.programs.processes import PATIENCE_S
 
 nn, dist = torch.nn, torch.distributed
 

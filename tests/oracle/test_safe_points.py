@@ -11,7 +11,7 @@ from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.policy import Policy
 from edgeasync.sdk.torch_participant import TorchParticipant
 from edgeasync.sdk.torch_pending import STEPS_PENDING_MAX
-from tests.support.processes import PATIENCE_S
+from tests.support.programs.processes import PATIENCE_S
 
 nn, functional = torch.nn, torch.nn.functional
 

@@ -13,7 +13,7 @@ from edgeasync.autodiff.build import build_training_graph
 from edgeasync.autodiff.check import check_gradients
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import GraphError
-from tests.support.gradients import session
+from tests.support.models.gradients import session
 from tests.support.size import repetitions
 
 nn = torch.nn

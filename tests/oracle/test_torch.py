@@ -25,7 +25,7 @@ from edgeasync.net.status import fetch_status
 from edgeasync.sdk.torch_participant import TorchParticipant
 from edgeasync.torch import _stream
 from edgeasync.training.plan import LocalTraining
-from tests.support.processes import PATIENCE_S
+from tests.support.programs.processes import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 LOOP = ROOT / "examples/torch_loop.py"

@@ -6,7 +6,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from edgeasync.sdk.torch_copies import Copies
-from tests.support.slow_link import SlowLink
+from tests.support.models.slow_link import SlowLink
 
 nn = torch.nn
 

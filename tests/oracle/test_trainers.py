@@ -11,7 +11,7 @@ import pytest
 
 import edgeasync
 from edgeasync import Hub
-from tests.support.processes import PATIENCE_S
+from tests.support.programs.processes import PATIENCE_S
 from tests.support.size import repetitions
 
 torch = pytest.importorskip("torch")

@@ -7,8 +7,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tests.support.torch_exports import EXPORTS, LOSSES, Stepper, export
-from tests.support.torch_models import MODELS, make
+from tests.support.models.torch_exports import EXPORTS, LOSSES, Stepper, export
+from tests.support.models.torch_models import MODELS, make
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

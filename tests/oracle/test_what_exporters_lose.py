@@ -23,9 +23,9 @@ from edgeasync.autodiff.forward import open_session
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import ConfigError, EdgeAsyncError, GraphError
 from edgeasync.sdk.torch_draws import SameDraws
-from tests.support.followed import arguments
-from tests.support.gradients import session
-from tests.support.torch_exports import EXPORTS, export
+from tests.support.models.followed import arguments
+from tests.support.models.gradients import session
+from tests.support.models.torch_exports import EXPORTS, export
 
 nn, functional = torch.nn, torch.nn.functional
 prune = pytest.importorskip("torch.nn.utils.prune")

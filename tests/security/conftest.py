@@ -3,7 +3,7 @@
 import pytest
 
 from edgeasync.durable.keys import HubKeys
-from tests.support.processes import Commands
+from tests.support.programs.processes import Commands
 
 
 @pytest.fixture

@@ -23,8 +23,9 @@ from edgeasync.policies.policy import Policy
 from edgeasync.protocol.messages import Refuse, Status, StatusRequest
 from edgeasync.runtime.agent import Agent
 from edgeasync.runtime.hub import Hub
-from tests.support.command_line import ACCESS, NO_HUB, assert_told
-from tests.support.keyed import (
+from tests.support.programs.command_line import ACCESS, NO_HUB, assert_told
+from tests.support.programs.processes import MODEL, PATIENCE_S, until
+from tests.support.security.keyed import (
     PATIENCE_MS,
     Proxy,
     ask,
@@ -34,7 +35,6 @@ from tests.support.keyed import (
     is_welcome,
     start_hub,
 )
-from tests.support.processes import MODEL, PATIENCE_S, until
 
 pytestmark = pytest.mark.process
 

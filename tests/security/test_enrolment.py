@@ -13,9 +13,9 @@ from edgeasync.errors import ConfigError, StorageError
 from edgeasync.net.access import Access
 from edgeasync.protocol.messages import Enrol, Enrolled, Hello, Ping, Refuse, StatusRequest
 from edgeasync.runtime.agent import Agent
-from tests.support.command_line import ACCESS, CONFIG, FILES, assert_told
-from tests.support.keyed import ask, client, denied, enrolled, is_welcome, start_hub
-from tests.support.processes import free_address, until
+from tests.support.programs.command_line import ACCESS, CONFIG, FILES, assert_told
+from tests.support.programs.processes import free_address, until
+from tests.support.security.keyed import ask, client, denied, enrolled, is_welcome, start_hub
 
 pytestmark = pytest.mark.process
 

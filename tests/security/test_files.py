@@ -18,8 +18,8 @@ from edgeasync.graphs.model_file import save_model
 from edgeasync.protocol.graph import fingerprint_of
 from edgeasync.runtime.hub_settings import read_record
 from edgeasync.training.numpy_models import SoftmaxModel
-from tests.support.processes import Commands
-from tests.support.write_formats import FOLDER
+from tests.support.formats.write_formats import FOLDER
+from tests.support.programs.processes import Commands
 
 SPEC = SoftmaxModel(inputs=4, classes=2).spec
 

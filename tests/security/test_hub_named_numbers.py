@@ -47,7 +47,7 @@ from edgeasync.protocol.transfers import PIECE_BYTES_MAX
 from edgeasync.runtime.agent import Agent
 from edgeasync.runtime.agent_settings import AgentSection
 from edgeasync.training.plan import read_plan
-from tests.unit.core.device.test_machine import KEPT, SPEC, WELCOME, DeviceBench, assignment
+from tests.support.parts.device_bench import KEPT, SPEC, WELCOME, DeviceBench, assignment
 
 
 def welcomed(device=None, **fields):

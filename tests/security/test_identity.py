@@ -11,9 +11,9 @@ from edgeasync.durable.keys import operator_keys
 from edgeasync.net.status import give_order
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Fetch, Hello, Leave, Order, Ping, Status, StatusRequest, Wake
-from tests.support.hub_bench import HubBench
-from tests.support.keyed import ask, client, enrolled, is_welcome, start_hub
-from tests.support.processes import PATIENCE_S
+from tests.support.parts.hub_bench import HubBench
+from tests.support.programs.processes import PATIENCE_S
+from tests.support.security.keyed import ask, client, enrolled, is_welcome, start_hub
 
 ALICE, MALLORY = b"a" * 32, b"m" * 32
 

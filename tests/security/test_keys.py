@@ -11,21 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeasync.durable.allow_list import Allowed, AllowList
+from edgeasync.durable.allow_list import Allowed
 from edgeasync.durable.device_keys import DeviceKeys
 from edgeasync.durable.keys import TOKEN_S, HubKeys, KeyPair, Token, fingerprint, operator_keys
-from edgeasync.durable.secret_files import read_secret, write_secret
 from edgeasync.errors import ConfigError, StorageError
-from tests.support.command_line import ADDRESS as ADDRESS_WRONG
-from tests.support.command_line import CONFIG, FILES, assert_told, run_command
+from tests.support.programs.command_line import ADDRESS as ADDRESS_WRONG
+from tests.support.programs.command_line import CONFIG, FILES, assert_told, run_command
 
 KEYS = [bytes([number]) * 32 for number in range(1, 5)]
 ADDRESS = ("tcp://127.0.0.1:5555",)
-
-
-@pytest.fixture
-def keys(tmp_path):
-    return HubKeys.init(tmp_path / "keys")
 
 
 def run_json(folder, *arguments):
@@ -52,13 +46,6 @@ def test_only_their_owner_can_read_what_is_made(tmp_path):
         assert stat.S_IMODE(path.stat().st_mode) == wanted, path
 
 
-@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o666])
-def test_a_secret_that_others_can_touch_is_refused(keys, mode):
-    (keys.folder / "hub.key").chmod(mode)
-    with pytest.raises(StorageError, match=r"hub\.key: other users may have read it"):
-        keys.pair()
-
-
 def test_a_folder_that_others_can_enter_is_refused(keys):
     keys.folder.chmod(0o750)
     with pytest.raises(StorageError, match="chmod 700"):
@@ -70,45 +57,6 @@ def test_a_folder_that_is_only_read_is_not_made(tmp_path, read):
     with pytest.raises(StorageError, match=r"wrong: no such folder; .*'edgeasync keys init', or give the right"):
         read(tmp_path / "wrong")
     assert not (tmp_path / "wrong").exists()
-
-
-def test_others_may_read_the_allow_list_but_not_write_it(keys):
-    keys.allow_list_file.chmod(0o644)
-    assert "owner" in keys.allow_list().entries
-    keys.allow_list_file.chmod(0o664)
-    with pytest.raises(StorageError, match="other users may have changed it"):
-        keys.allow_list()
-
-
-def test_links_are_never_followed(tmp_path):
-    target = tmp_path / "target"
-    target.write_bytes(b"mine")
-    target.chmod(0o600)
-    (tmp_path / "secret").symlink_to(target)
-    with pytest.raises(StorageError):
-        read_secret(tmp_path / "secret")
-    with pytest.raises(StorageError):
-        write_secret(tmp_path / "secret", b"new")
-    write_secret(tmp_path / "secret", b"new", replace=True)
-    assert target.read_bytes() == b"mine"
-    assert not (tmp_path / "secret").is_symlink()
-    (tmp_path / "folder").symlink_to(tmp_path)
-    with pytest.raises(StorageError, match="link"):
-        HubKeys.init(tmp_path / "folder")
-
-
-def test_a_pipe_in_a_secrets_place_is_refused(tmp_path):
-    os.mkfifo(tmp_path / "secret", 0o600)
-    with pytest.raises(StorageError, match="no plain file"):
-        read_secret(tmp_path / "secret")
-
-
-def test_a_secret_is_not_written_over_another(tmp_path):
-    write_secret(tmp_path / "secret", b"first")
-    with pytest.raises(StorageError, match="left as it is"):
-        write_secret(tmp_path / "secret", b"second")
-    assert [path.name for path in tmp_path.iterdir()] == ["secret"]
-    assert read_secret(tmp_path / "secret") == b"first"
 
 
 def test_keys_are_made_once(keys):
@@ -199,54 +147,6 @@ def test_a_new_key_for_the_owner_lies_where_the_old_one_lay(keys):
     assert pair.public != before.public
     assert hub == keys.pair().public
     assert keys.allow_list().entries["owner"] == Allowed("owner", "operator", pair.public)
-
-
-# -- the allow-list -----------------------------------------------------------------------------------------------
-
-
-def test_a_persons_own_words_survive_every_edit():
-    text = f"# ours\n\n  pi-1 device   {KEYS[0].hex()}  # in the hall\npi-2\tdevice {KEYS[1].hex()}"
-    listed = AllowList(text).with_entry(Allowed("pi-3", "device", KEYS[2])).revoking("pi-1")
-    assert listed.text.startswith("# ours\n\n")
-    assert "# in the hall" in listed.text
-    assert listed.entries == {
-        "pi-1": Allowed("pi-1", "revoked", KEYS[0]),
-        "pi-2": Allowed("pi-2", "device", KEYS[1]),
-        "pi-3": Allowed("pi-3", "device", KEYS[2]),
-    }
-
-
-@pytest.mark.parametrize(
-    ("line", "hint"),
-    [
-        (f"pi-2 device {KEYS[1].hex()} and more", "NAME ROLE KEY"),
-        ("pi-2 device", "NAME ROLE KEY"),
-        (f"pi-2 king {KEYS[1].hex()}", "role"),
-        (f"pi-2 device {KEYS[1].hex()[:-1]}", "64 hexadecimal"),
-        (f"pi/2 device {KEYS[1].hex()}", "name"),
-        (f"{'x' * 65} device {KEYS[1].hex()}", "name"),
-        (f"pi-1 device {KEYS[1].hex()}", "stands in line 1"),
-        (f"pi-2 device {KEYS[0].hex()}", "that of pi-1"),
-    ],
-)
-def test_a_line_that_cannot_be_read_is_named(line, hint):
-    listed = AllowList(f"pi-1 device {KEYS[0].hex()}\n{line}\n")
-    assert listed.entries.keys() == {"pi-1"}
-    assert listed.unreadable.keys() == {2}
-    assert hint in listed.trouble
-
-
-def test_a_key_has_one_name():
-    listed = AllowList("").with_entry(Allowed("pi-1", "device", KEYS[0]))
-    with pytest.raises(StorageError, match="that of pi-1"):
-        listed.with_entry(Allowed("pi-2", "device", KEYS[0]))
-
-
-@given(st.text(max_size=400))
-def test_any_text_is_read_or_refused(text):
-    listed = AllowList(text)
-    again = listed.with_entry(Allowed("pi-1", "device", KEYS[3]))
-    assert again.entries == listed.entries | {"pi-1": Allowed("pi-1", "device", KEYS[3])}
 
 
 # -- tokens -------------------------------------------------------------------------------------------------------
@@ -446,15 +346,6 @@ def test_while_a_line_is_broken_nobody_new_is_let_in(tmp_path):
     for arguments in (("enrol", "pi-1", "--key", KEYS[0].hex()), ("list",)):
         assert_told(run_command(tmp_path, "keys", *arguments), FILES, "line 4")
     assert keys.allow_list_file.read_bytes() == before
-
-
-@pytest.mark.parametrize("time_s", ["nan", "inf", "-inf", "1e400", "1e30", "-1"])
-@pytest.mark.parametrize(("file", "command"), [("pending", "pending"), ("tokens", "list")])
-def test_a_time_that_is_none_is_damage(keys, file, command, time_s):
-    write_secret(keys.folder / file, f"{KEYS[0].hex()} pi-1 {time_s} new\n".encode())
-    for flags in ((), ("--json",)):
-        told = run_command(keys.folder, "keys", command, "--keys", keys.folder, *flags)
-        assert_told(told, FILES, f"{file}: damaged; delete it")
 
 
 def test_a_broken_line_stops_no_revocation(tmp_path):

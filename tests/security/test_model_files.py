@@ -30,8 +30,8 @@ from edgeasync.runtime.hub import Hub
 from edgeasync.training.graph_check import check_graph
 from edgeasync.training.onnx_trainer import OnnxTrainer
 from edgeasync.training.scan_lengths import SCAN_STEPS_MAX
-from tests.support.command_line import GRAPH, mistake
-from tests.support.processes import PATIENCE_S, Commands
+from tests.support.programs.command_line import GRAPH, mistake
+from tests.support.programs.processes import PATIENCE_S, Commands
 
 SECRET = np.arange(4, dtype=np.float32)
 

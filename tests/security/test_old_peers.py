@@ -13,9 +13,9 @@ from edgeasync.net.network import Network
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import StatusRequest
 from edgeasync.runtime.hub import Hub
-from tests.support.keyed import client, is_welcome
-from tests.support.processes import PATIENCE_S
-from tests.support.zmtp import tcp
+from tests.support.programs.processes import PATIENCE_S
+from tests.support.security.keyed import client, is_welcome
+from tests.support.security.zmtp import tcp
 
 REQUEST = wire.encode(StatusRequest())
 V1_FRAME, V2_FRAME = bytes([len(REQUEST) + 1, 0]) + REQUEST, bytes([0, len(REQUEST)]) + REQUEST

@@ -14,14 +14,14 @@ from edgeasync.durable.keys import KeyPair
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import PROTOCOL_VERSION, StatusRequest
 from edgeasync.protocol.peer_messages import Offer, PeerPiece, PeerPing, Propose, RoundId, RoundMember
-from tests.support.keyed import FAILURES, client
-from tests.support.peers import FILE, name_of, write_list
-from tests.support.processes import free_address
-from tests.support.versions import in_version
+from tests.support.formats.versions import in_version
+from tests.support.programs.peers import FILE, name_of, write_list
+from tests.support.programs.processes import free_address
+from tests.support.security.keyed import FAILURES, client
 
 pytestmark = pytest.mark.process
 
-PEERS = ("-m", "tests.support.peers")
+PEERS = ("-m", "tests.support.programs.peers")
 MEMORY_BYTES_MAX = 48 << 20
 """What a flood may cost a peer: pieces that wait to be read, and what the allocator keeps."""
 

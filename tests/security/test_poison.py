@@ -8,7 +8,7 @@ import pytest
 from benchmarks.security_poison_fleet import POLICIES, Case, measure
 from edgeasync.core.hub import membership
 from edgeasync.core.hub.claims import hold
-from tests.support.harness import run
+from tests.support.simulation.harness import run
 
 UPDATES = 300
 ACCURACY_MIN = 0.85

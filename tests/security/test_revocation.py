@@ -32,11 +32,11 @@ from edgeasync.protocol.messages import (
 )
 from edgeasync.simulation.clock import VirtualClock
 from edgeasync.simulation.hub import SimulatedHub
-from tests.support.coded import flat
-from tests.support.command_line import ACCESS
-from tests.support.hub_bench import HubBench
-from tests.support.keyed import ask, begin_push, client, denied, enrolled, is_welcome, start_hub
-from tests.support.processes import free_address, until
+from tests.support.codecs.coded import flat
+from tests.support.parts.hub_bench import HubBench
+from tests.support.programs.command_line import ACCESS
+from tests.support.programs.processes import free_address, until
+from tests.support.security.keyed import ask, begin_push, client, denied, enrolled, is_welcome, start_hub
 from tests.support.size import repetitions
 
 ALICE, BOB = b"a" * 32, b"b" * 32

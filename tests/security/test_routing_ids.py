@@ -14,8 +14,8 @@ import zmq
 
 from edgeasync.net.status import fetch_status
 from edgeasync.protocol.messages import Hello, Ping, Pong, StatusRequest
-from tests.support.keyed import ask, client, denied, enrolled, is_welcome, start_hub
-from tests.support.processes import PATIENCE_S
+from tests.support.programs.processes import PATIENCE_S
+from tests.support.security.keyed import ask, client, denied, enrolled, is_welcome, start_hub
 
 pytestmark = pytest.mark.process
 

@@ -16,7 +16,7 @@ from edgeasync import Policy, Stop, nn, train
 from edgeasync.config import to_table
 from edgeasync.durable.checkpoint import Manifest, _seal
 from edgeasync.durable.keys import HubKeys
-from tests.support.audited import AUDIT, ROOT, audited
+from tests.support.security.audited import AUDIT, ROOT, audited
 
 CODE = """
 import pathlib

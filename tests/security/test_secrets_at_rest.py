@@ -23,9 +23,9 @@ from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import LinkProfile
 from edgeasync.training.numpy_models import SoftmaxModel
 from edgeasync.training.trainer import GradientTrainer
-from tests.support.command_line import ACCESS
-from tests.support.keyed import begin_push, client, start_hub
-from tests.support.processes import until
+from tests.support.programs.command_line import ACCESS
+from tests.support.programs.processes import until
+from tests.support.security.keyed import begin_push, client, start_hub
 
 MODEL = SoftmaxModel(inputs=3, classes=2)
 PLANTED = 20

@@ -20,8 +20,8 @@ from edgeasync.cli.status import describe_status
 from edgeasync.errors import RefusedError
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Refuse
-from tests.support.processes import Commands
-from tests.unit.cli.test_status_table import DEVICE, empty_status
+from tests.support.programs.processes import Commands
+from tests.unit.cli.test_status import DEVICE, empty_status
 
 CLEAR, TITLE, CSI, TURNED = "\x1b[2J\x1b[H", "\x1b]0;owned\x07", "\x9b31m", "\u202egnp.exe"
 EVIL = f"full{CLEAR}{TITLE}{CSI}{TURNED}\r\nedgeasync: all is well\x7f\x00\udc9b[bold]"

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edgeasync.simulation.faults import FaultPlan
-from tests.support.harness import run, shrink
-from tests.support.hostile_mutants import HOSTILE_MUTANTS
-from tests.support.hostile_peers import run_hostile, shrink_hostile
-from tests.support.mutants import MUTANTS
-from tests.support.peer_harness import run_peers, shrink_peers
-from tests.support.peer_mutants import PEER_MUTANTS
-from tests.support.planting import Mutants
+from tests.support.simulation.harness import run, shrink
+from tests.support.simulation.hostile_mutants import HOSTILE_MUTANTS
+from tests.support.simulation.hostile_peers import run_hostile, shrink_hostile
+from tests.support.simulation.mutants import MUTANTS
+from tests.support.simulation.peer_harness import run_peers, shrink_peers
+from tests.support.simulation.peer_mutants import PEER_MUTANTS
+from tests.support.simulation.planting import Mutants
 
 FAILURES_SHOWN = 3
 """Failing seeds that are cut down and printed; the others are only counted."""

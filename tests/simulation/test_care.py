@@ -20,7 +20,7 @@ from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import LinkProfile
 from edgeasync.training.numpy_models import MlpModel
 from edgeasync.training.trainer import GradientTrainer
-from tests.support.adders import Adder
+from tests.support.simulation.adders import Adder
 
 SPEC = ParameterSpec((Parameter("w", (3,)),))
 LINK = LinkProfile(1e9, 1e9, 0.0)

@@ -20,7 +20,7 @@ from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import LinkProfile
 from edgeasync.simulation.population import Churn, switch_off_and_on
 from edgeasync.training.trainer import StepResult
-from tests.support.whims import LossLost
+from tests.support.simulation.whims import LossLost
 
 SMALL = ParameterSpec((Parameter("w", (3000,)), Parameter("running_mean", (5,), "statistic")))
 LARGE = ParameterSpec((Parameter("w", (600_000,)),))  # folded in the background, sent in pieces

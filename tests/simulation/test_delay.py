@@ -19,7 +19,7 @@ from edgeasync.simulation.fleet import SimulatedDevice
 from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import LinkProfile
 from edgeasync.training.trainer import StepResult
-from tests.support.journals import pushes_in
+from tests.support.programs.journals import pushes_in
 
 SPEC = ParameterSpec((Parameter("w", (1000,)),))
 QUICK = LinkProfile(up_bytes_per_s=2.5e6, down_bytes_per_s=2.5e6, delay_s=0.001)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.support.hostile_mutants import HOSTILE_MUTANTS
-from tests.support.hostile_peers import run_hostile
+from tests.support.simulation.hostile_mutants import HOSTILE_MUTANTS
+from tests.support.simulation.hostile_peers import run_hostile
 from tests.support.size import repetitions
 
 

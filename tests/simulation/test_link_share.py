@@ -18,7 +18,7 @@ from edgeasync.simulation.clock import VirtualClock
 from edgeasync.simulation.fleet import SimulatedDevice
 from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import LinkProfile
-from tests.support.adders import Adder
+from tests.support.simulation.adders import Adder
 
 LENGTH = 1 << 18
 SPEC = ParameterSpec((Parameter("w", (LENGTH,)),))

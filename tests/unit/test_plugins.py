@@ -12,7 +12,7 @@ from edgeasync.plugins import Trust, find_code, find_policy, is_plugin, refuse_m
 from edgeasync.policies.kinds import plugins_named
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol.codecs import plugin_parts
-from tests.support import sly_policies as sly
+from tests.support.parts import sly_policies as sly
 
 WEIGHT = f"{sly.__name__}:Weight"
 

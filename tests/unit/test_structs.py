@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from tests.support.documents import ROOT
+from tests.support.pages.documents import ROOT
 
 READERS = """
 import sys, threading

@@ -6,8 +6,8 @@ import pytest
 from edgeasync.autodiff.build import build_training_graph
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import GraphError
-from tests.support.followed import assert_trains, examples, follow
-from tests.support.gradients import Reference, assert_slopes, forward, numbers, run
+from tests.support.models.followed import assert_trains, examples, follow
+from tests.support.models.gradients import Reference, assert_slopes, forward, numbers, run
 
 HEAD = "a = MatMul(x, w)\nh = Tanh(a)\nb = MatMul(h, v)\nz = Add(b, c)\n"
 CONSTANTS = {

@@ -11,7 +11,7 @@ from edgeasync.autodiff.build import build_training_graph
 from edgeasync.autodiff.export import export_model
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import GraphError, ModelMismatchError
-from tests.support.gradients import forward, numbers
+from tests.support.models.gradients import forward, numbers
 
 X = numbers((5, 3), 1)
 STATISTICS = {"mean": numbers((3,), 2), "var": numbers((3,), 3, positive=True)}

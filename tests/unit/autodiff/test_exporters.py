@@ -8,303 +8,23 @@ from onnx import TensorProto, helper, numpy_helper, parser
 from edgeasync import nn
 from edgeasync.autodiff.build import build_training_graph
 from edgeasync.autodiff.export import export_model
-from edgeasync.autodiff.producers import PRODUCERS, kind_of_producer
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import GraphError, arguments, native_reason
-from tests.support.followed import assert_trains, follow
-from tests.support.gradients import Reference, assert_slopes, forward, numbers, run, squares
-
-
-def written(text, parameters, x=(4,), *, producer="", graph="g", imports=(), constants=(), **options):
-    """Return a model as an exporter writes it: its name, the graph's, imports, and weights in Constant nodes."""
-    proto = onnx.load_model_from_string(forward(text, parameters, x, **options))
-    proto.producer_name, proto.graph.name = producer, graph
-    proto.opset_import.extend(helper.make_opsetid(domain, version) for domain, version in imports)
-    held = {entry.name: entry for entry in proto.graph.initializer if entry.name in constants}
-    kept = [entry for entry in proto.graph.initializer if entry.name not in held]
-    del proto.graph.initializer[:]
-    proto.graph.initializer.extend(kept)
-    nodes = [helper.make_node("Constant", [], [name], value=entry) for name, entry in held.items()]
-    nodes += proto.graph.node
-    del proto.graph.node[:]
-    proto.graph.node.extend(nodes)
-    return proto
-
-
-def node(op, inputs, outputs, name="", domain="", **attributes):
-    return helper.make_node(op, inputs.split(), outputs.split(), name=name, domain=domain, **attributes)
-
-
-def insert(proto, *nodes, at=None):
-    whole = list(proto.graph.node)
-    whole[len(whole) if at is None else at : len(whole) if at is None else at] = nodes
-    del proto.graph.node[:]
-    proto.graph.node.extend(whole)
-    return proto
-
-
-# -- files -----------------------------------------------------------------------------------------------------
-
-
-def paddle2onnx():
-    """All weights in Constant nodes, and numbers of formulas among them: a hard swish as it writes it."""
-    parameters = {
-        "conv.w": numbers((3, 2, 3), 1),
-        "conv.b": numbers((1, 3, 1), 2),
-        "three": np.float32([3]),
-        "sixth": np.float32([1 / 6]),
-        "low": np.float32(0),
-        "high": np.float32(6),
-        "fc.w": numbers((18, 3), 3),
-        "fc.b": numbers((3,), 4),
-    }
-    return written(
-        "a = Conv<pads=[1, 1]>(x, conv_w)\nb = Add(a, conv_b)\nc = Add(b, three)\nd = Clip(c, low, high)\n"
-        "e = Mul(b, d)\nf = Mul(e, sixth)\ng = Flatten(f)\nh = MatMul(g, fc_w)\nz = Add(h, fc_b)\ny = Softmax(z)",
-        {name.replace(".", "_"): value for name, value in parameters.items()},
-        (2, 6),
-        graph="Model from PaddlePaddle.",
-        constants={name.replace(".", "_") for name in parameters},
-    )
-
-
-def jax2tf():
-    """A slice of the whole batch that ends at a thousand million, and a softmax by arithmetic."""
-    text = (
-        "s = Slice(x, starts, ends, axes)\na = MatMul(s, w)\nb = Add(a, c)\nh = Tanh(b)\n"
-        "k = Slice(h, starts, ends, axes)\nz = MatMul(k, v)\nm = ReduceMax(z, one)\nd = Sub(z, m)\ne = Exp(d)\n"
-        "t = ReduceSum(e, one)\ny = Div(e, t)"
-    )
-    parameters = {
-        "w": numbers((4, 5), 1),
-        "c": numbers((5,), 2),
-        "v": numbers((5, 3), 3),
-        "one": np.array([1]),
-        "starts": np.array([0, 0]),
-        "ends": np.array([10**9, 10**9]),
-        "axes": np.array([0, 1]),
-    }
-    return named(written(text, parameters, producer="tf2onnx"), "PartitionedCall/jax2tf_fun_/pjit")
-
-
-def named(proto, prefix):
-    for place, each in enumerate(proto.graph.node):
-        each.name = f"{prefix}/{each.op_type}_{place}"
-    return proto
-
-
-def keras():
-    """A layer whose bias of zeros is gone, and a convolution that a batch norm was folded into."""
-    text = (
-        "t = Transpose<perm=[0, 2, 1]>(x)\na = Conv<pads=[1, 1]>(t, fused, shift)\nr = Relu(a)\nf = Flatten(r)\n"
-        "h = MatMul(f, w)\nk = Relu(h)\ny = MatMul(k, v)"
-    )
-    proto = named(
-        written(
-            text,
-            {
-                "fused": numbers((3, 2, 3), 1),
-                "shift": numbers((3,), 2),
-                "w": numbers((18, 5), 3),
-                "v": numbers((5, 3), 4),
-            },
-            (6, 2),
-            producer="tf2onnx",
-        ),
-        "functional_1",
-    )
-    for each in proto.graph.node:
-        each.input[:] = ["conv2d/Conv2D_weights_fused_bn" if name == "fused" else name for name in each.input]
-    next(
-        entry for entry in proto.graph.initializer if entry.name == "fused"
-    ).name = "conv2d/Conv2D_weights_fused_bn"
-    return proto
-
-
-def tf2onnx():
-    """A yes-or-no classifier that ends in a sigmoid."""
-    text = "a = MatMul(x, w)\nb = Add(a, c)\nr = Relu(b)\nd = MatMul(r, v)\nz = Add(d, e)\ny = Sigmoid(z)"
-    parameters = {"w": numbers((4, 5), 1), "c": numbers((5,), 2), "v": numbers((5, 1), 3), "e": numbers((1,), 4)}
-    return named(written(text, parameters, producer="tf2onnx"), "StatefulPartitionedCall2")
-
-
-def tflite2onnx():
-    """Relu6 as a Clip between bounds, fully connected layers as Gemm, and a softmax at the end."""
-    text = "a = Gemm<transB=1>(x, w, c)\nr = Clip(a, low, high)\nz = Gemm<transB=1>(r, v, d)\ny = Softmax(z)"
-    parameters = {
-        "w": numbers((5, 4), 1),
-        "c": numbers((5,), 2),
-        "v": numbers((3, 5), 3),
-        "d": numbers((3,), 4),
-        "low": np.float32(0),
-        "high": np.float32(6),
-    }
-    return written(text, parameters, producer="tflite2onnx")
-
-
-def skl2onnx_mlp():
-    """MLPClassifier with its ZipMap: labels, and probabilities in dictionaries."""
-    text = (
-        "i = Cast<to=1>(x)\na = MatMul(i, coefficient)\nb = Add(a, intercepts)\nh = Relu(b)\n"
-        "c = MatMul(h, coefficient1)\n"
-        "z = Add(c, intercepts1)\nprobabilities = Softmax(z)\nk = ArgMax<axis=1>(probabilities)"
-    )
-    parameters = {
-        "coefficient": numbers((4, 5), 1),
-        "intercepts": numbers((1, 5), 2),
-        "coefficient1": numbers((5, 3), 3),
-        "intercepts1": numbers((1, 3), 4),
-    }
-    proto = written(text, parameters, producer="skl2onnx", output="k", imports=[("ai.onnx.ml", 1)])
-    insert(
-        proto,
-        node(
-            "ZipMap", "probabilities", "output_probability", "ZipMap", "ai.onnx.ml", classlabels_int64s=[0, 1, 2]
-        ),
-    )
-    proto.graph.output[0].type.tensor_type.elem_type = TensorProto.INT64
-    key = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
-    proto.graph.output.append(helper.make_value_info("output_probability", helper.make_sequence_type_proto(key)))
-    return proto
-
-
-def skl2onnx_mlp_tensor():
-    """The same without ZipMap: of its outputs only the probabilities can have a loss."""
-    proto = skl2onnx_mlp()
-    del proto.graph.node[-1], proto.graph.output[-1]
-    proto.graph.output.append(helper.make_tensor_value_info("probabilities", TensorProto.FLOAT, [None, 3]))
-    return proto
-
-
-def torchscript():
-    """In training mode: batch norm as it is, and equal scales stored once under two names."""
-    text = (
-        "n2 = Identity(n1)\na = Conv(x, weight, bias)\n"
-        "b, p1, q1 = BatchNormalization<training_mode=1>(a, n1, s, mean, var)\n"
-        "r = Relu(b)\nm, p2, q2 = BatchNormalization<training_mode=1>(r, n2, s2, mean2, var2)\n"
-        "f = Flatten(m)\ny = Gemm(f, w, c)"
-    )
-    parameters = {
-        "n1": np.ones(3, np.float32),
-        "weight": numbers((3, 2, 3), 1),
-        "bias": numbers((3,), 2),
-        "s": numbers((3,), 3),
-        "s2": numbers((3,), 7),
-        "mean": numbers((3,), 4),
-        "var": numbers((3,), 5, positive=True),
-        "mean2": numbers((3,), 9),
-        "var2": numbers((3,), 8, positive=True),
-        "w": numbers((12, 3), 6),
-        "c": numbers((3,), 7),
-    }
-    return written(text, parameters, (2, 6), producer="pytorch")
-
-
-def dynamo():
-    """Two constants that the exporter computed, of which nobody knows whether they are parameters."""
-    text = "a = MatMul(x, w)\nb = Mul(a, val_3)\nc = Add(b, val_7)\nh = Tanh(c)\ny = MatMul(h, v)"
-    parameters = {
-        "w": numbers((4, 5), 1),
-        "val_3": numbers((5,), 2),
-        "val_7": numbers((5,), 3),
-        "v": numbers((5, 3), 4),
-    }
-    proto = written(text, parameters, producer="pytorch")
-    proto.graph.node[0].metadata_props.add(key="pkg.torch.onnx.fx_node", value="%matmul")
-    return proto
-
-
-def dynamo_folded():
-    """Two convolutions that the exporter folded batch norms into."""
-    text = (
-        "getitem_1 = Conv(x, k1)\nr = Relu(getitem_1)\ngetitem_4 = Conv(r, k2)\nf = Flatten(getitem_4)\n"
-        "y = MatMul(f, w)"
-    )
-    parameters = {"k1": numbers((3, 2, 3), 1), "k2": numbers((3, 3, 3), 2), "w": numbers((6, 3), 3)}
-    proto = written(text, parameters, (2, 6), producer="pytorch")
-    proto.graph.node[0].metadata_props.add(key="pkg.torch.onnx.fx_node", value="%conv")
-    return proto
-
-
-def onnxruntime():
-    """What onnxruntime's optimizer leaves: merged scales, and a layer fused with its activation."""
-    text = "n = LayerNormalization(x, s, t)\na = MatMul(n, w)\nm = LayerNormalization(g, s, t)\ny = MatMul(m, v)"
-    parameters = {
-        "s": np.ones(4, np.float32),
-        "t": np.zeros(4, np.float32),
-        "w": numbers((4, 4), 1),
-        "b": numbers((4,), 2),
-        "v": numbers((4, 3), 3),
-    }
-    proto = written(
-        text, parameters, producer="pytorch", imports=[("com.microsoft", 1), ("com.microsoft.nchwc", 1)]
-    )
-    return insert(proto, node("BiasGelu", "a b", "g", "BiasGelu", "com.microsoft"), at=2)
-
-
-def nbits():
-    """Adapters on two stacked layers of 4-bit weights."""
-    size, parameters, nodes = 32, {}, []
-    for place in (0, 1):
-        generator = np.random.Generator(np.random.PCG64(place))
-        parameters |= {
-            f"q{place}": generator.integers(0, 255, (size, 1, 16)).astype(np.uint8),
-            f"s{place}": np.full(size, 0.01, np.float32),
-            f"lora_a{place}": numbers((size, 4), place + 1) / 10,
-            f"lora_b{place}": numbers((4, size), place + 3) / 10,
-        }
-        nodes += [
-            node(
-                "MatMulNBits",
-                f"h{place} q{place} s{place}",
-                f"b{place}",
-                "",
-                "com.microsoft",
-                K=size,
-                N=size,
-                bits=4,
-                block_size=32,
-            ),
-            node("MatMul", f"h{place} lora_a{place}", f"d{place}"),
-            node("MatMul", f"d{place} lora_b{place}", f"u{place}"),
-            node("Add", f"b{place} u{place}", f"v{place}"),
-            node("Relu", f"v{place}", f"h{place + 1}"),
-        ]
-    proto = written("h0 = Identity(x)\ny = Identity(h2)", parameters, (size,), imports=[("com.microsoft", 1)])
-    return insert(proto, *nodes, at=1)
-
-
-def quantize_dynamic():
-    """A frozen body of dynamically quantized weights, and a head in float32."""
-    text = (
-        "q, scale, zero = DynamicQuantizeLinear(x)\ni = MatMulInteger(q, body, zero, middle)\nf = Cast<to=1>(i)\n"
-        "k = Mul(scale, unit)\nh = Mul(f, k)\nr = Relu(h)\ny = Gemm(r, w, c)"
-    )
-    parameters = {
-        "body": np.arange(20).reshape(4, 5).astype(np.uint8),
-        "middle": np.uint8(9),
-        "unit": np.float32(0.1),
-        "w": numbers((5, 3), 1),
-        "c": numbers((3,), 2),
-    }
-    return written(text, parameters, producer="onnx.quantize")
-
-
-FILES = {
-    "paddle2onnx": (paddle2onnx, {}, {"output": "z"}),
-    "jax2tf": (jax2tf, {}, {"output": "z"}),
-    "keras": (keras, {}, {}),
-    "tf2onnx": (tf2onnx, {}, {"output": "z", "loss": "bce_with_logits"}),
-    "tflite2onnx": (tflite2onnx, {}, {"output": "z"}),
-    "skl2onnx": (skl2onnx_mlp, {}, {"output": "z"}),
-    "skl2onnx without zipmap": (skl2onnx_mlp_tensor, {}, {"output": "z"}),
-    "torchscript": (torchscript, {}, {}),
-    "dynamo": (dynamo, {}, {"freeze": ("val_3", "val_7")}),
-    "dynamo, folded": (dynamo_folded, {}, {"freeze": ("k1", "k2")}),
-    "onnxruntime": (onnxruntime, {}, {"freeze": ("s", "t", "w", "b")}),
-    "nbits": (nbits, {"loss": "mse", "train": ("lora_*",)}, {"freeze": ("lora_a0", "lora_b0")}),
-    "onnxruntime, quantized": (quantize_dynamic, {}, {}),
-}
+from tests.support.models.exported import (
+    FILES,
+    dynamo,
+    insert,
+    jax2tf,
+    keras,
+    node,
+    onnxruntime,
+    paddle2onnx,
+    tf2onnx,
+    torchscript,
+    written,
+)
+from tests.support.models.followed import assert_trains, follow
+from tests.support.models.gradients import Reference, assert_slopes, numbers, run, squares
 
 
 @pytest.mark.parametrize(("make", "settings", "told"), FILES.values(), ids=FILES)
@@ -326,9 +46,8 @@ def test_their_gradients_in_float64(name):
         if name == "jax2tf":
             del proto.graph.node[-4:]
             proto.graph.output[0].name = "z"
-    for each in [
-        node for node in proto.graph.node if node.op_type == "Constant"
-    ]:  # the evaluator moves initializers
+    for each in [other for other in proto.graph.node if other.op_type == "Constant"]:
+        # the evaluator moves initializers
         proto.graph.initializer.append(
             numpy_helper.from_array(numpy_helper.to_array(each.attribute[0].t), each.output[0])
         )
@@ -340,35 +59,6 @@ def test_their_gradients_in_float64(name):
     found = run(graph, {"x": x, "target": target})
     trained = [entry.name for entry in graph.spec.parameters]
     assert_slopes({key: found[f"{key}.grad"] for key in trained}, reference, x, lambda y: squares(y, target))
-
-
-def test_which_exporter_wrote_a_file():
-    kinds = {name: kind_of_producer(make()) for name, (make, _, _) in FILES.items()}
-    expected = {name: name.split(",")[0].split(" ")[0] for name in FILES} | {"nbits": ""}
-    assert kinds == expected
-    assert {*expected.values()} >= {*PRODUCERS}
-    assert kind_of_producer(written("y = Relu(x)", {}, producer="PaddlePaddle")) == "paddle2onnx"
-    quantized = onnx.ModelProto(producer_name="onnx.quantize", graph=onnx.GraphProto())
-    assert kind_of_producer(quantized) == "onnxruntime"
-
-
-SIZES = {kind: advice.sizes for kind, advice in PRODUCERS.items()}
-
-
-@pytest.mark.parametrize(
-    "name", [name for name in FILES if "," not in name and " " not in name and name != "nbits"]
-)
-def test_advice_is_that_of_the_exporter(name):
-    proto = FILES[name][0]()
-    proto.graph.input[0].type.tensor_type.shape.dim[-1].dim_param = "length"
-    advice = PRODUCERS[name]
-    with pytest.raises(GraphError) as told:
-        build_training_graph(proto.SerializeToString(), GraphSettings(**FILES[name][1] | FILES[name][2]))
-    assert str(told.value).endswith(advice.sizes)
-    proto.opset_import[0].version = 99
-    with pytest.raises(GraphError) as told:
-        build_training_graph(proto.SerializeToString(), GraphSettings())
-    assert advice.opset in str(told.value) or "not a readable ONNX model" in str(told.value)
 
 
 # -- what cannot be trained, and what to do instead ------------------------------------------------------------

@@ -14,7 +14,7 @@ from edgeasync.autodiff.inspection import example_feeds, inspect_graph
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import GraphError
 from edgeasync.parameters import Parameter, ParameterSpec
-from tests.support.gradients import forward, numbers
+from tests.support.models.gradients import forward, numbers
 
 
 def by_hand(text, x, constants=(), body=None, **parameters):

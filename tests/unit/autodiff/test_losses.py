@@ -7,7 +7,7 @@ from edgeasync.autodiff.build import build_training_graph
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import GraphError
 from edgeasync.losses import BinaryCrossEntropy, CrossEntropy, Huber, MeanAbsoluteError, MeanSquaredError
-from tests.support.gradients import THREADS, Reference, assert_slopes, forward, numbers, run
+from tests.support.models.gradients import THREADS, Reference, assert_slopes, forward, numbers, run
 
 
 def check_loss(loss, shape, formula, target_of, weigh=np.size, *, scale=1.0, batches=("batch", 5)):

@@ -16,7 +16,7 @@ from edgeasync.graphs.onnx_model import OnnxModel
 from edgeasync.losses import CrossEntropy, Huber, MeanAbsoluteError, MeanSquaredError, OnnxLoss
 from edgeasync.policies.optimizers import SGD
 from edgeasync.training.onnx_trainer import OnnxTrainer
-from tests.support.gradients import numbers
+from tests.support.models.gradients import numbers
 
 LAYERS = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
 MODEL = nn.to_onnx(LAYERS, (6,)).SerializeToString()

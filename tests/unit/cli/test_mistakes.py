@@ -15,8 +15,8 @@ from edgeasync.cli.main import app
 from edgeasync.config import find_near, find_tables
 from edgeasync.runtime.agent_settings import AgentSettings
 from edgeasync.runtime.hub_settings import HubSettings
-from tests.support.command_line import CONFIG, mistake, run_command
-from tests.support.processes import Commands
+from tests.support.programs.command_line import CONFIG, mistake, run_command
+from tests.support.programs.processes import Commands
 
 COMMANDS = get_command(app).commands
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.hub_bench import HubBench
+from tests.support.parts.hub_bench import HubBench
 
 
 @pytest.fixture

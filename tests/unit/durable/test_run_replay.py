@@ -1,7 +1,5 @@
 """Where the story of a run begins, of folders made by hand; `edgeasync replay` is tested with real runs."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -11,7 +9,7 @@ from edgeasync.core.hub.events import Resumed
 from edgeasync.core.hub.settings import HubCoreSettings, StopCondition
 from edgeasync.core.recovery.log import write_entry
 from edgeasync.core.recovery.state import capture
-from edgeasync.durable.disk import FolderDisk, FolderSnapshot
+from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.recovery import Rules
 from edgeasync.durable.run import Run
 from edgeasync.durable.run_replay import RunReplay
@@ -114,22 +112,6 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path):
     assert "checkpoint-0000000000-0.safetensors: has" in remarks[0]
     with pytest.raises(StorageError, match=r"has \d+ bytes, not"):
         RunReplay(tmp_path, checkpoint="checkpoint-0000000000-0")
-
-
-def test_a_snapshot_stays_as_it_was(tmp_path):
-    path = tmp_path / "one"
-    path.write_bytes(b"before")
-    snapshot = FolderSnapshot(tmp_path, ["one", "gone"])
-    with path.open("ab") as file:
-        file.write(b" and after")
-    assert bytes(snapshot.read("one")) == b"before"
-    path.unlink()
-    assert (snapshot.names(), snapshot.size("one")) == (["one"], 6)
-    assert bytes(snapshot.read("one", 4, 100)) == b"re"
-    assert bytes(snapshot.read("one", 100)) == b""
-    count = len(list(Path("/proc/self/fd").iterdir()))
-    snapshot.close()
-    assert len(list(Path("/proc/self/fd").iterdir())) == count - 1
 
 
 def test_another_end_of_training_is_not_reached_yet(tmp_path):

@@ -14,7 +14,7 @@ from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.run_replay import RunReplay
 from edgeasync.durable.verification import verify_run
 from edgeasync.errors import StorageError
-from tests.support.write_formats import FOLDER
+from tests.support.formats.write_formats import FOLDER
 
 FIRST, SECOND = [path.stem for path in sorted((FOLDER / "run").glob("checkpoint-*.json"))]
 ENTRY = int(SECOND.split("-")[1])

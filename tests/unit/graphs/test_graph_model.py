@@ -14,7 +14,7 @@ from edgeasync.graphs.graph_model import (
     keep_files,
     load_graph,
 )
-from tests.support.graphs import forward_model
+from tests.support.models.graphs import forward_model
 
 
 def files(run):

@@ -11,8 +11,8 @@ from edgeasync.async_train import ParameterServer, nn
 from edgeasync.errors import ConfigError
 from edgeasync.host.event_loop import check_threads
 from edgeasync.training.numpy_models import SoftmaxModel
-from tests.support.command_line import CONFIG, mistake
-from tests.support.processes import Commands
+from tests.support.programs.command_line import CONFIG, mistake
+from tests.support.programs.processes import Commands
 
 MODEL = SoftmaxModel(inputs=4, classes=2)
 DATA = np.eye(4), np.array([0, 1, 0, 1])

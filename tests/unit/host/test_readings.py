@@ -15,7 +15,7 @@ from edgeasync.host.readings import (
     parse_pressure,
     parse_throttled,
 )
-from tests.support.machine import write
+from tests.support.boards.machine import write
 
 MOUNTS = """\
 /dev/root / ext4 rw,noatime 0 0

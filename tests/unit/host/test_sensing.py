@@ -6,8 +6,7 @@ import pytest
 
 from edgeasync.core.device.care import CareReadings
 from edgeasync.host.sensing import make_sense
-from edgeasync.training.free_memory import free_bytes
-from tests.support.fake_sys import ZONE, FakeSys
+from tests.support.boards.fake_sys import ZONE, FakeSys
 
 NOON = time.struct_time((2026, 5, 1, 12, 30, 0, 4, 121, 0))
 NEVER_SET = time.struct_time((1970, 1, 1, 12, 30, 0, 3, 1, 0))
@@ -69,18 +68,3 @@ def test_files_that_say_nonsense_are_no_readings(fake, content):
     found = told(fake)
     assert found.temperature_c in (None, -0.001)
     assert (found.on_mains, found.battery, found.memory_free_bytes, found.metered) == (None, None, None, None)
-
-
-def test_free_memory_is_what_the_tightest_group_leaves_but_for_its_cache(tmp_path):
-    fake = FakeSys(tmp_path)
-    fake.write("proc/self/cgroup", "0::/outer/inner\n")
-    for group, limit, used in (("outer", 300, 250), ("outer/inner", "max", 240)):
-        fake.write(f"sys/fs/cgroup/{group}/memory.max", str(limit if limit == "max" else limit << 20))
-        fake.write(f"sys/fs/cgroup/{group}/memory.current", str(used << 20))
-        fake.write(f"sys/fs/cgroup/{group}/memory.stat", f"anon 1\ninactive_file {30 << 20}\n")
-    assert free_bytes(tmp_path) == 80 << 20
-    fake.write("proc/self/cgroup", "9:name=systemd:/x\n7:cpu,memory:/box\n")
-    fake.write("sys/fs/cgroup/memory/box/memory.limit_in_bytes", str(100 << 20))
-    fake.write("sys/fs/cgroup/memory/box/memory.usage_in_bytes", str(60 << 20))
-    fake.write("sys/fs/cgroup/memory/box/memory.stat", f"cache 5\ntotal_inactive_file {10 << 20}\n")
-    assert free_bytes(tmp_path) == 50 << 20

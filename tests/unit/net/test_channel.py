@@ -6,7 +6,7 @@ import pytest
 import zmq
 
 from edgeasync.net.channel import BATCH, FRAMES_AT_A_TIME, Channel
-from tests.support.processes import PATIENCE_S
+from tests.support.programs.processes import PATIENCE_S
 
 pytestmark = pytest.mark.asyncio
 

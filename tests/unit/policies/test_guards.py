@@ -22,7 +22,7 @@ from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy, WarmUp, check_recordable, is_recordable
 from edgeasync.runtime.hub_settings import HubSettings
 from edgeasync.training.numpy_models import SoftmaxModel
-from tests.support import sly_policies as sly
+from tests.support.parts import sly_policies as sly
 
 X = np.random.default_rng(0).normal(size=(120, 3)).astype(np.float32)
 MODEL = {"kind": "softmax", "inputs": 3, "classes": 2}
@@ -59,7 +59,7 @@ def test_a_plugin_is_read_written_and_read_again():
         ({"kind": f"{__name__}:Haling"}, f"plugin {__name__}:Haling: {__name__} has no 'Haling'"),
         ({"kind": "pathlib:Path"}, "plugin pathlib:Path: is no edgeasync.policies.Plugin"),
         ({"kind": "__main__:Own"}, "plugin __main__:Own: is in the program itself"),
-        ({"kind": "tests.support.sly_policies:Pace"}, "expected `StalenessPolicy`, got `Pace`"),
+        ({"kind": "tests.support.parts.sly_policies:Pace"}, "expected `StalenessPolicy`, got `Pace`"),
         ({"kind": "polynomal"}, "policy.staleness.kind: invalid value 'polynomal'; did you mean polynomial?"),
     ],
 )

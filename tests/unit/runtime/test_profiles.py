@@ -7,7 +7,7 @@ import pytest
 from edgeasync.host.readings import Readings
 from edgeasync.runtime.agent_settings import AgentSection
 from edgeasync.runtime.profiles import find_profile, with_profile
-from tests.support.fake_sys import MODEL, FakeSys
+from tests.support.boards.fake_sys import MODEL, FakeSys
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from edgeasync import Hub, Run
 from edgeasync.sdk.service import Service
-from tests.support.processes import wait_for_threads
+from tests.support.programs.processes import wait_for_threads
 
 
 class Endless(Service):

@@ -21,7 +21,7 @@ from edgeasync.metrics import TopK
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.optimizers import SGD, Adam
 from edgeasync.training.onnx_trainer import GraphGradient, OnnxTrainer, open_session
-from tests.support.gradients import forward, numbers
+from tests.support.models.gradients import forward, numbers
 
 MLP = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3))
 NORMED = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))

@@ -27,7 +27,7 @@ from edgeasync.policies.policy import DelayCompensation, Policy
 from edgeasync.policies.schedules import CosineSchedule
 from edgeasync.policies.transforms import Conditions, plan_chain
 from edgeasync.protocol.codecs import make_codec
-from tests.support.coded import coded
+from tests.support.codecs.coded import coded
 
 F = np.float32
 BUFFERED = BufferedAggregator()

@@ -16,7 +16,7 @@ from edgeasync.policies.policy import Policy
 from edgeasync.policies.staleness import PolynomialStaleness, Staleness
 from edgeasync.policies.transforms import Conditions, plan_chain
 from edgeasync.protocol.codecs import make_codec
-from tests.support.coded import coded, flat
+from tests.support.codecs.coded import coded, flat
 
 F = np.float32
 LENGTHS = [1, 2, 4095, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 2 * CHUNK + 4097]

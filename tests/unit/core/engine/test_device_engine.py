@@ -11,7 +11,7 @@ from edgeasync.errors import RefusedError
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import PROTOCOL_VERSION, Ack, Applied, DeviceProfile, Piece, Welcome
-from tests.support.versions import in_version
+from tests.support.formats.versions import in_version
 
 WELCOME = Welcome(bytes(16), ParameterSpec((Parameter("weights", (4,)),)), {}, 0, "identity", 1.0, 3.0, 1 << 16)
 

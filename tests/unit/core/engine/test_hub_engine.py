@@ -7,19 +7,14 @@ import numpy as np
 import pytest
 
 from edgeasync.config import ByteCount
-from edgeasync.core.arrays.hub_model import Model, Snapshot
+from edgeasync.core.arrays.hub_model import Snapshot
 from edgeasync.core.engine.fold_queue import INLINE_BYTES_MAX
-from edgeasync.core.engine.hub_engine import HubEngine
-from edgeasync.core.engine.hub_transfers import SUSPENDED_S
 from edgeasync.core.engine.sender import Sender
-from edgeasync.core.hub.effects import Restore
 from edgeasync.core.hub.events import Heard, StopRequested, Ticked
-from edgeasync.core.hub.machine import UNCOUNTED_BYTES_MAX, HubCore
-from edgeasync.core.hub.settings import FLOAT32, CodecSettings, HubCoreSettings, Limits, Liveness
-from edgeasync.core.recovery.replay import Sessions
+from edgeasync.core.hub.machine import UNCOUNTED_BYTES_MAX
+from edgeasync.core.hub.settings import CodecSettings
 from edgeasync.parameters import Parameter, ParameterSpec
-from edgeasync.policies.aggregation import ImmediateAggregator, ModelAverageAggregator
-from edgeasync.policies.frequency import FixedFrequency
+from edgeasync.policies.aggregation import ModelAverageAggregator
 from edgeasync.policies.monitor import Monitor
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
@@ -31,106 +26,16 @@ from edgeasync.protocol.messages import (
     Assignment,
     Credit,
     Fetch,
-    FetchGraph,
     Graph,
     Hello,
-    Leave,
     ModelVersion,
     Piece,
-    Ping,
     Push,
     Refuse,
     StatusRequest,
-    Welcome,
 )
-from tests.support.versions import in_version
-
-SPEC = ParameterSpec((Parameter("w", (50_000,)),))
-PIECE = 65_536
-LINEAGE = "0" * 16
-POLICY = Policy(
-    aggregate=ImmediateAggregator(),
-    optimizer=(SGD(),),
-    frequency=FixedFrequency(),
-    monitor=Monitor(watch=()),
-)
-
-
-class Notes:
-    """A shell that keeps what it is asked to send."""
-
-    def __init__(self):
-        self.sent = []
-        self.payloads = []
-
-    def send(self, peer, header, payload):
-        self.sent.append((peer, wire.decode(header)))
-        self.payloads.append(payload)
-
-    def report(self, report):
-        pass
-
-    def describe(self):
-        return {}
-
-    def save(self, snapshot, *, last):
-        pass
-
-    def run_in_background(self, work, then):
-        then(work())
-
-
-class Bench:
-    def __init__(self, graph=None, codec=FLOAT32, policy=POLICY, spec=SPEC, **limits):
-        self.notes = Notes()
-        numbers = iter(range(1, 100))
-        sessions = Sessions(lambda: next(numbers).to_bytes(16, "big"))
-        core = HubCore(
-            spec=spec,
-            training={},
-            policy=policy,
-            settings=HubCoreSettings(
-                codec=codec,
-                liveness=Liveness(heartbeat_s=1.0, lease_s=5.0),
-                limits=Limits(**{"piece_bytes": ByteCount(PIECE)} | limits),
-            ),
-            version=ModelVersion(LINEAGE, 0),
-            graph=graph,
-            make_session=sessions,
-            now_s=0.0,
-        )
-        model = Model(spec, np.zeros(spec.length, np.float32), 0, policy)
-        self.engine = HubEngine(core, model, self.notes, sessions=sessions)
-        self.sessions = {}
-
-    def say(self, peer, message, payload=None, at_s=0.0):
-        self.engine.on_message(peer, wire.encode(message), payload, at_s)
-        return [message for to, message in self.notes.sent if to == peer][-1]
-
-    def join(self, name):
-        welcome = self.say(name, Hello(name.decode(), name.ljust(16, b"-"), 1, codecs=STAGES))
-        assert isinstance(welcome, Welcome)
-        self.sessions[name] = welcome.session
-
-    def announce(self, name, at_s=0.0, nbytes=SPEC.nbytes):
-        payload = bytes(nbytes)
-        push = Push(
-            self.sessions[name], 1, ModelVersion(LINEAGE, 0), 1, 1, 0.0, 0.0, 0.1, "identity",
-            wire.checksum(payload), len(payload), transfer=1,
-        )  # fmt: skip
-        return self.say(name, push, at_s=at_s)
-
-
-def test_a_stalled_transfer_gives_its_place_to_the_next():
-    bench = Bench(updates_held_max=1)
-    bench.join(b"idler")
-    bench.join(b"worker")
-    assert bench.announce(b"idler") == Credit(1, 0)
-    assert bench.announce(b"worker", at_s=1.0).code == "busy"
-    for at_s in (2.0, 4.0):
-        bench.say(b"idler", Ping(bench.sessions[b"idler"], at_s, 0), at_s=at_s)
-    assert bench.announce(b"worker", at_s=4.5).code == "busy"
-    assert bench.announce(b"worker", at_s=5.5) == Credit(1, 0)
+from tests.support.formats.versions import in_version
+from tests.support.parts.engine_bench import GRAPH, LINEAGE, PIECE, SPEC, Bench, fetch_graph, piece_of, push_of
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -146,88 +51,6 @@ def test_a_metric_that_is_no_number_is_refused_and_does_not_count(bad, transfer)
     answer = bench.say(b"pi", push, None if transfer else payload)
     assert (type(answer), answer.code, answer.sentence) == (Refuse, "malformed", "a metric is not finite")
     assert bench.engine.core.updates_applied == 0
-
-
-def test_models_that_nobody_takes_in_make_way():
-    bench = Bench(snapshots_max=3)
-    for name in (b"first", b"second", b"third"):
-        bench.join(name)
-    payload = bytes(SPEC.nbytes)
-    versions = []
-    for number, name in enumerate((b"first", b"second")):
-        assignment = bench.say(name, Fetch(bench.sessions[name]))
-        versions.append(assignment.version.number)
-        push = Push(
-            bench.sessions[b"third"], number + 1, ModelVersion(LINEAGE, number), 1, 1, 0.0, 0.0, 0.1, "float16",
-            wire.checksum(payload[::2]), len(payload) // 2, transfer=number + 1,
-        )  # fmt: skip
-        bench.say(b"third", push)
-        for offset in range(0, len(payload) // 2, PIECE):
-            part = payload[: min(PIECE, len(payload) // 2 - offset)]
-            bench.say(b"third", Piece(number + 1, offset, wire.checksum(part)), part)
-    assert versions == [0, 1]
-    fetch = Fetch(bench.sessions[b"third"])
-    assert bench.say(b"third", fetch, at_s=1.0).code == "busy"
-    assert bench.say(b"third", fetch, at_s=6.0).version.number == 2
-
-
-CODED = {
-    "float16": CodecSettings(push="identity", model="float16", delta="off"),
-    "float16, chain": CodecSettings(push="identity", delta="float16", publish_s=1e-6),
-    "float32, chain": CodecSettings(push="identity", model="identity", delta="float16", publish_s=1e-6),
-}
-
-
-@pytest.mark.parametrize("codec", CODED.values(), ids=CODED)
-def test_coded_models_that_nobody_takes_in_are_bounded_too(codec):
-    bench = Bench(codec=codec, snapshots_max=4)
-    bench.join(b"pusher")
-    payload = np.full(SPEC.length, 0.5, np.float32).tobytes()
-    busy = 0
-    for number in range(20):
-        name = b"idler-%d" % number
-        bench.join(name)
-        assignment = bench.say(name, Fetch(bench.sessions[name]), at_s=0.01 * number)
-        if isinstance(assignment, Refuse):
-            assert assignment.code == "busy"
-            busy += 1
-        else:
-            assert assignment.transfer
-        push = Push(
-            bench.sessions[b"pusher"], number + 1, ModelVersion(LINEAGE, 0), 1, 1, 0.0, 0.0, 0.1, "identity",
-            wire.checksum(payload), len(payload), transfer=number + 1,
-        )  # fmt: skip
-        bench.say(b"pusher", push, at_s=0.01 * number)
-        for offset in range(0, len(payload), PIECE):
-            part = payload[offset : offset + PIECE]
-            bench.say(b"pusher", Piece(number + 1, offset, wire.checksum(part)), part, at_s=0.01 * number)
-        bench.notes.payloads.clear()
-    assert bench.engine.core.version == 20
-    assert busy >= 15
-    assert bench.engine._capacity._snapshots_held() <= 5
-    bench.join(b"late")
-    late = Fetch(bench.sessions[b"late"])
-    assert bench.say(b"late", late, at_s=60.0).version.number == bench.engine.core.publish_schedule.state.number
-
-
-@pytest.mark.parametrize("codec", [FLOAT32, *CODED.values()], ids=["float32", *CODED])
-def test_two_snapshots_are_enough_to_be_given_one(codec):
-    bench = Bench(codec=codec, snapshots_max=2)
-    bench.join(b"pi")
-    assert isinstance(bench.say(b"pi", Fetch(bench.sessions[b"pi"])), Assignment)
-
-
-def test_a_transfer_that_moves_keeps_its_place():
-    bench = Bench(updates_held_max=1)
-    bench.join(b"slow")
-    bench.join(b"worker")
-    bench.announce(b"slow")
-    part = bytes(PIECE)
-    assert bench.say(b"slow", Piece(1, 0, wire.checksum(part)), part, at_s=4.0) == Credit(1, PIECE)
-    answer = bench.announce(b"worker", at_s=6.0)
-    assert isinstance(answer, Refuse)
-    assert answer.code == "busy"
-    assert bench.say(b"slow", Piece(1, PIECE, wire.checksum(part)), part, at_s=7.0) == Credit(1, 2 * PIECE)
 
 
 def observed(bench):
@@ -381,13 +204,6 @@ def test_a_routing_id_of_another_keys_device_gets_nobody_anywhere():
     assert bench.engine.core.messages_refused == 90
 
 
-GRAPH = ShippedGraph(bytes(range(256)) * 1000)
-
-
-def fetch_graph(bench, name, at_s=0.0):
-    return bench.say(name, FetchGraph(bench.sessions[name]), at_s=at_s)
-
-
 def test_a_small_graph_goes_out_in_one_message():
     graph = ShippedGraph(b"a graph")
     bench = Bench(graph)
@@ -412,270 +228,6 @@ def test_a_graph_goes_out_in_pieces_of_the_one_object():
     assert received == GRAPH.payload
     bench.say(b"pi", Credit(1, len(received)))
     assert bench.engine._outgoing.graphs == 0
-
-
-def test_a_graph_is_sent_to_so_many_at_once_and_whoever_stalls_makes_way():
-    bench = Bench(GRAPH, snapshots_max=2)
-    for name in (b"a", b"b", b"c"):
-        bench.join(name)
-    assert isinstance(fetch_graph(bench, b"a"), Graph)
-    assert isinstance(fetch_graph(bench, b"b"), Graph)
-    assert isinstance(fetch_graph(bench, b"b"), Graph), "its own place, again"
-    assert fetch_graph(bench, b"c", at_s=1.0).code == "busy"
-    bench.say(b"b", Credit(3, 0), at_s=4.0)
-    assert fetch_graph(bench, b"c", at_s=4.5).code == "busy"
-    assert isinstance(fetch_graph(bench, b"c", at_s=5.5), Graph)
-    assert bench.engine._outgoing.graphs == 2
-    for name in (b"b", b"c"):
-        bench.engine.on_message(name, wire.encode(Leave("stopping", bench.sessions[name])), None, 6.0)
-    assert bench.engine._outgoing.graphs == 0
-
-
-# -- transfers that resume -----------------------------------------------------------------------------------
-
-WHOLE = np.arange(SPEC.length, dtype=np.float32).tobytes()
-
-
-def push_of(bench, name, *, seq=1, payload=WHOLE, transfer=1, codec="identity"):
-    return Push(
-        bench.sessions[name], seq, ModelVersion(LINEAGE, 0), 1, 1, 0.0, 0.0, 0.1, codec,
-        wire.checksum(payload), len(payload), transfer=transfer,
-    )  # fmt: skip
-
-
-def piece_of(offset, *, transfer=1, payload=WHOLE):
-    part = payload[offset : offset + PIECE]
-    return Piece(transfer, offset, wire.checksum(part)), part
-
-
-def reconnect(bench, name, number, at_s=0.0):
-    """Say hello on another connection, as the same start of the same device; return its name."""
-    peer = name + b"#%d" % number
-    hello = Hello(name.decode(), name.ljust(16, b"-"), 1, session=bench.sessions[name])
-    welcome = bench.say(peer, hello, at_s=at_s)
-    assert isinstance(welcome, Welcome)
-    bench.sessions[name] = bench.sessions[peer] = welcome.session
-    return peer
-
-
-def cut_in_mid_push(bench, name=b"pi", *, pieces=2, at_s=0.0):
-    """Join, push some pieces, and come back on another connection; return that."""
-    bench.join(name)
-    assert bench.say(name, push_of(bench, name)) == Credit(1, 0)
-    for number in range(pieces):
-        bench.say(name, *piece_of(number * PIECE))
-    return reconnect(bench, name, 2, at_s)
-
-
-def test_a_push_goes_on_over_another_connection():
-    bench = Bench()
-    peer = cut_in_mid_push(bench)
-    assert bench.say(peer, push_of(bench, b"pi", transfer=2)) == Credit(2, 2 * PIECE)
-    bench.say(peer, *piece_of(2 * PIECE, transfer=2))
-    bench.say(peer, *piece_of(3 * PIECE, transfer=2))
-    assert bench.engine.core.updates_applied == 1
-    np.testing.assert_array_equal(bench.engine.model.current.vector, np.frombuffer(WHOLE, np.float32))
-    assert bench.engine.core.messages_refused == 0
-
-
-def test_a_push_goes_on_over_the_same_connection():
-    bench = Bench()
-    bench.join(b"pi")
-    bench.say(b"pi", push_of(bench, b"pi"))
-    bench.say(b"pi", *piece_of(0))
-    assert bench.say(b"pi", push_of(bench, b"pi", transfer=2)) == Credit(2, PIECE)
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"payload": WHOLE[4:] + WHOLE[:4]},
-        {"payload": WHOLE[: len(WHOLE) // 2], "codec": "float16"},
-    ],
-    ids=["other values", "another codec"],
-)
-def test_another_payload_under_the_same_seq_starts_anew(other):
-    bench = Bench()
-    peer = cut_in_mid_push(bench)
-    assert bench.say(peer, push_of(bench, b"pi", transfer=2, **other)) == Credit(2, 0)
-    assert len(bench.engine._incoming) == 1
-
-
-def test_a_forged_beginning_is_found_out_in_the_end():
-    """The same checksum is announced, but what came before the cut was not of that payload."""
-    bench = Bench()
-    bench.join(b"pi")
-    forged = bytes(len(WHOLE))
-    bench.say(b"pi", push_of(bench, b"pi"))
-    bench.say(b"pi", *piece_of(0, payload=forged))
-    peer = reconnect(bench, b"pi", 2)
-    assert bench.say(peer, push_of(bench, b"pi", transfer=2)) == Credit(2, PIECE)
-    for number in (1, 2, 3):
-        answer = bench.say(peer, *piece_of(number * PIECE, transfer=2))
-    assert answer.code == "malformed"
-    assert bench.engine.core.updates_applied == 0
-    assert bench.say(peer, push_of(bench, b"pi", transfer=3)) == Credit(3, 0)
-
-
-def test_what_was_spoilt_starts_anew():
-    bench = Bench()
-    bench.join(b"pi")
-    bench.say(b"pi", push_of(bench, b"pi"))
-    bench.say(b"pi", *piece_of(0))
-    piece, _ = piece_of(PIECE)
-    assert bench.say(b"pi", piece, bytes(PIECE)).code == "malformed"
-    assert bench.say(b"pi", push_of(bench, b"pi", transfer=2)) == Credit(2, 0)
-
-
-def test_nobody_goes_on_with_what_another_has_begun():
-    bench = Bench()
-    cut_in_mid_push(bench)
-    bench.join(b"other")
-    assert bench.say(b"other", push_of(bench, b"other")) == Credit(1, 0)
-
-
-def test_what_was_cut_off_counts_as_held_and_gives_way_first():
-    bench = Bench(updates_held_max=2)
-    cut_in_mid_push(bench, b"a", at_s=0.0)
-    peer = cut_in_mid_push(bench, b"b", at_s=1.0)
-    assert len(bench.engine._incoming) == 2
-    bench.join(b"c")
-    assert bench.say(b"c", push_of(bench, b"c"), at_s=1.0) == Credit(1, 0)
-    assert len(bench.engine._incoming) == 2, "the one of a made way"
-    assert bench.say(peer, push_of(bench, b"b", transfer=2), at_s=1.0) == Credit(2, 2 * PIECE)
-    again = reconnect(bench, b"a", 3, at_s=1.0)
-    assert bench.say(again, push_of(bench, b"a", transfer=2), at_s=1.0).code == "busy"
-
-
-def test_what_was_cut_off_is_its_devices_own_place():
-    bench = Bench(updates_held_max=1)
-    peer = cut_in_mid_push(bench)
-    assert bench.say(peer, push_of(bench, b"pi", transfer=2)) == Credit(2, 2 * PIECE)
-
-
-def test_what_was_cut_off_is_dropped_when_the_device_pushes_something_else():
-    bench = Bench()
-    peer = cut_in_mid_push(bench)
-    small = bytes(PIECE)
-    bench.say(peer, push_of(bench, b"pi", payload=small), small)  # malformed: not a vector of the spec
-    assert len(bench.engine._incoming) == 1
-    assert bench.say(peer, push_of(bench, b"pi", transfer=2, codec="float16", payload=WHOLE[::2])) == Credit(2, 0)
-    assert len(bench.engine._incoming) == 1
-
-
-def test_what_was_cut_off_is_not_kept_for_ever():
-    bench = Bench()
-    peer = cut_in_mid_push(bench)
-    bench.engine.tick(SUSPENDED_S - 1.0)
-    assert len(bench.engine._incoming) == 1
-    bench.engine.tick(SUSPENDED_S + 1.0)
-    assert len(bench.engine._incoming) == 0
-    assert bench.say(peer, push_of(bench, b"pi", transfer=2), at_s=SUSPENDED_S + 1.0) == Credit(2, 0)
-
-
-def fold_one(bench, name=b"mover", seq=1):
-    """Let another device move the model on."""
-    if name not in bench.sessions:
-        bench.join(name)
-    bench.say(name, push_of(bench, name, seq=seq, transfer=seq))
-    for offset in range(0, len(WHOLE), PIECE):
-        bench.say(name, *piece_of(offset, transfer=seq))
-
-
-def cut_in_mid_assignment(bench, *, begun=True):
-    """Fetch, receive a piece, and come back on another connection; return that and the assignment."""
-    bench.join(b"pi")
-    assignment = bench.say(b"pi", Fetch(bench.sessions[b"pi"]))
-    if begun:
-        bench.say(b"pi", Credit(assignment.transfer, 0))
-    return reconnect(bench, b"pi", 2), assignment
-
-
-def test_an_assignment_goes_on_though_the_model_has_moved():
-    bench = Bench()
-    peer, first = cut_in_mid_assignment(bench)
-    fold_one(bench)
-    again = bench.say(peer, Fetch(bench.sessions[b"pi"], partial=first.checksum))
-    assert (again.version, again.checksum) == (first.version, first.checksum)
-    assert again.version.number == 0 < bench.engine.core.version
-    assert again.transfer != first.transfer
-    piece = bench.say(peer, Credit(again.transfer, PIECE))
-    assert (piece.transfer, piece.offset) == (again.transfer, 3 * PIECE), "the last of those that the window takes"
-    assert bench.notes.payloads[-1] == bytes(SPEC.nbytes)[3 * PIECE :]
-
-
-@pytest.mark.parametrize("partial", [None, 0, 12345, 2**64 - 1])
-def test_who_holds_nothing_of_it_is_sent_the_newest(partial):
-    bench = Bench()
-    peer, first = cut_in_mid_assignment(bench)
-    fold_one(bench)
-    again = bench.say(peer, Fetch(bench.sessions[b"pi"], partial=partial))
-    assert again.version.number == 1
-    assert again.checksum != first.checksum
-    late = bench.say(peer, Fetch(bench.sessions[b"pi"], partial=first.checksum))
-    assert late.version.number == 1, "what was kept has been dropped for it"
-
-
-def test_another_device_is_not_sent_what_was_cut_off():
-    bench = Bench()
-    _, first = cut_in_mid_assignment(bench)
-    fold_one(bench)
-    bench.join(b"other")
-    assert bench.say(b"other", Fetch(bench.sessions[b"other"], partial=first.checksum)).version.number == 1
-
-
-def test_strangers_leave_nothing_behind():
-    bench = Bench()
-    for number in range(20):
-        bench.say(b"stranger %d" % number, Fetch(bytes(16), partial=number))
-    assert not bench.engine._outgoing._partials
-
-
-def test_the_same_payload_goes_on_though_nothing_was_kept():
-    bench = Bench()
-    peer, first = cut_in_mid_assignment(bench)
-    bench.engine.tick(SUSPENDED_S + 1.0)
-    again = bench.say(peer, Fetch(bench.sessions[b"pi"], partial=first.checksum), at_s=SUSPENDED_S + 1.0)
-    assert again.checksum == first.checksum
-    assert bench.say(peer, Credit(again.transfer, 3 * PIECE), at_s=SUSPENDED_S + 1.0).offset == 3 * PIECE
-
-
-def test_assignments_that_were_cut_off_make_way_for_newer_models():
-    bench = Bench(snapshots_max=2)
-    peer, first = cut_in_mid_assignment(bench)
-    fold_one(bench)
-    assert bench.engine.model.snapshots_alive == 2
-    bench.notes.payloads.clear()  # what the notes keep, the hub could not let go of
-    bench.join(b"other")
-    assert bench.say(b"other", Fetch(bench.sessions[b"other"])).version.number == 1
-    assert bench.say(peer, Fetch(bench.sessions[b"pi"], partial=first.checksum)).version.number == 1
-
-
-def test_after_a_rollback_nobody_goes_on_with_an_earlier_model():
-    bench = Bench()
-    peer, first = cut_in_mid_assignment(bench)
-    fold_one(bench)
-    engine = bench.engine
-    engine.model._kept = engine.model._kept_last = engine.model.current
-    engine._execute([Restore(2)])
-    again = bench.say(peer, Fetch(bench.sessions[b"pi"], partial=first.checksum))
-    assert again.checksum != first.checksum
-
-
-def test_going_on_needs_no_room():
-    bench = Bench(snapshots_max=2)
-    peer, first = cut_in_mid_assignment(bench)
-    fold_one(bench)
-    again = bench.say(peer, Fetch(bench.sessions[b"pi"], partial=first.checksum))
-    assert again.version.number == 0
-
-
-@pytest.mark.parametrize("beyond", [len(WHOLE), len(WHOLE) + 1, 2**53])
-def test_a_device_cannot_have_more_than_there_is(beyond):
-    bench = Bench()
-    bench.join(b"pi")
-    assignment = bench.say(b"pi", Fetch(bench.sessions[b"pi"]))
-    assert bench.say(b"pi", Credit(assignment.transfer, beyond)).code == "malformed"
 
 
 def test_a_device_may_bound_pieces_and_messages():

@@ -34,7 +34,7 @@ from edgeasync.policies.policy import Policy
 from edgeasync.policies.staleness import ConstantStaleness
 from edgeasync.protocol.codecs import VectorSource
 from edgeasync.protocol.messages import Rejected
-from tests.support.hub_bench import SPEC, HubBench
+from tests.support.parts.hub_bench import SPEC, HubBench
 
 AT_ONCE = ImmediateAggregator()
 LONG = Monitor(watch=(UpdateNormWatch(count_max=1),), calm_updates=2)

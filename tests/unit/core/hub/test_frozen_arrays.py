@@ -6,7 +6,7 @@ from edgeasync.core.hub.effects import Report
 from edgeasync.core.hub.events import Revoked
 from edgeasync.core.recovery.state import dump_state, load_state, succeed
 from edgeasync.protocol.messages import Frozen
-from tests.support.hub_bench import SPEC, HubBench
+from tests.support.parts.hub_bench import SPEC, HubBench
 
 RIGHT, OTHER, ONNX = Frozen("torch", "a" * 32), Frozen("torch", "b" * 32), Frozen("onnx", "c" * 32)
 

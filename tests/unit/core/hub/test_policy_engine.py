@@ -37,7 +37,7 @@ from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Plateau, Policy, WarmUp
 from edgeasync.policies.staleness import BoundedStaleness, ConstantStaleness, PolynomialStaleness
 from edgeasync.protocol.messages import Ack, Applied, Buffered, DeviceProfile, Rejected
-from tests.support.hub_bench import HubBench
+from tests.support.parts.hub_bench import HubBench
 
 QUIET = Monitor(watch=())
 AT_ONCE = ImmediateAggregator()

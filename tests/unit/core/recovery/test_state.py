@@ -51,8 +51,8 @@ from edgeasync.protocol.messages import (
     Push,
     Welcome,
 )
+from tests.support.simulation.whims import ROLLBACK, WARNING
 from tests.support.size import repetitions
-from tests.support.whims import ROLLBACK, WARNING
 
 F = np.float32
 LINEAGE = "00c0ffee00c0ffee"

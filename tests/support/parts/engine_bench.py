@@ -1,0 +1,117 @@
+"""A hub engine under test, with devices that read what it sends."""
+
+import numpy as np
+
+from edgeasync.config import ByteCount
+from edgeasync.core.arrays.hub_model import Model
+from edgeasync.core.engine.hub_engine import HubEngine
+from edgeasync.core.hub.machine import HubCore
+from edgeasync.core.hub.settings import FLOAT32, HubCoreSettings, Limits, Liveness
+from edgeasync.core.recovery.replay import Sessions
+from edgeasync.parameters import Parameter, ParameterSpec
+from edgeasync.policies.aggregation import ImmediateAggregator
+from edgeasync.policies.frequency import FixedFrequency
+from edgeasync.policies.monitor import Monitor
+from edgeasync.policies.optimizers import SGD
+from edgeasync.policies.policy import Policy
+from edgeasync.protocol import wire
+from edgeasync.protocol.codecs import STAGES
+from edgeasync.protocol.graph import ShippedGraph
+from edgeasync.protocol.messages import FetchGraph, Hello, ModelVersion, Piece, Push, Welcome
+
+SPEC = ParameterSpec((Parameter("w", (50_000,)),))
+PIECE = 65_536
+LINEAGE = "0" * 16
+POLICY = Policy(
+    aggregate=ImmediateAggregator(),
+    optimizer=(SGD(),),
+    frequency=FixedFrequency(),
+    monitor=Monitor(watch=()),
+)
+
+
+class Notes:
+    """A shell that keeps what it is asked to send."""
+
+    def __init__(self):
+        self.sent = []
+        self.payloads = []
+
+    def send(self, peer, header, payload):
+        self.sent.append((peer, wire.decode(header)))
+        self.payloads.append(payload)
+
+    def report(self, report):
+        pass
+
+    def describe(self):
+        return {}
+
+    def save(self, snapshot, *, last):
+        pass
+
+    def run_in_background(self, work, then):
+        then(work())
+
+
+class Bench:
+    def __init__(self, graph=None, codec=FLOAT32, policy=POLICY, spec=SPEC, **limits):
+        self.notes = Notes()
+        numbers = iter(range(1, 100))
+        sessions = Sessions(lambda: next(numbers).to_bytes(16, "big"))
+        core = HubCore(
+            spec=spec,
+            training={},
+            policy=policy,
+            settings=HubCoreSettings(
+                codec=codec,
+                liveness=Liveness(heartbeat_s=1.0, lease_s=5.0),
+                limits=Limits(**{"piece_bytes": ByteCount(PIECE)} | limits),
+            ),
+            version=ModelVersion(LINEAGE, 0),
+            graph=graph,
+            make_session=sessions,
+            now_s=0.0,
+        )
+        model = Model(spec, np.zeros(spec.length, np.float32), 0, policy)
+        self.engine = HubEngine(core, model, self.notes, sessions=sessions)
+        self.sessions = {}
+
+    def say(self, peer, message, payload=None, at_s=0.0):
+        self.engine.on_message(peer, wire.encode(message), payload, at_s)
+        return [message for to, message in self.notes.sent if to == peer][-1]
+
+    def join(self, name):
+        welcome = self.say(name, Hello(name.decode(), name.ljust(16, b"-"), 1, codecs=STAGES))
+        assert isinstance(welcome, Welcome)
+        self.sessions[name] = welcome.session
+
+    def announce(self, name, at_s=0.0, nbytes=SPEC.nbytes):
+        payload = bytes(nbytes)
+        push = Push(
+            self.sessions[name], 1, ModelVersion(LINEAGE, 0), 1, 1, 0.0, 0.0, 0.1, "identity",
+            wire.checksum(payload), len(payload), transfer=1,
+        )  # fmt: skip
+        return self.say(name, push, at_s=at_s)
+
+
+GRAPH = ShippedGraph(bytes(range(256)) * 1000)
+
+
+def fetch_graph(bench, name, at_s=0.0):
+    return bench.say(name, FetchGraph(bench.sessions[name]), at_s=at_s)
+
+
+WHOLE = np.arange(SPEC.length, dtype=np.float32).tobytes()
+
+
+def push_of(bench, name, *, seq=1, payload=WHOLE, transfer=1, codec="identity"):
+    return Push(
+        bench.sessions[name], seq, ModelVersion(LINEAGE, 0), 1, 1, 0.0, 0.0, 0.1, codec,
+        wire.checksum(payload), len(payload), transfer=transfer,
+    )  # fmt: skip
+
+
+def piece_of(offset, *, transfer=1, payload=WHOLE):
+    part = payload[offset : offset + PIECE]
+    return Piece(transfer, offset, wire.checksum(part)), part

@@ -1,0 +1,85 @@
+"""Hubs and agents in this process, with a trainer that adds one."""
+
+import asyncio
+import threading
+
+import numpy as np
+import pytest
+
+from edgeasync import Policy, StepResult
+from edgeasync.core.hub.settings import HubCoreSettings
+from edgeasync.durable.identity import DeviceIdentity
+from edgeasync.policies.aggregation import ImmediateAggregator
+from edgeasync.policies.frequency import FixedFrequency
+from edgeasync.policies.optimizers import SGD
+from edgeasync.runtime.agent import Agent
+from edgeasync.runtime.hub import Hub
+from edgeasync.training.numpy_models import SoftmaxModel
+from tests.support.programs.processes import PATIENCE_S
+
+SPEC = SoftmaxModel(inputs=4, classes=2).spec
+ONE_BY_ONE = Policy(aggregate=ImmediateAggregator(), optimizer=(SGD(),), frequency=FixedFrequency(local_steps=4))
+ADDRESS = "inproc://hub"
+ODD = [StopIteration(), SystemExit(3), asyncio.CancelledError(), KeyboardInterrupt(), GeneratorExit()]
+odd_errors = pytest.mark.parametrize("error", ODD, ids=lambda error: type(error).__name__)
+
+
+class Adder:
+    """A trainer that adds one to every parameter, and tells of a step of that number."""
+
+    spec = SPEC
+
+    def __init__(self, at=0, tell=lambda: None):
+        self._steps, self._at, self._tell = 0, at, tell
+
+    def begin(self, parameters):
+        self._parameters = parameters
+
+    def step(self):
+        self._parameters += 1.0
+        self._steps += 1
+        if self._steps == self._at:
+            self._tell()
+        return StepResult(1.0, 1)
+
+
+def make_hub(run, network, *, settings=HubCoreSettings(), **options):  # noqa: B008 (it is frozen)
+    options = {"initial": lambda: np.zeros(SPEC.length, np.float32), "policy": ONE_BY_ONE} | options
+    return Hub(spec=SPEC, bind=ADDRESS, run=run, settings=settings, network=network, **options)
+
+
+def make_agent(network, trainer=None, **options):
+    identity = DeviceIdentity("pi", "0" * 32, 1)
+    trainer = trainer or Adder()
+    return Agent(ADDRESS, identity=identity, make_trainer=lambda _: trainer, network=network, **options)
+
+
+async def serve(hub, *agents):
+    """Run a hub and its agents until the hub has ended; raise what any of them raises."""
+
+    async def until_it_ends():
+        reason = await hub.run()
+        for agent in agents:
+            agent.request_stop()
+        return reason
+
+    async with asyncio.timeout(PATIENCE_S):
+        serving = asyncio.gather(until_it_ends(), *[agent.run() for agent in agents])
+        try:
+            return (await serving)[0]
+        finally:
+            serving.cancel()
+            await asyncio.wait((serving,))
+
+
+def workers():
+    """Return the names of the threads of hubs and agents that do not end by themselves."""
+    names = ("open", "fold", "journal", "save", "evaluate", "train")
+    threads = [thread for thread in threading.enumerate() if thread.name in names]
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    return [thread.name for thread in threads if thread.is_alive()]
+
+
+def fail(error):
+    raise error

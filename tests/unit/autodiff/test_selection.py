@@ -1,0 +1,107 @@
+"""Which parameters are trained: patterns, frozen parameters, and hints of an exporter."""
+
+import numpy as np
+import onnx
+import pytest
+
+from edgeasync.autodiff.build import build_training_graph
+from edgeasync.autodiff.settings import GraphSettings
+from edgeasync.errors import GraphError
+from tests.support.models.gradients import Reference, assert_slopes, forward, numbers, run, squares
+from tests.support.models.small_models import KIND, MSE, dense, edited, frozen, model, names, noted, refused
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, ["w1", "b1", "w2", "b2"]),
+        ({"train": ("w2", "b2")}, ["w2", "b2"]),
+        ({"freeze": ("w1", "b1")}, ["w2", "b2"]),
+        ({"train": ("*2",)}, ["w2", "b2"]),
+        ({"train": ("w*", "b*"), "freeze": ("b?",)}, ["w1", "w2"]),
+        ({"train": ("w[1]",)}, ["w1"]),
+        ({"output": "h"}, ["w1", "b1"]),
+        ({"output": "a", "train": ("*",)}, ["w1", "b1"]),
+    ],
+)
+def test_patterns_choose_what_is_trained_and_the_rest_is_constant(settings, expected):
+    data = model()
+    graph = build_training_graph(data, GraphSettings(loss="mse", **settings))
+    assert names(graph) == expected
+    constants = {entry.name for entry in onnx.load_model_from_string(graph.model).graph.initializer}
+    assert not constants.intersection(expected)
+    if "output" not in settings:
+        assert set(dense()) - set(expected) <= constants
+        x, target = numbers((4, 4), 7), numbers((4, 3), 8)
+        found = run(graph, {"x": x, "target": target})
+        assert_slopes({name: found[f"{name}.grad"] for name in expected}, Reference(data), x,
+                      lambda y: squares(y, target))  # fmt: skip
+
+
+def test_what_is_frozen_is_not_differentiated():
+    head = build_training_graph(model(), GraphSettings(train=("*2",)))
+    assert all("::Relu" not in node.name and "gradient/a" not in node.name
+               for node in onnx.load_model_from_string(head.model).graph.node)  # fmt: skip
+
+
+@pytest.mark.parametrize("settings", [{"train": ("v*",)}, {"freeze": ("v*",)}, {"train": ("*", "v*")}])
+def test_a_pattern_that_matches_nothing_is_a_mistake(settings):
+    with pytest.raises(GraphError, match=r"no parameter matches 'v\*'; there are w1, b1, w2, b2"):
+        build_training_graph(model(), GraphSettings(**settings))
+
+
+def test_nothing_left_to_train_and_nothing_that_reaches_the_output():
+    with pytest.raises(GraphError, match="no trained parameter reaches output 'y': none chosen"):
+        build_training_graph(model(), GraphSettings(freeze=("*",)))
+    with pytest.raises(GraphError, match="no trained parameter reaches output 'h'"):
+        build_training_graph(model(), GraphSettings(output="h", loss="mse", train=("*2",)))
+
+
+def test_scalars_whole_numbers_and_infinite_masks_are_no_parameters():
+    more = {"t": np.float32(2), "i": np.array([1, 0]), "m": np.float32([[0, -np.inf, 0]])}
+    text = "a = Gather<axis=1>(x, i)\nb = Mul(a, t)\nc = Gemm(b, w)\ny = Add(c, m)"
+    graph = build_training_graph(model(text, {"w": numbers((2, 3), 1)} | more), MSE)
+    assert names(graph) == ["w"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, ["w2", "b2"]),
+        ({"freeze": ("b2",)}, ["w2"]),
+        ({"train": ("*",)}, ["w1", "b1", "w2", "b2"]),
+        ({"train": ("*1",)}, ["w1", "b1"]),
+        ({"train": ("*",), "freeze": ("w?",)}, ["b1", "b2"]),
+    ],
+)
+def test_what_the_file_says_is_frozen_stays_so_unless_train_is_given(settings, expected):
+    graph = build_training_graph(frozen("w1", "b1", "gone"), GraphSettings(loss="mse", **settings))
+    assert names(graph) == expected
+    told = () if "train" in settings else ("frozen in torch, and so here unless train names them: w1, b1",)
+    assert graph.warnings == told
+
+
+def test_a_file_in_which_all_is_frozen():
+    refused(
+        frozen("w1", "b1", "w2", "b2"), r"torch had w1, b1, w2, b2 frozen: give train=\['w1', 'b1', 'w2', 'b2'\]"
+    )
+    broken = edited(model(), lambda proto: proto.metadata_props.add(key="edgeasync.frozen", value="w1"))
+    refused(broken, "the model's metadata 'edgeasync.frozen' is not a list of names")
+
+
+def test_buffers_and_constants_that_the_exporter_knows_are_not_trained():
+    parameters = {"p": numbers((1, 3)), "k": numbers((3,), 3), "c": numbers((3,), 4)}
+    data = model("h = Mul(x, p)\na = Add(h, k)\ny = Mul(a, c)", parameters, (3,))
+    assert names(build_training_graph(data, MSE)) == ["p", "k", "c"]
+    known = noted(data, p=(KIND, "PARAMETER"), k=(KIND, "BUFFER"), c=(KIND, "CONSTANT_TENSOR"))
+    assert names(build_training_graph(known, MSE)) == ["p"]
+
+
+def test_a_scalar_and_an_exponent_are_trained_if_they_are_named_in_full():
+    parameters = {"w": numbers((3,), 1), "s": np.float32(2.0), "e": np.float32([3.0])}
+    data = forward("h = Mul(x, w)\nr = Relu(h)\nq = Pow(r, e)\ny = Mul(q, s)", parameters, (3,))
+    assert names(build_training_graph(data, MSE)) == ["w"]
+    graph = build_training_graph(data, GraphSettings(loss="mse", train=("*", "s", "e")))
+    assert names(graph) == ["w", "s", "e"]
+    found = run(graph, {"x": numbers((8, 3), 2), "target": numbers((8, 3), 3)})
+    assert all(np.isfinite(value).all() for value in found.values())  # a rectified base is 0 here and there

@@ -1,0 +1,146 @@
+"""What an event costs the core does not grow with the number of devices: counted in calls, which are exact."""
+
+import itertools
+import math
+import sys
+
+import pytest
+
+from edgeasync.core.hub.effects import Assign, Fold, Send
+from edgeasync.core.hub.events import Folded, PushArrived, Received, Ticked
+from edgeasync.core.hub.machine import HubCore
+from edgeasync.core.hub.membership import SAMPLE
+from edgeasync.core.hub.settings import HubCoreSettings, Limits
+from edgeasync.policies.aggregation import QuorumAggregator, SynchronousAggregator
+from edgeasync.policies.frequency import Cadence
+from edgeasync.policies.policy import Policy
+from edgeasync.protocol.messages import Fetch, Hello, ModelVersion, Ping, Push, Welcome
+from tests.support.parts.hub_bench import LINEAGE, SPEC
+
+
+class Fleet:
+    """Devices that exchange in turn, and the calls that each of their events took."""
+
+    def __init__(self, devices, policy=None, name_of="device-{}".format, **limits):
+        self.core = HubCore(
+            spec=SPEC,
+            training={},
+            policy=policy or Policy(),
+            settings=HubCoreSettings(limits=Limits(devices_max=devices, **limits), quiet=True),
+            version=ModelVersion(LINEAGE, 0),
+            make_session=(number.to_bytes(16, "big") for number in itertools.count(1)).__next__,
+            now_s=0.0,
+        )
+        self.now_s = 0.0
+        self.handles = itertools.count()
+        self.sessions, self.keys, self.bases, self.calls = [], [], {}, {}
+        for number in range(devices):
+            peer = number.to_bytes(4, "big")
+            device_id = name_of(number)
+            key = b"" if "/" not in device_id else device_id.partition("/")[0].encode().ljust(32, b".")
+            self.keys.append(key)
+            hello = Hello(device_id, number.to_bytes(16, "big"), 1)
+            self.give("join", Received(peer, hello, key=key))
+            self.give("fetch", Received(peer, Fetch(self.sessions[number]), key=key))
+
+    def give(self, kind, event):
+        made = 0
+
+        def count(frame, what, _):
+            nonlocal made
+            made += what == "call"
+
+        sys.setprofile(count)
+        try:
+            effects = self.core.handle(event, self.now_s)
+            self.core.next_deadline_s()
+        finally:
+            sys.setprofile(None)
+        self.calls.setdefault(kind, []).append(made)
+        for effect in effects:
+            if isinstance(effect, Assign):
+                self.bases[effect.peer] = effect.version
+            elif isinstance(effect, Send) and isinstance(effect.message, Welcome):
+                self.sessions.append(effect.message.session)
+            elif isinstance(effect, Fold) and effect.measure:
+                self.core.handle(Folded(effect.number, 1.0), self.now_s)
+
+    def push(self, number, seq=1, norm=1.0):
+        peer, session, handle = number.to_bytes(4, "big"), self.sessions[number], next(self.handles)
+        push = Push(session, seq, self.bases[peer], 8, 256, 0.5, 0.25, 0.01, "identity", 0, 12, 0)
+        self.give("push", PushArrived(peer, push, handle, norm, can_answer=True, key=self.keys[number]))
+
+    def exchange(self, rounds, devices):
+        self.calls.clear()
+        for seq in range(1, rounds + 1):
+            for number in range(devices):
+                self.now_s += 1.0 / devices
+                peer, session = number.to_bytes(4, "big"), self.sessions[number]
+                self.give("ping", Received(peer, Ping(session, self.now_s, 8 * seq)))
+                self.push(number, seq)
+                if self.core.next_deadline_s() <= self.now_s:
+                    self.give("tick", Ticked())
+
+
+def test_no_event_costs_more_in_a_large_fleet():
+    calls = {}
+    for devices, rounds in ((SAMPLE, 3), (8 * SAMPLE, 2)):
+        fleet = Fleet(devices)
+        fleet.exchange(rounds, devices)
+        fleet.core.check()
+        calls[devices] = fleet.calls
+    few, many = calls[SAMPLE], calls[8 * SAMPLE]
+    for kind in ("ping", "push"):
+        assert sum(many[kind]) / len(many[kind]) <= 1.1 * sum(few[kind]) / len(few[kind])
+        assert max(many[kind]) <= 1.5 * max(few[kind])
+
+
+class Looked(list):
+    """Updates that wait, and how many of them have been looked at."""
+
+    looked = 0
+
+    def __iter__(self):
+        self.looked += len(self)
+        return super().__iter__()
+
+    def __getitem__(self, place):
+        found = super().__getitem__(place)
+        self.looked += len(found) if isinstance(place, slice) else 1
+        return found
+
+
+@pytest.mark.parametrize("odd", ["none", "refused", "pausing", "rare", "shared"])
+@pytest.mark.parametrize(
+    "aggregate", [QuorumAggregator(share=0.1, grace=100.0, patience=100.0), SynchronousAggregator()]
+)
+def test_a_push_looks_at_no_update_that_was_counted_before(aggregate, odd):
+    devices = 300
+    policy = Policy(aggregate=aggregate)
+    per_key = 3 if odd == "shared" else 1
+    fleet = Fleet(devices, policy, lambda number: f"key-{number // per_key}/{number}", updates_held_max=999)
+    engine = fleet.core.policy_engine
+    waiting = engine.state.contributions = Looked()
+    engine.load_state(engine.state)
+    engine.state.retune_in, engine.state.cadence = 999, Cadence(period_s=1.0)
+    if odd == "rare":
+        engine.state.rare = {f"key-{devices - 1}/{devices - 1}": 1.0}
+    elif odd == "pausing":
+        ping = Ping(fleet.sessions[0], 0.0, 0, pace_percent=0)
+        fleet.give("ping", Received(bytes(4), ping, key=fleet.keys[0]))
+    elif odd == "refused":
+        fleet.push(0, norm=math.nan)
+    for number in range(1, devices - 2):
+        fleet.push(number)
+    assert engine.state.contributions is waiting
+    assert len(waiting) == devices - 3, "all wait"
+    assert waiting.looked <= 8 * devices
+    fleet.core.check()
+
+
+@pytest.mark.parametrize("devices", [1, SAMPLE, SAMPLE + 1, 1000])
+def test_samples_take_turns_until_every_device_was_in_one(devices):
+    members = Fleet(devices).core.members
+    samples = [members.sample(turn) for turn in range(7, 7 + members.stride)]
+    assert all(len(sample) <= SAMPLE for sample in samples)
+    assert sorted(member.device_id for sample in samples for member in sample) == sorted(members.members)

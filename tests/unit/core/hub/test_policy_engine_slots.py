@@ -1,0 +1,316 @@
+"""Policies that the core has never heard of slot in: none of these kinds is in the library."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from edgeasync.core.arrays.combine import norm_of
+from edgeasync.core.arrays.hub_model import Model
+from edgeasync.core.hub.effects import Assign, Discard, Fold, Send
+from edgeasync.core.hub.settings import CheckpointSettings
+from edgeasync.parameters import Parameter, ParameterSpec
+from edgeasync.policies.aggregation import ImmediateAggregator
+from edgeasync.policies.frequency import Cadence, FixedFrequency, Interval
+from edgeasync.policies.optimizers import SGD
+from edgeasync.policies.policy import Policy
+from edgeasync.policies.staleness import PolynomialStaleness
+from edgeasync.protocol.messages import Ack, Applied, Buffered, Duplicate, ModelVersion, Rejected
+from tests.support.codecs.coded import coded
+
+FULL_WEIGHT, SIXTEEN_STEPS = PolynomialStaleness(exponent=0.0), FixedFrequency(local_steps=16)
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """The mean of `count` updates; a device waits for it."""
+
+    count: int
+    answer: str = "at_flush"
+    update: str = "delta"
+
+    def flush_at_s(self, buffered, fleet):
+        assert buffered
+        return buffered[-1].arrived_s if len(buffered) >= self.count else None
+
+    def weights(self, buffered, fleet):
+        return tuple(contribution.weight / len(buffered) for contribution in buffered)
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """Everything that comes within `wait_s` of the first, or at once when every live device has spoken."""
+
+    wait_s: float
+    answer: str = "at_flush"
+    update: str = "delta"
+
+    def flush_at_s(self, buffered, fleet):
+        if len({contribution.device_id for contribution in buffered}) >= fleet.voters_live:
+            return buffered[-1].arrived_s
+        return buffered[0].arrived_s + self.wait_s
+
+    def weights(self, buffered, fleet):
+        examples = sum(contribution.examples for contribution in buffered)
+        return tuple(contribution.examples / examples for contribution in buffered)
+
+
+def own_policy(**parts):
+    """Some parts of our own among the library's."""
+    library = {"staleness": FULL_WEIGHT, "aggregate": ImmediateAggregator(), "frequency": SIXTEEN_STEPS}
+    return Policy(**library | {"optimizer": (SGD(),)} | parts)
+
+
+def assigned(hub):
+    return [(effect.peer, effect.version.number, effect.ack) for effect in hub.all_of(Assign)]
+
+
+def acks(hub):
+    return [(send.peer, send.message) for send in hub.all_of(Send) if isinstance(send.message, Ack)]
+
+
+def test_buffered_devices_wait_for_their_flush(hub_bench):
+    hub = hub_bench(own_policy(aggregate=Buffer(3)), liveness={"lease_s": 1e3})
+    for name in "abcd":
+        hub.join(name)
+    for count, name in enumerate("ab", start=1):
+        hub.push(name, 1)
+        assert acks(hub) == [(hub.peers[name], Ack(1, Buffered(count)))]
+        assert not assigned(hub)
+    hub.push("d", 1, norm=float("nan"))
+    assert assigned(hub) == [(hub.peers["d"], 0, Ack(1, Rejected("not_finite")))]
+    hub.push("c", 1)
+    fold = hub.one(Fold)
+    assert (fold.number, fold.handles, fold.weights) == (1, (100, 101, 103), (1 / 3, 1 / 3, 1 / 3))
+    assert assigned(hub) == [
+        (hub.peers["c"], 1, Ack(1, Applied(1))),
+        (hub.peers["a"], 1, None),
+        (hub.peers["b"], 1, None),
+    ]
+    assert hub.core.updates_applied == 3
+    hub.push("a", 2, base=1)
+    assert acks(hub) == [(hub.peers["a"], Ack(2, Buffered(1)))]
+
+
+def test_a_lost_answer_is_repeated_while_the_device_waits(hub_bench):
+    hub = hub_bench(own_policy(aggregate=Buffer(2)), liveness={"lease_s": 1e3})
+    for name in "ab":
+        hub.join(name)
+    hub.push("a", 1)
+    hub.push("a", 1)
+    hub.offer("b", 1)
+    hub.push("a", 1, capacity=False)
+    assert acks(hub) == [(hub.peers["a"], Ack(1, Duplicate(Buffered(1))))]
+    assert not assigned(hub)
+    assert len(hub.all_of(Discard)) == 1
+    hub.push("b", 1)
+    assert [peer for peer, _, _ in assigned(hub)] == [hub.peers["b"], hub.peers["a"]]
+    hub.push("a", 1)
+    assert assigned(hub) == [(hub.peers["a"], 1, Ack(1, Duplicate(Buffered(1))))]
+
+
+def test_who_fetches_waits_on_and_who_reconnects_waits_no_more(hub_bench):
+    hub = hub_bench(own_policy(aggregate=Buffer(4)), liveness={"lease_s": 50.0})
+    for name in "abcd":
+        hub.join(name)
+        hub.push(name, 1) if name != "d" else None
+    for capacity in (True, False):
+        hub.fetch("a", capacity=capacity)
+        assert hub.effects == [], "its answer comes with the next version"
+    hub.hello("b", session=hub.sessions["b"], peer=b"again")
+    hub.leave("c")
+    hub.push("d", 1)
+    assert assigned(hub) == [(hub.peers["d"], 1, Ack(1, Applied(1))), (hub.peers["a"], 1, None)]
+    assert hub.one(Fold).handles == (100, 101, 102, 103)
+    hub.fetch("a")
+    assert assigned(hub) == [(hub.peers["a"], 1, None)]
+
+
+@pytest.mark.parametrize("way", ["whole", "offered"])
+def test_no_device_has_two_updates_in_a_version_it_waits_for(hub_bench, way):
+    hub = hub_bench(own_policy(aggregate=Buffer(3)), liveness={"lease_s": 1e3})
+    for name in "ab":
+        hub.join(name)
+    hub.push("a", 1)
+    (hub.push if way == "whole" else hub.offer)("a", 2)
+    assert hub.refused == "sequence"
+    assert "before push 1 is part of a version" in hub.refusal.sentence
+    assert not hub.granted
+    assert hub.core.policy_engine.updates_waiting == 1
+    # A device that starts again no longer waits, and gets an assignment.
+    hub.hello("a", start=2)
+    hub.fetch("a")
+    assert assigned(hub) == [(hub.peers["a"], 0, None)]
+    hub.push("a", 2)
+    assert acks(hub) == [(hub.peers["a"], Ack(2, Buffered(2)))]
+    hub.push("b", 1)
+    assert len(hub.one(Fold).handles) == 3
+
+
+def test_waiting_devices_are_told_to_fetch_when_there_is_no_room(hub_bench):
+    hub = hub_bench(own_policy(aggregate=Deadline(4.0)))
+    hub.join("a")
+    hub.join("b")
+    hub.push("a", 1, at_s=1.0)
+    hub.tick(5.0, capacity=False)
+    assert hub.refused == "busy"
+    assert not assigned(hub)
+    hub.fetch("a")
+    assert assigned(hub) == [(hub.peers["a"], 1, None)]
+
+
+def test_an_aggregator_that_answers_now_buffers_without_a_wait(hub_bench):
+    hub = hub_bench(own_policy(aggregate=Buffer(2, answer="now")))
+    hub.join()
+    hub.push(seq=1)
+    assert assigned(hub) == [(hub.peers["a"], 0, Ack(1, Buffered(1)))]
+    hub.push(seq=2)
+    assert assigned(hub) == [(hub.peers["a"], 1, Ack(2, Applied(1)))]
+
+
+def test_a_deadline_is_kept_by_the_clock_alone(hub_bench):
+    hub = hub_bench(own_policy(aggregate=Deadline(4.0)))
+    for name in "abc":
+        hub.join(name)
+    hub.push("a", 1, at_s=1.0, examples=30)
+    hub.push("b", 1, at_s=3.0, examples=10)
+    assert hub.core.next_deadline_s() == 5.0
+    hub.tick(4.99)
+    assert hub.effects == []
+    hub.tick(5.0)
+    assert hub.one(Fold).weights == (0.75, 0.25)
+    assert hub.effects[0] == hub.one(Fold)
+    assert assigned(hub) == [(hub.peers["a"], 1, None), (hub.peers["b"], 1, None)]
+    for name in "abc":
+        hub.push(name, 2 if name < "c" else 1, base=1, at_s=6.0)
+    assert hub.one(Fold).number == 2
+
+
+def test_a_device_that_goes_makes_the_flush_due(hub_bench):
+    hub = hub_bench(own_policy(aggregate=Deadline(1e6)), checkpoint=CheckpointSettings(every="1000 hours"))
+    hub.join("a")
+    hub.join("b")
+    hub.ping("b", at_s=1.0)
+    hub.push("a", 1, at_s=10.0)
+    assert hub.core.next_deadline_s() == 16.0
+    hub.tick(16.0)
+    assert hub.reports == ["lost"]
+    assert hub.one(Fold).number == 1
+    hub.join("b", start=2)
+    hub.push("a", 2, base=1)
+    hub.leave("b")
+    assert hub.core.next_deadline_s() <= hub.now_s
+    hub.tick()
+    assert hub.one(Fold).number == 2
+
+
+def test_a_full_queue_forces_the_flush(hub_bench):
+    hub = hub_bench(own_policy(aggregate=Buffer(10**6)), limits={"updates_held_max": 3})
+    for name in "abcde":
+        hub.join(name)
+    for name in "abc":
+        hub.push(name, 1)
+    assert hub.one(Fold).handles == (100, 101, 102)
+    assert [ack for _, _, ack in assigned(hub)] == [Ack(1, Applied(1)), None, None]
+
+
+def test_updates_of_a_flush_by_the_clock_end_the_training(hub_bench):
+    hub = hub_bench(own_policy(aggregate=Deadline(4.0)), stop={"updates": 2})
+    for name in "abc":
+        hub.join(name)
+    hub.push("a", 1)
+    hub.push("b", 1)
+    hub.tick(4.0)
+    assert hub.reports == ["finished"]
+    assert hub.core.stopped
+
+
+def test_stopping_folds_what_is_buffered_first(hub_bench):
+    hub = hub_bench(own_policy(aggregate=Buffer(9)), stop={"minutes": 0.1})
+    hub.join()
+    hub.push(seq=1)
+    hub.tick(6.0)
+    assert [effect.handles for effect in hub.all_of(Fold)] == [(100,)]
+    assert hub.core.updates_applied == 1
+
+
+# -- staleness, frequency, transform -------------------------------------------------------------------------
+
+
+def hinge(staleness):
+    """Full weight up to 1 version, a tenth at 2, nothing beyond."""
+    return {0: 1.0, 1: 1.0, 2: 0.1}.get(staleness.versions)
+
+
+@dataclass
+class EqualTime:
+    """As many steps as the device does in `seconds`; a plain class with a memory of how many it looked at."""
+
+    seconds: float
+    tuned: list = field(default_factory=list)
+
+    def retune(self, cadence, fleet, devices):
+        self.tuned.append(len(devices))
+        return Cadence(period_s=self.seconds)
+
+    def interval(self, device, cadence):
+        steps = max(1, round(cadence.period_s / device.step_s)) if device.step_s else 4
+        return Interval(steps, "so that all take the same time")
+
+
+@dataclass(frozen=True)
+class ClipAndCount:
+    """Scale down to norm 1, then add the number of updates before: a stage that is not mere scaling."""
+
+    state_vectors = 0
+
+    def plan(self, conditions):
+        return (1.0 / max(1.0, conditions.norm), float(conditions.count))
+
+    def factor(self, scalars):
+        return None
+
+    def apply(self, gradient, parameters, state, scalars):
+        np.multiply(gradient, scalars[0], out=gradient)
+        np.add(gradient, scalars[1], out=gradient)
+
+
+def test_a_plain_function_is_a_staleness_policy(hub_bench):
+    hub = hub_bench(own_policy(staleness=hinge))
+    hub.join()
+    seen = []
+    for seq in range(1, 6):
+        hub.push(seq=seq, base=0)
+        seen.append([fold.weights for fold in hub.all_of(Fold)])
+    assert seen == [[(1.0,)], [(1.0,)], [(0.1,)], [], []]
+    assert hub.ack == Ack(5, Rejected("stale"))
+
+
+def test_a_frequency_sees_what_each_device_is_like(hub_bench):
+    frequency = EqualTime(seconds=2.0)
+    hub = hub_bench(own_policy(frequency=frequency))
+    frequency.tuned.clear()  # it was tried
+    for name, step_s, steps in (("slow", 1.0, 2), ("fast", 0.01, 200)):
+        hub.join(name)
+        assert hub.one(Assign).local_steps == 4
+        hub.push(name, 1, step_s=step_s)
+        assert hub.one(Assign).local_steps == steps
+    assert frequency.tuned == [1, 2]
+
+
+def test_a_transform_reaches_from_plan_to_fold(hub_bench):
+    optimizer = (SGD(learning_rate=0.5), ClipAndCount())
+    policy = own_policy(optimizer=optimizer)
+    hub = hub_bench(policy)
+    spec = ParameterSpec((Parameter("weights", (3,)),))
+    model = Model(spec, np.zeros(3, np.float32), 0, policy)
+    hub.join()
+    delta = np.array([3.0, 0.0, 4.0], np.float32)
+    for seq, expected in enumerate([[0.6, 0.0, 0.8], [0.2, -1.0, 0.6]], start=1):
+        update = coded(delta)
+        hub.push(seq=seq, base=seq - 1, norm=norm_of(update))
+        fold = hub.one(Fold)
+        assert fold.plan == ((0.5, 0.0), (0.4, float(seq - 1)))
+        model.advance(model.fold(fold, [update])[0])
+        np.testing.assert_allclose(model.current.vector, expected, rtol=1e-6)
+        assert hub.one(Assign).version == ModelVersion(hub.lineage, model.current.number)

@@ -1,0 +1,180 @@
+"""Reading a history file, damaged ones included."""
+
+import contextlib
+import itertools
+import struct
+import zlib
+
+import pytest
+
+from edgeasync.durable.history import (
+    FILE_HEADER,
+    HISTORY_FILE,
+    Block,
+    Last,
+    read_history,
+    read_rows,
+    scan,
+    write_block,
+)
+from edgeasync.durable.history_file import HistoryFile
+from edgeasync.simulation.disk import SimulatedDisk
+from tests.support.parts.failing_disk import FailingDisk
+from tests.support.parts.histories import numbers, pairs, update, updates
+from tests.support.size import repetitions
+
+
+@pytest.mark.parametrize("power_cut", [False, True])
+def test_rows_of_a_checkpoint_outlive_a_hub_that_dies_while_it_cuts_later_ones_off(power_cut):
+    """Red before: the hub cut the block off first, and only then rewrote the rows to keep."""
+    for operation in itertools.count():
+        disk = FailingDisk()
+        file = HistoryFile(disk, 1000)
+        file.append(updates(1, 10))
+        file.sync()
+        disk.fail(operation, for_good=True)
+        ended = False
+        with contextlib.suppress(OSError):
+            file = HistoryFile(disk, 1000)
+            again, remark = file.resume(entry=12, time_s=3.0)
+            assert not remark
+            file.append([*again, *updates(7, 8)])
+            file.sync()
+            ended = True
+        left = disk.after_crash(power_cut=power_cut)
+        rows = [row for row in numbers(left) if row <= 6]
+        assert rows == [1, 2, 3, 4, 5, 6], operation
+        if ended:
+            assert numbers(left) == list(range(1, 9))
+            return
+
+
+def test_what_a_failed_sync_left_in_doubt_is_written_again():
+    for seed in range(20):
+        disk = SimulatedDisk(seed)
+        file = HistoryFile(disk, 1000)
+        for row in range(1, 200):
+            file.append(updates(row, row))
+        disk.failing_syncs = 1
+        with pytest.raises(OSError, match="Input/output error"):
+            file.sync()
+        file.sync()
+        file.append(updates(200, 200))
+        file.sync()
+        disk.crash()
+        assert numbers(disk) == list(range(1, 201)), seed
+
+
+def test_what_an_earlier_process_did_not_sync_is_written_again():
+    """Its sync failed, or it was killed before: the file reads well, and a power cut may still take it."""
+    for seed, failed in itertools.product(range(20), (False, True)):
+        disk = SimulatedDisk(seed)
+        file = HistoryFile(disk, 1000)
+        for row in range(1, 50):
+            file.append(updates(row, row))
+        if failed:
+            disk.failing_syncs = 1
+            with pytest.raises(OSError, match="Input/output error"):
+                file.sync()
+        file = HistoryFile(disk, 1000)
+        assert file.resume(entry=98, time_s=24.5) == ([], "")
+        file.sync()
+        disk.crash()
+        assert numbers(disk) == list(range(1, 50)), (seed, failed)
+
+
+def test_names_of_devices_that_could_not_be_written_are_told_again():
+    for operation in range(8):
+        disk = FailingDisk()
+        HistoryFile(disk, 1000).append(updates(1, 2))
+        file = HistoryFile(disk, 1000)
+        file.resume(entry=4, time_s=1.0)
+        new = [("new", update(3)[1])]
+        disk.fail(operation)
+        with contextlib.suppress(OSError):
+            file.append(new)
+            new = []
+        disk.fail_at = None
+        file.append([*new, ("newer", update(4)[1])])
+        assert read_rows(disk).devices == ["right", "middle", "new", "newer"], operation
+
+
+@pytest.mark.parametrize("cut", [0, 5, len(FILE_HEADER), len(FILE_HEADER) + 3, -1])
+def test_an_unfinished_write_is_left_out(disk, cut):
+    HistoryFile(disk, 100).append(updates(1, 5))
+    content = disk.files[HISTORY_FILE].live
+    del content[cut:]
+    assert read_rows(disk).updates == []
+    file = HistoryFile(disk, 100)
+    assert file.resume(99, 0.0) == ([], "")
+    file.append(updates(1, 3))
+    assert numbers(disk) == [1, 2, 3]
+
+
+def test_what_a_power_cut_left_of_later_blocks_alone_is_no_damage(disk):
+    file = HistoryFile(disk, 100)
+    for first in (1, 11, 21):
+        file.append(updates(first, first + 9))
+    content = disk.files[HISTORY_FILE].live
+    second = scan(bytes(content)).places[1]
+    content[second.start : second.end] = bytes(second.end - second.start)
+    again = HistoryFile(disk, 100)
+    assert again.resume(99, 0.0) == ([], "")
+    assert again.last.updates == 10
+
+
+def test_a_history_of_a_newer_format_is_named(disk):
+    HistoryFile(disk, 100).append(updates(1, 2))
+    content = disk.files[HISTORY_FILE].live
+    content[8:12] = (99).to_bytes(4, "little")
+    content[12:20] = zlib.crc32(b"").to_bytes(8, "little")
+    assert read_rows(disk).trouble == "damaged at byte 0"
+    from edgeasync.protocol.wire import checksum  # noqa: PLC0415
+
+    content[12:20] = checksum(bytes(content[:12])).to_bytes(8, "little")
+    assert read_rows(disk).trouble == "it is of format 99, and this edgeasync reads format 2"
+
+
+def test_a_folder_without_a_history_says_why(tmp_path):
+    rows = read_history(tmp_path)
+    assert rows.updates == []
+    assert rows.trouble.startswith("there is no history in this folder")
+
+
+HOSTILE = {
+    "names that were never told": Block(5, [], [7], [update(1)[1]], []),
+    "fewer devices than updates": Block(0, ["one"], [], [update(1)[1]], []),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_block_that_no_hub_has_written_is_refused(disk, name):
+    _give(disk, write_block(HOSTILE[name], Last(2, 1.0, 1, 0), 0))
+    assert read_rows(disk).trouble.startswith(f"damaged at byte {len(FILE_HEADER)}")
+
+
+def test_a_block_that_inflates_without_end_is_refused(disk):
+    from edgeasync.protocol.wire import checksum  # noqa: PLC0415
+
+    body = zlib.compress(bytes(64 << 20), 9)
+    header = struct.pack("<4sIIQQdQQ", b"EAHB", len(body), 1, 0, 1, 0.0, 1, 0)
+    _give(disk, header + checksum(header, body).to_bytes(8, "little") + body)
+    assert "damaged" in read_rows(disk).trouble
+
+
+def test_any_bytes_are_read_without_an_error(disk):
+    file = HistoryFile(disk, 100)
+    for first in (1, 11, 21):
+        file.append(updates(first, first + 9))
+    whole = bytes(disk.files[HISTORY_FILE].live)
+    for place in range(0, len(whole), max(1, len(whole) // repetitions("cases of a reader of bytes"))):
+        content = bytearray(whole)
+        content[place] ^= 0xFF
+        disk.files[HISTORY_FILE].live[:] = content
+        found = pairs(read_rows(disk))
+        assert found == updates(1, 30)[: len(found)]
+
+
+def _give(disk, block):
+    file = disk.create(HISTORY_FILE)
+    file.write([FILE_HEADER, block])

@@ -1,0 +1,57 @@
+"""Self-attention, against a reference in numpy."""
+
+import math
+
+import numpy as np
+import pytest
+
+from edgeasync import nn
+from edgeasync.errors import ConfigError
+from tests.support.models.layers import (
+    check_layer,
+    check_shape_refused,
+    softmax,
+)
+
+
+def attended(x, p, heads):
+    batch, time, width = x.shape
+    projected = x @ p["0.in_proj_weight"].T + p["0.in_proj_bias"]
+    apart = [part.reshape(batch, time, heads, -1).transpose(0, 2, 1, 3) for part in np.split(projected, 3, 2)]
+    query, key, value = apart
+    weights = softmax(query @ key.swapaxes(2, 3) / math.sqrt(width // heads))
+    merged = (weights @ value).transpose(0, 2, 1, 3).reshape(batch, time, width)
+    return merged @ p["0.out_proj.weight"].T + p["0.out_proj.bias"]
+
+
+LAYERS = [
+    (nn.SelfAttention(6, 3), (4, 6), lambda x, p: attended(x, p, 3)),
+    (nn.SelfAttention(5, 1), (1, 5), lambda x, p: attended(x, p, 1)),
+]
+
+
+@pytest.mark.parametrize(("layer", "dims", "reference"), LAYERS, ids=lambda case: type(case).__name__)
+def test_a_layer_computes_what_it_says(layer, dims, reference):
+    check_layer(layer, dims, reference)
+
+
+@pytest.mark.parametrize(
+    ("layers", "dims", "sentence"),
+    [
+        ([nn.SelfAttention(4, 2)], (4,), "0 SelfAttention got [batch, 4]; it takes [batch, time, 4]"),
+    ],
+)
+def test_a_wrong_shape_is_refused_with_the_layer_s_path(layers, dims, sentence):
+    check_shape_refused(layers, dims, sentence)
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: nn.SelfAttention(6, 4), "SelfAttention: heads is 4; give a divisor of width 6"),
+    ],
+)
+def test_a_wrong_argument_is_refused(make, sentence):
+    with pytest.raises(ConfigError) as caught:
+        make()
+    assert sentence in str(caught.value)

@@ -1,0 +1,397 @@
+"""The hub's shell: stop, cancellation, errors in user code, saving, and evaluators."""
+
+import asyncio
+import errno
+import random
+import re
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from edgeasync import EdgeAsyncError, Parameter, ParameterSpec, Policy
+from edgeasync.core.arrays.hub_model import Snapshot
+from edgeasync.core.hub.settings import HubCoreSettings, StopCondition
+from edgeasync.errors import ConfigError, DataError
+from edgeasync.graphs.model_file import load_model
+from edgeasync.runtime import hub as hub_module
+from edgeasync.runtime.hub import Hub
+from edgeasync.training.evaluation import Evaluation
+from tests.support.parts.hubs import (
+    ADDRESS,
+    ONE_BY_ONE,
+    SPEC,
+    Adder,
+    fail,
+    make_agent,
+    make_hub,
+    odd_errors,
+    serve,
+    workers,
+)
+from tests.support.programs.processes import PATIENCE_S
+
+
+def open_files(folder):
+    """Return the files below a folder that this process has open."""
+    places = [str(link.readlink()) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    return [place for place in places if place.startswith(str(folder))]
+
+
+# -- whatever the code of others raises ------------------------------------------------------------------------
+
+
+@pytest.mark.asyncio
+@odd_errors
+async def test_an_evaluator_may_raise_anything(tmp_path, network, error):
+    settings = HubCoreSettings(evaluate_every_updates=1, held_out=True)
+    hub = make_hub(tmp_path, network, settings=settings, evaluator=lambda _: fail(error))
+    with pytest.raises(EdgeAsyncError, match=rf"raised {type(error).__name__}.*hubs.py.*in fail") as caught:
+        await serve(hub, make_agent(network))
+    assert caught.value.__cause__ is error
+
+
+@pytest.mark.asyncio
+@odd_errors
+async def test_what_makes_the_first_model_may_raise_anything(tmp_path, network, error):
+    hub = make_hub(tmp_path, network, initial=lambda: fail(error))
+    with pytest.raises(EdgeAsyncError, match=rf"raised {type(error).__name__}.*hubs.py.*in fail"):
+        await serve(hub)
+    assert open_files(tmp_path) == []
+
+
+@pytest.mark.asyncio
+async def test_what_is_told_to_may_raise_stop_iteration(tmp_path, network):
+    def on_report(report):
+        if report.event == "joined":
+            next(iter(()))
+
+    with pytest.raises(EdgeAsyncError, match=r"raised StopIteration.*test_hub.py.*in on_report"):
+        await serve(make_hub(tmp_path, network, on_report=on_report), make_agent(network))
+
+
+@pytest.mark.asyncio
+async def test_a_hub_whose_reports_raise_saves_and_ends_all_the_same(tmp_path, network):
+    """As they do if they are written to a full disk."""
+    listening = asyncio.Event()
+
+    def on_report(report):
+        if report.event == "stopping":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        listening.set()
+
+    hub = make_hub(tmp_path, network, on_report=on_report)
+    running = asyncio.create_task(hub.run())
+    async with asyncio.timeout(PATIENCE_S):
+        await listening.wait()
+        hub.model_file.unlink()
+        hub.request_stop()
+        with pytest.raises(OSError, match="No space left"):
+            await running
+    assert hub.model_file.exists(), "what was to be done after the report was done"
+
+
+@pytest.mark.asyncio
+async def test_a_hub_runs_once(tmp_path, network):
+    listening, told = asyncio.Event(), []
+
+    def on_report(report):
+        told.append(report.event)
+        if report.event == "listening":
+            listening.set()
+
+    hub = make_hub(tmp_path, network, on_report=on_report)
+    running = asyncio.create_task(hub.run())
+    async with asyncio.timeout(PATIENCE_S):
+        with pytest.raises(EdgeAsyncError, match="another Hub"):
+            await asyncio.gather(asyncio.sleep(0), hub.run())
+        await listening.wait()
+        hub.request_stop()
+        assert await running == "stopping"
+        with pytest.raises(EdgeAsyncError, match="another Hub"):
+            await hub.run()
+        hub.request_stop()
+    assert told == ["listening", "stopping"]
+
+
+@pytest.mark.asyncio
+async def test_a_hub_that_is_stopped_before_it_runs_touches_nothing(tmp_path, network):
+    told = []
+    hub = make_hub(tmp_path / "run", network, on_report=told.append)
+    hub.request_stop()
+    async with asyncio.timeout(PATIENCE_S):
+        assert await hub.run() == "stopping"
+    assert not hub.recovered
+    with pytest.raises(EdgeAsyncError, match="has no core before it has read"):
+        hub.core  # noqa: B018
+    assert (told, list(tmp_path.iterdir()), workers()) == ([], [], [])
+
+
+# -- cancelled -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.asyncio
+async def test_a_cancelled_hub_saves_what_it_has_and_leaves_nothing_behind(tmp_path, network):
+    loop, trained = asyncio.get_running_loop(), asyncio.Event()
+    told = []
+    hub = make_hub(tmp_path, network, on_report=lambda report: told.append(report.event))
+    agent = make_agent(network, Adder(100, lambda: loop.call_soon_threadsafe(trained.set)))
+    training = asyncio.create_task(agent.run())
+    serving = asyncio.create_task(hub.run())
+    async with asyncio.timeout(PATIENCE_S):
+        await trained.wait()
+        serving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await serving
+        agent.request_stop()
+        assert await training == "stopped"
+    vector, version = load_model(hub.model_file, SPEC)
+    assert version == hub.core.version > 0
+    assert np.array_equal(vector, hub._engine.model.current.vector)
+    assert told[-1] == "stopping"
+    assert (open_files(tmp_path), workers()) == ([], [])
+
+
+@pytest.mark.asyncio
+async def test_a_hub_cancelled_while_it_opens_its_folder_keeps_it_until_it_has_ended(tmp_path, network):
+    loop, opening, go_on = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+
+    def initial():
+        loop.call_soon_threadsafe(opening.set)
+        go_on.wait(PATIENCE_S)
+        return np.zeros(SPEC.length, np.float32)
+
+    hub = make_hub(tmp_path, network, initial=initial)
+    serving = asyncio.create_task(hub.run())
+    async with asyncio.timeout(PATIENCE_S):
+        await opening.wait()
+        serving.cancel()
+        await asyncio.sleep(0)
+        with pytest.raises(EdgeAsyncError, match="another hub"):
+            await make_hub(tmp_path, network).run()
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await serving
+    assert open_files(tmp_path) == []
+
+
+@pytest.mark.asyncio
+async def test_a_hub_cancelled_while_it_replays_its_journal_is_cancelled(tmp_path, network):
+    hub = make_hub(tmp_path, network, settings=HubCoreSettings(stop=StopCondition(updates=5)))
+    await serve(hub, make_agent(network))
+    for checkpoint in sorted(tmp_path.glob("checkpoint-*"))[2:]:
+        checkpoint.unlink()  # all but the first: there is something to replay
+    opening, loop, go_on = asyncio.Event(), asyncio.get_running_loop(), threading.Event()
+
+    class Watched(Hub):
+        def _make_core(self, *arguments):
+            loop.call_soon_threadsafe(opening.set)
+            go_on.wait(PATIENCE_S)
+            return super()._make_core(*arguments)
+
+    hub = Watched(
+        spec=SPEC, initial=lambda: np.zeros(SPEC.length, np.float32), policy=ONE_BY_ONE, bind=ADDRESS,
+        run=tmp_path, settings=HubCoreSettings(stop=StopCondition(updates=5)), network=network,
+    )  # fmt: skip
+    serving = asyncio.create_task(hub.run())
+    async with asyncio.timeout(PATIENCE_S):
+        await opening.wait()
+        serving.cancel()
+        await asyncio.sleep(0)
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError) as caught:
+            await serving
+    assert "stopped before the journal was replayed" in str(caught.value.__cause__)
+
+
+@pytest.mark.asyncio
+async def test_a_hub_whose_folder_is_gone_says_so_although_it_was_cancelled(tmp_path, network):
+    loop, trained = asyncio.get_running_loop(), asyncio.Event()
+    hub = make_hub(tmp_path / "run", network)
+    agent = make_agent(network, Adder(100, lambda: loop.call_soon_threadsafe(trained.set)))
+    training, serving = asyncio.create_task(agent.run()), asyncio.create_task(hub.run())
+    async with asyncio.timeout(PATIENCE_S):
+        await trained.wait()
+        (tmp_path / "run").rename(tmp_path / "moved")
+        serving.cancel()
+        with pytest.raises(EdgeAsyncError, match="at the end no checkpoint could be written"):
+            await serving
+        agent.request_stop()
+        await training
+
+
+@pytest.mark.asyncio
+async def test_a_hub_that_cannot_write_its_model_alone_says_that_it_is_the_model(tmp_path, network):
+    told = []
+
+    def on_report(report):
+        told.append(report)
+        if report.event == "listening":  # by then it has written its first model
+            (tmp_path / "model.safetensors.part").mkdir()
+
+    settings = HubCoreSettings(stop=StopCondition(updates=5))
+    hub = make_hub(tmp_path, network, settings=settings, on_report=on_report)
+    said = r"no model could be written: \S*model.safetensors: cannot be written"
+    with pytest.raises(EdgeAsyncError, match=f"at the end {said}"):
+        await serve(hub, make_agent(network))
+    (warning,) = [report.detail for report in told if report.event == "warning"]
+    assert re.match(said, warning)
+
+
+@pytest.mark.asyncio
+async def test_a_hub_that_is_cancelled_twice_waits_for_nothing(tmp_path, network):
+    loop, saving, go_on = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+    listening = asyncio.Event()
+
+    class SlowDisk(Hub):
+        def _save_model(self, snapshot, lineage):
+            if listening.is_set():
+                loop.call_soon_threadsafe(saving.set)
+                go_on.wait(PATIENCE_S)
+            super()._save_model(snapshot, lineage)
+
+    hub = SlowDisk(
+        spec=SPEC, initial=lambda: np.zeros(SPEC.length, np.float32), policy=ONE_BY_ONE, bind=ADDRESS,
+        run=tmp_path, settings=HubCoreSettings(), network=network, on_report=lambda _: listening.set(),
+    )  # fmt: skip
+    serving = asyncio.create_task(hub.run())
+    async with asyncio.timeout(PATIENCE_S):
+        await listening.wait()
+        serving.cancel()
+        await saving.wait()
+        serving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await serving
+    assert not go_on.is_set()
+    assert hub._network._channel._socket.closed
+    go_on.set()
+    assert workers() == []
+
+
+@pytest.mark.asyncio
+async def test_a_run_leaves_no_file_open(tmp_path, network):
+    hub = make_hub(tmp_path, network, settings=HubCoreSettings(stop=StopCondition(updates=5)))
+    assert await serve(hub, make_agent(network)) == "finished"
+    assert (open_files(tmp_path), workers()) == ([], [])
+
+
+# -- evaluators ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.asyncio
+async def test_an_evaluator_that_is_given_is_asked(tmp_path, network):
+    settings = HubCoreSettings(evaluate_every_updates=1, stop=StopCondition(accuracy=0.5))
+    hub = make_hub(tmp_path, network, settings=settings, evaluator=lambda _: Evaluation(0.25, 0.75, 10))
+    assert await serve(hub, make_agent(network)) == "finished"
+    last = hub.core.policy_engine.state.evaluations.last
+    assert (last.loss, last.accuracy) == (
+        0.25,
+        0.75,
+    )
+
+
+@pytest.mark.asyncio
+async def test_training_that_is_to_end_at_an_accuracy_needs_an_evaluator_that_tells_one(tmp_path, network):
+    settings = HubCoreSettings(evaluate_every_updates=1, stop=StopCondition(accuracy=0.9))
+    hub = make_hub(tmp_path, network, settings=settings, evaluator=lambda _: Evaluation(0.25, None, 10))
+    with pytest.raises(ConfigError, match=r"stop.accuracy would never end training: the evaluator returns none"):
+        await serve(hub, make_agent(network))
+
+
+@pytest.mark.asyncio
+async def test_an_evaluator_may_tell_numbers_of_numpy(tmp_path, network):
+    settings = HubCoreSettings(evaluate_every_updates=1, stop=StopCondition(accuracy=0.5))
+    found = Evaluation(np.float64(0.25), np.float32(0.75), np.int64(10))
+    hub = make_hub(tmp_path, network, settings=settings, evaluator=lambda _: found)
+    assert await serve(hub, make_agent(network)) == "finished"
+    assert type(hub.core.policy_engine.state.evaluations.last.loss) is float
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("found", [None, Evaluation(None, None, 10)])
+async def test_an_evaluator_that_tells_something_else_is_an_error(tmp_path, network, found):
+    hub = make_hub(
+        tmp_path, network, settings=HubCoreSettings(evaluate_every_updates=1), evaluator=lambda _: found
+    )
+    with pytest.raises(DataError, match=r"an evaluator returned .*; return Evaluation"):
+        await serve(hub, make_agent(network))
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (HubCoreSettings(held_out=True), "held_out"),
+        (HubCoreSettings(stop=StopCondition(accuracy=0.5)), r"stop\.accuracy"),
+    ],
+    ids=["held_out", "accuracy"],
+)
+async def test_what_needs_an_evaluator_is_refused_without_one(tmp_path, network, settings, words):
+    with pytest.raises(ConfigError, match=f"{words}.* evaluator"):
+        make_hub(tmp_path, network, settings=settings)
+
+
+def test_a_hub_that_goes_on_never_begins_before_it_stopped(tmp_path, monkeypatch):
+    hub = Hub(
+        spec=ParameterSpec((Parameter("weights", (3,)),)),
+        initial=lambda: np.zeros(3, np.float32),
+        policy=Policy(),
+        bind="tcp://127.0.0.1:*",
+        run=tmp_path,
+        settings=HubCoreSettings(),
+        durability="checkpoint",
+    )
+    monkeypatch.setattr(hub_module, "HubEngine", lambda *_, **__: None)
+    generator = random.Random(0)
+    for _ in range(100):
+        stopped_s, machine_s = generator.uniform(0.0, 10.0), generator.uniform(0.0, 1e6)
+        monkeypatch.setattr(hub_module.time, "monotonic", lambda machine_s=machine_s: machine_s)
+        hub._run = SimpleNamespace(
+            now_s=stopped_s, core=None, sessions=None, model=None, publisher=None, history=None
+        )
+        hub._make_engine()
+        assert hub._now_s() == stopped_s
+
+
+WEIGHTS = ParameterSpec((Parameter("weights", (3,)),))
+
+
+class Saver:
+    """A worker that does what it is given at once, or when it is told to."""
+
+    def __init__(self, at_once):
+        self.at_once = at_once
+        self.waiting = []
+
+    def submit(self, work):
+        self.waiting.append(work)
+        if self.at_once:
+            self.run()
+
+    def run(self):
+        while self.waiting:
+            self.waiting.pop(0)()
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_the_newest_of_the_best_is_written(tmp_path, at_once):
+    hub = Hub(
+        spec=WEIGHTS,
+        initial=lambda: np.zeros(3, np.float32),
+        policy=Policy(),
+        bind="tcp://127.0.0.1:*",
+        run=tmp_path,
+        settings=HubCoreSettings(),
+    )
+    hub._engine, hub._opened = SimpleNamespace(core=SimpleNamespace(lineage="0" * 16)), True
+    saver = Saver(at_once)
+    hub._workers = {"save": saver}
+    hub._folder.take("")
+    for number in (1, 2, 3):
+        hub.save_best(Snapshot(number, np.full(3, number, np.float32)), 1.0 / number, None)
+    saver.run()
+    vector, version = load_model(hub.best_file, WEIGHTS)
+    hub._folder.close()
+    assert (vector.tolist(), version) == ([3.0, 3.0, 3.0], 3)
