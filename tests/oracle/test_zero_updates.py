@@ -16,6 +16,7 @@ from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
 from edgeasync.sdk.lockstep import Lockstep
 from edgeasync.sdk.torch_participant import TorchParticipant
+from edgeasync.training.trainer import StepResult
 from tests.support.programs.peers import FILE, name_of, write_list
 from tests.support.programs.processes import PATIENCE_S
 
@@ -130,11 +131,12 @@ def test_arrays_of_numpy_make_no_update_either(dtype, tmp_path):
 
 
 @dtypes
-def test_of_a_change_the_update_has_what_the_module_holds_of_it(dtype):
+@pytest.mark.parametrize("each_step", [True, False])
+def test_of_a_change_the_update_has_what_the_module_holds_of_it(each_step, dtype):
     """Half of the digits may be lost in the module, but what it gained is what travels."""
     module, other = make(dtype), TorchParticipant(make(seed=1))
     held = TorchParticipant(module)
-    lockstep = Lockstep(edgeasync.torch.model(make()).spec, dict)
+    lockstep = Lockstep(edgeasync.torch.model(make()).spec, dict, each_step=each_step)
     vector = np.empty(lockstep.spec.length, np.float32)
     other.read(lockstep.spec.views(vector))
     begun = vector.copy()
@@ -144,7 +146,11 @@ def test_of_a_change_the_update_has_what_the_module_holds_of_it(dtype):
     before = {name: tensor.float().clone() for name, tensor in module.state_dict().items()}
     with torch.no_grad():
         module[2].bias += 0.25
-    lockstep.hand_over(None, held)
+    lockstep.hand_over(StepResult(None, 0), held)
+    with ThreadPoolExecutor(1) as pool:
+        worker = pool.submit(lockstep.flush)
+        while not worker.done():
+            lockstep.serve(held)
     delta = lockstep.spec.views(vector - begun)
     gained = module.state_dict()["2.bias"].float() - before["2.bias"]
     np.testing.assert_allclose(delta["2.bias"], gained.numpy(), atol=1e-6)

@@ -165,6 +165,12 @@ class PolicyEngine:
         """How many updates wait to be folded."""
         return len(self.state.contributions)
 
+    def updates_waiting_of(self, device_id: str) -> int:
+        """Return how many of a device's updates wait to be folded."""
+        if device_id not in self._waiting.of_device:
+            return 0
+        return sum(one.device_id == device_id for one in self.state.contributions)
+
     @property
     def learning_rate_factor(self) -> float:
         """The factor that plateaus and remedies leave of the hub's learning rate."""

@@ -79,6 +79,9 @@ class Presence:
         was_live, peer_before = (known.live, known.peer) if known is not None else (False, b"")
         voter_before = "" if known is None else known.voter
         member, arrival = self._members.greet(hello, peer, self._make_session(), now_s, key)
+        if known is None:
+            # The hub may have forgotten it while its updates waited.
+            member.pushes_answered = self._policy_engine.updates_waiting_of(hello.device_id)
         if voter_before not in ("", member.voter):
             self._policy_engine.withdraw(voter_before)
         member.strikes = max([member.strikes, *[each.strikes for each in others if each.state != "quarantined"]])

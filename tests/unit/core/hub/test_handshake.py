@@ -7,7 +7,9 @@ import pytest
 from edgeasync.core.hub.effects import Assign, Discard, Send
 from edgeasync.core.hub.events import Received
 from edgeasync.core.hub.settings import CheckpointSettings, CodecSettings
+from edgeasync.policies.aggregation import BufferedAggregator
 from edgeasync.policies.frequency import FixedFrequency
+from edgeasync.policies.policy import Policy
 from edgeasync.protocol.messages import Ack, Applied, Hello, ModelVersion, Pong, Welcome
 
 LEASE_S = 15.0
@@ -164,6 +166,25 @@ def test_a_hub_uses_only_codecs_that_the_device_named(hub_bench):
     assert hub.one(Send).message.push_codec == "float16"
     hub.fetch("able")
     assert hub.one(Assign).codec == "float16"
+
+
+def test_a_device_that_was_evicted_while_its_update_waited_comes_back_with_it(hub_bench):
+    """Red before: its answered pushes and their outcomes were no longer the same number."""
+    policy = Policy(aggregate=BufferedAggregator(count=2), frequency=FixedFrequency(local_steps=4))
+    hub = hub_bench(policy=policy, limits={"devices_max": 1})
+    hub.join("a")
+    hub.push("a", 1)
+    hub.leave("a")
+    hub.join("b")
+    assert set(hub.core.members.members) == {"b"}
+    hub.core.check()
+    hub.leave("b")
+    hub.join("a", seq_answered=1)
+    assert hub.core.members.members["a"].updates_buffered == 1
+    hub.core.check()
+    hub.push("a", 2)
+    assert hub.core.members.members["a"].updates_applied == 2
+    hub.core.check()
 
 
 def test_a_full_hub_evicts_whom_it_has_not_heard_for_longest(hub_bench):
