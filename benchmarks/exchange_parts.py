@@ -12,7 +12,7 @@ from edgeasync.core.arrays.combine import norm_of
 from edgeasync.core.arrays.hub_model import Model
 from edgeasync.core.hub.effects import Fold
 from edgeasync.core.hub.events import PushArrived, Received
-from edgeasync.core.hub.machine import HubCore
+from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.hub.settings import FLOAT32, HubCoreSettings
 from edgeasync.policies.transforms import Conditions, plan_chain
 from edgeasync.protocol import wire

@@ -22,7 +22,7 @@ from edgeasync.core.arrays.hub_model import Model, Snapshot
 from edgeasync.core.hub.effects import Fold, Report
 from edgeasync.core.hub.settings import FLOAT32, CheckpointSettings, HubCoreSettings, Limits, Liveness
 from edgeasync.durable.run import Durability
-from edgeasync.host.machine import prepare_for_service
+from edgeasync.host.host_info import prepare_for_service
 from edgeasync.net.channel import COPY_BELOW_BYTES
 from edgeasync.net.hub_listener import QUEUED_MESSAGES_MAX
 from edgeasync.parameters import Parameter, ParameterSpec, Vector

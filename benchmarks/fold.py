@@ -16,7 +16,7 @@ from benchmarks.report import Form, Results, make_parser, show_progress, show_re
 from edgeasync.core.arrays.hub_model import Model
 from edgeasync.core.hub.effects import Fold
 from edgeasync.core.hub.events import PushArrived, Received
-from edgeasync.core.hub.machine import HubCore
+from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.hub.settings import FLOAT32, HubCoreSettings, Limits, Liveness
 from edgeasync.parameters import CHUNK, Parameter, ParameterSpec
 from edgeasync.policies.policy import Policy

@@ -31,7 +31,7 @@ class Loop:
         import jax
         from jax import numpy as jnp
 
-        from edgeasync.jax.held import Params  # noqa: PLC0415
+        from edgeasync.jax.params import Params  # noqa: PLC0415
 
         class Counted(Params):
             """Counts what a session copies: each method is one copy on a GPU."""

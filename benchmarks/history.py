@@ -21,7 +21,7 @@ from edgeasync.core.hub.events import HubEvent
 from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.history import HISTORY_FILE, ROWS_MAX, read_rows
 from edgeasync.durable.history_writer import FLUSH_S, HistoryWriter
-from edgeasync.host.machine import prepare_for_service
+from edgeasync.host.host_info import prepare_for_service
 
 ROW_US_MAX = 3.0
 ROW_BYTES_MAX = 64.0

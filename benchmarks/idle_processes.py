@@ -16,9 +16,9 @@ import zmq
 from benchmarks.exchange_servers import POLICY, make_hub, make_settings
 from edgeasync.core.hub.effects import HubEffect
 from edgeasync.core.hub.events import HubEvent
-from edgeasync.core.hub.machine import HubCore
+from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.hub.settings import Liveness
-from edgeasync.host.machine import prepare_for_service
+from edgeasync.host.host_info import prepare_for_service
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Hello, Ping, Welcome

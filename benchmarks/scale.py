@@ -17,9 +17,9 @@ from benchmarks.report import Form, Results, enforce_targets, make_parser, show_
 from benchmarks.scale_sockets import measure_sockets
 from edgeasync.core.hub.effects import Assign, Fold, Send
 from edgeasync.core.hub.events import Folded, HubEvent, PushArrived, Received, Ticked
-from edgeasync.core.hub.machine import HubCore
+from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.hub.settings import HubCoreSettings, Limits
-from edgeasync.host.machine import prepare_for_service
+from edgeasync.host.host_info import prepare_for_service
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol.messages import Fetch, Hello, ModelVersion, Ping, Push, Welcome

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from benchmarks.idle_processes import LagProbe
 from edgeasync import Agent, Hub, Parameter, ParameterSpec, Policy, StepResult, Vector
-from edgeasync.host.machine import prepare_for_service
+from edgeasync.host.host_info import prepare_for_service
 from edgeasync.policies.frequency import FixedFrequency
 
 EXAMPLES = Path(__file__).parents[1] / "examples"

@@ -4,9 +4,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Self, Unpack
 
+from edgeasync.async_train.adapters import is_torch
 from edgeasync.async_train.communication import Averaging, Communication
 from edgeasync.async_train.distributed import init_distributed
-from edgeasync.async_train.given import is_torch
 from edgeasync.async_train.loops import Loop
 from edgeasync.async_train.peers import PeerCommunication, communication_of
 from edgeasync.errors import ConfigError

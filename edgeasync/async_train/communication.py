@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Self, TypedDict, Unpack
 
 from edgeasync import SGD, Hub, Policy, Run, join
+from edgeasync.async_train.adapters import as_address, put_back, settled
 from edgeasync.async_train.distributed import find_master
-from edgeasync.async_train.given import as_address, put_back, settled
 from edgeasync.async_train.loops import Loop
 from edgeasync.async_train.running import temporary_run
 from edgeasync.async_train.watching import WATCHED, watched

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any, Literal
 
 from edgeasync import OnnxTrainer
-from edgeasync.async_train.given import has_parameters, is_torch
+from edgeasync.async_train.adapters import has_parameters, is_torch
 from edgeasync.async_train.ignored import ignore
 from edgeasync.errors import ConfigError
 

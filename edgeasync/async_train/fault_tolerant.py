@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeasync import SGD, Agent, Hub, Policy, Run, join
-from edgeasync.async_train import given
+from edgeasync.async_train import adapters
 from edgeasync.async_train.cuda import provider_of, usable
 from edgeasync.async_train.data import as_dataset
 from edgeasync.async_train.hub_model import as_hub_model, has_own_code
@@ -90,8 +90,8 @@ class FaultTolerantTrainer:
         held-out data, as for `edgeasync.train`.
         """
         loader = dataset if dataloader is None else dataloader
-        loops = given.is_torch(self.model) and self._workers == 1 and _is_torch_loader(loader)
-        examples = None if loops else as_dataset(given.as_data(dataset, dataloader))
+        loops = adapters.is_torch(self.model) and self._workers == 1 and _is_torch_loader(loader)
+        examples = None if loops else as_dataset(adapters.as_data(dataset, dataloader))
         own, how = as_hub_model(self.model, examples, optimizer, loss_fn, self.device)
         how |= {"run": self._folder, "bind": "tcp://127.0.0.1:*", "evaluate": evaluate, "seed": self._seed}
         with Hub(own, **watched(self.model, how | self._rules)) as hub:
@@ -104,16 +104,16 @@ class FaultTolerantTrainer:
                 kept |= {"workers": self._workers, "seed": self._seed, "passes": epochs}
                 kept |= {
                     "provider": provider_of(self.device),
-                    "batch_size": batch_size or given.batch_size_of(loader),
+                    "batch_size": batch_size or adapters.batch_size_of(loader),
                 }
                 kept |= {"model": own} if has_own_code(self.model) else {}
-                stages = None if given.is_torch(self.model) else given.as_stages(optimizer)
+                stages = None if adapters.is_torch(self.model) else adapters.as_stages(optimizer)
                 with Agent(hub.address, examples, optimizer=stages, **kept) as agent:
                     agent.wait()
             hub.finish(f"{epochs} epochs")
             hub.wait()
         run = Run.open(self._folder)
-        given.put_back(self.model, run.arrays)
+        adapters.put_back(self.model, run.arrays)
         return run
 
     async def train_async(self, *args: Any, **kwargs: Any) -> Run:
@@ -128,7 +128,7 @@ def _train_in_a_loop(
     import torch
 
     optimizer, loss_fn = training
-    module, used = loop.participant, given.as_optimizer(optimizer or SGD(learning_rate=0.05))
+    module, used = loop.participant, adapters.as_optimizer(optimizer or SGD(learning_rate=0.05))
     used = used.for_torch(module.parameters()) if isinstance(used, Optimizer) else used
     loss = loss_fn or torch.nn.functional.cross_entropy
     with join(hub.address, module, used, alone_steps_max=0, timeout_s=PATIENCE_S, **kept) as session:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from edgeasync import Dataset
-from edgeasync.async_train.given import as_loss, as_maker, has_parameters, is_torch
+from edgeasync.async_train.adapters import as_loss, as_maker, has_parameters, is_torch
 
 
 def has_own_code(model: object) -> bool:

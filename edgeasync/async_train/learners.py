@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeasync import Parameter, ParameterSpec
+from edgeasync.async_train.adapters import as_loss, as_optimizer, has_parameters, is_torch
 from edgeasync.async_train.cuda import usable
-from edgeasync.async_train.given import as_loss, as_optimizer, has_parameters, is_torch
 from edgeasync.async_train.loss_functions import CrossEntropyLoss, LossFunction
 from edgeasync.async_train.model import Model
 from edgeasync.async_train.optim import Optimizer

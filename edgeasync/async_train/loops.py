@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from edgeasync.async_train.adapters import is_torch
 from edgeasync.async_train.data.loader import DataLoader
-from edgeasync.async_train.given import is_torch
 from edgeasync.async_train.learners import counted_step, learner_of
 from edgeasync.async_train.model import Model
 from edgeasync.errors import ConfigError

@@ -5,9 +5,7 @@ from typing import Any
 import numpy as np
 
 import edgeasync
-from edgeasync.async_train.cuda import usable
-from edgeasync.async_train.data import DataLoader, Subset
-from edgeasync.async_train.given import (
+from edgeasync.async_train.adapters import (
     as_data,
     as_loss,
     as_maker,
@@ -17,6 +15,8 @@ from edgeasync.async_train.given import (
     is_torch,
     put_back,
 )
+from edgeasync.async_train.cuda import usable
+from edgeasync.async_train.data import DataLoader, Subset
 from edgeasync.async_train.model import Model
 from edgeasync.async_train.optim import SGD, Optimizer
 from edgeasync.async_train.watching import watched

@@ -10,8 +10,8 @@ from typing import Any, Self, Unpack
 import numpy as np
 
 from edgeasync import SGD, Hub, Policy, Run
+from edgeasync.async_train.adapters import as_loss, is_torch, put_back, settled
 from edgeasync.async_train.communication import PLAIN, Exchanging, exchanging
-from edgeasync.async_train.given import as_loss, is_torch, put_back, settled
 from edgeasync.async_train.ignored import say_once
 from edgeasync.async_train.model import Model
 from edgeasync.async_train.running import Running, temporary_run

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from edgeasync import join
+from edgeasync.async_train.adapters import settled
 from edgeasync.async_train.communication import Averaging, Communication, through_hub
-from edgeasync.async_train.given import settled
 from edgeasync.async_train.ignored import ignore
 from edgeasync.async_train.loops import Loop
 from edgeasync.async_train.watching import WATCHED

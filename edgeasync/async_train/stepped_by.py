@@ -4,7 +4,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from edgeasync.async_train.given import is_torch
+from edgeasync.async_train.adapters import is_torch
 from edgeasync.async_train.optim import Optimizer
 
 

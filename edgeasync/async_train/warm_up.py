@@ -6,7 +6,7 @@ from typing import Any
 
 import edgeasync
 from edgeasync import SGD, Policy, Run, Stop
-from edgeasync.async_train import given
+from edgeasync.async_train import adapters
 from edgeasync.async_train.communication import Communication
 from edgeasync.async_train.cuda import usable
 from edgeasync.async_train.data import as_dataset
@@ -65,14 +65,14 @@ class AsyncTrainer:
         `more` are `dataloader`, and arguments of `edgeasync.train`, such as `evaluate`, `run` and `batch_size`.
         """
         run = edgeasync.train(**self._plan(dataset, epochs, optimizer, loss_fn, **more))
-        given.put_back(self.model, run.arrays)
+        adapters.put_back(self.model, run.arrays)
         return run
 
     async def train_async(self, dataset: Any = None, epochs: float = 1, optimizer: Any = None, loss_fn: Any = None,
                           **more: Any) -> Run:  # fmt: skip
         """Do what `train` does, on the caller's loop."""
         run = await edgeasync.train_async(**self._plan(dataset, epochs, optimizer, loss_fn, **more))
-        given.put_back(self.model, run.arrays)
+        adapters.put_back(self.model, run.arrays)
         return run
 
     def train_step(self, inputs: Any, targets: Any, optimizer: Any = None, loss_fn: Any = None) -> float:
@@ -103,15 +103,15 @@ class AsyncTrainer:
     def _plan(self, dataset: Any, epochs: float, optimizer: Any, loss_fn: Any, **more: Any) -> dict[str, Any]:
         """Return arguments of `edgeasync.train`."""
         loader = more.pop("dataloader", None)
-        examples = as_dataset(given.as_data(dataset, loader))
+        examples = as_dataset(adapters.as_data(dataset, loader))
         device = usable(None, self.model, "AsyncTrainer")  # where the model is
         model, how = as_hub_model(self.model, examples, optimizer, loss_fn, device)
         how.pop("input_shape", None)  # the examples say it
-        size = more.pop("batch_size", None) or given.batch_size_of(dataset if loader is None else loader)
+        size = more.pop("batch_size", None) or adapters.batch_size_of(dataset if loader is None else loader)
         how |= {"batch_size": size, "workers": self._workers, "seed": self._seed, "until": Stop(epochs=epochs)}
         steps_per_epoch = math.ceil(len(examples) / size)
         how["policy"] = make_policy(self._warm_up, self._regular, steps_per_epoch, self._delay)
-        how["optimizer"] = None if given.is_torch(self.model) else given.as_stages(optimizer)
+        how["optimizer"] = None if adapters.is_torch(self.model) else adapters.as_stages(optimizer)
         return watched(self.model, {"model": model, "data": examples} | how | more)
 
 

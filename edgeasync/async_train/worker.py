@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any, TypedDict, Unpack
 
 from edgeasync import Agent
-from edgeasync.async_train.cuda import provider_of, usable
-from edgeasync.async_train.given import (
+from edgeasync.async_train.adapters import (
     as_address,
     as_data,
     as_loss,
@@ -17,6 +16,7 @@ from edgeasync.async_train.given import (
     is_torch,
     settled,
 )
+from edgeasync.async_train.cuda import provider_of, usable
 from edgeasync.callbacks import ExchangeEvent
 from edgeasync.errors import ConfigError, EdgeAsyncError
 

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import onnx
 
-from edgeasync.autodiff import contract, differentiate, forward, own_loss
+from edgeasync.autodiff import contract, differentiate, forward, user_loss
 from edgeasync.autodiff.contract import is_training_graph
 from edgeasync.autodiff.endings import check_ending, classes_are_last
 from edgeasync.autodiff.exporters import check_export, folded_scalars, warnings_of
@@ -76,11 +76,11 @@ def _build(model: bytes, settings: GraphSettings) -> TrainingGraph:
     loss = find_loss(settings.loss)
     sample: Shape
     if isinstance(loss, OnnxLoss):
-        joined = own_loss.join(proto, output, loss.content)
+        joined = user_loss.join(proto, output, loss.content)
         prepared = forward.prepare(
             joined.model, joined.total, selection.trained, selection.statistics, prediction=output
         )
-        own_loss.take_target(prepared, joined.prediction)
+        user_loss.take_target(prepared, joined.prediction)
         sample = tuple([forward.PROBES[0] if dim is None else dim for dim in prepared.shapes[TARGET]])
     else:
         prepared = forward.prepare(proto, output, selection.trained, selection.statistics)
@@ -164,7 +164,9 @@ def _assemble(
     if settings.target == "input":
         _check_autoencoder(prepared, shape)
     graph.shapes[TARGET], graph.dtypes[TARGET] = shape, kind
-    parts = own_loss.add(graph, prepared) if isinstance(loss, OnnxLoss) else add_loss(graph, loss, prepared.output)
+    parts = (
+        user_loss.add(graph, prepared) if isinstance(loss, OnnxLoss) else add_loss(graph, loss, prepared.output)
+    )
     found = differentiate.reverse(graph, steps, prepared.output, parts.gradient)
     lost = [name for name in trained if name not in found]
     trained = [name for name in trained if name in found]

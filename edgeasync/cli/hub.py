@@ -15,11 +15,11 @@ from edgeasync.cli.serving import serve
 from edgeasync.cli.under_systemd import find_notifier
 from edgeasync.config import convert, expanded, read_toml, to_table
 from edgeasync.core.hub.effects import Report
-from edgeasync.core.hub.machine import HubCore
+from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.hub.settings import CheckpointSettings
 from edgeasync.errors import AddressError, CapacityError, ConfigError, StorageError
 from edgeasync.graphs.graph_process import load_graph_apart
-from edgeasync.host.machine import memory_limit_bytes, prepare_for_service
+from edgeasync.host.host_info import memory_limit_bytes, prepare_for_service
 from edgeasync.host.notify import Notifier
 from edgeasync.net.address import is_within_machine
 from edgeasync.net.connections import connections_that_fit

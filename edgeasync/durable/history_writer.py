@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 from edgeasync.core.hub.effects import Discard, Fold, HubEffect, Report
 from edgeasync.core.hub.events import Evaluated, HubEvent, PushArrived
-from edgeasync.core.hub.machine import HubCore
+from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.hub.outcomes import BUFFERED, first_outcome, is_weighed, outcome_name, why_dropped
 from edgeasync.core.recovery.log import Log
 from edgeasync.durable.disk import Disk

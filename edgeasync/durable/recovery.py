@@ -11,7 +11,7 @@ from edgeasync.config import convert, to_table
 from edgeasync.core.arrays.hub_model import Model
 from edgeasync.core.arrays.published_model import Publisher
 from edgeasync.core.hub.effects import HubEffect
-from edgeasync.core.hub.machine import HubCore
+from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.hub.settings import CodecSettings, HubCoreSettings
 from edgeasync.core.recovery.log import Entry, read_entry
 from edgeasync.core.recovery.replay import Replay, Sessions

@@ -16,7 +16,7 @@ import msgspec
 from edgeasync.core.arrays.hub_model import Snapshot
 from edgeasync.core.hub.effects import Fold, HubEffect, Report, Restore, Send
 from edgeasync.core.hub.events import PushArrived, Received, Resumed
-from edgeasync.core.hub.machine import HubCore
+from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.hub.membership import Member, RefusalError
 from edgeasync.core.hub.outcomes import first_outcome, is_weighed, outcome_of
 from edgeasync.core.recovery.decisions import check_state

@@ -21,7 +21,7 @@ from edgeasync.config import convert, to_table
 from edgeasync.errors import EdgeAsyncError, GraphError
 from edgeasync.graphs.graph_model import HubGraph, load_graph
 from edgeasync.graphs.onnx_model import OnnxModel
-from edgeasync.host.machine import half_of_memory_bytes
+from edgeasync.host.host_info import half_of_memory_bytes
 from edgeasync.parameters import ParameterSpec
 from edgeasync.protocol.messages import Frozen
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from edgeasync.core.device.care import CareReadings
+from edgeasync.core.device.throttle import CareReadings
 from edgeasync.host.readings import Power, Readings, Zone
 from edgeasync.training.free_memory import free_bytes
 

@@ -4,7 +4,7 @@ A tree of parameters is told by its paths: {"0": {"weight": ...}} has the array 
 imported unless it is asked for; it needs the extra `jax`.
 """
 
-from edgeasync.jax.held import params
 from edgeasync.jax.models import model
+from edgeasync.jax.params import params
 
 __all__ = ["model", "params"]

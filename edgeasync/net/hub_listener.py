@@ -16,11 +16,11 @@ from edgeasync.errors import AddressError, EdgeAsyncError
 from edgeasync.net import routing_ids
 from edgeasync.net.address import is_ipv6
 from edgeasync.net.channel import COPY_BELOW_BYTES, Channel
+from edgeasync.net.connection_auth import Gate
 from edgeasync.net.connection_bounds import ConnectionBounds
 from edgeasync.net.connections import Connections, connections_that_fit
 from edgeasync.net.curve import FRAME_BYTES, refuse_old_peers
 from edgeasync.net.frame_log import log_frame
-from edgeasync.net.gate import Gate
 from edgeasync.net.network import Network, bind
 from edgeasync.protocol import wire
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from edgeasync.policies.aggregation import Aggregator, Contribution, Fleet
     from edgeasync.policies.combining import Combiner, RowCombiner
     from edgeasync.policies.frequency import Cadence, FrequencyController, Interval
-    from edgeasync.policies.history import DeviceHistory, FleetHistory
+    from edgeasync.policies.measurements import DeviceHistory, FleetHistory
     from edgeasync.policies.monitor import Evidence, Observation, Watch
     from edgeasync.policies.staleness import Staleness, StalenessPolicy
     from edgeasync.policies.transforms import Conditions, Scaling, Transform

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from edgeasync.config import Section
-from edgeasync.policies.history import DeviceHistory, FleetHistory, median
+from edgeasync.policies.measurements import DeviceHistory, FleetHistory, median
 
 CHANGE_MAX = 2.0
 """The largest factor by which a device's local steps change from one answer to the next."""

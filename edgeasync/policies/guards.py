@@ -22,8 +22,8 @@ from edgeasync.plugins import name_of
 from edgeasync.policies.aggregation import Aggregator, Answer, Contribution, Fleet, UpdateKind
 from edgeasync.policies.combining import Combiner, Rows
 from edgeasync.policies.frequency import STEPS_MAX, Bound, Cadence, FrequencyController, Interval
-from edgeasync.policies.history import DeviceHistory, FleetHistory
 from edgeasync.policies.kinds import OWN
+from edgeasync.policies.measurements import DeviceHistory, FleetHistory
 from edgeasync.policies.monitor import Evidence, Observation, Remedy, Scope, Watch
 from edgeasync.policies.staleness import Staleness, StalenessPolicy
 from edgeasync.policies.transforms import Conditions, Scalars, Transform

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from edgeasync.config import Section
-from edgeasync.policies.history import (
+from edgeasync.policies.measurements import (
     DEVICES_MIN,
     PEAK_SHARE,
     WINDOW,

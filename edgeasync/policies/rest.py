@@ -8,7 +8,7 @@ import math
 
 import msgspec
 
-from edgeasync.policies.history import WINDOW, BaseLosses, Votes, median
+from edgeasync.policies.measurements import WINDOW, BaseLosses, Votes, median
 
 SHARE = 0.25
 """The period of a resting fleet, as a share of the time for which the model has stood still."""

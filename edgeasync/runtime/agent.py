@@ -13,8 +13,8 @@ from typing import TypeVar
 
 from edgeasync.core.arrays.device_model import DeviceModel
 from edgeasync.core.arrays.spool import HeldModel, Spool
-from edgeasync.core.device.care import Care, CareLimits, Pace
-from edgeasync.core.device.day import Day, DayRecord
+from edgeasync.core.device.data_quota import Day, DayRecord
+from edgeasync.core.device.device_core import GRAPH_BYTES_MAX, DeviceCore
 from edgeasync.core.device.effects import Report, Stop
 from edgeasync.core.device.events import (
     Connected,
@@ -26,16 +26,16 @@ from edgeasync.core.device.events import (
     StopRequested,
     Trained,
 )
-from edgeasync.core.device.machine import GRAPH_BYTES_MAX, DeviceCore
+from edgeasync.core.device.throttle import Care, CareLimits, Pace
 from edgeasync.core.engine.device_engine import DeviceEngine, ObserveDevice
 from edgeasync.core.engine.network import DeviceNetwork
-from edgeasync.durable.day_file import DayFile
 from edgeasync.durable.device_keys import DeviceKeys
 from edgeasync.durable.identity import DeviceIdentity
+from edgeasync.durable.quota_file import DayFile
 from edgeasync.errors import NoMemoryError
 from edgeasync.graphs.graph_cache import GraphCache
-from edgeasync.host.ending import Ending
-from edgeasync.host.machine import describe_machine, parameters_that_fit
+from edgeasync.host.completion import Ending
+from edgeasync.host.host_info import describe_machine, parameters_that_fit
 from edgeasync.host.sensing import Sense, SensorWatch
 from edgeasync.net.credentials import find_credentials
 from edgeasync.net.device_access import DeviceAccess
@@ -45,8 +45,8 @@ from edgeasync.parameters import Parameter, Vector, layout_of
 from edgeasync.protocol.codecs import known_stages
 from edgeasync.protocol.messages import Frozen, Push, Welcome
 from edgeasync.protocol.wire import Buffer
-from edgeasync.runtime.day_keeper import DayKeeper
 from edgeasync.runtime.engine_driver import EngineDriver
+from edgeasync.runtime.quota_keeper import DayKeeper
 from edgeasync.runtime.spool_keeper import KeptSpool, SpoolKeeper
 from edgeasync.runtime.training_thread import MakeInitial, MakeTrainer, TrainingThread, Validate
 from edgeasync.training.graph_check import check_graph

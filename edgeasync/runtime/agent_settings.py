@@ -11,9 +11,9 @@ from msgspec.structs import force_setattr
 
 from edgeasync.config import ByteCount, FilePath, Section, whole_address
 from edgeasync.core.arrays.peer_round import check_peer_codec
-from edgeasync.core.device.care import HYSTERESIS_C, CareLimits
-from edgeasync.core.device.day import BYTES_PER_DAY_MIN
-from edgeasync.core.device.machine import GRAPH_BYTES_MAX
+from edgeasync.core.device.data_quota import BYTES_PER_DAY_MIN
+from edgeasync.core.device.device_core import GRAPH_BYTES_MAX
+from edgeasync.core.device.throttle import HYSTERESIS_C, CareLimits
 from edgeasync.core.peer.settings import PeerSettings
 from edgeasync.graphs.onnx_model import OnnxModel
 from edgeasync.parameters import PARAMETERS_MAX

@@ -12,13 +12,13 @@ from edgeasync.core.engine.device_engine import ObserveDevice
 from edgeasync.core.engine.sender import Sender
 from edgeasync.data.dataset import Dataset
 from edgeasync.durable.allow_list import read_key
-from edgeasync.durable.day_file import DayFile
 from edgeasync.durable.device_keys import DeviceKeys
 from edgeasync.durable.identity import DeviceIdentity, default_device_id
 from edgeasync.durable.keys import Token
+from edgeasync.durable.quota_file import DayFile
 from edgeasync.errors import ConfigError
 from edgeasync.graphs.graph_cache import GraphCache
-from edgeasync.graphs.own_code import make_trainer
+from edgeasync.graphs.user_code import make_trainer
 from edgeasync.host.sensing import make_sense
 from edgeasync.net.network import Network
 from edgeasync.parameters import Parameter

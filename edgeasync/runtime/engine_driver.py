@@ -5,7 +5,7 @@ import contextlib
 import time
 from collections.abc import Callable
 
-from edgeasync.host.ending import Ending
+from edgeasync.host.completion import Ending
 
 
 class EngineDriver:

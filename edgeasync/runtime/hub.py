@@ -21,7 +21,7 @@ from edgeasync.core.engine.network import HubNetwork
 from edgeasync.core.engine.sender import Sender
 from edgeasync.core.hub.effects import HubEffect, Report
 from edgeasync.core.hub.events import Evaluated, HubEvent, Peer
-from edgeasync.core.hub.machine import HubCore
+from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.core.recovery.replay import Sessions
 from edgeasync.core.recovery.state import HubState, capture
@@ -37,7 +37,7 @@ from edgeasync.durable.run import Durability, Run
 from edgeasync.errors import AddressError, ConfigError, EdgeAsyncError, PluginError, StorageError
 from edgeasync.graphs.graph_model import keep_file, keep_files
 from edgeasync.graphs.model_file import BEST_FILE, MODEL_FILE, load_model, read_header, save_model
-from edgeasync.host.ending import Ending
+from edgeasync.host.completion import Ending
 from edgeasync.host.worker import Worker
 from edgeasync.net.address import check_bind
 from edgeasync.net.hub_listener import HubListener, ListenerSettings

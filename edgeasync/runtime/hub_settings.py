@@ -29,8 +29,8 @@ from edgeasync.errors import AddressError, ConfigError, DataError, StorageError
 from edgeasync.graphs.evaluation import make_evaluator
 from edgeasync.graphs.graph_model import FORWARD_FILE, HubGraph, load_graph, with_own_loss
 from edgeasync.graphs.onnx_model import BUILD_S, OnnxModel
-from edgeasync.graphs.own_code import CustomModel
-from edgeasync.host.machine import half_of_memory_bytes
+from edgeasync.graphs.user_code import CustomModel
+from edgeasync.host.host_info import half_of_memory_bytes
 from edgeasync.losses import CrossEntropy, find_loss, kind_of
 from edgeasync.net.address import DEFAULT_ADDRESS, is_within_machine
 from edgeasync.plugins import Trust, refuse_modules_in

@@ -19,15 +19,15 @@ import numpy as np
 from edgeasync.core.engine.peer_engine import PeerEngine
 from edgeasync.core.peer.effects import Report, Stop
 from edgeasync.core.peer.events import PeersChanged, RoundDue, RoundHalfDue, StopRequested, TrainingBegun
-from edgeasync.core.peer.machine import PeerCore
+from edgeasync.core.peer.peer_core import PeerCore
 from edgeasync.core.peer.settings import PeerSettings
 from edgeasync.durable.keys import KeyPair
 from edgeasync.durable.peers_file import PeerEntry, Peers
 from edgeasync.errors import StorageError
 from edgeasync.graphs.model_file import DIVERGED, check_finite, save_model
 from edgeasync.host.awaited_step import AwaitedStep
+from edgeasync.host.completion import Ending
 from edgeasync.host.disk_watch import DiskWatch
-from edgeasync.host.ending import Ending
 from edgeasync.host.worker import Worker
 from edgeasync.net.network import Network
 from edgeasync.net.peer_sockets import PeerSockets

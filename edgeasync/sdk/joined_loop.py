@@ -24,9 +24,9 @@ from edgeasync.runtime.device import find_device, make_agent
 from edgeasync.sdk.joined_peers import JoinedPeers, peers_section
 from edgeasync.sdk.lockstep import Lockstep
 from edgeasync.sdk.models import maker_of
-from edgeasync.sdk.own_loop import ENDING_S, OwnLoop
 from edgeasync.sdk.participants import Participant, check_same, frozen_of, participant_of
 from edgeasync.sdk.peers import check_topology
+from edgeasync.sdk.user_loop import ENDING_S, OwnLoop
 from edgeasync.training.plan import read_plan
 
 LOG = logging.getLogger("edgeasync.join")

@@ -17,8 +17,8 @@ from edgeasync.runtime.agent_settings import PeersSection
 from edgeasync.runtime.peer import Peer
 from edgeasync.runtime.peer_device import PeerModel, make_peer
 from edgeasync.sdk.lockstep import Lockstep
-from edgeasync.sdk.own_loop import ENDING_S, OwnLoop
 from edgeasync.sdk.participants import Participant, frozen_of
+from edgeasync.sdk.user_loop import ENDING_S, OwnLoop
 
 LOG = logging.getLogger("edgeasync.join")
 

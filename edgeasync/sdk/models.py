@@ -18,7 +18,7 @@ from edgeasync.errors import ConfigError, DataError
 from edgeasync.graphs.evaluation import make_evaluator
 from edgeasync.graphs.graph_model import FORWARD_FILE, HubGraph, build_graph, load_graph, with_own_loss
 from edgeasync.graphs.onnx_model import OnnxModel
-from edgeasync.graphs.own_code import flatten
+from edgeasync.graphs.user_code import flatten
 from edgeasync.losses import LossSetting, check_loss, find_loss, kind_of
 from edgeasync.metrics import check_metrics
 from edgeasync.parameters import ParameterSpec, Vector

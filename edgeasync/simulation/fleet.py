@@ -10,11 +10,11 @@ import msgspec
 
 from edgeasync.core.arrays.device_model import DeviceModel
 from edgeasync.core.arrays.spool import HeldModel, Spool, TrainerState
-from edgeasync.core.device.care import Care, CareLimits, CareReadings, Pace
-from edgeasync.core.device.day import Day, DayRecord
+from edgeasync.core.device.data_quota import Day, DayRecord
+from edgeasync.core.device.device_core import GRAPH_BYTES_MAX, DeviceCore
 from edgeasync.core.device.effects import Report, Stop
 from edgeasync.core.device.events import Disconnected, Sensed, Trained
-from edgeasync.core.device.machine import GRAPH_BYTES_MAX, DeviceCore
+from edgeasync.core.device.throttle import Care, CareLimits, CareReadings, Pace
 from edgeasync.core.engine.clock import OffsetClock
 from edgeasync.core.engine.device_engine import DeviceEngine
 from edgeasync.core.engine.sender import ANYBODY, Sender

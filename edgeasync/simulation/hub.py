@@ -11,7 +11,7 @@ from edgeasync.core.engine.hub_engine import HubEngine
 from edgeasync.core.engine.sender import ANYBODY, Sender
 from edgeasync.core.hub.effects import HubEffect, Report
 from edgeasync.core.hub.events import Evaluated, Peer
-from edgeasync.core.hub.machine import HubCore
+from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.core.recovery.log import Entry
 from edgeasync.core.recovery.replay import Sessions

@@ -8,10 +8,10 @@ import pytest
 
 from edgeasync.core.arrays import state_codec
 from edgeasync.durable import checkpoint, history, journal, spool_file
-from edgeasync.durable.day_file import DAY_FORMAT
 from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.history_file import HistoryFile
 from edgeasync.durable.local_file import LOCAL_FORMAT
+from edgeasync.durable.quota_file import DAY_FORMAT
 from edgeasync.protocol.messages import PROTOCOL_VERSION
 from edgeasync.runtime.hub_settings import RECORD_FORMAT
 

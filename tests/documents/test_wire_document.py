@@ -17,7 +17,7 @@ from msgspec import inspect
 
 from edgeasync.cli.status import REMEDIES
 from edgeasync.core.hub.events import Evaluated, Received
-from edgeasync.core.hub.machine import HubCore
+from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.hub.membership import DeviceState
 from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.parameters import Parameter, ParameterSpec

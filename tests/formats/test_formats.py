@@ -24,13 +24,13 @@ from edgeasync.core.recovery.log import event_of, read_entry
 from edgeasync.core.recovery.state import SCALARS, CoreState, _Scalars
 from edgeasync.durable import checkpoint, journal, spool_file
 from edgeasync.durable.checkpoint import CheckpointStore, Manifest
-from edgeasync.durable.day_file import DAY_FILE, DAY_FORMAT, DayFile
 from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.history import FILE_HEADER, HISTORY_FILE, Block, read_history
 from edgeasync.durable.history import FORMAT as HISTORY_FORMAT
 from edgeasync.durable.identity import DeviceFolder
 from edgeasync.durable.journal import read_journal
 from edgeasync.durable.local_file import LOCAL_FILE, LOCAL_FORMAT, LocalFile
+from edgeasync.durable.quota_file import DAY_FILE, DAY_FORMAT, DayFile
 from edgeasync.durable.recovery import read_rules
 from edgeasync.durable.run_replay import RunReplay, Update
 from edgeasync.durable.spool_file import HELD_FILE, SPOOL_FILE, SpoolFile

@@ -23,13 +23,13 @@ from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.config import convert, read_toml
 from edgeasync.data.dataset import Dataset
 from edgeasync.data.files import load
-from edgeasync.durable.day_file import DayFile
 from edgeasync.durable.device_keys import DeviceKeys
 from edgeasync.durable.identity import DeviceFolder, DeviceIdentity
 from edgeasync.durable.json_file import read_json
 from edgeasync.durable.keys import HubKeys, KeyPair, Token, operator_keys
 from edgeasync.durable.local_file import LocalFile
 from edgeasync.durable.peers_file import read_peers
+from edgeasync.durable.quota_file import DayFile
 from edgeasync.durable.spool_file import SpoolFile
 from edgeasync.errors import ConfigError, DataError, GraphError, ModelMismatchError, ProtocolError, StorageError
 from edgeasync.graphs.evaluation import OnnxEvaluator

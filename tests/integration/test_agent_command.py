@@ -7,9 +7,9 @@ import pytest
 from typer.main import get_command
 
 from edgeasync.cli import agent, main
-from edgeasync.core.device.day import SPARE_BYTES, DayRecord
+from edgeasync.core.device.data_quota import SPARE_BYTES, DayRecord
 from edgeasync.core.engine import device_transfers
-from edgeasync.durable.day_file import DayFile
+from edgeasync.durable.quota_file import DayFile
 from edgeasync.errors import ConfigError
 from edgeasync.protocol.pacing import Pacer
 from tests.support.models.graphs import forward_model

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from edgeasync.core.hub.settings import HubCoreSettings, Limits
-from edgeasync.host.machine import memory_bytes, memory_limit_bytes
+from edgeasync.host.host_info import memory_bytes, memory_limit_bytes
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.policy import Policy
 from edgeasync.runtime.memory import most_memory

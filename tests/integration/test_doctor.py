@@ -16,8 +16,8 @@ from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.durable.keys import HubKeys, KeyPair, Token
 from edgeasync.ops.doctor import examine as doctor
 from edgeasync.ops.doctor import training
+from edgeasync.ops.doctor.host import judge_system
 from edgeasync.ops.doctor.hub import Reached
-from edgeasync.ops.doctor.machine import judge_system
 from tests.support.boards.machine import BOARD, write
 from tests.support.programs.command_line import ACCESS, UNFIT, run_command
 from tests.support.programs.processes import Commands, free_address, without_rights, write_data

@@ -19,7 +19,7 @@ from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol.messages import Frozen
-from edgeasync.sdk import own_loop
+from edgeasync.sdk import user_loop
 from edgeasync.sdk.lockstep import Lockstep
 from edgeasync.sdk.participants import ArrayParticipant
 from tests.support.programs.journals import pushes_in
@@ -263,8 +263,8 @@ def test_a_second_live_session_of_a_name_is_told_to_take_another(tmp_path, caplo
 
 
 def test_a_loop_that_trains_alone_says_so_until_the_hub_is_back(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(own_loop, "LOOK_EVERY_S", 0.02)
-    monkeypatch.setattr(own_loop, "WARN_EVERY_S", 0.2)
+    monkeypatch.setattr(user_loop, "LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(user_loop, "WARN_EVERY_S", 0.2)
     address, model = free_address(), {"w": np.zeros(6, np.float32)}
 
     def serve():

@@ -9,7 +9,7 @@ import pytest
 from edgeasync import join
 from edgeasync.async_train import AsyncModelAverager, nn, optim
 from edgeasync.errors import AddressError, ConfigError
-from edgeasync.sdk import own_loop
+from edgeasync.sdk import user_loop
 from edgeasync.sdk.lockstep import Lockstep
 from tests.support.programs.peers import FILE, name_of, write_list
 from tests.support.programs.processes import PATIENCE_S, until
@@ -51,7 +51,7 @@ def take_steps(model, session, number, count):
 
 
 def test_a_loop_is_connected_while_another_is_there(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(own_loop, "LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(user_loop, "LOOK_EVERY_S", 0.02)
 
     def live(number, rest):
         model = {"w": np.zeros(6, np.float32)}

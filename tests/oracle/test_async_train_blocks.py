@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 import edgeasync
 from edgeasync import losses
 from edgeasync.async_train import AsyncGradientAccumulator, FaultTolerantTrainer, data, nn, optim
-from edgeasync.async_train.given import as_loss, as_optimizer
+from edgeasync.async_train.adapters import as_loss, as_optimizer
 from edgeasync.async_train.one_machine import one_machine_policy
 from edgeasync.errors import ConfigError
 from examples.async_train.digits_idx import write_idx_digits

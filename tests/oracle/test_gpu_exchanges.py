@@ -11,7 +11,7 @@ jax = pytest.importorskip("jax")
 import edgeasync.jax
 import edgeasync.torch
 from edgeasync import SGD, Dataset, Hub, join
-from edgeasync.jax import held, trees
+from edgeasync.jax import params, trees
 from edgeasync.policies.aggregation import ImmediateAggregator
 from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.monitor import Monitor
@@ -268,7 +268,7 @@ def test_a_jax_trainer_on_a_gpu_copies_once_each_way_in_an_assignment(on_gpu, mo
 
 
 def test_a_tree_of_a_loop_that_runs_ahead_keeps_its_steps(tmp_path):
-    model = held.params({"w": jax.numpy.zeros(3)})
+    model = params.params({"w": jax.numpy.zeros(3)})
     with serve({"w": np.zeros(3)}, tmp_path, 40) as hub:
         with join(hub.address, model, timeout_s=PATIENCE_S) as session:
             steps = 0

@@ -10,7 +10,7 @@ from edgeasync.durable.device_keys import DeviceKeys
 from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.durable.keys import PENDING_MAX, PENDING_S, KeyPair, Token, fingerprint
 from edgeasync.errors import ConfigError, StorageError
-from edgeasync.net.access import Access
+from edgeasync.net.allow_list_reader import Access
 from edgeasync.protocol.messages import Enrol, Enrolled, Hello, Ping, Refuse, StatusRequest
 from edgeasync.runtime.agent import Agent
 from tests.support.programs.command_line import ACCESS, CONFIG, FILES, assert_told

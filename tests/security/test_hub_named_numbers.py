@@ -19,15 +19,15 @@ from edgeasync.core.device.bounds import (
     SETTINGS_DEPTH_MAX,
     SETTINGS_ITEMS_MAX,
 )
+from edgeasync.core.device.device_core import DeviceCore
 from edgeasync.core.device.effects import Connect, InstallModel, Stop, Train
 from edgeasync.core.device.events import ModelInstalled
-from edgeasync.core.device.machine import DeviceCore
 from edgeasync.core.device.pending_push import ModelKey, PendingPush
 from edgeasync.core.engine.device_engine import DeviceEngine
 from edgeasync.data.dataset import Dataset
 from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.errors import ModelMismatchError
-from edgeasync.host import machine
+from edgeasync.host import host_info
 from edgeasync.net.network import Network
 from edgeasync.parameters import PARAMETERS_MAX, Parameter, ParameterSpec
 from edgeasync.protocol import wire
@@ -198,7 +198,7 @@ def parameters_max_of(agent):
     ("gib", "expected"), [(1, 1 << 26), (0.5, 1 << 25), (64, PARAMETERS_MAX), (0, PARAMETERS_MAX)]
 )
 def test_without_a_setting_the_machines_memory_bounds_the_model(monkeypatch, gib, expected):
-    monkeypatch.setattr(machine, "memory_bytes", lambda: int(gib * 2**30))
+    monkeypatch.setattr(host_info, "memory_bytes", lambda: int(gib * 2**30))
     assert parameters_max_of(make_agent()) == expected
     assert parameters_max_of(make_agent(parameters_max=7)) == 7
 

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.security_poison_fleet import POLICIES, Case, measure
 from edgeasync.core.hub import membership
-from edgeasync.core.hub.claims import hold
+from edgeasync.core.hub.reported_stats import hold
 from tests.support.simulation.harness import run
 
 UPDATES = 300

@@ -15,7 +15,7 @@ from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.keys import KeyPair
 from edgeasync.durable.run_replay import RunReplay
-from edgeasync.net.access import Access
+from edgeasync.net.allow_list_reader import Access
 from edgeasync.policies.aggregation import BufferedAggregator, ImmediateAggregator, SynchronousAggregator
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire

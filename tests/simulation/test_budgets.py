@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from edgeasync.config import ByteCount, parse_toml
-from edgeasync.core.device.day import HEADERS_BYTES, RECORD_EVERY_S, RECORDS_A_DAY
+from edgeasync.core.device.data_quota import HEADERS_BYTES, RECORD_EVERY_S, RECORDS_A_DAY
 from edgeasync.core.hub import membership
 from edgeasync.core.hub.settings import DAY_S, HubCoreSettings, Limits, Liveness
 from edgeasync.parameters import Parameter, ParameterSpec

@@ -6,7 +6,7 @@ Or a device holds a model beside the chain, which the hub knows, and which is ne
 import numpy as np
 import pytest
 
-from edgeasync.core.arrays.apart_models import ERROR_MAX
+from edgeasync.core.arrays.off_chain_models import ERROR_MAX
 from edgeasync.core.hub.settings import FLOAT32, CodecSettings, HubCoreSettings, Liveness
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.aggregation import ImmediateAggregator, ModelAverageAggregator, QuorumAggregator

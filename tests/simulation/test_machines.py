@@ -16,8 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from edgeasync.core.device import effects as e
 from edgeasync.core.device import events as d
-from edgeasync.core.device.care import Care, CareLimits, CareReadings
-from edgeasync.core.device.machine import DeviceCore
+from edgeasync.core.device.device_core import DeviceCore
+from edgeasync.core.device.throttle import Care, CareLimits, CareReadings
 from edgeasync.core.hub.effects import (
     Assign,
     Discard,
@@ -31,7 +31,7 @@ from edgeasync.core.hub.effects import (
     SendStatus,
 )
 from edgeasync.core.hub.events import Folded, Heard, Malformed, PushArrived, Received, Ticked
-from edgeasync.core.hub.machine import HubCore
+from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.hub.settings import FLOAT32, HubCoreSettings, Limits, Liveness
 from edgeasync.core.recovery.state import dump_state, load_state
 from edgeasync.parameters import Parameter, ParameterSpec
@@ -43,7 +43,7 @@ from edgeasync.policies.aggregation import (
     SynchronousAggregator,
 )
 from edgeasync.policies.frequency import AdaptiveFrequency, FixedFrequency
-from edgeasync.policies.history import WINDOW
+from edgeasync.policies.measurements import WINDOW
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy, WarmUp
 from edgeasync.protocol.graph import ShippedGraph

@@ -15,10 +15,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from edgeasync.core.arrays.apart_models import Apart, ApartModels, Coarse
 from edgeasync.core.arrays.buffers import BufferPool
 from edgeasync.core.arrays.delta_chain import Difference, follow, is_finite
 from edgeasync.core.arrays.hub_model import POOLED_BYTES_MIN, Model, Snapshot
+from edgeasync.core.arrays.off_chain_models import Apart, ApartModels, Coarse
 from edgeasync.core.arrays.state_codec import Array, take_payload, take_values
 from edgeasync.core.hub.codec_agreement import COARSE
 from edgeasync.core.hub.settings import CodecSettings

@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from edgeasync.core.device.care import Pace
+from edgeasync.core.device.throttle import Pace
 from edgeasync.errors import EdgeAsyncError
 from edgeasync.protocol.messages import Assignment, Graph, Message, Outcome, Push, Welcome
 

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from edgeasync.core.device.care import CareReadings
+from edgeasync.core.device.throttle import CareReadings
 from edgeasync.protocol.messages import Assignment, Message
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from edgeasync.core.arrays.device_model import DeviceModel
 from edgeasync.core.arrays.spool import HeldModel, Spool
 from edgeasync.core.device.bounds import HEADER_BYTES_MAX, check_welcome
+from edgeasync.core.device.device_core import DeviceCore
 from edgeasync.core.device.effects import (
     Connect,
     DeviceEffect,
@@ -49,7 +50,6 @@ from edgeasync.core.device.events import (
     Trained,
     TransferMoved,
 )
-from edgeasync.core.device.machine import DeviceCore
 from edgeasync.core.device.pending_push import ModelKey
 from edgeasync.core.engine.device_jobs import CodedUpdate, code_update, find_graph, install_model, keep_graph
 from edgeasync.core.engine.device_shell import DeviceShell

@@ -5,10 +5,10 @@ from typing import Protocol, TypeVar
 
 from edgeasync.core.arrays.device_model import DeviceModel
 from edgeasync.core.arrays.spool import HeldModel, Spool
-from edgeasync.core.device.care import Pace
-from edgeasync.core.device.day import DayRecord
+from edgeasync.core.device.data_quota import DayRecord
 from edgeasync.core.device.effects import Report, Stop
 from edgeasync.core.device.events import Trained
+from edgeasync.core.device.throttle import Pace
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Welcome
 

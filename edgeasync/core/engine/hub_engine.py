@@ -62,7 +62,7 @@ from edgeasync.core.hub.events import (
     StopRequested,
     Ticked,
 )
-from edgeasync.core.hub.machine import HubCore
+from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.hub.membership import Member, Owner
 from edgeasync.core.recovery.log import Log
 from edgeasync.core.recovery.replay import Sessions

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from edgeasync.core.arrays.hub_model import Model
 from edgeasync.core.hub.effects import Discard, HubEffect
 from edgeasync.core.hub.events import Heard, HubEvent, Malformed, PushArrived, Received, Revoked, Ticked
-from edgeasync.core.hub.machine import HubCore
+from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.recovery.log import Log, write_entry
 from edgeasync.protocol.messages import Order, StatusRequest, Wake
 

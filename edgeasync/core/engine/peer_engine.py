@@ -35,7 +35,7 @@ from edgeasync.core.peer.events import (
     WorkEvent,
     WorkFailed,
 )
-from edgeasync.core.peer.machine import PeerCore
+from edgeasync.core.peer.peer_core import PeerCore
 from edgeasync.errors import ProtocolError
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.protocol import wire

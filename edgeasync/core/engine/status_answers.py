@@ -9,7 +9,7 @@ import msgspec
 from edgeasync.core.engine.hub_shell import HubShell
 from edgeasync.core.engine.outbox import Outbox
 from edgeasync.core.engine.sender import ANYBODY, Sender
-from edgeasync.core.hub.machine import HubCore
+from edgeasync.core.hub.hub_core import HubCore
 
 DEVICES_AT_A_TIME = 256
 """How many devices are told of at a time: their parts take some milliseconds."""

@@ -14,7 +14,7 @@ from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.core.hub.traffic import Traffic
 from edgeasync.policies.budget import EVEN_HASTE, LEARNING_HASTE, Allowance, period_s
 from edgeasync.policies.codec_choice import bytes_per_value
-from edgeasync.policies.history import median
+from edgeasync.policies.measurements import median
 from edgeasync.protocol.messages import DAY_S, HEADERS_BYTES, HEARTBEAT_BYTES
 
 REST_S_MIN = 0.1

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from edgeasync.core.hub.effects import HubEffect, Report
-from edgeasync.policies.history import DEVICES_MIN, WINDOW, FleetHistory, add_recent
+from edgeasync.policies.measurements import DEVICES_MIN, WINDOW, FleetHistory, add_recent
 from edgeasync.policies.monitor import REDUCTION, Evidence, Monitor, Observation, Remedy, Scope, Watch
 
 KEEP_EVERY_UPDATES = 32

@@ -13,12 +13,12 @@ from typing import Any, Literal
 
 import msgspec
 
-from edgeasync.core.hub.claims import Claims, hold
 from edgeasync.core.hub.events import Peer
 from edgeasync.core.hub.link import LinkEstimate
+from edgeasync.core.hub.reported_stats import Claims, hold
 from edgeasync.core.hub.traffic import OwnDay, Traffic
 from edgeasync.errors import EdgeAsyncError
-from edgeasync.policies.history import DeviceHistory, add_recent, median
+from edgeasync.policies.measurements import DeviceHistory, add_recent, median
 from edgeasync.protocol.messages import (
     COUNT_MAX,
     DAY_S,

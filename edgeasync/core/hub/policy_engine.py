@@ -13,7 +13,6 @@ from typing import Any
 
 import msgspec
 
-from edgeasync.core.hub.claims import Claims
 from edgeasync.core.hub.divergence import DivergenceGuard, DivergenceState
 from edgeasync.core.hub.effects import Broadcast, Discard, Evaluate, Fold, HubEffect, Keep, Report, Restore
 from edgeasync.core.hub.evaluation_tracker import EvaluationState, EvaluationTracker
@@ -21,12 +20,13 @@ from edgeasync.core.hub.events import Evaluated, PushArrived
 from edgeasync.core.hub.lineage import Ancestry
 from edgeasync.core.hub.membership import SAMPLE, Member, Membership
 from edgeasync.core.hub.outcomes import QUARANTINED, ROLLED_BACK
+from edgeasync.core.hub.reported_stats import Claims
 from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.policies.aggregation import Aggregator, Contribution, Fleet, Waiting
 from edgeasync.policies.budget import EXCHANGES_UNCHANGED, has_changed
 from edgeasync.policies.frequency import RARE, AdaptiveFrequency, Cadence, FrequencyController, Interval
 from edgeasync.policies.guards import guarded
-from edgeasync.policies.history import (
+from edgeasync.policies.measurements import (
     DEVICES_MIN,
     WINDOW,
     DeviceHistory,

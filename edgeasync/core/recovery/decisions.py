@@ -11,7 +11,7 @@ import msgspec
 
 from edgeasync.core.arrays.hub_model import Model
 from edgeasync.core.hub.effects import Fold
-from edgeasync.core.hub.machine import HubCore
+from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.recovery.log import Entry
 from edgeasync.errors import PluginError
 from edgeasync.policies.guards import plugin_name, plugins_of

@@ -13,7 +13,7 @@ from edgeasync.core.arrays.published_model import Publisher
 from edgeasync.core.hub.digests import digest
 from edgeasync.core.hub.effects import Discard, Fold, HubEffect, Keep, Publish, Restore
 from edgeasync.core.hub.events import PushArrived, Received, StopRequested
-from edgeasync.core.hub.machine import HubCore
+from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.recovery.decisions import check_decisions
 from edgeasync.core.recovery.log import REMEDY, Entry, FoldScalars, event_of
 from edgeasync.errors import ProtocolError, StorageError

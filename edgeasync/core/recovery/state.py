@@ -21,7 +21,7 @@ from edgeasync.core.arrays.state_codec import Array, decode_state, encode_state,
 from edgeasync.core.hub.budgets import BudgetState
 from edgeasync.core.hub.events import Evaluated
 from edgeasync.core.hub.frozen_arrays import FrozenState
-from edgeasync.core.hub.machine import HubCore, HubCoreState
+from edgeasync.core.hub.hub_core import HubCore, HubCoreState
 from edgeasync.core.hub.membership import Member
 from edgeasync.core.hub.policy_engine import PolicyEngineState
 from edgeasync.core.hub.publish_schedule import PublishState

@@ -18,14 +18,13 @@ from edgeasync.durable.device_keys import DeviceKeys
 from edgeasync.durable.identity import default_device_id
 from edgeasync.durable.keys import Token
 from edgeasync.errors import ConfigError, EdgeAsyncError
-from edgeasync.host.machine import memory_limit_bytes
+from edgeasync.host.host_info import memory_limit_bytes
 from edgeasync.host.readings import Readings
 from edgeasync.host.wall_clock import written
 from edgeasync.net.address import DEFAULT_ADDRESS
 from edgeasync.ops.doctor.data import examine_data
 from edgeasync.ops.doctor.finding import Finding, Step, fail, told, warn
-from edgeasync.ops.doctor.hub import examine_hub, judge_bandwidth, judge_traffic
-from edgeasync.ops.doctor.machine import (
+from edgeasync.ops.doctor.host import (
     judge_clock,
     judge_disk,
     judge_memory,
@@ -37,6 +36,7 @@ from edgeasync.ops.doctor.machine import (
     judge_system,
     judge_temperature,
 )
+from edgeasync.ops.doctor.hub import examine_hub, judge_bandwidth, judge_traffic
 from edgeasync.ops.doctor.state import closed, examine_state, is_seen, time_sync
 from edgeasync.runtime.agent_settings import AgentSection
 from edgeasync.runtime.device import find_device

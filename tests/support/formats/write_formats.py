@@ -15,16 +15,16 @@ import numpy as np
 import xxhash
 
 from edgeasync.core.arrays.spool import HeldModel, Spool
-from edgeasync.core.device.care import CareLimits, CareReadings
-from edgeasync.core.device.day import DayRecord
+from edgeasync.core.device.data_quota import DayRecord
 from edgeasync.core.device.pending_push import ModelKey
+from edgeasync.core.device.throttle import CareLimits, CareReadings
 from edgeasync.core.engine.sender import Sender
 from edgeasync.core.hub.settings import CheckpointSettings, HubCoreSettings, Liveness
 from edgeasync.data.dataset import Dataset, batches
-from edgeasync.durable.day_file import DayFile
 from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.durable.local_file import LocalFile
+from edgeasync.durable.quota_file import DayFile
 from edgeasync.durable.spool_file import SpoolFile
 from edgeasync.graphs.model_file import MODEL_FILE, save_model
 from edgeasync.metrics import Accuracy, Meter

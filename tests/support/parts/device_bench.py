@@ -4,9 +4,9 @@ import re
 from functools import cache
 from random import Random
 
+from edgeasync.core.device.device_core import DeviceCore
 from edgeasync.core.device.effects import Connect, Report, Send, SendPush, Train
 from edgeasync.core.device.events import ModelInstalled, Received, Trained
-from edgeasync.core.device.machine import DeviceCore
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.protocol.messages import (
     Assignment,

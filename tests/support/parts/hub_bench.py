@@ -4,7 +4,7 @@ import itertools
 
 from edgeasync.core.hub.effects import Assign, Discard, Disconnect, Fold, Receive, Report, Send
 from edgeasync.core.hub.events import PushArrived, Received, Revoked, StopRequested, Ticked
-from edgeasync.core.hub.machine import HubCore
+from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.hub.settings import FLOAT32, HubCoreSettings, Limits, Liveness, StopCondition
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.aggregation import ImmediateAggregator

@@ -6,7 +6,7 @@ import numpy as np
 
 from edgeasync.core.arrays.hub_model import Model
 from edgeasync.core.engine.hub_engine import HubEngine
-from edgeasync.core.hub.machine import HubCore
+from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.hub.settings import FLOAT32, HubCoreSettings, Limits
 from edgeasync.core.recovery.replay import Sessions
 from edgeasync.parameters import Parameter, ParameterSpec

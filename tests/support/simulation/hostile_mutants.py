@@ -4,8 +4,8 @@ from pathlib import Path
 
 from edgeasync.core.peer import norms
 from edgeasync.core.peer.backoff import Backoff
-from edgeasync.core.peer.machine import PeerCore
 from edgeasync.core.peer.neighbours import Neighbours
+from edgeasync.core.peer.peer_core import PeerCore
 from edgeasync.core.peer.round import Round
 from edgeasync.training.last_finite import LastFinite
 from tests.support.simulation.planting import Change, Mutants

@@ -4,17 +4,17 @@ from pathlib import Path
 
 from edgeasync.core.arrays.hub_model import Model
 from edgeasync.core.device.pending_push import PendingPush
-from edgeasync.core.device.work import DeviceWork
+from edgeasync.core.device.work_cycle import DeviceWork
 from edgeasync.core.engine import log_writer
 from edgeasync.core.engine.fold_queue import FoldQueue
 from edgeasync.core.engine.hub_engine import HubEngine
 from edgeasync.core.engine.outbox import Outbox
 from edgeasync.core.engine.status_answers import StatusAnswers
+from edgeasync.core.hub.admission import Presence
 from edgeasync.core.hub.divergence import DivergenceGuard
-from edgeasync.core.hub.machine import HubCore
+from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.hub.membership import Membership
 from edgeasync.core.hub.policy_engine import PolicyEngine
-from edgeasync.core.hub.presence import Presence
 from edgeasync.core.recovery import state
 from edgeasync.core.recovery.replay import Replay
 from edgeasync.durable.checkpoint import CheckpointStore

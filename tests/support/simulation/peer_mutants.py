@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from edgeasync.core.peer import round as round_module
-from edgeasync.core.peer.blame import Blame
-from edgeasync.core.peer.machine import PeerCore
 from edgeasync.core.peer.neighbours import Neighbours
+from edgeasync.core.peer.peer_core import PeerCore
 from edgeasync.core.peer.round import Round
+from edgeasync.core.peer.suspicion import Blame
 from edgeasync.core.peer.transfers import IncomingPayload, OutgoingPayload
 from tests.support.simulation.planting import Change, Mutants
 

@@ -12,7 +12,7 @@ import msgspec
 
 from edgeasync.core.peer import effects as e
 from edgeasync.core.peer import events as v
-from edgeasync.core.peer.machine import PeerCore
+from edgeasync.core.peer.peer_core import PeerCore
 from edgeasync.core.peer.settings import PeerSettings
 from edgeasync.protocol import wire
 from edgeasync.protocol.peer_messages import PEER_MESSAGES, PeerPiece

@@ -9,7 +9,7 @@ from rich.console import Console
 from edgeasync.cli.output import Printer
 from edgeasync.cli.status import BOUNDS, REMEDIES, describe_status, device_table, print_status, print_whole
 from edgeasync.core.hub.events import Received
-from edgeasync.core.hub.machine import HubCore
+from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.policies.frequency import Bound, Cadence
 from edgeasync.policies.monitor import Monitor, NotFiniteWatch, UpdateNormWatch

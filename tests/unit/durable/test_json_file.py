@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 import edgeasync
-from edgeasync.durable.day_file import DayFile
 from edgeasync.durable.device_keys import DeviceKeys
 from edgeasync.durable.identity import DeviceFolder
 from edgeasync.durable.json_file import read_json
+from edgeasync.durable.quota_file import DayFile
 from edgeasync.errors import StorageError
 from edgeasync.ops.doctor.state import examine_state
 from edgeasync.ops.runs import list_checkpoints

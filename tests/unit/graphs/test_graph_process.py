@@ -3,7 +3,7 @@
 from edgeasync.config import ByteCount
 from edgeasync.graphs import graph_process
 from edgeasync.graphs.onnx_model import OnnxModel
-from edgeasync.host.machine import half_of_memory_bytes, memory_limit_bytes
+from edgeasync.host.host_info import half_of_memory_bytes, memory_limit_bytes
 
 
 def test_by_default_a_build_gets_half_of_the_memory_and_five_minutes():

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from edgeasync.core.device.care import CareReadings
+from edgeasync.core.device.throttle import CareReadings
 from edgeasync.host.sensing import make_sense
 from tests.support.boards.fake_sys import ZONE, FakeSys
 

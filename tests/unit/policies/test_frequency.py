@@ -15,7 +15,7 @@ from edgeasync.policies.frequency import (
     FixedFrequency,
     TimeFrequency,
 )
-from edgeasync.policies.history import DeviceHistory, FleetHistory
+from edgeasync.policies.measurements import DeviceHistory, FleetHistory
 
 CALM = FleetHistory()
 

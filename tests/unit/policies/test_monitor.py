@@ -6,7 +6,7 @@ import pytest
 
 from edgeasync.core.hub.divergence import PAST_MAX, DivergenceGuard, Exclusion
 from edgeasync.core.hub.effects import Report
-from edgeasync.policies.history import FleetHistory
+from edgeasync.policies.measurements import FleetHistory
 from edgeasync.policies.monitor import (
     DisagreementWatch,
     Evidence,

@@ -12,7 +12,7 @@ from edgeasync.policies.aggregation import (
 )
 from edgeasync.policies.combining import CentredClipCombiner, MeanCombiner, TrimmedMeanCombiner
 from edgeasync.policies.frequency import AdaptiveFrequency, Cadence, FixedFrequency, TimeFrequency
-from edgeasync.policies.history import DeviceHistory
+from edgeasync.policies.measurements import DeviceHistory
 from edgeasync.policies.monitor import LossWatch, Monitor, UpdateNormWatch
 from edgeasync.policies.optimizers import SGD, Nesterov
 from edgeasync.policies.policy import DelayCompensation, Plateau, Policy, WarmUp

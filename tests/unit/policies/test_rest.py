@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from edgeasync.policies.history import BaseLosses, Votes
+from edgeasync.policies.measurements import BaseLosses, Votes
 from edgeasync.policies.rest import JUDGED_MIN, KNOWN_MAX, Rest, patience_s
 
 PACE_S = 1.0

@@ -12,7 +12,7 @@ from edgeasync.config import Section, convert, read_toml
 from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.errors import ConfigError, PluginError, StorageError
 from edgeasync.graphs.graph_model import FORWARD_FILE
-from edgeasync.host.machine import half_of_memory_bytes
+from edgeasync.host.host_info import half_of_memory_bytes
 from edgeasync.plugins import Plugin
 from edgeasync.policies.combining import CentredClipCombiner, MeanCombiner
 from edgeasync.policies.frequency import Interval

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from edgeasync.async_train import data
+from edgeasync.async_train.adapters import as_data
 from edgeasync.async_train.data import transforms
-from edgeasync.async_train.given import as_data
 from edgeasync.errors import DataError
 
 

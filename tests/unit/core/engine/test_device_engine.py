@@ -5,7 +5,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from edgeasync.core.device.machine import DeviceCore
+from edgeasync.core.device.device_core import DeviceCore
 from edgeasync.core.engine.device_engine import DeviceEngine
 from edgeasync.errors import RefusedError
 from edgeasync.parameters import Parameter, ParameterSpec

@@ -11,7 +11,7 @@ from edgeasync.core.arrays.hub_model import Snapshot
 from edgeasync.core.engine.fold_queue import INLINE_BYTES_MAX
 from edgeasync.core.engine.sender import Sender
 from edgeasync.core.hub.events import Heard, StopRequested, Ticked
-from edgeasync.core.hub.machine import UNCOUNTED_BYTES_MAX
+from edgeasync.core.hub.hub_core import UNCOUNTED_BYTES_MAX
 from edgeasync.core.hub.settings import CodecSettings
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.aggregation import ModelAverageAggregator

@@ -8,7 +8,7 @@ from edgeasync.core.arrays.hub_model import Model
 from edgeasync.core.engine.hub_engine import HubEngine
 from edgeasync.core.engine.sender import ANYBODY, Sender
 from edgeasync.core.hub.divergence import PastAlarm
-from edgeasync.core.hub.machine import HubCore
+from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.core.recovery.log import event_of, read_entry
 from edgeasync.core.recovery.replay import Sessions

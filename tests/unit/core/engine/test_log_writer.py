@@ -5,7 +5,7 @@ import numpy as np
 from edgeasync.core.arrays.hub_model import Model
 from edgeasync.core.engine.hub_engine import HubEngine
 from edgeasync.core.engine.log_writer import ANSWERS_MIN as HELD_MAX
-from edgeasync.core.hub.machine import HubCore
+from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.hub.settings import HubCoreSettings, Limits, Liveness
 from edgeasync.core.recovery.replay import Sessions
 from edgeasync.policies.policy import Policy

@@ -8,7 +8,7 @@ import pytest
 
 from edgeasync.core.hub.effects import Assign, Fold, Send
 from edgeasync.core.hub.events import Folded, PushArrived, Received, Ticked
-from edgeasync.core.hub.machine import HubCore
+from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.hub.membership import SAMPLE
 from edgeasync.core.hub.settings import HubCoreSettings, Limits
 from edgeasync.policies.aggregation import QuorumAggregator, SynchronousAggregator

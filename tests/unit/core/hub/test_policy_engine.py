@@ -22,7 +22,7 @@ from edgeasync.policies.aggregation import (
 )
 from edgeasync.policies.combining import MedianCombiner
 from edgeasync.policies.frequency import AdaptiveFrequency, Cadence, FixedFrequency
-from edgeasync.policies.history import WINDOW, median
+from edgeasync.policies.measurements import WINDOW, median
 from edgeasync.policies.monitor import (
     DisagreementWatch,
     Evidence,

@@ -18,8 +18,8 @@ from edgeasync.core.hub.divergence import DivergenceGuard, DivergenceState
 from edgeasync.core.hub.effects import Assign, Discard, Fold, Keep, Publish, Restore, Send
 from edgeasync.core.hub.evaluation_tracker import EvaluationState, EvaluationTracker
 from edgeasync.core.hub.events import Evaluated, Malformed, PushArrived, Received, StopRequested, Ticked
+from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.hub.link import LinkEstimate
-from edgeasync.core.hub.machine import HubCore
 from edgeasync.core.hub.policy_engine import PolicyEngine, PolicyEngineState
 from edgeasync.core.hub.publish_schedule import PublishSchedule, PublishState
 from edgeasync.core.hub.settings import FLOAT32, CodecSettings, HubCoreSettings, Limits, Liveness, StopCondition
@@ -35,7 +35,7 @@ from edgeasync.policies.aggregation import (
 )
 from edgeasync.policies.combining import CentredClipCombiner, MedianCombiner
 from edgeasync.policies.frequency import AdaptiveFrequency
-from edgeasync.policies.history import Votes
+from edgeasync.policies.measurements import Votes
 from edgeasync.policies.optimizers import SGD, Adam
 from edgeasync.policies.policy import DelayCompensation, Plateau, Policy, WarmUp
 from edgeasync.policies.rest import Rest, RestState

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeasync.core.hub.claims import LOSS_MAX, VARIANCE_MAX
-from edgeasync.policies.history import (
+from edgeasync.core.hub.reported_stats import LOSS_MAX, VARIANCE_MAX
+from edgeasync.policies.measurements import (
     RECENT,
     WINDOW,
     BaseLosses,

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from edgeasync.core.arrays.apart_models import APART_MAX, DIFFERENCES_MAX, UNUSED_MAX
 from edgeasync.core.arrays.device_model import DeviceModel
 from edgeasync.core.arrays.hub_model import Model, Snapshot
+from edgeasync.core.arrays.off_chain_models import APART_MAX, DIFFERENCES_MAX, UNUSED_MAX
 from edgeasync.core.arrays.published_model import Publisher
 from edgeasync.core.hub.settings import CodecSettings
 from edgeasync.parameters import Parameter, ParameterSpec

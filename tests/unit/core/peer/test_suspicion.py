@@ -2,7 +2,7 @@
 
 import math
 
-from edgeasync.core.peer.blame import DOUBLINGS_MAX, Blame
+from edgeasync.core.peer.suspicion import DOUBLINGS_MAX, Blame
 from edgeasync.protocol.peer_messages import Abandon, RoundId
 
 LEASE_S = 10.0

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from edgeasync.core.device.care import CareLimits, CareReadings
+from edgeasync.core.device.throttle import CareLimits, CareReadings
 from edgeasync.core.hub.settings import FLOAT32, HubCoreSettings, Liveness
 from edgeasync.data import load_digits
 from edgeasync.data.dataset import batches

@@ -4,8 +4,8 @@ import contextlib
 import time
 from collections.abc import Callable
 
-from edgeasync.core.device.day import Day, DayRecord
-from edgeasync.durable.day_file import DayFile
+from edgeasync.core.device.data_quota import Day, DayRecord
+from edgeasync.durable.quota_file import DayFile
 from edgeasync.errors import StorageError
 from edgeasync.host.disk_watch import DiskWatch
 from edgeasync.host.worker import Worker

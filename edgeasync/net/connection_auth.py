@@ -15,7 +15,7 @@ from edgeasync.durable.allow_list import Key
 from edgeasync.durable.keys import HubKeys, IssuedToken
 from edgeasync.errors import ProtocolError, StorageError
 from edgeasync.host.worker import Worker
-from edgeasync.net.access import Access
+from edgeasync.net.allow_list_reader import Access
 from edgeasync.net.channel import Channel
 from edgeasync.net.connection_bounds import ConnectionBounds
 from edgeasync.net.connections import Connections

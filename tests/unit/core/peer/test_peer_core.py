@@ -2,7 +2,7 @@ import pytest
 
 from edgeasync.core.peer.effects import Report, Send
 from edgeasync.core.peer.events import Received, TrainingBegun
-from edgeasync.core.peer.machine import PeerCore
+from edgeasync.core.peer.peer_core import PeerCore
 from edgeasync.core.peer.settings import PeerSettings
 from edgeasync.protocol.messages import Frozen
 from edgeasync.protocol.peer_messages import ROUND_NUMBER_MAX, PeerPing

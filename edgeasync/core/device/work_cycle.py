@@ -11,7 +11,7 @@ from typing import Literal
 
 from edgeasync.core.device.answer_reports import AnswerReports, is_preempted
 from edgeasync.core.device.bounds import LOCAL_STEPS_MAX
-from edgeasync.core.device.day import Day, needed_bytes
+from edgeasync.core.device.data_quota import Day, needed_bytes
 from edgeasync.core.device.effects import (
     DeviceEffect,
     FindGraph,

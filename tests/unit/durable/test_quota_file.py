@@ -2,8 +2,8 @@
 
 import pytest
 
-from edgeasync.core.device.day import DayRecord
-from edgeasync.durable.day_file import DAY_FILE, DayFile
+from edgeasync.core.device.data_quota import DayRecord
+from edgeasync.durable.quota_file import DAY_FILE, DayFile
 from edgeasync.errors import StorageError
 from edgeasync.protocol.messages import DAY_S
 

@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from edgeasync.config import ByteCount
-from edgeasync.core.device.day import (
+from edgeasync.core.device.data_quota import (
     DAY_S,
     RECORD_EVERY_S,
     RECORDS_A_DAY,
@@ -14,9 +14,9 @@ from edgeasync.core.device.day import (
     DayRecord,
     needed_bytes,
 )
+from edgeasync.core.device.device_core import DeviceCore
 from edgeasync.core.device.effects import Connect, Disconnect, InstallModel, Report, Send, SendPush
 from edgeasync.core.device.events import ModelInstalled, Received, Trained
-from edgeasync.core.device.machine import DeviceCore
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import (

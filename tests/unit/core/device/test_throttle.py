@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from edgeasync.core.device.care import HOLD_S, Care, CareLimits, CareReadings, Pace
+from edgeasync.core.device.throttle import HOLD_S, Care, CareLimits, CareReadings, Pace
 from tests.support.size import repetitions
 
 HOT = CareLimits(temperature_c_max=80.0, temperature_c_slow=75.0)

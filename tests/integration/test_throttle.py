@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edgeasync import Agent, Dataset, Hub
-from edgeasync.core.device import care
+from edgeasync.core.device import throttle
 from edgeasync.host import sensing
 from edgeasync.policies.aggregation import ImmediateAggregator
 from edgeasync.policies.frequency import FixedFrequency
@@ -42,7 +42,7 @@ def fake(tmp_path, monkeypatch):
 def quick(monkeypatch):
     """Sensors that are read often, and paces that may change often."""
     monkeypatch.setattr(sensing, "SENSE_EVERY_S", 0.02)
-    monkeypatch.setattr(care, "HOLD_S", 0.05)
+    monkeypatch.setattr(throttle, "HOLD_S", 0.05)
 
 
 def fleet(tmp_path, limits):

@@ -6,7 +6,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from edgeasync.core.device.day import DayRecord
+from edgeasync.core.device.data_quota import DayRecord
 from edgeasync.durable.files import replace_file
 from edgeasync.durable.json_file import read_json
 from edgeasync.errors import StorageError

@@ -6,12 +6,12 @@ from random import Random
 
 import pytest
 
-from edgeasync.core.device import machine, work
-from edgeasync.core.device.machine import DeviceCore
+from edgeasync.core.device import device_core, work_cycle
+from edgeasync.core.device.device_core import DeviceCore
 from edgeasync.errors import TransitionError
 from edgeasync.protocol.messages import DeviceProfile
 
-STATES = {"link": (machine, "_move_link"), "state": (work, "_move")}
+STATES = {"link": (device_core, "_move_link"), "state": (work_cycle, "_move")}
 
 
 def assignments(tree, name):
@@ -33,7 +33,7 @@ def test_a_state_is_assigned_by_its_move_alone(state, module, move):
 
 
 def test_nothing_else_in_the_room_assigns_them():
-    for module in (machine, work):
+    for module in (device_core, work_cycle):
         tree = ast.parse(inspect.getsource(module))
         others = [state for state, (home, _) in STATES.items() if home is not module]
         assert not any(assignments(tree, state) for state in others)

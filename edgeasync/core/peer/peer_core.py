@@ -10,7 +10,6 @@ from collections import Counter
 import msgspec
 
 from edgeasync.core.peer.backoff import Backoff
-from edgeasync.core.peer.blame import Blame
 from edgeasync.core.peer.effects import DropRound, PeerEffect, Report, Send, Stop, WorkEffect
 from edgeasync.core.peer.events import (
     Decoded,
@@ -37,6 +36,7 @@ from edgeasync.core.peer.neighbours import (
 )
 from edgeasync.core.peer.round import OWN_WORK, Refused, Round
 from edgeasync.core.peer.settings import PeerSettings, interval_of
+from edgeasync.core.peer.suspicion import Blame
 from edgeasync.protocol.peer_messages import (
     PEERS_MAX,
     ROUND_LEAP_MAX,

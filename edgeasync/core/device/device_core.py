@@ -13,8 +13,7 @@ from typing import Literal
 import msgspec
 
 from edgeasync.core.device.bounds import clamp_retry, clamp_times
-from edgeasync.core.device.care import Care, CareReadings
-from edgeasync.core.device.day import SPARE_BYTES, Day
+from edgeasync.core.device.data_quota import SPARE_BYTES, Day
 from edgeasync.core.device.effects import (
     FINISHED,
     Connect,
@@ -39,8 +38,9 @@ from edgeasync.core.device.events import (
     TransferMoved,
 )
 from edgeasync.core.device.hub_rotation import HubRotation
+from edgeasync.core.device.throttle import Care, CareReadings
 from edgeasync.core.device.unexpected import UnexpectedEvents
-from edgeasync.core.device.work import DeviceWork, refuse_graph
+from edgeasync.core.device.work_cycle import DeviceWork, refuse_graph
 from edgeasync.errors import AccessError, ModelMismatchError, RefusedError
 from edgeasync.parameters import PARAMETERS_MAX
 from edgeasync.protocol.messages import (

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeasync.core.hub.claims import LOSS_MAX, VARIANCE_MAX, hold
+from edgeasync.core.hub.reported_stats import LOSS_MAX, VARIANCE_MAX, hold
 from edgeasync.protocol.messages import ModelVersion, Push
 
 HONEST = Push(bytes(16), 1, ModelVersion("0" * 16, 3), 12, 384, 0.5, 0.1, 0.02, "identity", 0, 64, overlap_steps=4)

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from edgeasync.core.hub.admission import Presence
 from edgeasync.core.hub.budgets import REST_S_MIN, Budgets
 from edgeasync.core.hub.codec_agreement import CodecAgreement
 from edgeasync.core.hub.effects import (
@@ -46,7 +47,6 @@ from edgeasync.core.hub.handshake import Handshake
 from edgeasync.core.hub.membership import SAMPLE, Member, Membership, RefusalError
 from edgeasync.core.hub.outcomes import REVOKED
 from edgeasync.core.hub.policy_engine import PolicyEngine
-from edgeasync.core.hub.presence import Presence
 from edgeasync.core.hub.publish_schedule import PublishSchedule
 from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.parameters import ParameterSpec

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from edgeasync.errors import EdgeAsyncError
-from edgeasync.host.ending import Ending
+from edgeasync.host.completion import Ending
 
 pytestmark = pytest.mark.asyncio
 
