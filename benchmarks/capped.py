@@ -110,8 +110,8 @@ def simulate(case: Case) -> Seen:
         )
     clock.run(lambda: False, case.seconds)
     status = hub.core.status(clock.now_s)
-    exchanges = hub.core.members.members["device-1"].history.updates
-    return Seen(exchanges, status["tempo"]["period_s"], hub.core.version)
+    exchanges = hub.core.members.members["device-1"].measurements.updates
+    return Seen(exchanges, status["cadence"]["period_s"], hub.core.version)
 
 
 def measure_simulated(effort: Effort, results: Results) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks.report import Form, Results, make_parser, show_progress, show_results
 from edgeasync.data import load_digits
 from edgeasync.parameters import CHUNK, Vector
-from edgeasync.protocol.codecs import STAGES, Codec, VectorSource, make_codec
+from edgeasync.protocol.codecs import STAGES, VectorCodec, VectorSource, make_codec
 from edgeasync.training.numpy_models import MlpModel
 
 TINY = {"20K": MlpModel(inputs=64, hidden=(128, 80), classes=10)}
@@ -59,7 +59,7 @@ def local_delta(model: MlpModel) -> Vector:
     return parameters - initial
 
 
-def add_decoded(codec: Codec, payload: bytes, target: Vector, scratch: Vector) -> None:
+def add_decoded(codec: VectorCodec, payload: bytes, target: Vector, scratch: Vector) -> None:
     """Decode a payload, and add it to a vector slice by slice, as a fold does."""
     source = codec.open(payload)
     for start in range(0, target.size, CHUNK):

@@ -13,7 +13,7 @@ from edgeasync.core.hub.settings import CheckpointSettings
 from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.journal import SEGMENT_BYTES_MAX
 from edgeasync.durable.recovery import Rules
-from edgeasync.durable.run import Run
+from edgeasync.durable.run import HubRun
 
 JOURNAL_ALONE = CheckpointSettings(every="1000 hours", journal_bytes_max=ByteCount(1 << 50))
 """No checkpoints but those at the beginning and the end."""
@@ -33,7 +33,7 @@ def open_run(length: int, folder: str, pipe: "Connection[tuple[float, int, int],
     """Recover a run that `NEVER_RECOVERED` made; tell how many seconds it took, its updates and its entries."""
     spec, settings = make_spec(length), make_settings(JOURNAL_ALONE)
 
-    run = Run(FolderDisk(Path(folder)), Rules(spec, POLICY, settings))
+    run = HubRun(FolderDisk(Path(folder)), Rules(spec, POLICY, settings))
     begin_s = time.perf_counter()
     run.open(
         Rules.make_core,

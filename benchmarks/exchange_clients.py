@@ -21,8 +21,8 @@ from edgeasync.protocol.messages import (
     Assignment,
     Credit,
     Fetch,
+    Goodbye,
     Hello,
-    Leave,
     Message,
     ModelVersion,
     Piece,
@@ -201,7 +201,7 @@ class Client:
 
     def leave(self) -> None:
         """Say goodbye."""
-        self._send(Leave("stopping", self._session))
+        self._send(Goodbye("stopping", self._session))
         self.socket.close()
 
     def updates_per_s(self) -> float:

@@ -9,9 +9,9 @@ import numpy as np
 
 from benchmarks.exchange_servers import LINEAGE, POLICY, make_assignment, make_spec
 from edgeasync.core.arrays.combine import norm_of
-from edgeasync.core.arrays.hub_model import Model
+from edgeasync.core.arrays.hub_model import HubModel
 from edgeasync.core.hub.effects import Fold
-from edgeasync.core.hub.events import PushArrived, Received
+from edgeasync.core.hub.events import HubReceived, PushArrived
 from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.hub.settings import FLOAT32, HubCoreSettings
 from edgeasync.policies.transforms import Conditions, plan_chain
@@ -32,7 +32,7 @@ def measure_parts(length: int, clients: int, seconds: float) -> dict[str, float]
     push = make_push(bytes(16), 1, 0, wire.checksum(payload), len(payload))
     push_header = wire.encode(push)
     update = codec.open(payload)
-    model = Model(spec, np.zeros(length, np.float32), 0, policy)
+    model = HubModel(spec, np.zeros(length, np.float32), 0, policy)
     plan = plan_chain(policy.optimizer, Conditions(1.0, 0))
     snapshot = model.current
     assignment = make_assignment(snapshot, 2**63, len(payload), 0, Ack(1, Applied(1)))
@@ -102,7 +102,7 @@ def _time_core(clients: int) -> float:
     )
     for session in sessions:
         name = f"client-{session[0]}"
-        core.handle(Received(session, Hello(name, session, 1)), 0.0)
+        core.handle(HubReceived(session, Hello(name, session, 1)), 0.0)
     batches = []
     for batch in range(BATCHES):
         numbers = range(batch * PUSHES, (batch + 1) * PUSHES)

@@ -18,8 +18,8 @@ import zmq
 
 from edgeasync.core.arrays.buffers import BufferPool
 from edgeasync.core.arrays.combine import norm_of
-from edgeasync.core.arrays.hub_model import Model, Snapshot
-from edgeasync.core.hub.effects import Fold, Report
+from edgeasync.core.arrays.hub_model import HubModel, Snapshot
+from edgeasync.core.hub.effects import Fold, HubReport
 from edgeasync.core.hub.settings import FLOAT32, CheckpointSettings, HubCoreSettings, Limits, Liveness
 from edgeasync.durable.run import Durability
 from edgeasync.host.host_info import prepare_for_service
@@ -48,7 +48,7 @@ from edgeasync.protocol.messages import (
     Welcome,
 )
 from edgeasync.protocol.transfers import CreditWindow, IncomingTransfer, OutgoingTransfer
-from edgeasync.runtime.hub import Hub
+from edgeasync.runtime.hub import HubRuntime
 
 ADDRESS = "tcp://127.0.0.1:*"
 LINEAGE = "0" * 16
@@ -81,17 +81,17 @@ def make_hub(
     *,
     policy: Policy = POLICY,
     history_rows_max: int = 0,
-) -> Hub:
+) -> HubRuntime:
     """Return the real hub on a model of zeros; it tells its address through the pipe.
 
     It keeps no journal and no history unless told to, for neither do the baselines.
     """
 
-    def on_report(report: Report) -> None:
+    def on_report(report: HubReport) -> None:
         if report.event == "listening":
             pipe.send(report.detail)
 
-    return Hub(
+    return HubRuntime(
         spec=make_spec(length),
         initial=lambda: np.zeros(length, np.float32),
         policy=policy,
@@ -223,7 +223,7 @@ class FairServer(BlockingServer):
     ) -> None:
         super().__init__(context, socket, length)
         self._policy = POLICY
-        self._model = Model(self.spec, np.zeros(length, np.float32), 0, self._policy)
+        self._model = HubModel(self.spec, np.zeros(length, np.float32), 0, self._policy)
         self._buffers = BufferPool(self.spec.nbytes)
         self._incoming: dict[bytes, tuple[Push, IncomingTransfer]] = {}
         self._outgoing: dict[bytes, OutgoingTransfer] = {}

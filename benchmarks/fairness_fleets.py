@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.fairness_data import MAKERS, Data, Part
 from benchmarks.simulated import BATCH, LIVENESS, accuracy_of, start_device
-from edgeasync.core.hub.effects import Report
+from edgeasync.core.hub.effects import HubReport
 from edgeasync.core.hub.settings import FLOAT32, HubCoreSettings, Limits
 from edgeasync.data.dataset import Batch, Dataset, batches
 from edgeasync.parameters import Vector
@@ -135,7 +135,7 @@ def weight_of(device: Mapping[str, Any]) -> float:
     return float((device["weight_kept"] or 0.0) * applied / max(1, applied + rejected))
 
 
-def kind_of(report: Report) -> str:
+def kind_of(report: HubReport) -> str:
     """Return what a warning is about."""
     if not report.device_id:
         return "fleet"

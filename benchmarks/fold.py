@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.report import Form, Results, make_parser, show_progress, show_results
-from edgeasync.core.arrays.hub_model import Model
+from edgeasync.core.arrays.hub_model import HubModel
 from edgeasync.core.hub.effects import Fold
-from edgeasync.core.hub.events import PushArrived, Received
+from edgeasync.core.hub.events import HubReceived, PushArrived
 from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.hub.settings import FLOAT32, HubCoreSettings, Limits, Liveness
 from edgeasync.parameters import CHUNK, Parameter, ParameterSpec
@@ -54,7 +54,7 @@ def measure(length: int, rounds: int) -> dict[str, list[float]]:
     rng = np.random.Generator(np.random.PCG64(1))
     policy = Policy()
     spec = ParameterSpec((Parameter("w", (length,)),))
-    model = Model(spec, np.zeros(length, np.float32), 0, policy)
+    model = HubModel(spec, np.zeros(length, np.float32), 0, policy)
     deltas = [rng.normal(0.0, 1e-4, length).astype(np.float32) for _ in range(GATHERED)]
     updates = [VectorSource(delta) for delta in deltas]
     plain, scratch = np.zeros(length, np.float32), np.empty(CHUNK, np.float32)
@@ -107,8 +107,8 @@ def measure_decision(updates: int) -> float:
     )
     names = [f"device-{number}" for number in range(DEVICES)]
     for number, name in enumerate(names):
-        core.handle(Received(name.encode(), Hello(name, number.to_bytes(16, "big"), 1)), 0.0)
-        core.handle(Received(name.encode(), Fetch(core.members.members[name].session)), 0.0)
+        core.handle(HubReceived(name.encode(), Hello(name, number.to_bytes(16, "big"), 1)), 0.0)
+        core.handle(HubReceived(name.encode(), Fetch(core.members.members[name].session)), 0.0)
     started = time.perf_counter()
     for count in range(updates):
         name, seq = names[count % DEVICES], count // DEVICES + 1

@@ -20,7 +20,7 @@ from edgeasync.data.dataset import Dataset
 from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.protocol.messages import Welcome
-from edgeasync.runtime.agent import Agent
+from edgeasync.runtime.agent import AgentRuntime
 from edgeasync.training.plan import read_plan
 from edgeasync.training.trainer import StepResult, Trainer
 
@@ -66,7 +66,7 @@ class PacedTrainer:
         return result
 
 
-class RecordingAgent(Agent):
+class RecordingAgent(AgentRuntime):
     """An agent that notes every assignment with its time."""
 
     assigned: "Connection[Assigned, None]"

@@ -165,14 +165,14 @@ def judged(devices: Sequence[Mapping[str, Any]], accuracy: float, named: Mapping
 
 
 def _behind(fleet: Fleet, exchanges: int) -> bool:
-    return min(history.updates for history in fleet.hub.core.members.histories.values()) < exchanges
+    return min(history.updates for history in fleet.hub.core.members.measurements.values()) < exchanges
 
 
 def _note_named(fleet: Fleet, named: dict[str, int], *, obeys: bool) -> None:
     warned = [report.device_id for _, report in fleet.hub.reports if report.event == "alarm" and report.device_id]
     for name in warned:
         if name not in named:
-            named[name] = fleet.hub.core.members.histories[name].updates
+            named[name] = fleet.hub.core.members.measurements[name].updates
             if obeys:
                 fleet.hub.order(name, "quarantine")
 

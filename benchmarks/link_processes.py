@@ -11,7 +11,7 @@ import numpy as np
 import uvloop
 
 from benchmarks.processes import peak_resident_bytes
-from edgeasync.core.hub.effects import Report
+from edgeasync.core.hub.effects import HubReport
 from edgeasync.core.hub.settings import FLOAT32, CheckpointSettings, HubCoreSettings, Liveness, StopCondition
 from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.parameters import Parameter, ParameterSpec, Vector
@@ -23,8 +23,8 @@ from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Fetch, Pong, Push
 from edgeasync.protocol.wire import Buffer
-from edgeasync.runtime.agent import Agent
-from edgeasync.runtime.hub import Hub
+from edgeasync.runtime.agent import AgentRuntime
+from edgeasync.runtime.hub import HubRuntime
 from edgeasync.training.trainer import StepResult
 
 HEARTBEAT_S = 0.5
@@ -58,7 +58,7 @@ class Adder:
         return StepResult(loss=0.0, examples=1)
 
 
-class NotingAgent(Agent):
+class NotingAgent(AgentRuntime):
     """An agent that notes its pings' round trips, its pushes, and its fetches that resume a transfer."""
 
     noted_fetches = 0
@@ -90,20 +90,20 @@ def run_hub(length: int, updates: int | None, run: str, pipe: "Connection[str, N
     """Run a hub; send its address and, at the end, the reason."""
     told: list[str] = []
 
-    def on_report(report: Report) -> None:
+    def on_report(report: HubReport) -> None:
         if report.event == "listening":
             pipe.send(hub.address)
         told.append(report.event)
 
     spec = spec_of(length)
-    hub = Hub(
+    hub = HubRuntime(
         spec=spec,
         initial=lambda: np.zeros(length, np.float32),
         policy=Policy(
             aggregate=ImmediateAggregator(),
             optimizer=(SGD(),),
             frequency=FixedFrequency(local_steps=1),
-            monitor=Monitor(watch=()),
+            monitor=Monitor(detectors=()),
         ),
         bind="tcp://127.0.0.1:*",
         run=Path(run),
@@ -138,7 +138,7 @@ def run_agent(length: int, address: str, cap: int | None, pipe: "Connection[Note
     pipe.send(Noted(round_trips_s, agent.noted_fetches, agent.noted_pushes, _peak_bytes(), before))
 
 
-def _stop_once(agent: Agent, pipe: "Connection[Noted, None]") -> Callable[[], None]:
+def _stop_once(agent: AgentRuntime, pipe: "Connection[Noted, None]") -> Callable[[], None]:
     def stop() -> None:
         pipe.recv()
         agent.request_stop()

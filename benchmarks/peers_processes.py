@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from edgeasync.core.peer.effects import Report
+from edgeasync.core.peer.effects import PeerReport
 from edgeasync.core.peer.settings import PeerSettings
 from edgeasync.durable.keys import KeyPair
 from edgeasync.durable.peers_file import Peers
@@ -77,7 +77,7 @@ def run_member(member: Member, pipe: "Connection[Any, Any]") -> None:
     trainer = Waits(ParameterSpec((Parameter("weight", (member.length,)),)), member.step_s)
     own = member.peers.peer[member.number]
 
-    def tell(report: Report) -> None:
+    def tell(report: PeerReport) -> None:
         if report.event in ("round_started", "round_done"):
             names = report.detail.partition(": ")[2].split(", ")
             pipe.send((report.event, time.monotonic(), len(names), peer.bytes_up, peer.payload_bytes_up))

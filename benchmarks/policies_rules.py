@@ -37,7 +37,7 @@ def rule(
         aggregate=aggregate,
         optimizer=(optimizer,),
         frequency=FixedFrequency(local_steps=local_steps),
-        monitor=Monitor(watch=(), clip=0),
+        monitor=Monitor(detectors=(), clip=0),
     )
 
 

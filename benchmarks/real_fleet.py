@@ -22,7 +22,7 @@ from edgeasync.data.dataset import Dataset
 from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.net.status import fetch_status
 from edgeasync.protocol.messages import Welcome
-from edgeasync.runtime.agent import Agent
+from edgeasync.runtime.agent import AgentRuntime
 from edgeasync.training.numpy_models import MlpModel
 from edgeasync.training.plan import read_plan
 from edgeasync.training.trainer import Trainer
@@ -129,6 +129,6 @@ def run_agent(address: str, number: int, data: Dataset, step_s: float) -> None:
 
     threadpool_limits(1)  # a small device has few cores, and here many share them
     identity = DeviceIdentity(f"device-{number + 1}", f"{number:032x}", 1)
-    agent = Agent(address, identity=identity, make_trainer=make_trainer, examples=len(data))
+    agent = AgentRuntime(address, identity=identity, make_trainer=make_trainer, examples=len(data))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(agent.run())

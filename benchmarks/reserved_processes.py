@@ -10,7 +10,7 @@ import numpy as np
 import uvloop
 
 from benchmarks.link_processes import Adder, spec_of
-from edgeasync.core.hub.effects import Report
+from edgeasync.core.hub.effects import HubReport
 from edgeasync.core.hub.settings import FLOAT32, CheckpointSettings, HubCoreSettings
 from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.policies.aggregation import ImmediateAggregator
@@ -18,8 +18,8 @@ from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.monitor import Monitor
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
-from edgeasync.runtime.agent import Agent
-from edgeasync.runtime.hub import Hub
+from edgeasync.runtime.agent import AgentRuntime
+from edgeasync.runtime.hub import HubRuntime
 
 SHARE = 0.2
 LENGTH = 1 << 18
@@ -30,11 +30,11 @@ LOOK_S = 0.05
 def run_hub(steps: int, run: str, pipe: "Connection[str, None]") -> None:
     """Run a hub; send its address."""
 
-    def on_report(report: Report) -> None:
+    def on_report(report: HubReport) -> None:
         if report.event == "listening":
             pipe.send(hub.address)
 
-    hub = Hub(
+    hub = HubRuntime(
         spec=spec_of(LENGTH),
         initial=lambda: np.zeros(LENGTH, np.float32),
         policy=Policy(
@@ -42,7 +42,7 @@ def run_hub(steps: int, run: str, pipe: "Connection[str, None]") -> None:
             optimizer=(SGD(),),
             frequency=FixedFrequency(local_steps=steps),
             delay_steps=steps,
-            monitor=Monitor(watch=()),
+            monitor=Monitor(detectors=()),
         ),
         bind="tcp://127.0.0.1:*",
         run=Path(run),
@@ -54,7 +54,7 @@ def run_hub(steps: int, run: str, pipe: "Connection[str, None]") -> None:
 
 def run_agent(address: str, seconds: float, pipe: "Connection[Any, None]") -> None:
     """Train for some seconds; send the steps with their times, and the link's rate as it was measured."""
-    agent = Agent(
+    agent = AgentRuntime(
         address,
         identity=DeviceIdentity("device", f"{7:032x}", 1),
         make_trainer=lambda _: Adder(spec_of(LENGTH)),

@@ -110,8 +110,8 @@ def judge_processes(full_s: float, quiet_s: float, results: Results) -> None:
     with run_fleet(DIGITS, RATES["digits"], members) as fleet:
         time.sleep(0.75 * quiet_s)
         share = _bytes_per_s(fleet, 0.25 * quiet_s) / pace
-        tempo = fleet.status["tempo"]
-        period_s = max(tempo["rest_period_s"], tempo["period_s"])
+        cadence = fleet.status["cadence"]
+        period_s = max(cadence["rest_period_s"], cadence["period_s"])
         woke_s = _wake(fleet)
     columns = {
         "kB/s at full pace": pace / 1e3,

@@ -179,7 +179,7 @@ class _Run:
             person.factor = factor
 
     def _change_data(self) -> None:
-        self.outcome.period_s = self.hub.core.policy_engine.describe()["tempo"]["rest_period_s"]
+        self.outcome.period_s = self.hub.core.policy_engine.describe()["cadence"]["rest_period_s"]
         if self.case.change == "joins":
             self._add(self._newcomer, 1.0)
             return
@@ -219,9 +219,9 @@ def _data(case: Case) -> tuple[MlpModel, list[Dataset], Dataset, Dataset]:
     training, held_out = split_digits()
     if case.change not in ("joins", "slowest"):
         return DIGITS, iid(training, count, case.seed), training, held_out
-    rare = np.flatnonzero(training.y == case.seed % 10)
+    infrequent = np.flatnonzero(training.y == case.seed % 10)
     others = iid(training.take(np.flatnonzero(training.y != case.seed % 10)), count + 1, case.seed)
-    share, alone = others.pop(), training.take(rare)
+    share, alone = others.pop(), training.take(infrequent)
     own = Dataset(np.concatenate([share.x, alone.x]), np.concatenate([share.y, alone.y]))
     if case.change == "joins":
         return DIGITS, others, own, held_out

@@ -15,8 +15,8 @@ from random import Random
 
 from benchmarks.report import Form, Results, enforce_targets, make_parser, show_progress, show_results
 from benchmarks.scale_sockets import measure_sockets
-from edgeasync.core.hub.effects import Assign, Fold, Send
-from edgeasync.core.hub.events import Folded, HubEvent, PushArrived, Received, Ticked
+from edgeasync.core.hub.effects import Assign, Fold, SendToDevice
+from edgeasync.core.hub.events import Folded, HubEvent, HubReceived, PushArrived, Ticked
 from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.hub.settings import HubCoreSettings, Limits
 from edgeasync.host.host_info import prepare_for_service
@@ -81,7 +81,7 @@ class Bench:
         for effect in effects:
             if isinstance(effect, Assign):
                 self._bases[effect.peer] = effect.version
-            elif isinstance(effect, Send) and isinstance(effect.message, Welcome):
+            elif isinstance(effect, SendToDevice) and isinstance(effect.message, Welcome):
                 self._sessions.append(effect.message.session)
             elif isinstance(effect, Fold):
                 self.times_s.setdefault("flush", []).append(spent_s)
@@ -91,13 +91,13 @@ class Bench:
     def _join(self, number: int) -> None:
         peer = number.to_bytes(4, "big")
         hello = Hello(f"device-{number}", number.to_bytes(16, "big"), 1)
-        self.give("join", Received(peer, hello))
-        self.give("fetch", Received(peer, Fetch(self._sessions[number])))
+        self.give("join", HubReceived(peer, hello))
+        self.give("fetch", HubReceived(peer, Fetch(self._sessions[number])))
 
     def exchange(self, number: int, sequence: int) -> None:
         """Let a device ping and push its update."""
         peer, session = number.to_bytes(4, "big"), self._sessions[number]
-        self.give("ping", Received(peer, Ping(session, self.now_s, 5)))
+        self.give("ping", HubReceived(peer, Ping(session, self.now_s, 5)))
         loss = self._random.uniform(0.4, 0.6)
         push = Push(session, sequence, self._bases[peer], 8, 256, loss, 0.25, 0.01, "identity", 0, 4000, 0)
         norm = self._random.uniform(0.9, 1.1)

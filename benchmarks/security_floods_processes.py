@@ -13,8 +13,8 @@ import uvloop
 
 from benchmarks.exchange_servers import make_spec
 from benchmarks.idle_processes import Looked, allow_many_files, run_probed
-from edgeasync.core.device.effects import Report as DeviceReport
-from edgeasync.core.hub.effects import Report
+from edgeasync.core.device.effects import DeviceReport
+from edgeasync.core.hub.effects import HubReport
 from edgeasync.core.hub.settings import HubCoreSettings, Limits, Liveness
 from edgeasync.durable.device_keys import DeviceKeys
 from edgeasync.durable.identity import DeviceIdentity
@@ -23,8 +23,8 @@ from edgeasync.policies.aggregation import ImmediateAggregator
 from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
-from edgeasync.runtime.agent import Agent
-from edgeasync.runtime.hub import Hub
+from edgeasync.runtime.agent import AgentRuntime
+from edgeasync.runtime.hub import HubRuntime
 from edgeasync.training.trainer import StepResult
 
 POLICY = Policy(aggregate=ImmediateAggregator(), optimizer=(SGD(),), frequency=FixedFrequency(local_steps=1))
@@ -52,12 +52,12 @@ def run_hub(run: str, keys: str, pipe: "Connection[Any, None]") -> None:
     allow_many_files()
     lost: Counter[str] = Counter()
 
-    def on_report(report: Report) -> None:
+    def on_report(report: HubReport) -> None:
         if report.event == "listening":
             pipe.send((report.detail, most_bytes))
         lost[report.device_id] += report.event == "lost" and report.device_id.startswith("honest")
 
-    hub = Hub(
+    hub = HubRuntime(
         spec=make_spec(LENGTH),
         initial=lambda: np.zeros(LENGTH, np.float32),
         policy=POLICY,
@@ -119,7 +119,7 @@ def run_devices(folder: str, names: tuple[str, ...], pipe: "Connection[Any, Any]
         loop.add_reader(pipe.fileno(), answer)
         spec = make_spec(LENGTH)
         agents = [
-            Agent(
+            AgentRuntime(
                 identity=DeviceIdentity(name, f"{number + 1:032x}", 1),
                 make_trainer=lambda _: Patient(spec),
                 keys=DeviceKeys(Path(folder) / name),

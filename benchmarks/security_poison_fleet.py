@@ -252,7 +252,7 @@ class Run:
             self._read_warnings()
         self._hub.core.check()
         engine = self._hub.core.policy_engine
-        sent = sum(members.histories[name].updates for name in self.honest)
+        sent = sum(members.measurements[name].updates for name in self.honest)
         waiting = sum(one.device_id in self.honest for one in engine.state.contributions)
         order = list(self._warned)
         bad = [name for name in order if name in self.hostile]
@@ -275,7 +275,7 @@ class Run:
         for name in [report.device_id for _, report in reports if report.event == "alarm" and report.device_id]:
             if name in self._warned:
                 continue
-            self._warned[name] = self._hub.core.members.histories[name].updates
+            self._warned[name] = self._hub.core.members.measurements[name].updates
             if self._case.obeys:
                 self._hub.order(name, "quarantine")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgeasync.durable.run_replay import Line, RunReplay, Update
+from edgeasync.durable.run_replay import Line, ReplayedUpdate, RunReplay
 from edgeasync.graphs.model_file import MODEL_FILE, load_model
 
 _PUSHED = re.compile(r"edgeasync\.frames out - Push\(session=\.\.\., seq=(\d+),")
@@ -75,7 +75,7 @@ def read_run(run: Path) -> Counted:
     twice = []
 
     def on_line(line: Line) -> bool:
-        if isinstance(line, Update) and line.outcome in ("applied", "buffered", "rejected"):
+        if isinstance(line, ReplayedUpdate) and line.outcome in ("applied", "buffered", "rejected"):
             if (key := (line.device, line.seq)) in outcomes:
                 twice.append(key)
             outcomes[key] = line.outcome.capitalize()

@@ -16,10 +16,10 @@ from edgeasync import errors, nn
 from edgeasync.autodiff.check import GradientCheck
 from edgeasync.autodiff.inspection import Inspection
 from edgeasync.cli.main import app
-from edgeasync.durable.run_replay import Beginning, Evaluation, Happening, Update
+from edgeasync.durable.run_replay import Beginning, ReplayedEvaluation, ReplayedUpdate, RunEvent
 from edgeasync.durable.verification import Verified
-from edgeasync.ops.runs import Best, CheckpointSummary, Mark, RunSummary
-from edgeasync.policies.catalogue import Kind, Parameter, catalogue
+from edgeasync.ops.runs import BestVersion, CheckpointSummary, Mark, RunSummary
+from edgeasync.policies.catalogue import Kind, PolicyKey, catalogue
 from edgeasync.sdk.service import Service
 
 MARK = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
@@ -97,11 +97,11 @@ def policies() -> str:
     parts: dict[str, list[Kind]] = {}
     for kind in catalogue():
         parts.setdefault(kind.part, []).append(kind)
-    shown: list[tuple[str, tuple[Parameter, ...]]] = []
+    shown: list[tuple[str, tuple[PolicyKey, ...]]] = []
     return "\n\n".join(_part(part, kinds, shown) for part, kinds in parts.items())
 
 
-def _part(part: str, kinds: list[Kind], shown: list[tuple[str, tuple[Parameter, ...]]]) -> str:
+def _part(part: str, kinds: list[Kind], shown: list[tuple[str, tuple[PolicyKey, ...]]]) -> str:
     lines = [f"## `{part}`"]
     known = [kind.kind for kind in kinds if (kind.kind, kind.parameters) in shown]
     if known and len(known) == len(kinds):
@@ -223,12 +223,14 @@ def _argument(field: msgspec.structs.FieldInfo) -> str:
 
 def replay_keys() -> str:
     """Return the keys of the lines of `edgeasync replay --json`."""
-    return "\n\n".join(_keys(struct) for struct in (Beginning, Update, Evaluation, Happening, Verified))
+    return "\n\n".join(
+        _keys(struct) for struct in (Beginning, ReplayedUpdate, ReplayedEvaluation, RunEvent, Verified)
+    )
 
 
 def runs_keys() -> str:
     """Return the keys of the lines of `edgeasync runs --json`."""
-    return "\n\n".join(_keys(struct) for struct in (RunSummary, Mark, Best, CheckpointSummary))
+    return "\n\n".join(_keys(struct) for struct in (RunSummary, Mark, BestVersion, CheckpointSummary))
 
 
 def inspection_keys() -> str:
@@ -243,7 +245,7 @@ def check_keys() -> str:
 
 def policies_keys() -> str:
     """Return the keys of the objects of `edgeasync policies --json`."""
-    return "\n\n".join(_keys(struct) for struct in (Kind, Parameter))
+    return "\n\n".join(_keys(struct) for struct in (Kind, PolicyKey))
 
 
 def _keys(struct: type[msgspec.Struct]) -> str:

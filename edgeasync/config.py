@@ -17,7 +17,7 @@ import msgspec
 from msgspec import inspect as types
 
 from edgeasync.errors import ConfigError, PluginError
-from edgeasync.structs import ready
+from edgeasync.structs import resolve_type
 
 Settings = TypeVar("Settings")
 Given = TypeVar("Given")
@@ -158,7 +158,7 @@ def convert(
     `find` returns the class of a plugin by its kind, in place of the function that imports any that is named.
     """
     try:
-        return msgspec.convert(table, ready(settings), dec_hook=partial(_decode, find=find), str_keys=True)
+        return msgspec.convert(table, resolve_type(settings), dec_hook=partial(_decode, find=find), str_keys=True)
     except msgspec.ValidationError as error:
         kind = PluginError if isinstance(error.__cause__, _NoPluginError) else ConfigError
         raise kind(f"{where}: {_explain(str(error), table, settings)}") from error
@@ -231,7 +231,9 @@ def _read_kind(kinds: Kinds, table: object) -> object:
         if plugin is not None:
             settings, table = plugin, {**table, "kind": plugin.__struct_config__.tag}  # type: ignore[attr-defined]
     try:
-        return msgspec.convert(table, ready(settings), dec_hook=partial(_decode, find=kinds.find), str_keys=True)
+        return msgspec.convert(
+            table, resolve_type(settings), dec_hook=partial(_decode, find=kinds.find), str_keys=True
+        )
     except msgspec.ValidationError as error:
         more = list(kinds.installed()) if settings is kinds.own else []
         unknown = settings is kinds.own and isinstance(kind, str) and kind not in _tags(kinds.own)

@@ -10,11 +10,11 @@ Kind = TypeVar("Kind")
 _LOOKING = threading.RLock()
 
 
-def ready(kind: type[Kind]) -> type[Kind]:
+def resolve_type(kind: type[Kind]) -> type[Kind]:
     """Return a type once msgspec knows its fields.
 
     msgspec looks at them when it first reads the type, and crashes if a second thread reads the type meanwhile
-    (seen with 0.22). So a function that threads share reads `ready(Struct)`.
+    (seen with 0.22). So a function that threads share reads `resolve_type(Struct)`.
     """
     with _LOOKING:
         msgspec.json.Decoder(kind)
@@ -24,6 +24,6 @@ def ready(kind: type[Kind]) -> type[Kind]:
 def parse_json(content: bytes | bytearray | memoryview | str, kind: type[Kind]) -> Kind:
     """Parse JSON into a type; raises `ValueError`, whatever the content is."""
     try:
-        return msgspec.json.decode(content, type=ready(kind))
+        return msgspec.json.decode(content, type=resolve_type(kind))
     except (msgspec.DecodeError, RecursionError) as error:
         raise ValueError(str(error)) from error

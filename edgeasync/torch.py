@@ -43,7 +43,7 @@ from edgeasync.sdk.torch_modules import (
 )
 from edgeasync.sdk.torch_scores import ROWS, check_scores, scores_of
 from edgeasync.sdk.torch_steps import watch_steps
-from edgeasync.training.evaluation import Evaluation, Evaluator, add_up, mean_of
+from edgeasync.training.evaluation import EvaluationResult, Evaluator, add_up, mean_of
 from edgeasync.training.losses import LossSum
 from edgeasync.training.plan import LocalTraining
 from edgeasync.training.rounding import Rounding
@@ -216,7 +216,7 @@ class TorchModel(Adapted):
         module = copy_of(self._module).to(self._device).eval()
         exchanged, copies = exchanged_of(module), Copies()
 
-        def evaluate(parameters: Vector) -> Evaluation:
+        def evaluate(parameters: Vector) -> EvaluationResult:
             copies.write(exchanged, self.spec.views(parameters))
             with torch.no_grad():
                 return add_up(data.features, data.y, EVALUATED_AT_ONCE, loss_of)

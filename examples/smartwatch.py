@@ -61,7 +61,7 @@ def main() -> None:
         aggregate=QuorumAggregator(share=1.0, patience=100.0),  # the devices are equal: a version has all of them
         frequency=FixedFrequency(local_steps=LOCAL_STEPS),
         optimizer=(*Policy().optimizer, CosineSchedule(updates=versions)),
-        monitor=Monitor(watch=(), clip=0.0),  # a person who moves unlike the others counts as much
+        monitor=Monitor(detectors=(), clip=0.0),  # a person who moves unlike the others counts as much
     )
     began_s = time.monotonic()
     run = train(

@@ -45,7 +45,7 @@ class AsyncGradientAccumulator:
         self.accumulation_steps = _batches(accumulation_steps, base_batch_size, target_batch_size)
         """Batches for the step that is being prepared."""
         self.steps = 0  # that were taken
-        self._pace = Pace(self.accumulation_steps, adaptive=adaptive_accumulation)
+        self._pace = BatchesPerStep(self.accumulation_steps, adaptive=adaptive_accumulation)
         self._learner = learner_of(model, device, "AsyncGradientAccumulator")
         self.model = self._learner.model  # the one that was given or, for layers and files, a `Model` of them
         self.device = self._learner.device  # where it computes
@@ -78,7 +78,7 @@ class AsyncGradientAccumulator:
         return self.steps > 0 and self._batches == 0
 
 
-class Pace:
+class BatchesPerStep:
     """How many batches make a step: at most a given number or, if it adapts, by what batches and steps take."""
 
     def __init__(self, most: int, *, adaptive: bool) -> None:

@@ -14,12 +14,12 @@ from edgeasync.async_train.running import temporary_run
 from edgeasync.async_train.watching import WATCHED, watched
 from edgeasync.errors import ConfigError, EdgeAsyncError
 from edgeasync.policies.frequency import AdaptiveFrequency, FixedFrequency, TimeFrequency
-from edgeasync.policies.monitor import Monitor, NotFiniteWatch
+from edgeasync.policies.monitor import Monitor, NotFiniteDetector
 from edgeasync.policies.policy import WarmUp
 
 LOG = logging.getLogger("edgeasync.async_train")
 
-PLAIN = Monitor(watch=(NotFiniteWatch(),), clip=0.0)
+PLAIN = Monitor(detectors=(NotFiniteDetector(),), clip=0.0)
 """Nothing is added to what the reference says: no update is shortened, and no learning rate lowered."""
 
 JOIN_S = 30.0

@@ -10,7 +10,7 @@ MASTER_PORT = 29500
 """Torchrun's own."""
 
 
-class Place(NamedTuple):
+class ProcessRank(NamedTuple):
     """The number of this process, from 0, and how many there are."""
 
     rank: int
@@ -24,7 +24,7 @@ def init_distributed(
     world_size: int | None = None,
     master_addr: str | None = None,
     master_port: int | None = None,
-) -> Place:
+) -> ProcessRank:
     """Return rank and world size, from the arguments or from RANK and WORLD_SIZE; without either `(0, 1)`.
 
     `master_addr` and `master_port` are written to MASTER_ADDR and MASTER_PORT, where torchrun would have put them.
@@ -32,7 +32,7 @@ def init_distributed(
 
     >>> from edgeasync.async_train import init_distributed
     >>> init_distributed(rank=1, world_size=4)
-    Place(rank=1, world_size=4)
+    ProcessRank(rank=1, world_size=4)
     """
     ignore("init_distributed", "edgeasync speaks over ZeroMQ", backend=backend)
     if master_addr is not None:
@@ -43,7 +43,7 @@ def init_distributed(
     count = _number("WORLD_SIZE", "1") if world_size is None else world_size
     if not 0 <= number < count:
         raise ConfigError(f"rank is {number} of world_size {count}; ranks are 0 to world_size - 1")
-    return Place(number, count)
+    return ProcessRank(number, count)
 
 
 def find_master() -> str:

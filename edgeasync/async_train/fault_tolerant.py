@@ -149,7 +149,7 @@ def _rules(folder: Path, every: int, recovery: str, local_steps: int) -> dict[st
         aggregate=SynchronousAggregator(),
         optimizer=(SGD(learning_rate=1.0),),
         frequency=FixedFrequency(local_steps=local_steps),
-        monitor=Monitor(watch=(), clip=0.0),
+        monitor=Monitor(detectors=(), clip=0.0),
     )
     evaluation = {"every": f"{max(1, every // 2)} updates"}  # so that a checkpoint's model has been evaluated
     return {"policy": policy, "settings": {"codec": FLOAT32, "checkpoint": checkpoint, "evaluation": evaluation}}

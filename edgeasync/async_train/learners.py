@@ -56,7 +56,7 @@ def learner_of(model: Any, device: object, where: str) -> Learner:
     return NetworkLearner((model if isinstance(model, Model) else Model(model)).to(chosen))
 
 
-class Chosen:
+class ChosenOptimizer:
     """An optimizer as one of `optim`, or torch's: the same as long as the same is given, so it keeps its state."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class ArrayLearner:
     """What learners share whose values lie in one flat vector."""
 
     def __init__(self) -> None:
-        self._chosen = Chosen()
+        self._chosen = ChosenOptimizer()
         self._sum: Vector | None = None
         self._weight = 0.0
 
@@ -166,7 +166,7 @@ class TorchLearner:
 
     def __init__(self, module: Any) -> None:
         self.model = module
-        self._chosen = Chosen()
+        self._chosen = ChosenOptimizer()
         self._weight = 0.0
 
     @property

@@ -14,7 +14,7 @@ from edgeasync.async_train.warm_up import AsyncTrainer
 from edgeasync.async_train.watching import WATCHED
 from edgeasync.callbacks import AlertEvent, Event
 from edgeasync.errors import ConfigError
-from edgeasync.policies.monitor import Monitor, ThresholdWatch
+from edgeasync.policies.monitor import Monitor, ThresholdDetector
 
 WINDOW = 16
 """How many losses a variance is of."""
@@ -35,9 +35,9 @@ class AsyncTrainingMonitor:
     """Watches training by thresholds, and tells `alerts`.
 
     - `model`: the model, or an `AsyncTrainer` of one. If a class of the toolbox trains it through a hub here, that
-      hub watches all workers, and carries the remedy out. Make the monitor before training begins. In a loop of
+      hub detectors all workers, and carries the remedy out. Make the monitor before training begins. In a loop of
       your own call `step`.
-    - `divergence_metrics`: of "loss", "loss_variance" and "gradient_norm", those to watch.
+    - `divergence_metrics`: of "loss", "loss_variance" and "gradient_norm", those to detector.
     - `alert_threshold`: the highest value that is calm, or a dict with one for each metric.
     - `remediation_strategy`: "increase_sync_frequency", "reduce_lr", "rollback" or "alert", which does no more.
       In a loop of your own the first has no meaning, and `reduce_lr` is about the optimizers that step the model.
@@ -133,11 +133,11 @@ def _thresholds(metrics: Sequence[str], threshold: float | Mapping[str, float], 
 
 
 def _policy(thresholds: Mapping[str, float], remedy: Any) -> Monitor:
-    watches: list[Any] = [
-        ThresholdWatch(metric=name, threshold=most, remedy=REMEDIES[remedy])  # type: ignore[arg-type]
+    detectors: list[Any] = [
+        ThresholdDetector(metric=name, threshold=most, remedy=REMEDIES[remedy])  # type: ignore[arg-type]
         for name, most in thresholds.items()
     ]
-    return Monitor(watch=tuple(watches), clip=0.0)
+    return Monitor(detectors=tuple(detectors), clip=0.0)
 
 
 def _figures(losses: Sequence[float], model: Any) -> dict[str, float]:

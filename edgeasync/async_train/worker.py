@@ -122,7 +122,7 @@ def how_to_train(
         "batch_size": batch_size_of(dataset if dataloader is None else dataloader),
         "metrics": [name for name in metrics if name != "loss"],  # which is told anyway
         "passes": epochs,
-        "callbacks": [Progress(log_frequency)] if log_frequency else [],
+        "callbacks": [WorkerProgress(log_frequency)] if log_frequency else [],
         "keep_optimizer_state": True,
     }
     if is_torch(model):
@@ -133,7 +133,7 @@ def how_to_train(
     return how | {"model": model, "optimizer": as_stages(optimizer), "loss": loss}
 
 
-class Progress:
+class WorkerProgress:
     """Logs how a worker does every `log_frequency` batches, or prints it unless the program logs such lines."""
 
     def __init__(self, log_frequency: int) -> None:

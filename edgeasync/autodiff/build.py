@@ -11,7 +11,7 @@ from edgeasync.autodiff import contract, differentiate, forward, user_loss
 from edgeasync.autodiff.contract import is_training_graph
 from edgeasync.autodiff.endings import check_ending, classes_are_last
 from edgeasync.autodiff.exporters import check_export, folded_scalars, warnings_of
-from edgeasync.autodiff.forward import Forward
+from edgeasync.autodiff.forward import ForwardGraph
 from edgeasync.autodiff.graph import FLOAT, Array, Shape
 from edgeasync.autodiff.losses import TARGET, add_loss, target_type
 from edgeasync.autodiff.producers import producer_of
@@ -94,7 +94,7 @@ def _build(model: bytes, settings: GraphSettings) -> TrainingGraph:
     return made
 
 
-def _check_devices(model: onnx.ModelProto, prepared: Forward) -> None:
+def _check_devices(model: onnx.ModelProto, prepared: ForwardGraph) -> None:
     """Raise `GraphError` for operators that no device runs, whether or not they need a gradient.
 
     Random operators pass: `to_onnx` replaces them, and the hub checks the finished graph.
@@ -108,7 +108,7 @@ def _check_devices(model: onnx.ModelProto, prepared: Forward) -> None:
 
 
 def _warnings(
-    model: onnx.ModelProto, prepared: Forward, selection: Selection, settings: GraphSettings
+    model: onnx.ModelProto, prepared: ForwardGraph, selection: Selection, settings: GraphSettings
 ) -> tuple[str, ...]:
     found = []
     if selection.frozen:
@@ -152,7 +152,7 @@ def read_training_graph(model: bytes, initial: Mapping[str, Array]) -> TrainingG
 
 
 def _assemble(
-    prepared: Forward, settings: GraphSettings, selection: Selection, warnings: tuple[str, ...]
+    prepared: ForwardGraph, settings: GraphSettings, selection: Selection, warnings: tuple[str, ...]
 ) -> TrainingGraph:
     trained = [name for name in selection.trained if name in prepared.parameters]
     graph, steps = differentiate.begin(prepared, trained, selection.statistics)
@@ -192,7 +192,7 @@ def _assemble(
     return TrainingGraph(model, spec, initial, warnings)
 
 
-def _metadata(prepared: Forward, loss: Loss, settings: GraphSettings) -> dict[str, str]:
+def _metadata(prepared: ForwardGraph, loss: Loss, settings: GraphSettings) -> dict[str, str]:
     found = {
         contract.CONTRACT: contract.CONTRACT_VERSION,
         "edgeasync.output": prepared.prediction,
@@ -208,7 +208,7 @@ def _metadata(prepared: Forward, loss: Loss, settings: GraphSettings) -> dict[st
     return found
 
 
-def _check_run(made: TrainingGraph, prepared: Forward, target: Shape) -> None:
+def _check_run(made: TrainingGraph, prepared: ForwardGraph, target: Shape) -> None:
     """Take one step, so that a graph which onnxruntime cannot run is refused here and not by every device."""
     shapes = {parameter.name: parameter.shape for parameter in made.spec.parameters}
     feeds: dict[str, Array] = dict(made.spec.views(made.initial))
@@ -231,7 +231,7 @@ def _check_run(made: TrainingGraph, prepared: Forward, target: Shape) -> None:
             raise GraphError(f"the training graph is wrong: {name!r} has shape {value.shape}, not {expected}")
 
 
-def _check_autoencoder(prepared: Forward, target: tuple[int | None, ...]) -> None:
+def _check_autoencoder(prepared: ForwardGraph, target: tuple[int | None, ...]) -> None:
     if len(prepared.inputs) != 1 or prepared.shapes[prepared.inputs[0]] != target:
         shapes = ", ".join(str(prepared.shapes[name]) for name in prepared.inputs)
         raise GraphError(

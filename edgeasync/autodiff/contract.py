@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import onnx
 from onnx import helper
 
-from edgeasync.autodiff.forward import Forward
+from edgeasync.autodiff.forward import ForwardGraph
 from edgeasync.autodiff.graph import (
     FLOAT,
     IR_VERSION,
@@ -43,7 +43,7 @@ def parameter_of(result: str) -> str:
 
 
 def serialize(
-    prepared: Forward,
+    prepared: ForwardGraph,
     graph: TrainingGraphBuilder,
     spec: ParameterSpec,
     results: dict[str, str],
@@ -85,7 +85,7 @@ def serialize(
 
 
 def _check_names(
-    prepared: Forward, graph: TrainingGraphBuilder, shapes: Mapping[str, object], results: Mapping[str, str]
+    prepared: ForwardGraph, graph: TrainingGraphBuilder, shapes: Mapping[str, object], results: Mapping[str, str]
 ) -> None:
     """Refuse names that the contract needs for itself."""
     own = {*prepared.inputs, *shapes, *graph.constants}

@@ -5,14 +5,14 @@ from collections.abc import Collection
 
 import msgspec
 
-from edgeasync.autodiff.forward import Forward
+from edgeasync.autodiff.forward import ForwardGraph
 from edgeasync.autodiff.graph import FLOAT, Node, free_inputs, needed
 from edgeasync.autodiff.rules import INSTEAD, RULES, STOPPING, Step, TrainingGraphBuilder
 from edgeasync.errors import GraphError, argument
 
 
 def begin(
-    forward: Forward, trained: Collection[str], statistics: Collection[str]
+    forward: ForwardGraph, trained: Collection[str], statistics: Collection[str]
 ) -> tuple[TrainingGraphBuilder, list[Step]]:
     """Copy the forward nodes into a new graph, in the form that training needs; return it and every step.
 
@@ -59,7 +59,7 @@ def begin(
     return graph, steps
 
 
-def _blocked(forward: Forward, trained: Collection[str], nodes: list[Node]) -> str:
+def _blocked(forward: ForwardGraph, trained: Collection[str], nodes: list[Node]) -> str:
     """Say how to train a model in spite of nodes without a gradient: what to freeze, or that nothing is left."""
     results = [name for node in nodes for name in node.outputs]
     before = {name for earlier in needed(forward.nodes, results) for name in free_inputs(earlier)}

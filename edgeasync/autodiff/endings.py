@@ -16,7 +16,7 @@ import onnxruntime
 from onnx import helper, numpy_helper
 
 from edgeasync.autodiff import forward
-from edgeasync.autodiff.forward import Forward
+from edgeasync.autodiff.forward import ForwardGraph
 from edgeasync.autodiff.graph import (
     FLOAT,
     IR_VERSION,
@@ -96,7 +96,7 @@ class Ending(msgspec.Struct, frozen=True):
         return f"comes from the logarithm of {self.maker}" if of_it else f"comes from {self.maker}"
 
 
-def check_ending(prepared: Forward, loss: Loss) -> None:
+def check_ending(prepared: ForwardGraph, loss: Loss) -> None:
     """Raise `GraphError` if the loss takes raw scores and the output has none, or a single one for classes."""
     output = prepared.output
     if prepared.dtypes[output] != FLOAT:
@@ -122,7 +122,7 @@ def check_ending(prepared: Forward, loss: Loss) -> None:
         )
 
 
-def classes_are_last(prepared: Forward) -> bool:
+def classes_are_last(prepared: ForwardGraph) -> bool:
     """Return whether the output is of three axes or more, and a layer of features makes its last one."""
     makers = {name: node for node in prepared.nodes for name in node.outputs}
     name = prepared.output
@@ -134,7 +134,7 @@ def classes_are_last(prepared: Forward) -> bool:
     return node is not None and node.op == "MatMul" and len(prepared.shapes[prepared.output]) > 2
 
 
-def _advice_for_one(prepared: Forward, ending: Ending | None) -> str:
+def _advice_for_one(prepared: ForwardGraph, ending: Ending | None) -> str:
     """Say how to train one score for each example where a loss of classes was asked for."""
     if ending is None:
         return f"give {_VALUES} for values, or {_YES_OR_NO} for the labels 0 and 1"
@@ -145,7 +145,7 @@ def _advice_for_one(prepared: Forward, ending: Ending | None) -> str:
     return f"give {argument('output', ending.scores)}, which has one for each class"
 
 
-def _advice(prepared: Forward, ending: Ending, *, classes: bool) -> str:
+def _advice(prepared: ForwardGraph, ending: Ending, *, classes: bool) -> str:
     targets = ", with 1 for an example's class and 0 for the others as targets" if classes else ""
     if not ending.scores:
         return f"export the scores instead, or give {_VALUES}{targets}"
@@ -175,7 +175,7 @@ def _without_ones(shape: Shape) -> list[int | None]:
 class _Endings:
     """Finds out of what scores tensors of a model are made; the model runs once for all of them, if at all."""
 
-    def __init__(self, prepared: Forward, *, classes: bool) -> None:
+    def __init__(self, prepared: ForwardGraph, *, classes: bool) -> None:
         self._prepared = prepared
         self._classes = classes
         self._makers = {name: node for node in prepared.nodes for name in node.outputs if name}
@@ -347,7 +347,7 @@ class _Endings:
         return not values or normal(1) or not any(normal(axis) for axis in others)
 
 
-def _by_operator(prepared: Forward, node: Node) -> Ending | None:
+def _by_operator(prepared: ForwardGraph, node: Node) -> Ending | None:
     if node.op == "LogSoftmax":
         return Ending("LogSoftmax", node.inputs[0], _axis(prepared, node), logarithm=True)
     if node.op in _MAKERS:
@@ -355,22 +355,22 @@ def _by_operator(prepared: Forward, node: Node) -> Ending | None:
     return None
 
 
-def _axis(prepared: Forward, node: Node) -> int:
+def _axis(prepared: ForwardGraph, node: Node) -> int:
     return int(node.attributes.get("axis", -1)) % len(prepared.shapes[node.inputs[0]])
 
 
-def _is_number(prepared: Forward, name: str) -> bool:
+def _is_number(prepared: ForwardGraph, name: str) -> bool:
     """Return whether a tensor is a constant, or a single number that may be trained."""
     value = prepared.parameters.get(name)
     return not name or name in prepared.constants or (value is not None and value.size == 1)
 
 
-def _number(prepared: Forward, name: str) -> float | None:
+def _number(prepared: ForwardGraph, name: str) -> float | None:
     value = prepared.constants.get(name, prepared.parameters.get(name))
     return float(value.flat[0]) if value is not None and value.size and forward.is_uniform(value) else None
 
 
-def _within_0_and_1(prepared: Forward, node: Node) -> bool:
+def _within_0_and_1(prepared: ForwardGraph, node: Node) -> bool:
     low, high = [(_number(prepared, name) if name else None) for name in (*node.inputs[1:3], "", "")[:2]]
     return node.op == "Clip" and low is not None and high is not None and 0.0 <= low < high <= 1.0
 
@@ -378,7 +378,7 @@ def _within_0_and_1(prepared: Forward, node: Node) -> bool:
 # -- by values -------------------------------------------------------------------------------------------------
 
 
-def _by_values(prepared: Forward, name: str, makers: Mapping[str, Node], runs: _Runs) -> Ending | None:
+def _by_values(prepared: ForwardGraph, name: str, makers: Mapping[str, Node], runs: _Runs) -> Ending | None:
     """Recognize a tensor by what it holds on random inputs, and find the scores it is made of."""
     values = [run[name] for run in runs if name in run]
     if not values or values[0].ndim < 1 or not all(np.isfinite(value).all() for value in values):
@@ -434,7 +434,7 @@ def _same(expected: Array, found: Array) -> bool:
     return bool((np.abs(expected - found) <= EXACT * np.maximum(1.0, np.abs(expected))).all())
 
 
-def _earlier(prepared: Forward, name: str, makers: Mapping[str, Node]) -> Iterator[str]:
+def _earlier(prepared: ForwardGraph, name: str, makers: Mapping[str, Node]) -> Iterator[str]:
     """Yield the tensors that one is made of, the last one first."""
     for node in reversed(needed(prepared.nodes, [name])):
         yield from (made for made in node.outputs if made and made != name and makers.get(made) is node)
@@ -443,7 +443,7 @@ def _earlier(prepared: Forward, name: str, makers: Mapping[str, Node]) -> Iterat
 class _Probe:
     """Runs a model on random inputs; of each run it returns the tensors of the sizes of those on the way."""
 
-    def __init__(self, prepared: Forward, way: Collection[str]) -> None:
+    def __init__(self, prepared: ForwardGraph, way: Collection[str]) -> None:
         sizes = {_sizes(prepared, name) for name in way}
         self._wanted = [
             name
@@ -466,7 +466,7 @@ class _Probe:
             return []
 
 
-def _with_results(prepared: Forward, wanted: Sequence[str]) -> bytes:
+def _with_results(prepared: ForwardGraph, wanted: Sequence[str]) -> bytes:
     """Return the model with its parameters as inputs, and with these tensors as outputs."""
     used = {name for node in prepared.nodes for name in free_inputs(node)}
     inputs = [value_info(name, prepared.dtypes[name], prepared.shapes[name]) for name in prepared.inputs]
@@ -483,11 +483,11 @@ def _with_results(prepared: Forward, wanted: Sequence[str]) -> bytes:
     return bytes(model.SerializeToString())
 
 
-def _sizes(prepared: Forward, name: str) -> tuple[str, ...]:
+def _sizes(prepared: ForwardGraph, name: str) -> tuple[str, ...]:
     return tuple(sorted(map(str, _without_ones(prepared.shapes[name]))))
 
 
-def _near(prepared: Forward) -> Iterator[dict[str, Array]]:
+def _near(prepared: ForwardGraph) -> Iterator[dict[str, Array]]:
     """Yield random inputs, and parameters moved a little: all scores of a new model may be 0."""
     for number, scale in enumerate(DRAWS):
         generator = np.random.Generator(np.random.PCG64(number))
@@ -496,7 +496,7 @@ def _near(prepared: Forward) -> Iterator[dict[str, Array]]:
         }
 
 
-def _wide(prepared: Forward) -> Iterator[dict[str, Array]]:
+def _wide(prepared: ForwardGraph) -> Iterator[dict[str, Array]]:
     """Yield random inputs, and random parameters from small to large; running variances are none."""
     variances = {name for node in prepared.nodes if node.op == "BatchNormalization" for name in node.inputs[3:]}
     for number, scale in enumerate(SCALES):
@@ -507,7 +507,7 @@ def _wide(prepared: Forward) -> Iterator[dict[str, Array]]:
         }
 
 
-def _inputs(prepared: Forward, generator: np.random.Generator, scale: float) -> dict[str, Array]:
+def _inputs(prepared: ForwardGraph, generator: np.random.Generator, scale: float) -> dict[str, Array]:
     feeds: dict[str, Array] = {}
     for name in prepared.inputs:
         size = [ROWS if dim is None else dim for dim in prepared.shapes[name]]

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 
 from edgeasync.autodiff import forward
-from edgeasync.autodiff.forward import Forward
+from edgeasync.autodiff.forward import ForwardGraph
 from edgeasync.autodiff.graph import Array, Node, free_inputs
 from edgeasync.autodiff.producers import kind_of_producer, producer_of
 from edgeasync.autodiff.settings import GraphSettings
@@ -24,7 +24,9 @@ EVALUATED = "edgeasync.evaluated"
 """The metadata key of a forward model that `to_onnx` saw predict otherwise than the module in evaluation mode."""
 
 
-def check_export(model: onnx.ModelProto, prepared: Forward, statistics: set[str], settings: GraphSettings) -> None:
+def check_export(
+    model: onnx.ModelProto, prepared: ForwardGraph, statistics: set[str], settings: GraphSettings
+) -> None:
     """Raise `GraphError` if what is to be trained is not what its author wrote; says how to export it instead."""
     advice = producer_of(model).plain
     if model.producer_name == "pytorch":
@@ -40,7 +42,7 @@ def kinds_of_inputs(model: onnx.ModelProto) -> dict[str, str]:
     return _said(model, KIND)
 
 
-def _check_identity(prepared: Forward, statistics: set[str], settings: GraphSettings, advice: str) -> None:
+def _check_identity(prepared: ForwardGraph, statistics: set[str], settings: GraphSettings, advice: str) -> None:
     """Refuse parameters of which an exporter may have made one of several equal ones, unless they are named."""
     merged = {}
     for name, value in prepared.parameters.items():
@@ -62,7 +64,7 @@ def _check_identity(prepared: Forward, statistics: set[str], settings: GraphSett
 _FOLDED_INTO = frozenset({"Conv", "ConvTranspose", "Gemm"})
 
 
-def _check_folds(prepared: Forward, advice: str) -> None:
+def _check_folds(prepared: ForwardGraph, advice: str) -> None:
     """Refuse to train weights into which torch's exporters have multiplied a batch norm that came after.
 
     The older exporter, in evaluation mode, gives the product a number for a name. The newer one keeps the
@@ -97,7 +99,9 @@ _NAMED_BY_EXPORTER = re.compile(r"val_\d+|onnx::.*")
 _WEIGHTED = frozenset({"GRU", "LSTM", "MatMul", "RNN"})
 
 
-def _check_origins(prepared: Forward, folded: Mapping[str, str], settings: GraphSettings, advice: str) -> None:
+def _check_origins(
+    prepared: ForwardGraph, folded: Mapping[str, str], settings: GraphSettings, advice: str
+) -> None:
     """Refuse to train what torch's exporters computed beforehand, unless it is surely a weight turned round.
 
     It may as well be a constant such as an attention's scale, or made of several parameters, or of one that is
@@ -119,7 +123,7 @@ def _check_origins(prepared: Forward, folded: Mapping[str, str], settings: Graph
         )
 
 
-def _has_twin(prepared: Forward, name: str, value: Array) -> bool:
+def _has_twin(prepared: ForwardGraph, name: str, value: Array) -> bool:
     """Return whether another parameter holds the same values, in whatever order."""
     if forward.is_uniform(value):
         return False
@@ -130,7 +134,7 @@ def _has_twin(prepared: Forward, name: str, value: Array) -> bool:
     )
 
 
-def _check_statistics(prepared: Forward, live: set[str], advice: str) -> None:
+def _check_statistics(prepared: ForwardGraph, live: set[str], advice: str) -> None:
     """Refuse running statistics that an exporter merged with each other or with parameters that are equal."""
     readers: dict[str, tuple[str, int, str]] = {}
     for node in prepared.nodes:
@@ -152,7 +156,7 @@ def _check_statistics(prepared: Forward, live: set[str], advice: str) -> None:
 _STATISTIC_READERS = frozenset({("BatchNormalization", 3), ("BatchNormalization", 4)})
 
 
-def warnings_of(model: onnx.ModelProto, prepared: Forward) -> list[str]:
+def warnings_of(model: onnx.ModelProto, prepared: ForwardGraph) -> list[str]:
     """Return what an exporter may have changed in silence, where the file cannot tell: a sentence for each."""
     kind, found = kind_of_producer(model), []
     if any(entry.key == EVALUATED for entry in model.metadata_props):
@@ -210,7 +214,7 @@ def warnings_of(model: onnx.ModelProto, prepared: Forward) -> list[str]:
     return found
 
 
-def folded_scalars(model: onnx.ModelProto, prepared: Forward) -> dict[str, str]:
+def folded_scalars(model: onnx.ModelProto, prepared: ForwardGraph) -> dict[str, str]:
     """Return single numbers that torch's newer exporter computed, and of which it says so."""
     folded = _said(model, _FOLDED_FROM)
     used = {name for node in prepared.nodes for name in free_inputs(node)}
@@ -225,7 +229,7 @@ def folded_scalars(model: onnx.ModelProto, prepared: Forward) -> dict[str, str]:
     }
 
 
-def _without_bias(prepared: Forward) -> list[str]:
+def _without_bias(prepared: ForwardGraph) -> list[str]:
     """Return layers of a trained weight whose result no trained bias is added to, and no batch norm follows."""
     readers: dict[str, list[Node]] = {}
     for node in prepared.nodes:

@@ -63,7 +63,7 @@ _PICKING = SHAPE_OPERATORS | {"Gather", "Slice", "Split"}
 by chance: a third of the batch, or whether it is above ten."""
 
 
-class Forward(Graph):
+class ForwardGraph(Graph):
     """A forward model: `inputs` of data, `parameters` that may be trained, constants, and one `output`.
 
     The `prediction` is what the loss compares with the target: the output, unless that is the loss itself.
@@ -247,13 +247,13 @@ def prepare(
     statistics: Iterable[str],
     *,
     prediction: str | None = None,
-) -> Forward:
+) -> ForwardGraph:
     """Return the part of the model that `output` needs, measured and folded.
 
     `trained` and `statistics` are names of initializers that stay variable; all others become constants.
     Raises `GraphError` for what cannot run, for foreign operators, and for free sizes other than the batch's.
     """
-    forward = Forward(opset_of(model), output, prediction)
+    forward = ForwardGraph(opset_of(model), output, prediction)
     variable = {*trained, *statistics}
     for name, value in initial_values(model).items():
         (forward.parameters if name in variable else forward.constants)[name] = value
@@ -284,7 +284,7 @@ def prepare(
     return forward
 
 
-def _read_input(forward: Forward, entry: onnx.ValueInfoProto, symbols: set[str], advice: str) -> None:
+def _read_input(forward: ForwardGraph, entry: onnx.ValueInfoProto, symbols: set[str], advice: str) -> None:
     kind = entry.type.tensor_type
     if not entry.type.HasField("tensor_type") or kind.elem_type not in helper.get_all_tensor_dtypes():
         raise GraphError(f"input {entry.name!r} is not a tensor; only tensors can be trained on")
@@ -366,7 +366,7 @@ def is_uniform(value: Array) -> bool:
     return bool((value == value.flat[0]).all()) if value.size else True
 
 
-def _resolve(nodes: list[Node], forward: Forward, model: onnx.ModelProto) -> list[Node]:
+def _resolve(nodes: list[Node], forward: ForwardGraph, model: onnx.ModelProto) -> list[Node]:
     """Turn Constant nodes into constants, sequences into their parts, and read through Identity.
 
     An Identity that is left is one at which gradients stop.
@@ -399,7 +399,7 @@ def _resolve(nodes: list[Node], forward: Forward, model: onnx.ModelProto) -> lis
     return kept
 
 
-def _part_at(node: Node, sequences: Mapping[str, list[str]], forward: Forward) -> str | None:
+def _part_at(node: Node, sequences: Mapping[str, list[str]], forward: ForwardGraph) -> str | None:
     """Return the part of a sequence that a SequenceAt takes, if that can be told before the model runs."""
     parts, place = sequences.get(node.inputs[0]), forward.constants.get(node.inputs[1])
     if parts is None or place is None:
@@ -409,7 +409,7 @@ def _part_at(node: Node, sequences: Mapping[str, list[str]], forward: Forward) -
     return parts[int(place.item())]
 
 
-def _split_sizes(node: Node, forward: Forward, model: onnx.ModelProto) -> list[int] | None:
+def _split_sizes(node: Node, forward: ForwardGraph, model: onnx.ModelProto) -> list[int] | None:
     """Return the sizes that a SplitToSequence cuts into, if they can be told before the model runs."""
     given = forward.constants.get(node.inputs[1]) if len(node.inputs) > 1 else None
     if given is None or given.ndim:
@@ -435,7 +435,7 @@ def _constant_value(node: Node) -> Array:
 
 
 def _measure(
-    forward: Forward, nodes: list[Node], producer: Producer, *, symbolic: bool
+    forward: ForwardGraph, nodes: list[Node], producer: Producer, *, symbolic: bool
 ) -> tuple[Mapping[str, Array], Mapping[str, Array]]:
     """Run the forward model at two batch sizes; return every tensor of both runs."""
     variable = forward.constants | forward.parameters
@@ -495,14 +495,16 @@ def open_session(model: bytes) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(model, options, ["CPUExecutionProvider"])
 
 
-def _probe_input(forward: Forward, name: str) -> onnx.ValueInfoProto:
+def _probe_input(forward: ForwardGraph, name: str) -> onnx.ValueInfoProto:
     kind = helper.np_dtype_to_tensor_dtype(forward.dtypes[name])
     return helper.make_tensor_value_info(
         name, kind, ["batch" if dim is None else dim for dim in forward.shapes[name]]
     )
 
 
-def _fold(forward: Forward, nodes: list[Node], first: Mapping[str, Array], second: Mapping[str, Array]) -> None:
+def _fold(
+    forward: ForwardGraph, nodes: list[Node], first: Mapping[str, Array], second: Mapping[str, Array]
+) -> None:
     """Keep the nodes whose results depend on data, parameters or the batch size; the others are constants."""
     shape_like, varying = set(forward.constants), set[str]()
     for node in nodes:

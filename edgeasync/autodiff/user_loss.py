@@ -7,7 +7,7 @@ import onnx
 from onnx import version_converter
 
 from edgeasync.autodiff import forward
-from edgeasync.autodiff.forward import Forward
+from edgeasync.autodiff.forward import ForwardGraph
 from edgeasync.autodiff.graph import FLOAT, Shape
 from edgeasync.autodiff.losses import TARGET, LossParts
 from edgeasync.autodiff.rules import TrainingGraphBuilder
@@ -19,7 +19,7 @@ PREDICTION = "prediction"
 _PREFIX = "loss::"
 
 
-class Joined(NamedTuple):
+class ModelWithLoss(NamedTuple):
     """A model with a loss behind its output, what the loss computes, and what it takes for a prediction."""
 
     model: onnx.ModelProto
@@ -27,7 +27,7 @@ class Joined(NamedTuple):
     prediction: Shape
 
 
-def join(model: onnx.ModelProto, output: str, loss: bytes) -> Joined:
+def join(model: onnx.ModelProto, output: str, loss: bytes) -> ModelWithLoss:
     """Put a loss behind a model's output; raises `GraphError` for a graph that is no loss."""
     try:
         own = forward.parse(loss)
@@ -57,17 +57,17 @@ def join(model: onnx.ModelProto, output: str, loss: bytes) -> Joined:
     joined.graph.input.append(inputs[TARGET])
     total = own.graph.output[0].name
     dims = inputs[PREDICTION].type.tensor_type.shape.dim
-    return Joined(joined, names.get(total, _PREFIX + total), tuple([dim.dim_value or None for dim in dims]))
+    return ModelWithLoss(joined, names.get(total, _PREFIX + total), tuple([dim.dim_value or None for dim in dims]))
 
 
-def add(graph: TrainingGraphBuilder, prepared: Forward) -> LossParts:
+def add(graph: TrainingGraphBuilder, prepared: ForwardGraph) -> LossParts:
     """Return what a loss that was joined is, of a graph that computes it already."""
     graph.enter("loss")
     rows = graph.op("Gather", graph.op("Shape", TARGET), graph.constant(np.int64(0)))
     return LossParts(prepared.output, graph.op("Cast", rows, to=1), graph.scalar(1.0))
 
 
-def take_target(prepared: Forward, prediction: Shape) -> None:
+def take_target(prepared: ForwardGraph, prediction: Shape) -> None:
     """Make the loss's target what it is in a training graph; raises `GraphError` for what is no loss."""
     if prepared.prediction not in prepared.shapes:
         raise GraphError("the loss does not depend on its prediction; nothing could be trained")

@@ -11,7 +11,7 @@ from edgeasync.cli.output import Printer
 from edgeasync.cli.serving import serve
 from edgeasync.cli.under_systemd import find_notifier
 from edgeasync.config import convert, expanded, to_table
-from edgeasync.core.device.effects import Report
+from edgeasync.core.device.effects import DeviceReport
 from edgeasync.data.files import load
 from edgeasync.durable.identity import DeviceFolder
 from edgeasync.errors import ConfigError, DataError
@@ -21,8 +21,8 @@ from edgeasync.host.readings import Readings
 from edgeasync.net.address import DEFAULT_ADDRESS
 from edgeasync.plugins import find_code
 from edgeasync.protocol.messages import Welcome
-from edgeasync.runtime.agent import Agent
-from edgeasync.runtime.agent_settings import AgentSection, CareSection, PeersSection
+from edgeasync.runtime.agent import AgentRuntime
+from edgeasync.runtime.agent_settings import AgentSection, PeersSection, ThrottleSection
 from edgeasync.runtime.device import find_device, make_agent, planned_trainer
 from edgeasync.runtime.profiles import Profile, with_profile
 from edgeasync.runtime.run_after_run import RunAfterRun
@@ -69,7 +69,7 @@ def run_agent(
             raise ConfigError(f"{what} is for an agent without a hub: give --topology ring or all_to_all, too")
     expected = settings.model
     fingerprint = None if expected is None or isinstance(expected, OnnxModel) else expected.spec.fingerprint
-    _Command(settings.agent, settings.care, fingerprint, printer).run()
+    _Command(settings.agent, settings.throttle, fingerprint, printer).run()
 
 
 def _read_token(file: TextIO) -> str:
@@ -87,10 +87,10 @@ class _Command:
     """An agent that is run for a person or for systemd."""
 
     def __init__(
-        self, section: AgentSection, care: CareSection, fingerprint: str | None, printer: Printer
+        self, section: AgentSection, throttle: ThrottleSection, fingerprint: str | None, printer: Printer
     ) -> None:
         self._section, self._profile = with_profile(section, Readings())
-        self._care, self._fingerprint, self._printer = care, fingerprint, printer
+        self._throttle, self._fingerprint, self._printer = throttle, fingerprint, printer
         self._notifier = find_notifier()
         self._state = state_folder(section)
         self._device = find_device(replace(section, state=str(self._state)))
@@ -119,7 +119,7 @@ class _Command:
         agent = self._runs.agent
         self._printer.figures("stopped", {"reason": reason, **_figures(agent)}, f"{reason}: {_work_done(agent)}")
 
-    def _begin(self) -> Agent:
+    def _begin(self) -> AgentRuntime:
         """Open the state folder for another start, and return that start's agent."""
         self._folder.close()
         identity = self._folder.open(self._device.device_id, Readings().mark())
@@ -136,7 +136,7 @@ class _Command:
             examples=examples,
             fingerprint=self._fingerprint,
             on_report=self._tell,
-            care=self._care,
+            throttle=self._throttle,
         )
 
     def _make_trainer(self, welcome: Welcome) -> Trainer:
@@ -145,7 +145,7 @@ class _Command:
         except DataError as error:
             raise DataError(f"{self._data}: {error}") from error
 
-    def _tell(self, report: Report) -> None:
+    def _tell(self, report: DeviceReport) -> None:
         if report.event != "answered":
             detail = _detail(report, self._runs.agent)
             self._tell_systemd(f"{report.event} {detail}")
@@ -178,13 +178,13 @@ def _start(section: AgentSection, profile: Profile | None, examples: int, incarn
     return f"{examples} examples, start {incarnation}{own}{board}"
 
 
-def _detail(report: Report, agent: Agent) -> str:
+def _detail(report: DeviceReport, agent: AgentRuntime) -> str:
     """Return what to say of an event: with the hub's address where that is the news."""
     of_several = len(agent.addresses) > 1 and report.event in ("joined", "disconnected")
     return f"{agent.address}: {report.detail}" if report.event == "waiting" or of_several else report.detail
 
 
-def _figures(agent: Agent) -> dict[str, Any]:
+def _figures(agent: AgentRuntime) -> dict[str, Any]:
     return {
         "steps": agent.steps_total,
         "updates_answered": agent.updates_answered,
@@ -192,7 +192,7 @@ def _figures(agent: Agent) -> dict[str, Any]:
     }
 
 
-def _work_done(agent: Agent) -> str:
+def _work_done(agent: AgentRuntime) -> str:
     work = f"{agent.steps_total} local steps, {agent.updates_answered} updates answered"
     return work if agent.day_left_bytes is None else f"{work}, {agent.day_left_bytes} bytes left of the day"
 

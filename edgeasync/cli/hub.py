@@ -14,7 +14,7 @@ from edgeasync.cli.output import Printer, print_table
 from edgeasync.cli.serving import serve
 from edgeasync.cli.under_systemd import find_notifier
 from edgeasync.config import convert, expanded, read_toml, to_table
-from edgeasync.core.hub.effects import Report
+from edgeasync.core.hub.effects import HubReport
 from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.hub.settings import CheckpointSettings
 from edgeasync.errors import AddressError, CapacityError, ConfigError, StorageError
@@ -24,7 +24,7 @@ from edgeasync.host.notify import Notifier
 from edgeasync.net.address import is_within_machine
 from edgeasync.net.connections import connections_that_fit
 from edgeasync.plugins import refuse_modules_in
-from edgeasync.runtime.hub import Hub
+from edgeasync.runtime.hub import HubRuntime
 from edgeasync.runtime.hub_settings import HubSection, HubSettings, has_checkpoint, read_record
 
 PROGRESS_S = 10.0
@@ -114,7 +114,7 @@ def run_hub(config: Path | None, flags: Flags, printer: Printer) -> None:
 
     notifier = find_notifier()
 
-    def on_report(report: Report) -> None:
+    def on_report(report: HubReport) -> None:
         figures = {"figures": report.figures} if report.figures and printer.json else {}
         printer.event(report.event, device=report.device_id, detail=report.detail, **figures)
         if report.event == "listening":
@@ -129,7 +129,7 @@ def run_hub(config: Path | None, flags: Flags, printer: Printer) -> None:
     _print_end(hub, reason, printer)
 
 
-def _progress_of(hub: Hub, notifier: Notifier, printer: Printer) -> Callable[[], None]:
+def _progress_of(hub: HubRuntime, notifier: Notifier, printer: Printer) -> Callable[[], None]:
     """Return what tells the hub's counts, if any has changed."""
     seen: dict[str, float] = {}
 
@@ -147,7 +147,7 @@ def _progress_of(hub: Hub, notifier: Notifier, printer: Printer) -> Callable[[],
     return on_progress
 
 
-def _print_end(hub: Hub, reason: str, printer: Printer) -> None:
+def _print_end(hub: HubRuntime, reason: str, printer: Printer) -> None:
     """Tell why the hub ended, with what, and where the model is."""
     core = hub.core
     totals = {

@@ -9,7 +9,7 @@ from edgeasync.cli.output import Printer
 from edgeasync.cli.serving import serve
 from edgeasync.cli.under_systemd import find_notifier
 from edgeasync.config import expanded
-from edgeasync.core.peer.effects import Report
+from edgeasync.core.peer.effects import PeerReport
 from edgeasync.data.files import load
 from edgeasync.durable.identity import DeviceFolder, default_device_id
 from edgeasync.errors import ConfigError, DataError
@@ -46,7 +46,7 @@ def run_peer(settings: AgentSettings, printer: Printer) -> None:
 
 def check_settings(settings: AgentSettings) -> Path:
     """Return the file of the device's data; raises `ConfigError` for what only an agent with a hub takes."""
-    if (key := find_unkept(settings.agent, settings.care)) is not None:
+    if (key := find_unkept(settings.agent, settings.throttle)) is not None:
         said = f"{key} ({_FLAGS[key]})" if key in _FLAGS else key
         raise ConfigError(
             f"{said} is for an agent with a hub; leave it out, or leave out the topology (--topology)"
@@ -117,7 +117,7 @@ class _Command:
         self._printer.event("started", device=self._device_id, detail=detail)
         return peer
 
-    def _tell(self, report: Report) -> None:
+    def _tell(self, report: PeerReport) -> None:
         detail = ": ".join(filter(None, (report.peer, report.detail)))
         self._notifier.status(f"{HUBLESS} {report.event} {detail}")
         if report.event not in ("round_started", "round_done", "stopped"):

@@ -12,7 +12,7 @@ from edgeasync.cli.output import Printer
 from edgeasync.config import suggest
 from edgeasync.errors import ConfigError
 from edgeasync.plugins import is_name
-from edgeasync.policies.catalogue import Kind, Parameter, catalogue, describe_plugin, plugin_kinds, to_toml
+from edgeasync.policies.catalogue import Kind, PolicyKey, catalogue, describe_plugin, plugin_kinds, to_toml
 
 
 def print_policies(name: str | None, printer: Printer) -> None:
@@ -117,13 +117,13 @@ def _same(one: Kind, other: Kind) -> bool:
     return (one.kind, one.summary, one.parameters) == (other.kind, other.summary, other.parameters)
 
 
-def _default(key: Parameter) -> str:
+def _default(key: PolicyKey) -> str:
     if key.required:
         return "required"
     return "optional" if key.default is None else f"default {to_toml(key.default)}"
 
 
-def _brief(key: Parameter) -> str:
+def _brief(key: PolicyKey) -> str:
     if key.required:
         return f"{key.name} (required)"
     if key.default is None or key.type in ("table", "list of tables"):  # whose kinds are listed as a part

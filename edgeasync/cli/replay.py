@@ -5,7 +5,7 @@ from typing import Any
 
 from edgeasync.cli.output import Printer
 from edgeasync.durable.files import check_out
-from edgeasync.durable.run_replay import Beginning, Evaluation, Happening, Line, RunReplay, Update
+from edgeasync.durable.run_replay import Beginning, Line, ReplayedEvaluation, ReplayedUpdate, RunEvent, RunReplay
 from edgeasync.durable.verification import verify_run
 from edgeasync.errors import ConfigError
 from edgeasync.graphs.model_file import VALUES_SUFFIX, save_model
@@ -87,20 +87,20 @@ def _print_line(line: Line, printer: Printer) -> None:
 
 def _words(line: Line) -> str:
     match line:
-        case Update():
+        case ReplayedUpdate():
             return _update(line)
-        case Evaluation():
+        case ReplayedEvaluation():
             accuracy = "" if line.accuracy is None else f", accuracy {line.accuracy:.2%}"
             best = ", the best so far" if line.best else ""
             return f"version {line.version}, loss {line.loss:.4g}{accuracy}{best}"
-        case Happening():
+        case RunEvent():
             words = [line.device, line.detail]
             if line.event == "resumed":
                 words.append(f"(lineage {line.lineage}, version {line.version})")
             return " ".join(filter(None, words))
 
 
-def _update(update: Update) -> str:
+def _update(update: ReplayedUpdate) -> str:
     outcome = update.outcome if not update.reason else f"{update.outcome} ({update.reason})"
     stale = "" if update.staleness is None else f", staleness {update.staleness}"
     loss = "no loss" if update.loss is None else f"loss {update.loss:.4g}"

@@ -5,7 +5,15 @@ from pathlib import Path
 
 from edgeasync.cli.output import Printer, print_table
 from edgeasync.cli.status import in_bytes
-from edgeasync.ops.runs import Best, CheckpointSummary, Mark, RunSummary, is_run, list_checkpoints, list_runs
+from edgeasync.ops.runs import (
+    BestVersion,
+    CheckpointSummary,
+    Mark,
+    RunSummary,
+    is_run,
+    list_checkpoints,
+    list_runs,
+)
 
 
 def print_runs(folder: Path, printer: Printer) -> None:
@@ -82,7 +90,7 @@ def _time(written_s: float | None) -> str:
     return "-" if written_s is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(written_s))
 
 
-def _quality(mark: Mark | Best | CheckpointSummary | None) -> str:
+def _quality(mark: Mark | BestVersion | CheckpointSummary | None) -> str:
     if mark is None or mark.loss is None:
         return "-"
     return f"{mark.loss:.4g}" if mark.accuracy is None else f"{mark.loss:.4g}, {mark.accuracy:.2%}"

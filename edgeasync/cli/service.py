@@ -15,7 +15,7 @@ from edgeasync.errors import ConfigError, PluginError, StorageError
 from edgeasync.ops.service.bundle import Platform, Python, make_bundle
 from edgeasync.ops.service.environments import Environments, extras_of, own_source
 from edgeasync.ops.service.installation import (
-    Place,
+    InstallPlace,
     activate,
     check_program,
     find_others,
@@ -143,17 +143,17 @@ def _checked(unit: Unit, content: bytes, where: str) -> Unit:
     return unit
 
 
-def _find(kind: str, name: str | None, root: Path) -> tuple[Unit, Place]:
+def _find(kind: str, name: str | None, root: Path) -> tuple[Unit, InstallPlace]:
     """Return the unit that is meant, and where it lies: for the machine if root calls, else for the caller."""
     known: Kind = _one_of("the service", kind, get_args(Kind))
     if not root.is_dir():
         raise ConfigError(f"--root {root}: no such folder; give the one where the card or disk is mounted")
     of_user = os.geteuid() != 0 and root == Path("/")
-    place = Place(root.resolve(), expanded("~") if of_user else None)
+    place = InstallPlace(root.resolve(), expanded("~") if of_user else None)
     return find_unit(known, place, name), place
 
 
-def _systemd(place: Place) -> ServiceManager:
+def _systemd(place: InstallPlace) -> ServiceManager:
     return Systemd(of_user=place.user is None)
 
 

@@ -65,7 +65,7 @@ class _LineFormatter(logging.Formatter):
         return "\n".join(map(visible, super().formatException(ei).split("\n")))
 
 
-class Service(Protocol):
+class Servable(Protocol):
     """A hub or an agent."""
 
     async def run(self) -> str:
@@ -85,7 +85,7 @@ def ending_signals() -> list[signal.Signals]:
 
 
 def serve(
-    service: Service,
+    service: Servable,
     every_s: float,
     on_progress: Callable[[], None],
     folder: Path | None = None,
@@ -112,7 +112,7 @@ def serve(
         raise
 
 
-def _leave_last_events(service: Service, folder: Path | None) -> None:
+def _leave_last_events(service: Servable, folder: Path | None) -> None:
     """Write the last events into the folder and show the newest of them; without a folder show them all."""
     lines = service.last_events()
     if not lines:
@@ -127,7 +127,11 @@ def _leave_last_events(service: Service, folder: Path | None) -> None:
 
 
 async def _serve(
-    service: Service, every_s: float, on_progress: Callable[[], None], notifier: Notifier, hangs: Callable[[], str]
+    service: Servable,
+    every_s: float,
+    on_progress: Callable[[], None],
+    notifier: Notifier,
+    hangs: Callable[[], str],
 ) -> str:
     loop = asyncio.get_running_loop()
 

@@ -179,8 +179,8 @@ def _totals(status: Mapping[str, Any]) -> Iterator[str]:
         if status.get("durability") == "checkpoint":
             cost = "training continues; if the hub crashes, what came after the last checkpoint is lost"
         yield f"the run's folder cannot be written: {trouble}; {cost}"
-    if (tempo := status.get("tempo")) is not None:
-        yield _tempo(tempo, status.get("learning_rate_factor", 1.0))
+    if (cadence := status.get("cadence")) is not None:
+        yield _tempo(cadence, status.get("learning_rate_factor", 1.0))
     traffic = status.get("traffic", {})
     if (left_bytes := traffic.get("day_left_bytes")) is not None:
         yield f"today: {in_bytes(left_bytes)} left of {in_bytes(traffic['bytes_per_day_max'])} for all devices"
@@ -190,19 +190,19 @@ def _totals(status: Mapping[str, Any]) -> Iterator[str]:
         yield f"best: {_evaluation(best)}"
 
 
-def _tempo(tempo: Mapping[str, Any], learning_rate_factor: float) -> str:
+def _tempo(cadence: Mapping[str, Any], learning_rate_factor: float) -> str:
     """Return how often the fleet exchanges, and what is less than set."""
-    words = f"period {_seconds(tempo['period_s'])}" if tempo["period_s"] else "no period yet"
-    if bound := tempo.get("bound"):
-        words += f", not the {_seconds(tempo['aim_s'])} aimed at: {BOUNDS.get(bound, bound)}"
-    if tempo["gain"] < 1.0:
-        words += f", shortened to {tempo['gain']:.0%}: {tempo['cause']}"
-    if tempo.get("resting"):
-        still = f"the model has stood still for {_seconds(tempo['still_s'])}"
-        words += f"; resting: {still}, exchanges every {_seconds(tempo['rest_period_s'])}"
-    elif cause := tempo.get("rest_cause"):
+    words = f"period {_seconds(cadence['period_s'])}" if cadence["period_s"] else "no period yet"
+    if bound := cadence.get("bound"):
+        words += f", not the {_seconds(cadence['aim_s'])} aimed at: {BOUNDS.get(bound, bound)}"
+    if cadence["gain"] < 1.0:
+        words += f", shortened to {cadence['gain']:.0%}: {cadence['cause']}"
+    if cadence.get("resting"):
+        still = f"the model has stood still for {_seconds(cadence['still_s'])}"
+        words += f"; resting: {still}, exchanges every {_seconds(cadence['rest_period_s'])}"
+    elif cause := cadence.get("rest_cause"):
         words += f"; awake: {cause}"
-    if tempo["warming_up"]:
+    if cadence["warming_up"]:
         words += "; warming up"
     if learning_rate_factor != 1.0:
         words += f"; the hub's learning rate is at {learning_rate_factor:.3g} of what was set"

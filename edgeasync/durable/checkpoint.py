@@ -22,9 +22,9 @@ from edgeasync.durable.json_file import check_json
 from edgeasync.durable.tensors import read_tensors, tensor_parts
 from edgeasync.errors import ModelMismatchError, StorageError
 from edgeasync.protocol.wire import Buffer, checksum
-from edgeasync.structs import ready
+from edgeasync.structs import resolve_type
 
-FORMAT = 3
+FORMAT = 1
 """The only format that is read. Increase it when the manifest or the rules change."""
 
 PIECE_BYTES = 1 << 20
@@ -66,7 +66,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     seal: _Digest = ""
 
 
-class Chosen(msgspec.Struct, frozen=True):
+class ChosenCheckpoint(msgspec.Struct, frozen=True):
     """The checkpoint to recover from; `skipped` has a sentence about each that would have come before it."""
 
     name: str
@@ -100,7 +100,9 @@ class CheckpointStore:
         Raises `ValueError` for an array that is neither float32 nor uint8.
         """
         parts = tensor_parts(tensors)
-        manifest = msgspec.json.decode(msgspec.json.encode(manifest), type=ready(Manifest))  # as it will be read
+        manifest = msgspec.json.decode(
+            msgspec.json.encode(manifest), type=resolve_type(Manifest)
+        )  # as it will be read
         name = self._free_name(manifest)
         try:
             nbytes, digest = self._replace(name + _TENSORS, parts)
@@ -143,7 +145,7 @@ class CheckpointStore:
             raise
         return manifest, tensors
 
-    def choose(self, recovery: str, fingerprint: str) -> Chosen | None:
+    def choose(self, recovery: str, fingerprint: str) -> ChosenCheckpoint | None:
         """Load the checkpoint to recover from, or return None if there is none at all.
 
         `recovery` is "latest", "best", or a checkpoint's name. The best has the highest accuracy, or else the
@@ -159,7 +161,7 @@ class CheckpointStore:
                     f'{recovery}: is no checkpoint here; choose "latest", "best" or one of: {there}'
                 )
             manifest, tensors = self.load(recovery, fingerprint)
-            return Chosen(recovery, manifest, tensors, [])
+            return ChosenCheckpoint(recovery, manifest, tensors, [])
         skipped = [reason for _, reason in unreadable]
         if recovery == "best":
             readable = best_first(readable)
@@ -175,7 +177,7 @@ class CheckpointStore:
                     skipped.append(
                         f"{name}: was not evaluated, but no usable checkpoint was, and it is the latest"
                     )
-                return Chosen(name, manifest, tensors, skipped)
+                return ChosenCheckpoint(name, manifest, tensors, skipped)
         if not skipped:
             return None
         kind = ModelMismatchError if only_mismatches else StorageError

@@ -23,7 +23,7 @@ from edgeasync.protocol.wire import Buffer, checksum
 
 HISTORY_FILE = "history"
 
-FORMAT = 2
+FORMAT = 1
 
 ROWS_MAX = 200_000
 """How many rows a hub keeps by default: some 6 MB."""

@@ -13,7 +13,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, Protocol, TypeVar
 
-from edgeasync.core.hub.effects import Discard, Fold, HubEffect, Report
+from edgeasync.core.hub.effects import Discard, Fold, HubEffect, HubReport
 from edgeasync.core.hub.events import Evaluated, HubEvent, PushArrived
 from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.hub.outcomes import BUFFERED, first_outcome, is_weighed, outcome_name, why_dropped
@@ -101,7 +101,7 @@ class HistoryWriter:
             if outcome is not None and member is not None:
                 push, state = event.push, core.policy_engine.state
                 name = "applied"
-                staleness: int | None = member.history.staleness
+                staleness: int | None = member.measurements.staleness
                 if type(outcome) is not Applied:  # calls take time here
                     name, staleness = outcome_name(outcome), staleness if is_weighed(outcome) else None
                 self._updates = number = self._updates + 1
@@ -133,7 +133,7 @@ class HistoryWriter:
             elif kind is Discard and effect.handle in self._buffered:  # type: ignore[union-attr]
                 self._correct(effect.handle, why_dropped(effects), entry, now_s)  # type: ignore[union-attr]
                 noted = True
-            elif kind is Report and effect.event == "evaluated":  # type: ignore[union-attr]
+            elif kind is HubReport and effect.event == "evaluated":  # type: ignore[union-attr]
                 last = core.policy_engine.state.evaluations.last
                 assert last is not None
                 self._add_evaluation(entry, now_s, last)
@@ -226,7 +226,7 @@ class HistoryShell(Protocol):
     def save_in_background(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
         """Do `work` in the thread that writes checkpoints, in order, then call `then` on the loop."""
 
-    def report(self, report: Report) -> None:
+    def report(self, report: HubReport) -> None:
         """Tell people what happened."""
 
 
@@ -256,7 +256,7 @@ class HistoryLog:
         trouble = self._writer.trouble
         if trouble and not self._told:
             detail = f"the history cannot be written: {trouble}; training continues without it"
-            self._shell.report(Report("warning", detail=detail))
+            self._shell.report(HubReport("warning", detail=detail))
         self._told = trouble
         self._due = self._writer.waits
         if self._due:

@@ -42,7 +42,7 @@ WINDOW_BYTES = 1 << 20
 """Bytes that are read at a time: reading needs this, two records and the last batch, however long segments are."""
 
 _MAGIC = b"EAJOURNL"
-_FORMAT = 9
+_FORMAT = 1
 """The only format that is read. Increase it when an entry changes."""
 
 _SEGMENT_HEADER = struct.Struct("<8sIQQ")

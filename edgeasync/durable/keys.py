@@ -25,7 +25,7 @@ from edgeasync.durable.secret_files import (
     write_secret,
 )
 from edgeasync.errors import ConfigError, StorageError
-from edgeasync.structs import ready
+from edgeasync.structs import resolve_type
 
 TOKEN_S = 600.0
 """How long a token may be used, unless it is made for longer."""
@@ -109,7 +109,7 @@ class Token(msgspec.Struct, frozen=True, array_like=True):
             raise wrong
         try:
             content = base64.b64decode(body + "=" * (-len(body) % 4), altchars=b"-_", validate=True)
-            token = msgspec.msgpack.decode(content[4:], type=ready(cls))
+            token = msgspec.msgpack.decode(content[4:], type=resolve_type(cls))
         except (ValueError, msgspec.DecodeError):
             raise wrong from None
         if content[:4] != _digest(content[4:]) or len(token.secret) != 32 or len(token.hub) != 32:

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from edgeasync.config import convert, to_table
-from edgeasync.core.arrays.hub_model import Model
+from edgeasync.core.arrays.hub_model import HubModel
 from edgeasync.core.arrays.published_model import Publisher
 from edgeasync.core.hub.effects import HubEffect
 from edgeasync.core.hub.hub_core import HubCore
@@ -16,7 +16,7 @@ from edgeasync.core.hub.settings import CodecSettings, HubCoreSettings
 from edgeasync.core.recovery.log import Entry, read_entry
 from edgeasync.core.recovery.replay import Replay, Sessions
 from edgeasync.core.recovery.state import dump_state, load_state, restore, restore_core, succeed
-from edgeasync.durable.checkpoint import CheckpointStore, Chosen, Manifest
+from edgeasync.durable.checkpoint import CheckpointStore, ChosenCheckpoint, Manifest
 from edgeasync.durable.disk import Disk
 from edgeasync.durable.history_writer import REPLAYED_ROWS, HistoryWriter
 from edgeasync.durable.journal import Appended, JournalReading, Segment, read_journal, remove_torn_headers
@@ -128,14 +128,19 @@ class Recovered:
     """
 
     def __init__(
-        self, chosen: Chosen, rules: Rules, core: HubCore, sessions: Sessions, plugins: Sequence[str] = ()
+        self,
+        chosen: ChosenCheckpoint,
+        rules: Rules,
+        core: HubCore,
+        sessions: Sessions,
+        plugins: Sequence[str] = (),
     ) -> None:
         self.rules = rules
         self.checkpoint = chosen.name
         self.plugins = plugins
         self.core = core
         vector = restore_core(chosen.tensors, core) if plugins else np.zeros(rules.spec.length, np.float32)
-        self.model = Model(rules.spec, vector, chosen.manifest.version, rules.policy)
+        self.model = HubModel(rules.spec, vector, chosen.manifest.version, rules.policy)
         self.publisher = Publisher(rules.spec, self.model, rules.settings.codec)
         if not plugins:
             restore(chosen.tensors, self.core, self.model, self.publisher)
@@ -187,7 +192,7 @@ class Recovered:
                 core.state.stop_at_s += 60.0 * (minutes[1] - minutes[0])
         else:
             succeed(core, old)
-            self.model = Model(rules.spec, self.model.current.vector, core.version, rules.policy)
+            self.model = HubModel(rules.spec, self.model.current.vector, core.version, rules.policy)
             self.publisher = Publisher(rules.spec, self.model, rules.settings.codec)
         self.core, self.rules = core, rules
         self.last += not self.branches
@@ -198,13 +203,13 @@ class Recovered:
 
 
 def open_checkpoint(
-    chosen: Chosen, make_core: MakeCore, draw_session: Callable[[], bytes], trust: Trust = NO_CODE
+    chosen: ChosenCheckpoint, make_core: MakeCore, draw_session: Callable[[], bytes], trust: Trust = NO_CODE
 ) -> Recovered:
     """Return the state of a checkpoint; raises `PluginError` for a plugin that may not be imported."""
     return _open(chosen, read_rules(chosen.manifest, chosen.name, trust), make_core, draw_session)
 
 
-def look_at_checkpoint(chosen: Chosen) -> Recovered:
+def look_at_checkpoint(chosen: ChosenCheckpoint) -> Recovered:
     """Return the state of a checkpoint for people to read. Plugins are named, not imported."""
     manifest = chosen.manifest
     policy, settings = manifest.rules.get("policy"), manifest.rules.get("settings")
@@ -221,7 +226,7 @@ def look_at_checkpoint(chosen: Chosen) -> Recovered:
 
 
 def _open(
-    chosen: Chosen,
+    chosen: ChosenCheckpoint,
     rules: Rules,
     make_core: MakeCore,
     draw_session: Callable[[], bytes],

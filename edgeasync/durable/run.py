@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Literal
 
-from edgeasync.core.arrays.hub_model import Model
+from edgeasync.core.arrays.hub_model import HubModel
 from edgeasync.core.arrays.published_model import Publisher
 from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.recovery.replay import Sessions
@@ -23,7 +23,7 @@ from edgeasync.version import VERSION
 Durability = Literal["journal", "checkpoint"]
 
 
-class Run:
+class HubRun:
     """A run under these rules, on a disk that nobody else writes to. After `open` it holds the hub's state.
 
     Raises `ConfigError` for a policy that cannot be written down.
@@ -36,7 +36,7 @@ class Run:
 
     core: HubCore
     sessions: Sessions
-    model: Model
+    model: HubModel
     publisher: Publisher
     journal: JournalWriter
 
@@ -100,7 +100,7 @@ class Run:
             vector, number = initial()
             self.sessions = Sessions(draw_session)
             self.core = make_core(rules, ModelVersion(lineage, number), 0.0, self.sessions)
-            self.model = Model(rules.spec, vector, number, rules.policy)
+            self.model = HubModel(rules.spec, vector, number, rules.policy)
             self.publisher = Publisher(rules.spec, self.model, rules.settings.codec)
         else:
             found.go_on_under(rules, make_core)

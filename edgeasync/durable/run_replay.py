@@ -14,15 +14,15 @@ from typing import Any
 import msgspec
 
 from edgeasync.core.arrays.hub_model import Snapshot
-from edgeasync.core.hub.effects import Fold, HubEffect, Report, Restore, Send
-from edgeasync.core.hub.events import PushArrived, Received, Resumed
+from edgeasync.core.hub.effects import Fold, HubEffect, HubReport, Restore, SendToDevice
+from edgeasync.core.hub.events import HubReceived, PushArrived, Resumed
 from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.hub.membership import Member, RefusalError
 from edgeasync.core.hub.outcomes import first_outcome, is_weighed, outcome_of
 from edgeasync.core.recovery.decisions import check_state
 from edgeasync.core.recovery.log import Entry, event_of, read_entry
 from edgeasync.core.recovery.state import capture, find_difference
-from edgeasync.durable.checkpoint import CheckpointStore, Chosen, Manifest
+from edgeasync.durable.checkpoint import CheckpointStore, ChosenCheckpoint, Manifest
 from edgeasync.durable.disk import FolderDisk, FolderSnapshot, ReadableDisk
 from edgeasync.durable.journal import read_journal, segment_names
 from edgeasync.durable.recovery import (
@@ -44,7 +44,7 @@ ATTEMPTS = 10
 """How often a folder that changes while it is looked at is looked at again."""
 
 
-class Update(msgspec.Struct, frozen=True, kw_only=True):
+class ReplayedUpdate(msgspec.Struct, frozen=True, kw_only=True):
     """An update that arrived, and its outcome.
 
     `staleness` is in versions. `version` is the newest version after the event. `reason` says why the hub
@@ -71,7 +71,7 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, float] = {}
 
 
-class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
+class ReplayedEvaluation(msgspec.Struct, frozen=True, kw_only=True):
     """An evaluation of a version."""
 
     event: str = "evaluated"
@@ -83,7 +83,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     best: bool
 
 
-class Happening(msgspec.Struct, frozen=True, kw_only=True):
+class RunEvent(msgspec.Struct, frozen=True, kw_only=True):
     """Any other event: a device joins or is lost, an alarm, a new lineage.
 
     `version` is the newest version after the event. `figures` are those of an alarm.
@@ -99,7 +99,7 @@ class Happening(msgspec.Struct, frozen=True, kw_only=True):
     version: int
 
 
-Line = Update | Evaluation | Happening
+Line = ReplayedUpdate | ReplayedEvaluation | RunEvent
 
 
 class Beginning(msgspec.Struct, frozen=True, kw_only=True):
@@ -264,7 +264,7 @@ class RunReplay:
             if self._verify and name in dict(self._store.manifests()[0]):
                 raise
             return  # a running hub has dropped it
-        chosen = Chosen(name, manifest, tensors, [])
+        chosen = ChosenCheckpoint(name, manifest, tensors, [])
         saved = open_checkpoint(chosen, Rules.make_core, lambda: bytes(16), self._trust)
         check_state(state.core, state.model, saved.core, saved.model, number)
         if self._verify:
@@ -343,7 +343,7 @@ class RunReplay:
                 self.earlier = max(
                     (one.last for one in before if one.last > one.starts[0][1].journal), default=None
                 )
-                found = self._open(Chosen(name, manifest, tensors, []))
+                found = self._open(ChosenCheckpoint(name, manifest, tensors, []))
                 if found.plugins and self._until is None:
                     return self._begin_at(manifests, "latest")
                 return found
@@ -357,7 +357,7 @@ class RunReplay:
     def _refuse_end(self, last: int) -> None:
         raise ConfigError(f"--until {self._until}: the journal leads to entry {last} and no further")
 
-    def _open(self, chosen: Chosen) -> Recovered:
+    def _open(self, chosen: ChosenCheckpoint) -> Recovered:
         self.created_s = chosen.manifest.created_s
         if self._trust.code:
             return open_checkpoint(chosen, Rules.make_core, lambda: bytes(16), self._trust)
@@ -383,16 +383,20 @@ class _Teller:
         repeated, self._duplicates = core.duplicates > self._duplicates, core.duplicates
         if isinstance(event, PushArrived):
             yield self._update(number, entry, effects, event.push, event.norm, repeated=repeated)
-        elif repeated and isinstance(received := event_of(entry), Received) and isinstance(received.message, Push):
+        elif (
+            repeated
+            and isinstance(received := event_of(entry), HubReceived)
+            and isinstance(received.message, Push)
+        ):
             yield self._update(number, entry, effects, received.message, None, repeated=True)
         elif isinstance(event, Resumed):
             detail = "resumed, in a lineage of its own" if event.lineage else "the folder can be written again"
             yield self._happening(number, entry, "resumed", detail=detail)
         for effect in effects:
             match effect:
-                case Report(event="evaluated"):
+                case HubReport(event="evaluated"):
                     yield self._evaluation(number, entry)
-                case Report():
+                case HubReport():
                     yield self._happening(
                         number, entry, effect.event, effect.device_id, effect.detail, figures=effect.figures
                     )
@@ -412,7 +416,7 @@ class _Teller:
         norm: float | None,
         *,
         repeated: bool,
-    ) -> Update:
+    ) -> ReplayedUpdate:
         member = self._sender(entry, push)
         outcome, reason = _outcome(effects)
         if not reason and outcome == "refused" and self._core.stopped:
@@ -421,7 +425,7 @@ class _Teller:
             outcome = "duplicate"
         first = first_outcome(effects)
         weighed = first is not None and is_weighed(first)
-        return Update(
+        return ReplayedUpdate(
             entry=number,
             hub_s=entry.now_s,
             device="" if member is None else member.device_id,
@@ -433,7 +437,7 @@ class _Teller:
             examples=push.examples,
             outcome=outcome,
             reason=reason,
-            staleness=member.history.staleness if weighed and member is not None else None,
+            staleness=member.measurements.staleness if weighed and member is not None else None,
             loss=push.loss_mean,
             norm=None if norm is None or (math.isnan(norm) and not weighed) else norm,
             version=entry.version,
@@ -446,11 +450,11 @@ class _Teller:
         except RefusalError:
             return self._core.members.by_peer(getattr(entry.event, "peer", b""))
 
-    def _evaluation(self, number: int, entry: Entry) -> Evaluation:
+    def _evaluation(self, number: int, entry: Entry) -> ReplayedEvaluation:
         progress = self._core.policy_engine.state.evaluations
         last = progress.last
         assert last is not None
-        return Evaluation(
+        return ReplayedEvaluation(
             entry=number,
             hub_s=entry.now_s,
             version=last.number,
@@ -468,8 +472,8 @@ class _Teller:
         detail: str = "",
         *,
         figures: dict[str, float] | None = None,
-    ) -> Happening:
-        return Happening(
+    ) -> RunEvent:
+        return RunEvent(
             event=event,
             entry=number,
             hub_s=entry.now_s,
@@ -481,7 +485,7 @@ class _Teller:
         )
 
 
-def _stops_at(chosen: Chosen, plugins: Sequence[str]) -> str:
+def _stops_at(chosen: ChosenCheckpoint, plugins: Sequence[str]) -> str:
     """Return why a replay goes no further than its checkpoint."""
     return (
         f"stops at {chosen.name}, version {chosen.manifest.version}: what came later was decided by "
@@ -579,7 +583,7 @@ def _outcome(effects: Sequence[HubEffect]) -> tuple[str, str]:
     """Return what an update was answered, and why."""
     outcome = outcome_of(effects)
     if outcome is None:
-        answers = [effect.message for effect in effects if isinstance(effect, Send)]
+        answers = [effect.message for effect in effects if isinstance(effect, SendToDevice)]
         return "refused", next((answer.code for answer in answers if isinstance(answer, Refuse)), "")
     if isinstance(outcome, Duplicate):
         return "duplicate", _word(outcome.first)

@@ -30,7 +30,7 @@ from edgeasync.losses import (
 )
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.training import losses
-from edgeasync.training.evaluation import Evaluation, Evaluator, NumpyEvaluator, evaluate, rows_at_once
+from edgeasync.training.evaluation import EvaluationResult, Evaluator, NumpyEvaluator, evaluate, rows_at_once
 from edgeasync.training.numpy_models import Model
 
 Array = npt.NDArray[Any]
@@ -132,7 +132,7 @@ class OnnxEvaluator:
         self._loss = total
         self._rows = self._batch or rows_at_once(max(math.prod(form.shape) for form in self._forms.values()))
 
-    def __call__(self, parameters: Vector) -> Evaluation:
+    def __call__(self, parameters: Vector) -> EvaluationResult:
         """Evaluate; raises `ModelMismatchError` for a vector that is not of the model.
 
         Raises `DataError` for a number that is no index of what the model looks up with it.

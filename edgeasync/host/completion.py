@@ -7,7 +7,7 @@ from collections.abc import Callable
 from edgeasync.errors import EdgeAsyncError
 
 
-class Ending:
+class Completion:
     """The reason or the error that something on an event loop ends with, `of` a class of this name.
 
     The first one given counts. From `begin` on it is used on the loop only.

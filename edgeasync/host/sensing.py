@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from edgeasync.core.device.throttle import CareReadings
+from edgeasync.core.device.throttle import ThrottleReadings
 from edgeasync.host.readings import Power, Readings, Zone
 from edgeasync.training.free_memory import free_bytes
 
@@ -21,7 +21,7 @@ CLOCK_YEAR_MIN = 2025
 
 SENSE_EVERY_S = 1.0
 
-Sense = Callable[[], CareReadings]
+Sense = Callable[[], ThrottleReadings]
 """Reads the sensors; called in a thread, since some take long."""
 
 
@@ -32,7 +32,7 @@ class SensorWatch:
         self._sense = sense
         self._task: asyncio.Task[None] | None = None
 
-    def begin(self, then: Callable[[CareReadings], None], fail: Callable[[BaseException], None]) -> None:
+    def begin(self, then: Callable[[ThrottleReadings], None], fail: Callable[[BaseException], None]) -> None:
         """Give each reading to `then`; what goes wrong is given to `fail`, and ends the watch."""
         self._task = asyncio.get_running_loop().create_task(self._run(then, fail))
 
@@ -41,7 +41,7 @@ class SensorWatch:
         if self._task is not None:
             self._task.cancel()
 
-    async def _run(self, then: Callable[[CareReadings], None], fail: Callable[[BaseException], None]) -> None:
+    async def _run(self, then: Callable[[ThrottleReadings], None], fail: Callable[[BaseException], None]) -> None:
         try:
             while True:
                 then(await asyncio.to_thread(self._sense))
@@ -54,10 +54,10 @@ def make_sense(root: Path = Path("/"), localtime: Callable[[], time.struct_time]
     """Return what reads the sensors below a root folder."""
     readings = Readings(root)
 
-    def sense() -> CareReadings:
+    def sense() -> ThrottleReadings:
         pressure = readings.pressure("memory")
         power = readings.power()
-        return CareReadings(
+        return ThrottleReadings(
             temperature_c=_hottest(readings.zones()),
             throttled=_held(readings.throttled()),
             on_mains=_on_mains(power),

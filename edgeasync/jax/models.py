@@ -13,7 +13,7 @@ from edgeasync.jax.trees import arrays_of, frozen_of, gpu_of, parameters_of, rea
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.sdk.adapted import Adapted
 from edgeasync.sdk.models import Prepared
-from edgeasync.training.evaluation import Evaluation, Evaluator, add_up, mean_of
+from edgeasync.training.evaluation import EvaluationResult, Evaluator, add_up, mean_of
 from edgeasync.training.losses import LossSum
 from edgeasync.training.plan import LocalTraining
 from edgeasync.training.trainer import StepResult
@@ -89,7 +89,7 @@ class JaxModel(Adapted):
     def _evaluator(self, data: Dataset) -> Evaluator:
         predict = self._predict if data.y.dtype.kind == "i" else None
 
-        def evaluate(parameters: Vector) -> Evaluation:
+        def evaluate(parameters: Vector) -> EvaluationResult:
             tree = tree_like(self.params, self.spec.views(parameters))
 
             def loss_of(x: Any, y: Any) -> LossSum:

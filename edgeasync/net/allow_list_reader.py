@@ -26,7 +26,7 @@ REVOKED_MAX = 4096
 """Keys of earlier lists that are remembered, to count who comes under one as revoked."""
 
 
-class Access:
+class AllowListReader:
     """Lets keys in, by the allow-list. Used on the hub's loop.
 
     `on_revoked` is called with the keys that a change of the list has shut out, `on_trouble` with a sentence when

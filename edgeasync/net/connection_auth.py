@@ -15,7 +15,7 @@ from edgeasync.durable.allow_list import Key
 from edgeasync.durable.keys import HubKeys, IssuedToken
 from edgeasync.errors import ProtocolError, StorageError
 from edgeasync.host.worker import Worker
-from edgeasync.net.allow_list_reader import Access
+from edgeasync.net.allow_list_reader import AllowListReader
 from edgeasync.net.channel import Channel
 from edgeasync.net.connection_bounds import ConnectionBounds
 from edgeasync.net.connections import Connections
@@ -28,7 +28,7 @@ GOODBYE_S = 0.2
 """How long the connection of a revoked key stays, so that its device is told. Nothing that it says is heard."""
 
 
-class Gate:
+class ConnectionAuth:
     """Made before the hub's socket is bound, closed before it is. Used on the hub's loop.
 
     Raises `StorageError` for a folder of keys that cannot be read, `AddressError` if the context has a gate.
@@ -52,7 +52,7 @@ class Gate:
         self._loop = loop
         self._on_revoked = on_revoked
         self._on_trouble = on_trouble
-        self._access = Access(
+        self._allow_list = AllowListReader(
             keys,
             self._revoked,
             on_trouble,
@@ -63,7 +63,7 @@ class Gate:
         self._connections = connections
         self._bounds = bounds
         self._zap = ZapHandler(socket.context, loop, self._lets_in)
-        serve_keys(socket, self._access.pair)
+        serve_keys(socket, self._allow_list.pair)
         self._enrolling: set[Key] = set()
         self._leaving: set[Key] = set()
         self._worker = Worker("keys", self._fail_from_thread)
@@ -71,30 +71,30 @@ class Gate:
     def open(self) -> None:
         """Watch the list from now on, and enrol devices."""
         self._worker.start()
-        self._access.watch(self._loop)
+        self._allow_list.watch(self._loop)
 
     def close(self) -> None:
         """Let nobody in any more."""
-        self._access.close()
+        self._allow_list.close()
         self._zap.close()
         self._worker.abandon()
 
     def gives(self, key: Key, device_id: str) -> bool:
         """Whether the list gives a device to a key."""
-        return self._access.gives(key, device_id)
+        return self._allow_list.gives(key, device_id)
 
     @property
     def denied(self) -> Counter[str]:
         """How many were not let in, by the reason."""
-        return self._access.denied
+        return self._allow_list.denied
 
     def count(self, reason: str) -> None:
         """Count one who was not let in."""
-        self._access.denied[reason] += 1
+        self._allow_list.denied[reason] += 1
 
     def _lets_in(self, key: Key, address: str) -> bool | None:
         """Whether a key may come in; `None` if it has come too often."""
-        if not self._access.lets_in(key, address):
+        if not self._allow_list.lets_in(key, address):
             return False
         return self._bounds.allows_handshake(key, self._loop.time()) or None
 
@@ -108,12 +108,12 @@ class Gate:
         if self._connections.has_claimed(peer):
             self._refuse("routing_id", channel)
             return None
-        sender = self._access.sender(user_id)
+        sender = self._allow_list.sender(user_id)
         payload_bytes = None if payload is None else len(payload)
         if sender is not None:
             stays = self._connections.heard(peer, sender.key, channel, len(header), payload_bytes)
             return sender if stays else None
-        token = self._access.token(user_id)
+        token = self._allow_list.token(user_id)
         if token is None and bytes.fromhex(user_id) in self._leaving:
             self.count("revoked")
             return None
@@ -164,7 +164,7 @@ class Gate:
     ) -> None:
         """Answer a device whose key is in the list now, or could not be brought there."""
         self._enrolling.discard(token.key)
-        self._access.read()
+        self._allow_list.read()
         if isinstance(found, StorageError):
             self._on_trouble(f"{token.name} could not enrol: {found}")
             channel.send(peer, wire.encode(Refuse("busy", "the hub's keys cannot be written; try again", 1.0)))

@@ -110,7 +110,7 @@ class Connection(msgspec.Struct, eq=False):
     emptied: int = 0
 
 
-Doomed = tuple[Connection, Reason]
+ToClose = tuple[Connection, Reason]
 
 
 def unread_bytes_max(limits: Limits) -> int:
@@ -161,7 +161,7 @@ class ConnectionBounds:
 
     # -- they come and go ------------------------------------------------------------------------------------
 
-    def accepted(self, new: Connection, now_s: float) -> list[Doomed]:
+    def accepted(self, new: Connection, now_s: float) -> list[ToClose]:
         """Note a new connection; return those to shut, so that there are not too many.
 
         Where there are far too many, because fewer are allowed by now, that is two for each new one.
@@ -180,7 +180,7 @@ class ConnectionBounds:
         oldest = [*itertools.islice(of_address.values(), max(0, min(excess, 2)))]
         return [self._doom(connection, "connections") for connection in oldest]
 
-    def spoke(self, connection: Connection, key: Key) -> Doomed | None:
+    def spoke(self, connection: Connection, key: Key) -> ToClose | None:
         """Note the first message of a connection; return the connection if its key has too many."""
         self._forget_stranger(connection)
         connection.key = key
@@ -191,7 +191,7 @@ class ConnectionBounds:
             return self._doom(connection, "connections")
         return None
 
-    def said_too_much(self, connection: Connection, reason: Reason) -> Doomed | None:
+    def said_too_much(self, connection: Connection, reason: Reason) -> ToClose | None:
         """Return a connection that says what it must not, to be shut, unless it is being shut."""
         return None if connection.shut else self._doom(connection, reason)
 
@@ -222,14 +222,14 @@ class ConnectionBounds:
             self.denied["handshakes"] += 1
         return allowed
 
-    def silent(self, now_s: float) -> Iterator[Doomed]:
+    def silent(self, now_s: float) -> Iterator[ToClose]:
         """Yield the connections that have said nothing since they were accepted, for too long."""
         for connection in [*self._strangers.values()]:
             if connection.accepted_s > now_s - SILENT_S:
                 break  # all others are younger
             yield self._doom(connection, "silent")
 
-    def idle(self, now_s: float) -> Iterator[Doomed]:
+    def idle(self, now_s: float) -> Iterator[ToClose]:
         """Yield the connections that have been silent too long; this walks over all."""
         for connection in [*self._spoken.values()]:
             if connection.heard:
@@ -263,7 +263,7 @@ class ConnectionBounds:
         *,
         taken_bytes: int = 0,
         emptied: int = 0,
-    ) -> Doomed | None:
+    ) -> ToClose | None:
         """Note what the kernel has received on a connection, and what the far end has of what was sent to it.
 
         libzmq has read `taken_bytes` of it, and the hub has read all whole messages `emptied` times. If it did so
@@ -300,7 +300,7 @@ class ConnectionBounds:
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    def _doom(self, connection: Connection, reason: Reason) -> Doomed:
+    def _doom(self, connection: Connection, reason: Reason) -> ToClose:
         """Count a connection that is to be shut; it no longer counts for its address."""
         connection.shut = True
         self.denied[reason] += 1

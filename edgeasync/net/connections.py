@@ -33,7 +33,7 @@ from edgeasync.core.engine.message_bounds import HEADER_BYTES_MAX
 from edgeasync.core.hub.events import Peer
 from edgeasync.durable.allow_list import Key
 from edgeasync.net.channel import Channel
-from edgeasync.net.connection_bounds import Connection, ConnectionBounds, Doomed
+from edgeasync.net.connection_bounds import Connection, ConnectionBounds, ToClose
 from edgeasync.net.curve import FRAME_BYTES
 from edgeasync.net.listener_filter import ListenerFilter
 from edgeasync.net.routing_ids import first_of, is_given
@@ -247,7 +247,7 @@ class Connections:
         if (connection := self._connections.get(descriptor)) is not None:
             _shut(connection)
 
-    def _shut(self, doomed: Doomed | None) -> None:
+    def _shut(self, doomed: ToClose | None) -> None:
         if doomed is not None:
             connection, reason = doomed
             _shut(connection, at_once=reason in ("frames", "header", "messages", "unread"))

@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 
-from edgeasync.core.device.effects import Report
+from edgeasync.core.device.effects import DeviceReport
 from edgeasync.durable.keys import Token, fingerprint
 from edgeasync.errors import AccessError
 from edgeasync.net.credentials import Credentials
@@ -26,7 +26,7 @@ class DeviceAccess:
         credentials: Credentials,
         connection: HubConnection,
         device_id: str,
-        on_report: Callable[[Report], None],
+        on_report: Callable[[DeviceReport], None],
         give_up: Callable[[BaseException], None],
     ) -> None:
         self._keys, self._pair, self._token = credentials.keys, credentials.pair, credentials.token
@@ -66,14 +66,14 @@ class DeviceAccess:
             self._connection.address = address
             if finding not in told:
                 told.add(finding)
-                self._on_report(Report("waiting", await explain(address, finding)))
+                self._on_report(DeviceReport("waiting", await explain(address, finding)))
 
         try:
             hub = self._connection
             name = await enrol(hub.network.context, token, self._pair.public, hub.addresses, on_failure)
             if name is not None:
                 self._keys.finish(token)
-                self._on_report(Report("enrolled", f"as {name}"))
+                self._on_report(DeviceReport("enrolled", f"as {name}"))
             elif not may_be_in:
                 self._give_up(AccessError(USED))
                 return
@@ -88,7 +88,7 @@ class DeviceAccess:
         said, named = self._connection.addresses, token.addresses
         if not set(said) & set(named):
             detail = f"hub {', '.join(said)} stands in for the address that the token names, {', '.join(named)}"
-            self._on_report(Report("warning", detail))
+            self._on_report(DeviceReport("warning", detail))
 
     def joined(self) -> None:
         """Note that a hub has let the device in; a token that may have been used was."""

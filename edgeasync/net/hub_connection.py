@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 import zmq
 
-from edgeasync.core.device.effects import Report
+from edgeasync.core.device.effects import DeviceReport
 from edgeasync.errors import AddressError
 from edgeasync.host.wall_clock import written
 from edgeasync.net.channel import Channel
@@ -15,7 +15,7 @@ from edgeasync.net.credentials import Credentials
 from edgeasync.net.curve import FRAME_BYTES
 from edgeasync.net.dealer import connect, make_dealer
 from edgeasync.net.frame_log import log_frame
-from edgeasync.net.network import Network
+from edgeasync.net.network import ZmqNetwork
 from edgeasync.net.reach import explain
 from edgeasync.net.socket_monitor import Finding, SocketMonitor
 from edgeasync.protocol import wire
@@ -48,7 +48,7 @@ class HubConnection:
         on_message: Callable[[bytes, Buffer | None], None],
         on_connected: Callable[[], None],
         on_disconnected: Callable[[], None],
-        shared: Network | None = None,
+        shared: ZmqNetwork | None = None,
     ) -> None:
         self.addresses = credentials.addresses
         self.address = self.addresses[0]
@@ -71,7 +71,7 @@ class HubConnection:
     def begin(self) -> None:
         """Make sockets on the running loop from now on, until `end`."""
         self._loop = asyncio.get_running_loop()
-        self.network = Network() if self._shared is None else self._shared
+        self.network = ZmqNetwork() if self._shared is None else self._shared
 
     def end(self) -> None:
         """Close the network; a goodbye that was just sent still gets out."""
@@ -153,7 +153,7 @@ class HubConnection:
             self._channel.close(linger_ms)
             self._channel = None
 
-    def explain(self, waiting: Report, then: Callable[[Report], None]) -> None:
+    def explain(self, waiting: DeviceReport, then: Callable[[DeviceReport], None]) -> None:
         """Call `then` with the report, once it is known since when no hub is reached, and why not, as of now."""
         assert waiting.since_s is not None
         since = written(time.time() - time.monotonic() + waiting.since_s)

@@ -16,12 +16,12 @@ from edgeasync.errors import AddressError, EdgeAsyncError
 from edgeasync.net import routing_ids
 from edgeasync.net.address import is_ipv6
 from edgeasync.net.channel import COPY_BELOW_BYTES, Channel
-from edgeasync.net.connection_auth import Gate
+from edgeasync.net.connection_auth import ConnectionAuth
 from edgeasync.net.connection_bounds import ConnectionBounds
 from edgeasync.net.connections import Connections, connections_that_fit
 from edgeasync.net.curve import FRAME_BYTES, refuse_old_peers
 from edgeasync.net.frame_log import log_frame
-from edgeasync.net.network import Network, bind
+from edgeasync.net.network import ZmqNetwork, bind
 from edgeasync.protocol import wire
 
 LINGER_MS = 500
@@ -57,7 +57,11 @@ class HubListener:
     """
 
     def __init__(
-        self, address: str, settings: ListenerSettings, keys: HubKeys | None = None, shared: Network | None = None
+        self,
+        address: str,
+        settings: ListenerSettings,
+        keys: HubKeys | None = None,
+        shared: ZmqNetwork | None = None,
     ) -> None:
         self.address = address
         self._settings = settings
@@ -69,14 +73,14 @@ class HubListener:
             files_max=connections_that_fit(),
             by_address=keys is not None,
         )
-        self._gate: Gate | None = None
+        self._auth: ConnectionAuth | None = None
         self._connections: Connections | None = None
 
     def listen(self, receiver: HubReceiver) -> None:
         """Listen on the running loop; raises `AddressError`, and `StorageError` for a folder of keys."""
         self._receiver = receiver
         self._loop = asyncio.get_running_loop()
-        self._network = Network() if self._shared is None else self._shared
+        self._network = ZmqNetwork() if self._shared is None else self._shared
         try:
             socket = self._bind(self._network.context)
         except BaseException:
@@ -88,7 +92,7 @@ class HubListener:
             self._on_message,
             receiver.on_idle,
             on_endless=self._on_endless,
-            authenticated=self._gate is not None,
+            authenticated=self._auth is not None,
             known=None if self._connections is None else self._connections.by_peer,
         )
         if self._connections is not None:
@@ -97,12 +101,12 @@ class HubListener:
 
     def admit(self) -> None:
         """Watch the list of keys from now on, and enrol devices."""
-        if self._gate is not None:
-            self._gate.open()
+        if self._auth is not None:
+            self._auth.open()
 
     def gives(self, key: Key, device_id: str) -> bool:
         """Return whether the list of keys gives a device to a key."""
-        return self._gate is None or self._gate.gives(key, device_id)
+        return self._auth is None or self._auth.gives(key, device_id)
 
     def send(self, peer: Peer, header: bytes, payload: wire.Buffer | None) -> None:
         """Send a message without waiting, or drop it if it cannot be sent now."""
@@ -121,7 +125,7 @@ class HubListener:
     @property
     def not_let_in(self) -> Counter[str]:
         """How often a key was not let in, by the reason."""
-        return Counter() if self._gate is None else self._gate.denied
+        return Counter() if self._auth is None else self._auth.denied
 
     def close(self) -> None:
         """Let nobody in any more, and close; goodbyes that were sent have a moment to leave."""
@@ -150,7 +154,7 @@ class HubListener:
             )
         if self._keys is not None:
             frame_bytes_max += FRAME_BYTES
-            self._gate = self._make_gate(self._keys, socket)
+            self._auth = self._make_gate(self._keys, socket)
         elif self._shared is None:
             refuse_old_peers(socket)
         socket.set(zmq.MAXMSGSIZE, frame_bytes_max)
@@ -171,11 +175,11 @@ class HubListener:
             raise
         return socket
 
-    def _make_gate(self, keys: HubKeys, socket: "zmq.Socket[bytes]") -> Gate:
-        """Return the gate of a socket that is not bound yet; raises what `Gate` raises."""
+    def _make_gate(self, keys: HubKeys, socket: "zmq.Socket[bytes]") -> ConnectionAuth:
+        """Return the gate of a socket that is not bound yet; raises what `ConnectionAuth` raises."""
         assert self._connections is not None
         try:
-            return Gate(
+            return ConnectionAuth(
                 keys,
                 socket,
                 self._loop,
@@ -190,8 +194,8 @@ class HubListener:
             raise
 
     def _close_gate(self) -> None:
-        if self._gate is not None:
-            self._gate.close()
+        if self._auth is not None:
+            self._auth.close()
         if self._connections is not None:
             self._connections.close()
 
@@ -214,8 +218,8 @@ class HubListener:
         if connections is None:
             return ANYBODY
         sender: Sender | None = ANYBODY
-        if self._gate is not None:
-            sender = self._gate.sender(self._channel, peer, header, payload)
+        if self._auth is not None:
+            sender = self._auth.sender(self._channel, peer, header, payload)
         else:
             payload_bytes = None if payload is None else len(payload)
             if not connections.heard(peer, b"", self._channel, len(header), payload_bytes):
@@ -232,5 +236,5 @@ class HubListener:
 
     def _on_failure(self, reason: str) -> None:
         """Count a handshake that has failed; without keys nobody is kept out by one."""
-        if self._gate is not None:
-            self._gate.count(reason)
+        if self._auth is not None:
+            self._auth.count(reason)

@@ -5,7 +5,7 @@ import zmq
 from edgeasync.errors import AddressError
 
 
-class Network:
+class ZmqNetwork:
     """Makes the sockets of one hub, agent or peer. Those that speak over `inproc:` addresses have to share one."""
 
     def __init__(self) -> None:

@@ -28,7 +28,7 @@ from edgeasync.net.connection_bounds import ConnectionBounds
 from edgeasync.net.connections import Connections, connections_that_fit
 from edgeasync.net.curve import FRAME_BYTES, serve_keys
 from edgeasync.net.dealer import connect, make_dealer
-from edgeasync.net.network import Network, bind
+from edgeasync.net.network import ZmqNetwork, bind
 from edgeasync.net.socket_monitor import SocketMonitor
 from edgeasync.net.zap import ZapHandler
 from edgeasync.protocol.peer_messages import PEERS_MAX
@@ -72,7 +72,7 @@ class PeerSockets:
         lease_s: float,
         piece_bytes: int,
         loop: asyncio.AbstractEventLoop,
-        network: Network,
+        network: ZmqNetwork,
         on_message: OnMessage,
         on_peers: Callable[[tuple[str, ...]], None],
         on_trouble: Callable[[str], None],

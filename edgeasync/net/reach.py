@@ -29,12 +29,12 @@ _WORDS: dict[Finding, str] = {
 }
 
 
-Misfit = Literal["unknown", "another hub", "no keys there", "no keys here"]
+KeyMismatch = Literal["unknown", "another hub", "no keys there", "no keys here"]
 """How the keys of this side and of the hub do not fit; `unknown`: the hub does not know this side's key."""
 
 _ENROL = "'edgeasync keys enrol NAME' at the hub, 'edgeasync agent --enrol TOKEN' or Agent(enrol=TOKEN) here"
 
-_MISFITS: dict[Misfit, str] = {
+_MISMATCHES: dict[KeyMismatch, str] = {
     "unknown": f"this hub does not know this device's key, or it was revoked; enrol the device: {_ENROL}",
     "another hub": "the hub at this address has another key than the one this device was enrolled with; "
     "correct the address, or enrol this device again",
@@ -44,7 +44,7 @@ _MISFITS: dict[Misfit, str] = {
 }
 
 
-def misfit_of_keys(*, denied: bool, keyed: bool, mechanism: str, cuts: int) -> Misfit | None:
+def key_mismatch(*, denied: bool, keyed: bool, mechanism: str, cuts: int) -> KeyMismatch | None:
     """Return how this side's keys and the hub's do not fit; `None` if they are not at fault.
 
     `denied` says whether the hub has refused this side's key, `keyed` whether this side has keys, `mechanism` how
@@ -61,8 +61,8 @@ def misfit_of_keys(*, denied: bool, keyed: bool, mechanism: str, cuts: int) -> M
 
 def keys_do_not_fit(finding: Finding, *, keyed: bool, mechanism: str, cuts: int) -> str:
     """Return why a device's keys and the hub's do not fit, or nothing if they are not at fault."""
-    misfit = misfit_of_keys(denied=finding == "denied", keyed=keyed, mechanism=mechanism, cuts=cuts)
-    return "" if misfit is None else _MISFITS[misfit]
+    mismatch = key_mismatch(denied=finding == "denied", keyed=keyed, mechanism=mechanism, cuts=cuts)
+    return "" if mismatch is None else _MISMATCHES[mismatch]
 
 
 async def explain(address: str, finding: Finding, unreadable: str = "") -> str:

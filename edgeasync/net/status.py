@@ -16,7 +16,7 @@ from edgeasync.errors import AccessError, ConfigError, HubUnreachableError, Prot
 from edgeasync.net.address import check_connect, is_ipv6
 from edgeasync.net.curve import mechanism_at
 from edgeasync.net.dealer import Pair, connect, make_dealer
-from edgeasync.net.reach import Misfit, misfit_of_keys
+from edgeasync.net.reach import KeyMismatch, key_mismatch
 from edgeasync.net.socket_monitor import DENIED
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import DEVICE_ID_PATTERN, Order, Refuse, Request, Status, StatusRequest, Wake
@@ -35,7 +35,7 @@ _ENDINGS = (
     | zmq.EVENT_DISCONNECTED
 )
 
-_MISFITS: dict[Misfit, str] = {
+_MISMATCHES: dict[KeyMismatch, str] = {
     "unknown": "this hub does not know this operator key; give its own folder as keys (--keys)",
     "another hub": "this hub has another key than the folder of keys says; give the folder of that hub's "
     "keys (--keys), or correct the address",
@@ -173,8 +173,8 @@ def _check_keys(address: str, ending: _Ending, cuts: int, *, keyed: bool) -> Non
     """Raise `AccessError` if it is the keys why nobody answers; `cuts` handshakes were cut."""
     denied = ending == "denied"
     mechanism = "" if denied else asyncio.run(mechanism_at(address))
-    if (misfit := misfit_of_keys(denied=denied, keyed=keyed, mechanism=mechanism, cuts=cuts)) is not None:
-        raise AccessError(f"{address}: {_MISFITS[misfit]}")
+    if (mismatch := key_mismatch(denied=denied, keyed=keyed, mechanism=mechanism, cuts=cuts)) is not None:
+        raise AccessError(f"{address}: {_MISMATCHES[mismatch]}")
 
 
 def _read(frames: list[bytes]) -> dict[str, Any]:

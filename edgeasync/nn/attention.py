@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgeasync.nn.graph import Graph, Value
+from edgeasync.nn.graph import LayerGraph, Value
 from edgeasync.nn.layer import Layer, glorot
 
 
@@ -31,7 +31,7 @@ class SelfAttention(Layer):
         if self.width % self.heads:
             raise self.bad_argument("heads", self.heads, f"a divisor of width {self.width}")
 
-    def build(self, graph: Graph, path: str, x: Value) -> Value:
+    def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
         """Add softmax(q k^T / sqrt(width / heads)) v between two Gemms."""
         if len(x.dims) != 2 or x.dims[1] != self.width:
             raise self.mismatch(path, x, f"[batch, time, {self.width}]")
@@ -61,7 +61,7 @@ class SelfAttention(Layer):
         result = graph.node("Gemm", f"{path}/out_proj", [merged_rows, *out_proj], transB=1)
         return Value(graph.reshape(path, result, (-1, *x.dims)), x.dims)
 
-    def _heads(self, graph: Graph, name: str, rows: str, x: Value, order: tuple[int, ...]) -> str:
+    def _heads(self, graph: LayerGraph, name: str, rows: str, x: Value, order: tuple[int, ...]) -> str:
         time, width = x.dims
         apart = graph.reshape(f"{name}/apart", rows, (-1, time, int(self.heads), width // self.heads))
         return graph.node("Transpose", name, [apart], perm=order)

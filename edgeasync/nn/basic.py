@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgeasync.nn.graph import ElementType, Graph, Value
+from edgeasync.nn.graph import ElementType, LayerGraph, Value
 from edgeasync.nn.layer import Layer, glorot
 
 
@@ -31,7 +31,7 @@ class Linear(Layer):
         self.check_integer("out_features", self.out_features)
         self.check_flag("bias", self.bias)
 
-    def build(self, graph: Graph, path: str, x: Value) -> Value:
+    def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
         """Add a Gemm; with more than two axes, on the rows that all axes but the last make together."""
         if not x.dims or x.dims[-1] != self.in_features:
             raise self.mismatch(path, x, f"[batch, ..., {self.in_features}]")
@@ -71,7 +71,7 @@ class Embedding(Layer):
         """Numbers of vectors."""
         return "int64"
 
-    def build(self, graph: Graph, path: str, x: Value) -> Value:
+    def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
         """Add a Gather."""
         weight = graph.uniform(f"{path}.weight", (self.count, self.width), math.sqrt(3.0))
         return Value(graph.node("Gather", path, [weight, x.name], axis=0), (*x.dims, self.width))
@@ -95,7 +95,7 @@ class PositionEmbedding(Layer):
         self.check_integer("length", self.length)
         self.check_integer("width", self.width)
 
-    def build(self, graph: Graph, path: str, x: Value) -> Value:
+    def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
         """Add an Add that repeats the vectors for every example."""
         if x.dims != (self.length, self.width):
             raise self.mismatch(path, x, f"[batch, {self.length}, {self.width}]")
@@ -111,7 +111,7 @@ class ReLU(Layer):
     >>> model = nn.to_onnx(nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)), (64,))
     """
 
-    def build(self, graph: Graph, path: str, x: Value) -> Value:
+    def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
         """Add a Relu."""
         return Value(graph.node("Relu", path, [x.name]), x.dims)
 
@@ -129,7 +129,7 @@ class LeakyReLU(Layer):
     def __post_init__(self) -> None:
         self.check_number("negative_slope", self.negative_slope, 0.0, math.inf, "of 0 or more")
 
-    def build(self, graph: Graph, path: str, x: Value) -> Value:
+    def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
         """Add a LeakyRelu."""
         return Value(graph.node("LeakyRelu", path, [x.name], alpha=float(self.negative_slope)), x.dims)
 
@@ -142,7 +142,7 @@ class Sigmoid(Layer):
     >>> model = nn.to_onnx(nn.Sequential(nn.Linear(64, 1), nn.Sigmoid()), (64,))
     """
 
-    def build(self, graph: Graph, path: str, x: Value) -> Value:
+    def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
         """Add a Sigmoid."""
         return Value(graph.node("Sigmoid", path, [x.name]), x.dims)
 
@@ -155,7 +155,7 @@ class Tanh(Layer):
     >>> model = nn.to_onnx(nn.Sequential(nn.Linear(64, 32), nn.Tanh()), (64,))
     """
 
-    def build(self, graph: Graph, path: str, x: Value) -> Value:
+    def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
         """Add a Tanh."""
         return Value(graph.node("Tanh", path, [x.name]), x.dims)
 
@@ -168,7 +168,7 @@ class GELU(Layer):
     >>> model = nn.to_onnx(nn.Sequential(nn.Linear(64, 32), nn.GELU()), (64,))
     """
 
-    def build(self, graph: Graph, path: str, x: Value) -> Value:
+    def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
         """Add a Gelu, the exact one."""
         return Value(graph.node("Gelu", path, [x.name]), x.dims)
 
@@ -181,7 +181,7 @@ class Hardswish(Layer):
     >>> model = nn.to_onnx(nn.Sequential(nn.Linear(64, 32), nn.Hardswish()), (64,))
     """
 
-    def build(self, graph: Graph, path: str, x: Value) -> Value:
+    def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
         """Add a HardSwish."""
         return Value(graph.node("HardSwish", path, [x.name]), x.dims)
 
@@ -201,7 +201,7 @@ class Softmax(Layer):
     def __post_init__(self) -> None:
         self.check_integer("dim", self.dim, None)
 
-    def build(self, graph: Graph, path: str, x: Value) -> Value:
+    def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
         """Add a Softmax."""
         return Value(graph.node("Softmax", path, [x.name], axis=_axis(self, path, x, self.dim)), x.dims)
 
@@ -219,7 +219,7 @@ class LogSoftmax(Layer):
     def __post_init__(self) -> None:
         self.check_integer("dim", self.dim, None)
 
-    def build(self, graph: Graph, path: str, x: Value) -> Value:
+    def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
         """Add a LogSoftmax."""
         return Value(graph.node("LogSoftmax", path, [x.name], axis=_axis(self, path, x, self.dim)), x.dims)
 
@@ -248,7 +248,7 @@ class Dropout(Layer):
     def __post_init__(self) -> None:
         self.check_number("p", self.p, 0.0, 1.0, "of 0 or more and below 1")
 
-    def build(self, graph: Graph, path: str, x: Value) -> Value:
+    def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
         """Add a Dropout with the ratio as an input."""
         ratio = graph.constant(f"{path}/ratio", np.float32(self.p))
         return Value(graph.node("Dropout", path, [x.name, ratio]), x.dims)
@@ -266,7 +266,7 @@ class Flatten(Layer):
     def input_type(self) -> None:
         """Any."""
 
-    def build(self, graph: Graph, path: str, x: Value) -> Value:
+    def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
         """Add a Flatten."""
         return Value(graph.node("Flatten", path, [x.name], axis=1), (math.prod(x.dims),), x.type)
 
@@ -295,7 +295,7 @@ class Reshape(Layer):
     def input_type(self) -> None:
         """Any."""
 
-    def build(self, graph: Graph, path: str, x: Value) -> Value:
+    def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
         """Add a Reshape that keeps the batch."""
         total, known = math.prod(x.dims), math.prod([size for size in self.shape if size != -1])
         dims = tuple([total // known if size == -1 else int(size) for size in self.shape])
@@ -328,7 +328,7 @@ class Permute(Layer):
     def input_type(self) -> None:
         """Any."""
 
-    def build(self, graph: Graph, path: str, x: Value) -> Value:
+    def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
         """Add a Transpose."""
         if len(self.dims) != len(x.dims) + 1:
             raise self.mismatch(path, x, f"{len(self.dims)} axes, the batch included")
@@ -344,7 +344,7 @@ class MeanOverTime(Layer):
     >>> model = nn.to_onnx(nn.Sequential(nn.MeanOverTime(), nn.Linear(3, 2)), (20, 3))
     """
 
-    def build(self, graph: Graph, path: str, x: Value) -> Value:
+    def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
         """Add a ReduceMean."""
         if len(x.dims) < 2:
             raise self.mismatch(path, x, "[batch, time, ...]")

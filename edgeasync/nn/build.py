@@ -7,7 +7,7 @@ import onnx
 
 from edgeasync.errors import ConfigError, StorageError
 from edgeasync.nn.containers import Sequential
-from edgeasync.nn.graph import INPUT, Graph, Value
+from edgeasync.nn.graph import INPUT, LayerGraph, Value
 from edgeasync.nn.layer import Layer, is_integer
 
 
@@ -34,7 +34,7 @@ def to_onnx(model: Layer, input_shape: Sequence[int], *, seed: int = 0) -> onnx.
     if not is_integer(seed, 0):
         raise ConfigError(f"seed is {seed!r}; give an integer of 0 or more")
     layers = model if isinstance(model, Sequential) else Sequential(model)
-    graph = Graph(int(seed))
+    graph = LayerGraph(int(seed))
     x = Value(INPUT, tuple([int(dim) for dim in dims]), layers.input_type or "float32")
     return graph.model(x, layers.place(graph, "", x))
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgeasync.errors import ConfigError
-from edgeasync.nn.graph import ElementType, Graph, Value
+from edgeasync.nn.graph import ElementType, LayerGraph, Value
 from edgeasync.nn.layer import Layer
 
 
@@ -30,7 +30,7 @@ class Sequential(Layer):
         """The type of element that the first particular layer takes."""
         return _first_type(self.layers)
 
-    def build(self, graph: Graph, path: str, x: Value) -> Value:
+    def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
         """Build the layers in order."""
         prefix = f"{path}." if path else ""
         for place, layer in enumerate(self.layers):
@@ -64,7 +64,7 @@ class Residual(Layer):
         """The type of element that the body takes."""
         return _first_type(self.body)
 
-    def build(self, graph: Graph, path: str, x: Value) -> Value:
+    def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
         """Build the body and the shortcut, and add their results."""
         body = Sequential(*self.body).place(graph, f"{path}.body", x)
         shortcut = x if self.shortcut is None else self.shortcut.place(graph, f"{path}.shortcut", x)

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from edgeasync.nn.graph import Graph, Value
+from edgeasync.nn.graph import LayerGraph, Value
 from edgeasync.nn.layer import Layer, he, times
 
 Size = int | tuple[int, ...]
@@ -69,7 +69,7 @@ class _Convolution(_Spatial):
             "group": int(self.groups),
         }
 
-    def parameters(self, graph: Graph, path: str, shape: tuple[int, ...], inputs: float) -> list[str]:
+    def parameters(self, graph: LayerGraph, path: str, shape: tuple[int, ...], inputs: float) -> list[str]:
         """Add the weight, by He for `inputs` inputs of a result's value, and the bias; return their names."""
         names = [graph.uniform(f"{path}.weight", shape, he(inputs))]
         if self.bias:
@@ -81,7 +81,7 @@ class _Convolution(_Spatial):
 class _Forward(_Convolution):
     """A convolution that is not transposed."""
 
-    def build(self, graph: Graph, path: str, x: Value) -> Value:
+    def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
         """Add a Conv."""
         self.check_shape(path, x, self.in_channels)
         attributes = self.window()
@@ -135,7 +135,7 @@ class ConvTranspose2d(_Convolution):
 
     axes: ClassVar[int] = 2
 
-    def build(self, graph: Graph, path: str, x: Value) -> Value:
+    def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
         """Add a ConvTranspose."""
         self.check_shape(path, x, self.in_channels)
         attributes = self.window()
@@ -180,7 +180,7 @@ class _Pool(_Spatial):
             "pads": self.sizes("padding", self.padding, self.axes, 0) * 2,
         }
 
-    def pool(self, graph: Graph, path: str, x: Value, operator: str, **more: int) -> Value:
+    def pool(self, graph: LayerGraph, path: str, x: Value, operator: str, **more: int) -> Value:
         """Add a pooling node; raises `ConfigError`."""
         self.check_shape(path, x, "channels")
         attributes = self.window()
@@ -200,7 +200,7 @@ class MaxPool1d(_Pool):
 
     axes: ClassVar[int] = 1
 
-    def build(self, graph: Graph, path: str, x: Value) -> Value:
+    def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
         """Add a MaxPool."""
         return self.pool(graph, path, x, "MaxPool")
 
@@ -217,7 +217,7 @@ class MaxPool2d(_Pool):
 
     axes: ClassVar[int] = 2
 
-    def build(self, graph: Graph, path: str, x: Value) -> Value:
+    def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
         """Add a MaxPool."""
         return self.pool(graph, path, x, "MaxPool")
 
@@ -234,7 +234,7 @@ class AvgPool2d(_Pool):
 
     axes: ClassVar[int] = 2
 
-    def build(self, graph: Graph, path: str, x: Value) -> Value:
+    def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
         """Add an AveragePool."""
         return self.pool(graph, path, x, "AveragePool", count_include_pad=1)
 
@@ -247,7 +247,7 @@ class GlobalAvgPool(Layer):
     >>> model = nn.to_onnx(nn.Sequential(nn.Conv2d(1, 8, 3), nn.GlobalAvgPool(), nn.Linear(8, 10)), (1, 28, 28))
     """
 
-    def build(self, graph: Graph, path: str, x: Value) -> Value:
+    def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
         """Add a GlobalAveragePool and a Flatten of the axes of one that it leaves."""
         if len(x.dims) not in (2, 3):
             raise self.mismatch(path, x, "[batch, channels, length] or [batch, channels, height, width]")
@@ -268,7 +268,7 @@ class Upsample(Layer):
     def __post_init__(self) -> None:
         self.check_integer("scale_factor", self.scale_factor)
 
-    def build(self, graph: Graph, path: str, x: Value) -> Value:
+    def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
         """Add a Resize by the nearest value."""
         if len(x.dims) not in (2, 3):
             raise self.mismatch(path, x, "[batch, channels, length] or [batch, channels, height, width]")

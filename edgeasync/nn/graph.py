@@ -35,7 +35,7 @@ class Value:
         return shape if self.type == "float32" else f"{shape} of {self.type}"
 
 
-class Graph:
+class LayerGraph:
     """Nodes in order and initial parameters; layers add to it, and `model` makes the ONNX model of it.
 
     Parameters are drawn uniformly from one generator with operations that round alike on every processor:

@@ -7,7 +7,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from edgeasync.errors import ConfigError
-from edgeasync.nn.graph import ElementType, Graph, Value
+from edgeasync.nn.graph import ElementType, LayerGraph, Value
 
 
 class Layer(ABC):
@@ -29,13 +29,13 @@ class Layer(ABC):
         return "float32"
 
     @abstractmethod
-    def build(self, graph: Graph, path: str, x: Value) -> Value:
+    def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
         """Add the layer's nodes and parameters under the name `path`; return its result.
 
         Raises `ConfigError`, beginning with the path, if the layer does not take an input of `x`'s shape.
         """
 
-    def place(self, graph: Graph, path: str, x: Value) -> Value:
+    def place(self, graph: LayerGraph, path: str, x: Value) -> Value:
         """Build the layer after checking that it takes elements of `x`'s type; raises `ConfigError`."""
         if self.input_type not in (None, x.type):
             raise self.mismatch(path, x, f"{self.input_type} values, not {x.type}")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from edgeasync.nn.graph import Graph, Value
+from edgeasync.nn.graph import LayerGraph, Value
 from edgeasync.nn.layer import Layer
 
 
@@ -23,7 +23,7 @@ class _BatchNorm(Layer):
         self.check_number("eps", self.eps, 1e-30, 1.0, "above 0 and below 1")
         self.check_number("momentum", self.momentum, 0.0, 1.0, "of 0 or more and below 1")
 
-    def build(self, graph: Graph, path: str, x: Value) -> Value:
+    def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
         """Add a BatchNormalization in its inference form, which reads the running statistics."""
         if len(x.dims) not in self.ranks or x.dims[0] != self.num_features:
             raise self.mismatch(path, x, self.shapes.format(self.num_features))
@@ -92,7 +92,7 @@ class LayerNorm(Layer):
             raise self.bad_argument("normalized_shape", self.normalized_shape, "one size at least")
         self.check_number("eps", self.eps, 1e-30, 1.0, "above 0 and below 1")
 
-    def build(self, graph: Graph, path: str, x: Value) -> Value:
+    def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
         """Add a LayerNormalization."""
         shape = self._shape()
         if x.dims[-len(shape) :] != shape:
@@ -126,7 +126,7 @@ class InstanceNorm2d(Layer):
         self.check_integer("num_features", self.num_features)
         self.check_number("eps", self.eps, 1e-30, 1.0, "above 0 and below 1")
 
-    def build(self, graph: Graph, path: str, x: Value) -> Value:
+    def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
         """Add an InstanceNormalization."""
         if len(x.dims) != 3 or x.dims[0] != self.num_features:
             raise self.mismatch(path, x, f"[batch, {self.num_features}, height, width]")

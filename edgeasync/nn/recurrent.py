@@ -7,7 +7,7 @@ import math
 from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
-from edgeasync.nn.graph import Graph, Value
+from edgeasync.nn.graph import LayerGraph, Value
 from edgeasync.nn.layer import Layer
 
 
@@ -33,7 +33,7 @@ class _Recurrent(Layer):
         self.check_flag("bidirectional", self.bidirectional)
         self.check_flag("return_sequences", self.return_sequences)
 
-    def build(self, graph: Graph, path: str, x: Value) -> Value:
+    def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
         """Add the recurrent nodes, and what brings time before the batch and back."""
         if len(x.dims) != 2 or x.dims[1] != self.input_size:
             raise self.mismatch(path, x, f"[batch, time, {self.input_size}]")
@@ -63,7 +63,7 @@ class _Recurrent(Layer):
         batch_first = graph.node("Transpose", f"{path}/batch_first", [states], perm=(1, 0, 2))
         return Value(graph.reshape(path, batch_first, (0, features)), (features,))
 
-    def _parameters(self, graph: Graph, path: str, width: int, directions: int) -> list[str]:
+    def _parameters(self, graph: LayerGraph, path: str, width: int, directions: int) -> list[str]:
         rows, bound = self.gates * int(self.hidden_size), 1.0 / math.sqrt(self.hidden_size)
         return [
             graph.uniform(f"{path}.weight_ih", (directions, rows, width), bound),

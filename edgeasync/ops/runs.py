@@ -23,7 +23,7 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
     accuracy: float | None
 
 
-class Best(msgspec.Struct, frozen=True, kw_only=True):
+class BestVersion(msgspec.Struct, frozen=True, kw_only=True):
     """The best version by evaluation, which is in `best.safetensors`."""
 
     version: int
@@ -66,7 +66,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     checkpoints: int
     journal_bytes: int
     newest: Mark | None
-    best: Best | None
+    best: BestVersion | None
     in_use: bool
     trouble: list[str]
 
@@ -168,13 +168,13 @@ def _wrong_with(run: Path, name: str, manifest: Manifest) -> str:
     return "" if nbytes == manifest.nbytes else f"{name}: has {nbytes} bytes, not {manifest.nbytes}"
 
 
-def _best(run: Path) -> Best | None:
+def _best(run: Path) -> BestVersion | None:
     """Return the evaluation of the best version, as its file tells it."""
     try:
         found = read_header(run / BEST_FILE).evaluation
     except StorageError:
         return None
-    return None if found is None else Best(version=found.number, loss=found.loss, accuracy=found.accuracy)
+    return None if found is None else BestVersion(version=found.number, loss=found.loss, accuracy=found.accuracy)
 
 
 def _mark(name: str, manifest: Manifest) -> Mark:

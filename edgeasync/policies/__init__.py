@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from edgeasync.policies.aggregation import Aggregator, Contribution, Fleet
     from edgeasync.policies.combining import Combiner, RowCombiner
     from edgeasync.policies.frequency import Cadence, FrequencyController, Interval
-    from edgeasync.policies.measurements import DeviceHistory, FleetHistory
-    from edgeasync.policies.monitor import Evidence, Observation, Watch
+    from edgeasync.policies.measurements import DeviceMeasurements, FleetMeasurements
+    from edgeasync.policies.monitor import Detector, Evidence, Observation
     from edgeasync.policies.staleness import Staleness, StalenessPolicy
     from edgeasync.policies.transforms import Conditions, Scaling, Transform
 
@@ -31,10 +31,10 @@ _HOMES = {
     "Combiner": "policies.combining",
     "Conditions": "policies.transforms",
     "Contribution": "policies.aggregation",
-    "DeviceHistory": "policies.history",
+    "DeviceMeasurements": "policies.measurements",
     "Evidence": "policies.monitor",
     "Fleet": "policies.aggregation",
-    "FleetHistory": "policies.history",
+    "FleetMeasurements": "policies.measurements",
     "FrequencyController": "policies.frequency",
     "Interval": "policies.frequency",
     "Observation": "policies.monitor",
@@ -44,7 +44,7 @@ _HOMES = {
     "Staleness": "policies.staleness",
     "StalenessPolicy": "policies.staleness",
     "Transform": "policies.transforms",
-    "Watch": "policies.monitor",
+    "Detector": "policies.monitor",
 }
 
 __all__ = [
@@ -54,10 +54,11 @@ __all__ = [
     "Combiner",
     "Conditions",
     "Contribution",
-    "DeviceHistory",
+    "Detector",
+    "DeviceMeasurements",
     "Evidence",
     "Fleet",
-    "FleetHistory",
+    "FleetMeasurements",
     "FrequencyController",
     "Interval",
     "Observation",
@@ -67,7 +68,6 @@ __all__ = [
     "Staleness",
     "StalenessPolicy",
     "Transform",
-    "Watch",
 ]
 
 

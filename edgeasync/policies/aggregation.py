@@ -55,7 +55,8 @@ class Fleet(msgspec.Struct, frozen=True, gc=False):
     `voters_live` counts the voters with a device that holds its lease: keys or, without keys, devices. Where
     several devices of a voter do, `names` has their number, and each of them has that part of its vote. `period_s`
     is the usual time between two exchanges of a device, `examples_mean` the mean size of a device's data; both are
-    0 before they are known. `rare` has the live devices that exchange far more rarely than that, and their votes.
+    0 before they are known. `infrequent` has the live devices that exchange far more rarely than that, and their
+    votes.
 
     >>> from edgeasync.policies import Fleet
     >>> Fleet(voters_live=3.0, period_s=2.0).vote("pi")
@@ -66,7 +67,7 @@ class Fleet(msgspec.Struct, frozen=True, gc=False):
     period_s: float = 0.0
     examples_mean: float = 0.0
     names: Mapping[str, int] = {}
-    rare: Mapping[str, float] = {}
+    infrequent: Mapping[str, float] = {}
 
     def vote(self, voter: str) -> float:
         """Return the part of its voter's vote that one device has."""
@@ -81,7 +82,7 @@ class Ballot:
 
     def __init__(self, fleet: Fleet, *, all_devices: bool) -> None:
         self.fleet = fleet
-        self.votes_without = 0.0 if all_devices else math.fsum(fleet.rare.values())
+        self.votes_without = 0.0 if all_devices else math.fsum(fleet.infrequent.values())
         """The votes of those that do not count."""
         self.first: list[Contribution] = []
         """The first update of each device."""
@@ -94,7 +95,7 @@ class Ballot:
     def count(self, updates: list[Contribution]) -> None:
         """Count the updates that were appended since the last call."""
         total = self.votes[-1] if self.votes else 0.0
-        without: Mapping[str, float] = {} if self._all_devices else self.fleet.rare
+        without: Mapping[str, float] = {} if self._all_devices else self.fleet.infrequent
         for one in updates[self._counted :]:
             if one.device_id in self._devices or one.device_id in without:
                 continue
@@ -108,7 +109,7 @@ class Ballot:
 
     def holds(self, fleet: Fleet) -> bool:
         """Whether the votes that were counted are those of this fleet, too."""
-        return self.fleet.names is fleet.names and (self._all_devices or self.fleet.rare is fleet.rare)
+        return self.fleet.names is fleet.names and (self._all_devices or self.fleet.infrequent is fleet.infrequent)
 
     def reached_s(self, needed: float) -> float | None:
         """Return when this number of votes was reached, and at least one device had spoken; `None` if not yet."""
@@ -258,7 +259,7 @@ class ModelAverageAggregator(Section, frozen=True, tag_field="kind", tag="model_
         return tuple(mixing)
 
 
-class Averaging(Section, frozen=True):
+class MeanAggregator(Section, frozen=True):
     """Base of the aggregators that gather updates: they fold the weighted mean.
 
     An update's factor is its staleness weight times its share among the updates folded together; by devices, all
@@ -297,7 +298,7 @@ class Averaging(Section, frozen=True):
         return tuple([one.weight * share / total for one, share in zip(buffered, shares, strict=True)])
 
 
-class BufferedAggregator(Averaging, frozen=True, tag_field="kind", tag="buffered"):
+class BufferedAggregator(MeanAggregator, frozen=True, tag_field="kind", tag="buffered"):
     """Fold the mean of every `count` updates. The hub answers devices at once; no device waits."""
 
     paper: ClassVar[str] = "FedBuff, Nguyen et al. 2022 (arXiv:2106.06639)"
@@ -319,7 +320,7 @@ class BufferedAggregator(Averaging, frozen=True, tag_field="kind", tag="buffered
         return None if self.wait_s_max is None else buffered[0].arrived_s + self.wait_s_max
 
 
-class QuorumAggregator(Averaging, frozen=True, tag_field="kind", tag="quorum"):
+class QuorumAggregator(MeanAggregator, frozen=True, tag_field="kind", tag="quorum"):
     """Fold when all live devices have pushed, or a short grace after a share of them have pushed.
 
     The devices wait for the fold, but slow devices do not delay it: their updates count in the next version, as
@@ -353,14 +354,14 @@ class QuorumAggregator(Averaging, frozen=True, tag_field="kind", tag="quorum"):
             quorum_s = ballot.reached_s(quorum)
             if quorum_s is not None:
                 due_s = min(due_s, quorum_s + self.grace * fleet.period_s)
-        if fleet.rare:
+        if fleet.infrequent:
             ballot = waiting.ballot(fleet, all_devices=False)
             all_s = ballot.reached_s(fleet.voters_live - ballot.votes_without)
             due_s = due_s if all_s is None else min(due_s, all_s)
         return due_s
 
 
-class SynchronousAggregator(Averaging, frozen=True, tag_field="kind", tag="synchronous"):
+class SynchronousAggregator(MeanAggregator, frozen=True, tag_field="kind", tag="synchronous"):
     """Rounds: fold when all live devices, or `share` or `count` of them, have pushed, or at a deadline.
 
     All devices wait for the fold. With fewer than all this is over-selection; `staleness = { kind = "bounded",

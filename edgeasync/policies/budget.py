@@ -9,10 +9,10 @@ learns again.
 import math
 from typing import NamedTuple
 
-LEARNING_HASTE = 6.0
+LEARNING_SPEND_RATE = 6.0
 """How many times as fast as evenly the rest of the day's bytes is spent while the fleet learns."""
 
-EVEN_HASTE = 1.0
+EVEN_SPEND_RATE = 1.0
 
 CHANGE_MIN = 0.1
 CHANGE_OF_FIRST_MIN = 0.02
@@ -29,12 +29,12 @@ class Allowance(NamedTuple):
     remaining_s: float
 
 
-def period_s(allowance: Allowance, exchange_bytes: float, haste: float) -> float:
+def period_s(allowance: Allowance, exchange_bytes: float, spend_rate: float) -> float:
     """Return the seconds from one exchange to the next: up to the next day if the bytes do not allow another."""
     left_bytes, remaining_s = allowance
     if left_bytes < exchange_bytes:
         return remaining_s
-    return min(remaining_s, exchange_bytes * remaining_s / (haste * left_bytes)) if exchange_bytes else 0.0
+    return min(remaining_s, exchange_bytes * remaining_s / (spend_rate * left_bytes)) if exchange_bytes else 0.0
 
 
 def has_changed(loss: float, mark: float, first: float) -> bool:

@@ -15,7 +15,7 @@ from edgeasync.policies.policy import Policy
 
 _HOLE = "\0"
 
-MANY = ("optimizer", "monitor.watch")
+MANY = ("optimizer", "monitor.detectors")
 """The parts that are lists."""
 
 _Lists = types.ListType | types.VarTupleType
@@ -23,7 +23,7 @@ _Lists = types.ListType | types.VarTupleType
 _SENTENCE_END = re.compile(r"(?<!\bal)(?<!\be\.g)(?<!\bi\.e)\.(?=\s|$)")
 
 
-class Parameter(msgspec.Struct, frozen=True):
+class PolicyKey(msgspec.Struct, frozen=True):
     """One key of a kind.
 
     `default` is the plain value, or `None` if the key is required or is left out by default.
@@ -53,7 +53,7 @@ class Kind(msgspec.Struct, frozen=True):
     default: str | None
     summary: str
     paper: str
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[PolicyKey, ...]
     table: str
     example: str
     package: str = ""
@@ -209,7 +209,7 @@ def _summary(struct: type) -> str:
     return _SENTENCE_END.split(" ".join(paragraph.split()), maxsplit=1)[0]
 
 
-def _parameter(field: types.Field) -> Parameter:
+def _parameter(field: types.Field) -> PolicyKey:
     description = ""
     if isinstance(field.type, types.Metadata):
         description = (field.type.extra_json_schema or {}).get("description", "")
@@ -217,7 +217,7 @@ def _parameter(field: types.Field) -> Parameter:
     if kinds and not description:
         description = f"one of {', '.join(kinds)}"
     word, bounds = _words(field.type)
-    return Parameter(
+    return PolicyKey(
         name=field.name,
         type=word,
         bounds=bounds,

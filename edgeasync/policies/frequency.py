@@ -1,7 +1,7 @@
 """Frequency controllers: how many local steps a device takes between two exchanges.
 
 A controller decides in two stages. Now and then `retune` sets the *cadence* of the whole fleet. With every answer
-`interval` sets the local steps of one device from the cadence. All times come from the measured histories.
+`interval` sets the local steps of one device from the cadence. All times come from the measured measurements.
 """
 
 import math
@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from edgeasync.config import Section
-from edgeasync.policies.measurements import DeviceHistory, FleetHistory, median
+from edgeasync.policies.measurements import DeviceMeasurements, FleetMeasurements, median
 
 CHANGE_MAX = 2.0
 """The largest factor by which a device's local steps change from one answer to the next."""
@@ -62,12 +62,12 @@ class Cadence(msgspec.Struct, frozen=True):
     cause: str = ""
     quick_s: float = 0.0
 
-    def is_rare(self, device: DeviceHistory) -> bool:
+    def is_infrequent(self, device: DeviceMeasurements) -> bool:
         """Return whether the device's cycle is longer than `RARE` periods of the quick devices."""
-        return device.cycle_s > self.rare_s
+        return device.cycle_s > self.infrequent_s
 
     @property
-    def rare_s(self) -> float:
+    def infrequent_s(self) -> float:
         """The longest cycle of a device that is not rare; infinity before anything is measured."""
         return RARE * self.quick_s or math.inf
 
@@ -103,10 +103,10 @@ class FrequencyController(Protocol):
     >>> policy = Policy(frequency=OnePass())
     """
 
-    def retune(self, cadence: Cadence, fleet: FleetHistory, devices: Sequence[DeviceHistory]) -> Cadence:
+    def retune(self, cadence: Cadence, fleet: FleetMeasurements, devices: Sequence[DeviceMeasurements]) -> Cadence:
         """Return the cadence that follows `cadence`; `devices` are the live ones that have sent an update."""
 
-    def interval(self, device: DeviceHistory, cadence: Cadence) -> Interval:
+    def interval(self, device: DeviceMeasurements, cadence: Cadence) -> Interval:
         """Return the local steps of the device's next assignment."""
 
 
@@ -117,13 +117,13 @@ class FixedFrequency(Section, frozen=True, tag_field="kind", tag="fixed"):
 
     local_steps: Annotated[LocalSteps, Meta(description="between two exchanges")] = 16
 
-    def retune(self, cadence: Cadence, fleet: FleetHistory, devices: Sequence[DeviceHistory]) -> Cadence:  # noqa: ARG002
+    def retune(self, cadence: Cadence, fleet: FleetMeasurements, devices: Sequence[DeviceMeasurements]) -> Cadence:  # noqa: ARG002
         """Return the median cycle of the devices that are not rare as the period."""
         quick_s = _quick(cycles := [device.cycle_s for device in devices])
         period_s = _median([cycle_s for cycle_s in cycles if cycle_s <= RARE * quick_s])
         return msgspec.structs.replace(cadence, period_s=period_s, quick_s=quick_s)
 
-    def interval(self, device: DeviceHistory, cadence: Cadence) -> Interval:
+    def interval(self, device: DeviceMeasurements, cadence: Cadence) -> Interval:
         """Return `local_steps`."""
         return _within(device, cadence, self.local_steps, "fixed", most=self.local_steps)
 
@@ -146,11 +146,11 @@ class TimeFrequency(Section, frozen=True, tag_field="kind", tag="time"):
     def __post_init__(self) -> None:
         _check_steps("local_steps_min", self.local_steps_min, self._most)
 
-    def retune(self, cadence: Cadence, fleet: FleetHistory, devices: Sequence[DeviceHistory]) -> Cadence:  # noqa: ARG002
+    def retune(self, cadence: Cadence, fleet: FleetMeasurements, devices: Sequence[DeviceMeasurements]) -> Cadence:  # noqa: ARG002
         """Return the given time as the period."""
         return msgspec.structs.replace(cadence, period_s=self.seconds, quick_s=self.seconds)
 
-    def interval(self, device: DeviceHistory, cadence: Cadence) -> Interval:
+    def interval(self, device: DeviceMeasurements, cadence: Cadence) -> Interval:
         """Return the steps that fit."""
         if not device.step_s:
             return _first(device, cadence, min(FIRST_STEPS, self._most), least=self.local_steps_min)
@@ -225,16 +225,18 @@ class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
             share, most = self.communication_share, self.communication_share_max
             raise ValueError(f"communication_share ({share:g}) is over communication_share_max ({most:g})")
 
-    def retune(self, cadence: Cadence, fleet: FleetHistory, devices: Sequence[DeviceHistory]) -> Cadence:
+    def retune(self, cadence: Cadence, fleet: FleetMeasurements, devices: Sequence[DeviceMeasurements]) -> Cadence:
         """Return the period for the median device's step and communication time, and the gain for `metric`."""
         return self._retune(cadence, fleet, devices, 0.0)
 
-    def retune_quietly(self, cadence: Cadence, fleet: FleetHistory, devices: Sequence[DeviceHistory]) -> Cadence:
+    def retune_quietly(
+        self, cadence: Cadence, fleet: FleetMeasurements, devices: Sequence[DeviceMeasurements]
+    ) -> Cadence:
         """Do what `retune` does, with `period_s_min`: only a hub that runs on and on has a reason for it."""
         return self._retune(cadence, fleet, devices, self.period_s_min)
 
     def _retune(
-        self, cadence: Cadence, fleet: FleetHistory, devices: Sequence[DeviceHistory], least_s: float
+        self, cadence: Cadence, fleet: FleetMeasurements, devices: Sequence[DeviceMeasurements], least_s: float
     ) -> Cadence:
         measured = [(device.step_s, device.communication_s) for device in devices if device.step_s]
         if not measured:
@@ -251,7 +253,7 @@ class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
         period_s = communication_s + (period_s - communication_s) * gain
         return Cadence(period_s, gain, cadence.steps_factor, cause, quick_s)
 
-    def interval(self, device: DeviceHistory, cadence: Cadence) -> Interval:
+    def interval(self, device: DeviceMeasurements, cadence: Cadence) -> Interval:
         """Return the steps that fit into the period, or those that a slow link asks for."""
         if not device.step_s or not cadence.period_s:
             first = min(max(FIRST_STEPS, self.period_steps_min), self.local_steps_max)
@@ -272,7 +274,7 @@ class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
         least, most = self.local_steps_min, self.local_steps_max
         return _within(device, cadence, steps, why, least=least, most=most, epochs=self.epochs_max)
 
-    def _gain(self, gain: float, fleet: FleetHistory) -> tuple[float, str]:
+    def _gain(self, gain: float, fleet: FleetMeasurements) -> tuple[float, str]:
         """Return the factor that shortens the period, and why."""
         if self.metric == "loss":
             if not fleet.loss_first > 0.0 or math.isnan(fleet.loss):
@@ -318,13 +320,13 @@ def _check_steps(name: str, steps: int, local_steps_max: int) -> None:
         raise ValueError(f"{name} ({steps}) is over local_steps_max ({local_steps_max})")
 
 
-def _first(device: DeviceHistory, cadence: Cadence, local_steps: int, *, least: int) -> Interval:
+def _first(device: DeviceMeasurements, cadence: Cadence, local_steps: int, *, least: int) -> Interval:
     local_steps = max(local_steps, least)
     return _within(device, cadence, local_steps, "first measurement", least=least, most=local_steps)
 
 
 def _within(
-    device: DeviceHistory,
+    device: DeviceMeasurements,
     cadence: Cadence,
     steps: float,
     why: str,

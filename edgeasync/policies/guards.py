@@ -23,8 +23,8 @@ from edgeasync.policies.aggregation import Aggregator, Answer, Contribution, Fle
 from edgeasync.policies.combining import Combiner, Rows
 from edgeasync.policies.frequency import STEPS_MAX, Bound, Cadence, FrequencyController, Interval
 from edgeasync.policies.kinds import OWN
-from edgeasync.policies.measurements import DeviceHistory, FleetHistory
-from edgeasync.policies.monitor import Evidence, Observation, Remedy, Scope, Watch
+from edgeasync.policies.measurements import DeviceMeasurements, FleetMeasurements
+from edgeasync.policies.monitor import Detector, Evidence, Observation, Remedy, Scope
 from edgeasync.policies.staleness import Staleness, StalenessPolicy
 from edgeasync.policies.transforms import Conditions, Scalars, Transform
 
@@ -32,7 +32,7 @@ WORDS_MAX = 300
 """The longest sentence of a policy that is kept."""
 
 FIGURES_MAX, NAME_MAX = 8, 40
-"""The most figures of a watch that are kept, and the longest name of one."""
+"""The most figures of a detector that are kept, and the longest name of one."""
 
 STATE_VECTORS_MAX = 16
 SCALARS_MAX = 64
@@ -231,7 +231,7 @@ class FrequencyGuard(Guard):
 
     protocol = FrequencyController
 
-    def retune(self, cadence: Cadence, fleet: FleetHistory, devices: Sequence[DeviceHistory]) -> Cadence:
+    def retune(self, cadence: Cadence, fleet: FleetMeasurements, devices: Sequence[DeviceMeasurements]) -> Cadence:
         """Return the next cadence."""
         found = self.ask("retune", self.part.retune, cadence, fleet, devices)
         if not isinstance(found, Cadence):
@@ -244,7 +244,7 @@ class FrequencyGuard(Guard):
             quick_s=self.number(found.quick_s, "quick_s", 0.0, 1e9),
         )
 
-    def interval(self, device: DeviceHistory, cadence: Cadence) -> Interval:
+    def interval(self, device: DeviceMeasurements, cadence: Cadence) -> Interval:
         """Return the steps of an assignment; the device's own limit holds in any case."""
         found = self.ask("interval", self.part.interval, device, cadence)
         if not isinstance(found, Interval) or found.bound not in get_args(Bound):
@@ -260,7 +260,7 @@ class FrequencyGuard(Guard):
 
     def trial(self) -> object:
         """Pace a device that is new, one that is measured, and one with a limit of its own."""
-        measured = DeviceHistory(
+        measured = DeviceMeasurements(
             examples=100,
             local_steps=8,
             assigned_steps=8,
@@ -269,8 +269,8 @@ class FrequencyGuard(Guard):
             communication_s=0.1,
             updates=5,
         )
-        devices = [measured, DeviceHistory(examples=10, local_steps_max=4)]
-        fleet = FleetHistory()
+        devices = [measured, DeviceMeasurements(examples=10, local_steps_max=4)]
+        fleet = FleetMeasurements()
         before = _written(devices, fleet)
         cadences = [Cadence(), self.retune(Cadence(), fleet, []), self.retune(Cadence(2.0), fleet, devices[:1])]
         decided = [cadences, *[self.interval(device, cadence) for device in devices for cadence in cadences]]
@@ -279,21 +279,21 @@ class FrequencyGuard(Guard):
         return decided
 
 
-class WatchGuard(Guard):
-    """A watch that tells its evidence in a sentence and in figures."""
+class DetectorGuard(Guard):
+    """A detector that tells its evidence in a sentence and in figures."""
 
-    protocol = Watch
+    protocol = Detector
 
     def __init__(self, part: Any, path: str) -> None:
         super().__init__(part, path)
         self.scope: Scope = self.word("scope", Scope)  # type: ignore[assignment]
         self.remedy: Remedy = self.word("remedy", Remedy)  # type: ignore[assignment]
         if self.scope == "device" and self.remedy != "alert":
-            raise self.wrong(f"remedy is {self.remedy!r}; a watch of devices only warns: make it 'alert'")
+            raise self.wrong(f"remedy is {self.remedy!r}; a detector of devices only warns: make it 'alert'")
         self.count_max = int(self.number(part.count_max, "count_max", 1, 100_000))
         self.patient = self.flag("patient")
 
-    def cause(self, update: Observation, fleet: FleetHistory) -> Evidence | None:
+    def cause(self, update: Observation, fleet: FleetMeasurements) -> Evidence | None:
         """Return what it finds, or `None`."""
         found = self.ask("cause", self.part.cause, update, fleet)
         if found is None:
@@ -308,7 +308,7 @@ class WatchGuard(Guard):
 
     def trial(self) -> object:
         """Look at a usual update, one that is not finite, and one without a loss."""
-        fleet = FleetHistory()
+        fleet = FleetMeasurements()
         before = _written(fleet)
         updates = [
             Observation("device-1", 1.0, 8, 0.5, "device-1", base_loss=0.6, base_loss_before=0.7),
@@ -321,7 +321,7 @@ class WatchGuard(Guard):
         return decided
 
 
-class Place(NamedTuple):
+class PolicyPart(NamedTuple):
     """A part of a policy, where it stands, and what guards one that is not edgeasync's own."""
 
     path: str
@@ -329,19 +329,19 @@ class Place(NamedTuple):
     part: Any
 
 
-def places(policy: Any) -> Iterator[Place]:
+def places(policy: Any) -> Iterator[PolicyPart]:
     """Yield every part of a policy that may be somebody else's."""
-    yield Place("staleness", StalenessGuard, policy.staleness)
-    yield Place("aggregate", AggregatorGuard, policy.aggregate)
-    yield Place("combine", CombinerGuard, policy.combine)
-    yield Place("frequency", FrequencyGuard, policy.frequency)
+    yield PolicyPart("staleness", StalenessGuard, policy.staleness)
+    yield PolicyPart("aggregate", AggregatorGuard, policy.aggregate)
+    yield PolicyPart("combine", CombinerGuard, policy.combine)
+    yield PolicyPart("frequency", FrequencyGuard, policy.frequency)
     for number, stage in enumerate(policy.optimizer):
-        yield Place(f"optimizer[{number}]", TransformGuard, stage)
-    for number, watch in enumerate(policy.monitor.watch):
-        yield Place(f"monitor.watch[{number}]", WatchGuard, watch)
+        yield PolicyPart(f"optimizer[{number}]", TransformGuard, stage)
+    for number, detector in enumerate(policy.monitor.detectors):
+        yield PolicyPart(f"monitor.detectors[{number}]", DetectorGuard, detector)
     if policy.warm_up is not None:
-        yield Place("warm_up.aggregate", AggregatorGuard, policy.warm_up.aggregate)
-        yield Place("warm_up.frequency", FrequencyGuard, policy.warm_up.frequency)
+        yield PolicyPart("warm_up.aggregate", AggregatorGuard, policy.warm_up.aggregate)
+        yield PolicyPart("warm_up.frequency", FrequencyGuard, policy.warm_up.frequency)
 
 
 def plugins_of(policy: Any) -> dict[str, Any]:
@@ -391,12 +391,12 @@ def guarded(policy: Any) -> Any:
         warm_up = msgspec.structs.replace(
             warm_up, aggregate=guard("warm_up.aggregate"), frequency=guard("warm_up.frequency")
         )
-    watches = tuple([guard(f"monitor.watch[{number}]") for number in range(len(monitor.watch))])
+    detectors = tuple([guard(f"monitor.detectors[{number}]") for number in range(len(monitor.detectors))])
     return msgspec.structs.replace(
         policy,
         **{name: guard(name) for name in ("staleness", "aggregate", "combine", "frequency")},
         optimizer=tuple([guard(f"optimizer[{number}]") for number in range(len(policy.optimizer))]),
-        monitor=msgspec.structs.replace(monitor, watch=watches),
+        monitor=msgspec.structs.replace(monitor, detectors=detectors),
         warm_up=warm_up,
     )
 
@@ -410,7 +410,7 @@ def parts_of(plugin: type) -> list[str]:
         "combine": CombinerGuard,
         "optimizer": TransformGuard,
         "frequency": FrequencyGuard,
-        "monitor.watch": WatchGuard,
+        "monitor.detectors": DetectorGuard,
     }
     return [part for part, guard in guards.items() if has.issuperset(_members(guard.protocol))]
 

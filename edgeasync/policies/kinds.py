@@ -18,7 +18,7 @@ from edgeasync.policies.combining import (
     TrimmedMeanCombiner,
 )
 from edgeasync.policies.frequency import AdaptiveFrequency, FixedFrequency, FrequencyController, TimeFrequency
-from edgeasync.policies.monitor import Watch, WatchKind
+from edgeasync.policies.monitor import Detector, WatchKind
 from edgeasync.policies.optimizers import TransformKind
 from edgeasync.policies.staleness import (
     AdaptiveLearningRate,
@@ -51,7 +51,7 @@ OWN = {
     Combiner: CombinerKind,
     FrequencyController: FrequencyKind,
     Transform: TransformKind,
-    Watch: WatchKind,
+    Detector: WatchKind,
 }
 """Edgeasync's own kinds of each part, by the part's protocol."""
 

@@ -19,7 +19,7 @@ EXAMPLES_RATE_WEIGHT = 0.3
 LATENESS_MAX = 2.0
 """The most that `lateness` says. Late updates count for less: the model needs more of them, but not any number."""
 
-MISFIT_WINDOW = 8
+DATA_MISMATCH_WINDOW = 8
 """How many of a device's losses are compared with as many before them."""
 
 STALENESS_WEIGHT = 0.1
@@ -280,7 +280,7 @@ class PastMedians:
 class BaseLosses(msgspec.Struct, array_like=True):
     """What a device's newest updates told of the loss of the model that they were trained from.
 
-    `recent` has the finite ones of the last `MISFIT_WINDOW` updates, `before` those of as many before them.
+    `recent` has the finite ones of the last `DATA_MISMATCH_WINDOW` updates, `before` those of as many before them.
     """
 
     recent: list[float] = []
@@ -290,9 +290,9 @@ class BaseLosses(msgspec.Struct, array_like=True):
         """Record an update's."""
         if loss is None or not math.isfinite(loss):
             return
-        if len(self.recent) >= MISFIT_WINDOW:
-            add_recent(self.before, self.recent[0], MISFIT_WINDOW)
-        add_recent(self.recent, loss, MISFIT_WINDOW)
+        if len(self.recent) >= DATA_MISMATCH_WINDOW:
+            add_recent(self.before, self.recent[0], DATA_MISMATCH_WINDOW)
+        add_recent(self.recent, loss, DATA_MISMATCH_WINDOW)
 
     @property
     def newest(self) -> float:
@@ -302,12 +302,12 @@ class BaseLosses(msgspec.Struct, array_like=True):
     @property
     def usual(self) -> tuple[float, float]:
         """The medians of `recent` and of `before`; NaN while there are too few to judge the device's data by."""
-        if len(self.before) < MISFIT_WINDOW:
+        if len(self.before) < DATA_MISMATCH_WINDOW:
             return math.nan, math.nan
         return median(self.recent), median(self.before)
 
 
-class DeviceHistory(msgspec.Struct, array_like=True):
+class DeviceMeasurements(msgspec.Struct, array_like=True):
     """The measurements of one device; 0 before its first update.
 
     `examples` is the size of its data, `local_steps_max` its own limit (0: no limit). `step_s` is the time of a
@@ -317,8 +317,8 @@ class DeviceHistory(msgspec.Struct, array_like=True):
     update did not tell them. `updated_s` is the core's time of its last update, 0 since it joined again.
     `period_s_min` is the least time from one exchange to the next that the day's bytes allow.
 
-    >>> from edgeasync.policies import DeviceHistory
-    >>> DeviceHistory(examples=600, step_s=0.01).step_s
+    >>> from edgeasync.policies import DeviceMeasurements
+    >>> DeviceMeasurements(examples=600, step_s=0.01).step_s
     0.01
     """
 
@@ -407,7 +407,7 @@ class DeviceHistory(msgspec.Struct, array_like=True):
         return self.communication_s / self.cycle_s if self.cycle_s else 0.0
 
 
-class FleetHistory(msgspec.Struct, dict=True):
+class FleetMeasurements(msgspec.Struct, dict=True):
     """The measurements of all devices together; every voter has one vote in each of them.
 
     Losses, variances and scores that are finite must not be so large that the sum of two is not.
@@ -420,8 +420,8 @@ class FleetHistory(msgspec.Struct, dict=True):
     none before more than half of the voters tell a loss. Variances count from a voter's second update on.
     `past_losses` and `past_variances` follow from these lists, and change with them.
 
-    >>> from edgeasync.policies import FleetHistory
-    >>> FleetHistory().staleness_mean
+    >>> from edgeasync.policies import FleetMeasurements
+    >>> FleetMeasurements().staleness_mean
     0.0
     """
 

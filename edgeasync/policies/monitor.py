@@ -1,10 +1,10 @@
-"""The divergence monitor: its watches, their alarms, and the remedies.
+"""The divergence monitor: its detectors, their alarms, and the remedies.
 
-A watch looks either at one device's updates or at the whole fleet. An alarm begins when as many updates in a row
-as the watch asks for exceed its bound. It ends after `calm_updates` in a row, of that device or of the fleet, that
-do not. What a watch finds in a device is a warning for people: it never takes the device's weight. The remedy
-of a watch of the fleet holds as long as its alarm. All decisions follow from reported scalars, so a replay decides
-the same.
+A detector looks either at one device's updates or at the whole fleet. An alarm begins when as many updates in a
+row as the detector asks for exceed its bound. It ends after `calm_updates` in a row, of that device or of the
+fleet, that do not. What a detector finds in a device is a warning for people: it never takes the device's weight.
+The remedy of a detector of the fleet holds as long as its alarm. All decisions follow from reported scalars, so a
+replay decides the same.
 """
 
 import math
@@ -18,7 +18,7 @@ from edgeasync.policies.measurements import (
     DEVICES_MIN,
     PEAK_SHARE,
     WINDOW,
-    FleetHistory,
+    FleetMeasurements,
 )
 
 Remedy = Literal["alert", "increase_frequency", "reduce_lr", "reduce_local_lr", "rollback"]
@@ -69,7 +69,7 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
 
 
 class Evidence(msgspec.Struct, frozen=True):
-    """What a watch found: words for a person, and the figures that they rest on, by their names.
+    """What a detector found: words for a person, and the figures that they rest on, by their names.
 
     >>> from edgeasync.policies import Evidence
     >>> Evidence("its loss is 1.77, the fleet's 0.002", {"loss": 1.77, "fleet_loss": 0.002}).figures["loss"]
@@ -81,12 +81,12 @@ class Evidence(msgspec.Struct, frozen=True):
 
 
 @runtime_checkable
-class Watch(Protocol):
-    """Watches for one sign of divergence.
+class Detector(Protocol):
+    """Looks for one sign of divergence.
 
     Show every update to `cause`: with the scope "device" before `fleet` has recorded the update, with the scope
     "fleet" after that. An alarm begins when `count_max` updates in a row have a cause, and `remedy` applies while
-    it lasts; that of a device's watch is "alert". The answer depends on nothing but the arguments, so that a
+    it lasts; that of a device's detector is "alert". The answer depends on nothing but the arguments, so that a
     replay decides the same.
 
     >>> from typing import ClassVar
@@ -100,7 +100,7 @@ class Watch(Protocol):
     ...     remedy: ClassVar[str] = "alert"
     ...     def cause(self, update, fleet):
     ...         return Evidence("it tells no loss") if update.loss is None else None
-    >>> policy = Policy(monitor=Monitor(watch=(Silent(),)))
+    >>> policy = Policy(monitor=Monitor(detectors=(Silent(),)))
     """
 
     @property
@@ -117,25 +117,25 @@ class Watch(Protocol):
     scope: ClassVar[Scope]
     """Whether its alarms are about a device or about the fleet."""
 
-    def cause(self, update: Observation, fleet: FleetHistory) -> Evidence | None:
+    def cause(self, update: Observation, fleet: FleetMeasurements) -> Evidence | None:
         """Return what is alarming about the update or the fleet, or `None`."""
 
 
-class _DeviceWatch(Section, frozen=True):
+class _DeviceDetector(Section, frozen=True):
     paper: ClassVar[str] = ""
     scope: ClassVar[Scope] = "device"
     patient: ClassVar[bool] = False
     remedy: ClassVar[Remedy] = "alert"
 
 
-class _FleetWatch(Section, frozen=True):
+class _FleetDetector(Section, frozen=True):
     paper: ClassVar[str] = ""
     scope: ClassVar[Scope] = "fleet"
     count_max: ClassVar[int] = 1
     patient: ClassVar[bool] = False
 
 
-class UpdateNormWatch(_DeviceWatch, frozen=True, tag_field="kind", tag="update_norm"):
+class UpdateNormDetector(_DeviceDetector, frozen=True, tag_field="kind", tag="update_norm"):
     """Find a device whose updates are far longer than what is usual, for any number of steps and for its own.
 
     Its own number counts by its root: random steps grow with that, and aimed ones not much faster.
@@ -144,7 +144,7 @@ class UpdateNormWatch(_DeviceWatch, frozen=True, tag_field="kind", tag="update_n
     ratio_max: Annotated[RatioMax, Meta(description=NORM_RATIO)] = 4.0
     count_max: CountMax = 3
 
-    def cause(self, update: Observation, fleet: FleetHistory) -> Evidence | None:
+    def cause(self, update: Observation, fleet: FleetMeasurements) -> Evidence | None:
         """Compare the norm, and the norm over the root of the steps."""
         lengths = fleet.lengths
         if not update.norm > self.ratio_max * lengths.median:  # first, since it runs with every update
@@ -162,7 +162,7 @@ class UpdateNormWatch(_DeviceWatch, frozen=True, tag_field="kind", tag="update_n
         )
 
 
-class NotFiniteWatch(_DeviceWatch, frozen=True, tag_field="kind", tag="not_finite"):
+class NotFiniteDetector(_DeviceDetector, frozen=True, tag_field="kind", tag="not_finite"):
     """Find a device whose updates or losses are repeatedly NaN or infinite.
 
     Such updates are rejected in any case.
@@ -170,24 +170,24 @@ class NotFiniteWatch(_DeviceWatch, frozen=True, tag_field="kind", tag="not_finit
 
     count_max: CountMax = 3
 
-    def cause(self, update: Observation, fleet: FleetHistory) -> Evidence | None:  # noqa: ARG002
+    def cause(self, update: Observation, fleet: FleetMeasurements) -> Evidence | None:  # noqa: ARG002
         """Look at the values and at the loss."""
         if update.finite:
             return None
         return Evidence("its updates or their losses are not finite: check its data for missing or huge values")
 
 
-class RefusedWatch(_DeviceWatch, frozen=True, tag_field="kind", tag="refused"):
+class RefusedDetector(_DeviceDetector, frozen=True, tag_field="kind", tag="refused"):
     """A device whose updates are repeatedly from versions that this run never had: broken, or made up."""
 
     count_max: CountMax = 5
 
-    def cause(self, update: Observation, fleet: FleetHistory) -> Evidence | None:  # noqa: ARG002
+    def cause(self, update: Observation, fleet: FleetMeasurements) -> Evidence | None:  # noqa: ARG002
         """Look at the version."""
         return None if update.known else Evidence("its updates are from versions that this run never had")
 
 
-class MisfitWatch(_DeviceWatch, frozen=True, tag_field="kind", tag="misfit"):
+class DataMismatchDetector(_DeviceDetector, frozen=True, tag_field="kind", tag="data_mismatch"):
     """Find a device whose data contradict the others': the model learns theirs, and never its.
 
     So it is with wrong labels, a broken sensor, inputs on another scale. A device with rare classes, or a new one,
@@ -216,7 +216,7 @@ class MisfitWatch(_DeviceWatch, frozen=True, tag_field="kind", tag="misfit"):
         ),
     ] = 6
 
-    def cause(self, update: Observation, fleet: FleetHistory) -> Evidence | None:
+    def cause(self, update: Observation, fleet: FleetMeasurements) -> Evidence | None:
         """Compare the device's median loss of the fleet's model with the others', the first ones, and its own."""
         own, votes = update.base_loss, fleet.base_losses
         if math.isnan(own):  # first, since it runs with every update
@@ -232,13 +232,13 @@ class MisfitWatch(_DeviceWatch, frozen=True, tag_field="kind", tag="misfit"):
         )
 
 
-class LossWatch(_FleetWatch, frozen=True, tag_field="kind", tag="loss"):
+class LossDetector(_FleetDetector, frozen=True, tag_field="kind", tag="loss"):
     """Find when the loss of the whole fleet, and of more than half of the voters, rises well above its average."""
 
     ratio_max: Annotated[RatioMax, Meta(description="times the median of the losses that is still calm")] = 3.0
     remedy: Annotated[Remedy, Meta(description="what the hub does about it")] = "rollback"
 
-    def cause(self, update: Observation, fleet: FleetHistory) -> Evidence | None:  # noqa: ARG002
+    def cause(self, update: Observation, fleet: FleetMeasurements) -> Evidence | None:  # noqa: ARG002
         """Compare the last quarter of the losses with their median, unless most of what was learnt still holds."""
         loss, usual = fleet.loss, fleet.past_losses.usual
         bound = self.ratio_max * usual
@@ -252,13 +252,13 @@ class LossWatch(_FleetWatch, frozen=True, tag_field="kind", tag="loss"):
         return Evidence(f"the loss is {loss:.3g}, {loss / usual:.1f} times its median", figures)
 
 
-class LossVarianceWatch(_FleetWatch, frozen=True, tag_field="kind", tag="loss_variance"):
+class LossVarianceDetector(_FleetDetector, frozen=True, tag_field="kind", tag="loss_variance"):
     """Find when the losses of the whole fleet vary far more than before."""
 
     ratio_max: Annotated[RatioMax, Meta(description="times the median of the variances that is still calm")] = 8.0
     remedy: Annotated[Remedy, Meta(description="what the hub does about it")] = "increase_frequency"
 
-    def cause(self, update: Observation, fleet: FleetHistory) -> Evidence | None:  # noqa: ARG002
+    def cause(self, update: Observation, fleet: FleetMeasurements) -> Evidence | None:  # noqa: ARG002
         """Compare the last quarter of the variances with their median, unless losses are small by now."""
         variance, usual = fleet.loss_variance, fleet.past_variances.usual
         bound = self.ratio_max * usual
@@ -272,13 +272,13 @@ class LossVarianceWatch(_FleetWatch, frozen=True, tag_field="kind", tag="loss_va
         return Evidence(words, {"loss_variance": variance, "usual": usual})
 
 
-class DisagreementWatch(_FleetWatch, frozen=True, tag_field="kind", tag="disagreement"):
+class DisagreementDetector(_FleetDetector, frozen=True, tag_field="kind", tag="disagreement"):
     """Find when devices pull in opposite directions: the mean cosine between updates of one fold is negative."""
 
     cosine_min: Annotated[float, Meta(ge=-1.0, le=1.0, description="mean cosine that is still calm")] = -0.05
     remedy: Annotated[Remedy, Meta(description="what the hub does about it")] = "reduce_lr"
 
-    def cause(self, update: Observation, fleet: FleetHistory) -> Evidence | None:  # noqa: ARG002
+    def cause(self, update: Observation, fleet: FleetMeasurements) -> Evidence | None:  # noqa: ARG002
         """Compare the moving average with the bound, unless losses are small by now."""
         if fleet.agreement < self.cosine_min and not fleet.settled:
             words = f"updates pull apart: their mean cosine is {fleet.agreement:.2f}"
@@ -286,7 +286,7 @@ class DisagreementWatch(_FleetWatch, frozen=True, tag_field="kind", tag="disagre
         return None
 
 
-class ThresholdWatch(_FleetWatch, frozen=True, tag_field="kind", tag="threshold"):
+class ThresholdDetector(_FleetDetector, frozen=True, tag_field="kind", tag="threshold"):
     """Find when a figure of the whole fleet, its voters' median, is above a bound, whatever is usual."""
 
     metric: Annotated[
@@ -296,7 +296,7 @@ class ThresholdWatch(_FleetWatch, frozen=True, tag_field="kind", tag="threshold"
     threshold: Annotated[float, Meta(ge=0.0, le=1e9, description="the highest figure that is still calm")] = 0.5
     remedy: Annotated[Remedy, Meta(description="what the hub does about it")] = "increase_frequency"
 
-    def cause(self, update: Observation, fleet: FleetHistory) -> Evidence | None:  # noqa: ARG002
+    def cause(self, update: Observation, fleet: FleetMeasurements) -> Evidence | None:  # noqa: ARG002
         """Compare the figure with the bound."""
         found = fleet.gradients.median if self.metric == "gradient_norm" else getattr(fleet, self.metric)
         if not found > self.threshold:  # nor before the first figure
@@ -306,28 +306,28 @@ class ThresholdWatch(_FleetWatch, frozen=True, tag_field="kind", tag="threshold"
 
 
 WatchKind = (
-    UpdateNormWatch
-    | NotFiniteWatch
-    | RefusedWatch
-    | MisfitWatch
-    | LossWatch
-    | LossVarianceWatch
-    | DisagreementWatch
-    | ThresholdWatch
+    UpdateNormDetector
+    | NotFiniteDetector
+    | RefusedDetector
+    | DataMismatchDetector
+    | LossDetector
+    | LossVarianceDetector
+    | DisagreementDetector
+    | ThresholdDetector
 )
 
 
 class Monitor(Section, frozen=True):
     """Watch for divergence. An empty list watches nothing."""
 
-    watch: Annotated[tuple[Watch, ...], Meta(description="the watches")] = (
-        NotFiniteWatch(),
-        RefusedWatch(),
-        UpdateNormWatch(),
-        MisfitWatch(),
-        LossWatch(),
-        LossVarianceWatch(),
-        DisagreementWatch(),
+    detectors: Annotated[tuple[Detector, ...], Meta(description="the detectors")] = (
+        NotFiniteDetector(),
+        RefusedDetector(),
+        UpdateNormDetector(),
+        DataMismatchDetector(),
+        LossDetector(),
+        LossVarianceDetector(),
+        DisagreementDetector(),
     )
     calm_updates: Annotated[
         int, Meta(ge=1, le=100_000, description="updates in a row without alarm that end it")
@@ -353,11 +353,11 @@ class Monitor(Section, frozen=True):
         ),
     ] = 0.25
 
-    def norm_max(self, fleet: FleetHistory, slack: float = 0.0) -> float:
+    def norm_max(self, fleet: FleetMeasurements, slack: float = 0.0) -> float:
         """Return the norm that longer updates are shortened to; infinity while too few voters are known."""
         return self.clip * fleet.lengths.usual(slack) if self.clip else math.inf
 
     @property
     def rolls_back(self) -> bool:
-        """Whether a watch may return the hub to an earlier version."""
-        return any(watch.remedy == "rollback" for watch in self.watch)
+        """Whether a detector may return the hub to an earlier version."""
+        return any(detector.remedy == "rollback" for detector in self.detectors)

@@ -11,8 +11,8 @@ from edgeasync.config import Section, convert, to_table
 from edgeasync.errors import ConfigError
 from edgeasync.policies.aggregation import (
     Aggregator,
-    Averaging,
     ImmediateAggregator,
+    MeanAggregator,
     ModelAverageAggregator,
     QuorumAggregator,
     SynchronousAggregator,
@@ -214,7 +214,7 @@ def _check_shares(policy: Policy, aggregate: Aggregator) -> None:
         kind += " (the default of trust = 'open')"
     if policy.take == "best":
         raise ValueError(f"take: of the best update alone there is no {kind}; combine = mean goes with it")
-    if isinstance(aggregate, Averaging) and (aggregate.balance or aggregate.weigh_by == "examples"):
+    if isinstance(aggregate, MeanAggregator) and (aggregate.balance or aggregate.weigh_by == "examples"):
         raise ValueError(f"combine: a {kind} gives all devices the same share; leave weigh_by and balance out")
 
 
@@ -286,7 +286,7 @@ class PolicySet(Protocol):
 
     @property
     def monitor(self) -> Monitor:
-        """The watches for divergence."""
+        """The detectors of divergence."""
 
 
 def check_recordable(policy: PolicySet) -> None:

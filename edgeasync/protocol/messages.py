@@ -9,9 +9,9 @@ import msgspec
 from msgspec import Meta
 
 from edgeasync.parameters import ParameterSpec
-from edgeasync.structs import ready
+from edgeasync.structs import resolve_type
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 1
 """The version of the protocol, in every header. A hub and a device of different versions refuse each other."""
 
 DEVICE_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}(/[0-9]{1,3})?\Z"
@@ -314,7 +314,7 @@ class Pong(Message, frozen=True, gc=False):
     sent_s: float
 
 
-class Leave(Message, frozen=True):
+class Goodbye(Message, frozen=True):
     """Either way: a clean goodbye. From a hub, `finished` ends the device's work; `stopping` does not.
 
     A device whose person or program wants a pause is `paused`: it says goodbye, and will be back.
@@ -374,7 +374,7 @@ class FetchGraph(Message, frozen=True):
     session: Identity
 
 
-class Graph(Message, frozen=True):
+class GraphHeader(Message, frozen=True):
     """Hub to device: the training graph. The payload is a serialized ONNX model, to be checked before use.
 
     With `transfer` above 0 the payload follows in pieces once the device grants credit.
@@ -422,9 +422,9 @@ Request = StatusRequest | Wake | Order
 """What needs no session, and is answered with a `Status`."""
 
 MESSAGES: dict[int, type[Message]] = {
-    message.kind: ready(message)
+    message.kind: resolve_type(message)
     for message in (
-        Hello, Welcome, Fetch, Push, Ack, Assignment, Piece, Credit, Ping, Pong, Leave, Refuse,
-        StatusRequest, Status, FetchGraph, Graph, Enrol, Enrolled, Wake, Order,
+        Hello, Welcome, Fetch, Push, Ack, Assignment, Piece, Credit, Ping, Pong, Goodbye, Refuse,
+        StatusRequest, Status, FetchGraph, GraphHeader, Enrol, Enrolled, Wake, Order,
     )
 }  # fmt: skip

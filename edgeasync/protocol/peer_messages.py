@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from edgeasync.protocol.messages import CodecName, Count, DeviceId, Frozen, Message, Unsigned64
-from edgeasync.structs import ready
+from edgeasync.structs import resolve_type
 
 PEERS_MAX = 64
 """The most members of a round, and the most names in a list of peers."""
@@ -146,5 +146,5 @@ class Abandon(Message, frozen=True, gc=False):
 PeerMessage = PeerPing | Propose | Offer | PeerCredit | PeerPiece | Abandon
 
 PEER_MESSAGES: dict[int, type[Message]] = {
-    message.kind: ready(message) for message in (PeerPing, Propose, Offer, PeerCredit, PeerPiece, Abandon)
+    message.kind: resolve_type(message) for message in (PeerPing, Propose, Offer, PeerCredit, PeerPiece, Abandon)
 }

@@ -13,40 +13,40 @@ from typing import TypeVar
 
 from edgeasync.core.arrays.device_model import DeviceModel
 from edgeasync.core.arrays.spool import HeldModel, Spool
-from edgeasync.core.device.data_quota import Day, DayRecord
+from edgeasync.core.device.data_quota import DataQuota, QuotaRecord
 from edgeasync.core.device.device_core import GRAPH_BYTES_MAX, DeviceCore
-from edgeasync.core.device.effects import Report, Stop
+from edgeasync.core.device.effects import DeviceReport, EndAgent
 from edgeasync.core.device.events import (
     Connected,
     DeviceEvent,
+    DeviceStopRequested,
     Disconnected,
     PauseRequested,
     ResumeRequested,
     Sensed,
-    StopRequested,
     Trained,
 )
-from edgeasync.core.device.throttle import Care, CareLimits, Pace
+from edgeasync.core.device.throttle import Pace, Throttle, ThrottleLimits
 from edgeasync.core.engine.device_engine import DeviceEngine, ObserveDevice
 from edgeasync.core.engine.network import DeviceNetwork
 from edgeasync.durable.device_keys import DeviceKeys
 from edgeasync.durable.identity import DeviceIdentity
-from edgeasync.durable.quota_file import DayFile
+from edgeasync.durable.quota_file import QuotaFile
 from edgeasync.errors import NoMemoryError
 from edgeasync.graphs.graph_cache import GraphCache
-from edgeasync.host.completion import Ending
+from edgeasync.host.completion import Completion
 from edgeasync.host.host_info import describe_machine, parameters_that_fit
 from edgeasync.host.sensing import Sense, SensorWatch
 from edgeasync.net.credentials import find_credentials
 from edgeasync.net.device_access import DeviceAccess
 from edgeasync.net.hub_connection import HubConnection, frame_bytes_max
-from edgeasync.net.network import Network
+from edgeasync.net.network import ZmqNetwork
 from edgeasync.parameters import Parameter, Vector, layout_of
 from edgeasync.protocol.codecs import known_stages
 from edgeasync.protocol.messages import Frozen, Push, Welcome
 from edgeasync.protocol.wire import Buffer
 from edgeasync.runtime.engine_driver import EngineDriver
-from edgeasync.runtime.quota_keeper import DayKeeper
+from edgeasync.runtime.quota_keeper import QuotaKeeper
 from edgeasync.runtime.spool_keeper import KeptSpool, SpoolKeeper
 from edgeasync.runtime.training_thread import MakeInitial, MakeTrainer, TrainingThread, Validate
 from edgeasync.training.graph_check import check_graph
@@ -55,11 +55,11 @@ from edgeasync.training.local_parameters import LocalParameters
 CLOSE_S = 1.0
 """How long a stopping agent waits for the running local step, which it interrupts; a longer one is abandoned."""
 
-OnReport = Callable[[Report], None]
+OnReport = Callable[[DeviceReport], None]
 Result = TypeVar("Result")
 
 
-class Agent:
+class AgentRuntime:
     """Trains on this device for a hub, and waits for the hub as long as needed.
 
     `run` trains until the hub has finished or `request_stop`, and returns why it ended. An agent runs once.
@@ -94,7 +94,7 @@ class Agent:
       are taken, too, when the hub asks for rest.
     - `bandwidth_bytes_per_s_max` is the most bytes per second, both directions together. `link_share` is the share
       of the link, as it is measured, that they may take.
-    - `bytes_per_day_max` is the most bytes of 24 hours, both directions together. `day_file` keeps the count;
+    - `bytes_per_day_max` is the most bytes of 24 hours, both directions together. `quota_file` keeps the count;
       without it every agent begins a new day.
     - `spool` keeps every update on disk before it leaves. After a power cut the agent sends the update again.
     - `local` are arrays that stay on this device; the hub may name others.
@@ -139,12 +139,12 @@ class Agent:
         bandwidth_bytes_per_s_max: int | None = None,
         link_share: float | None = None,
         bytes_per_day_max: int | None = None,
-        day_file: DayFile | None = None,
+        quota_file: QuotaFile | None = None,
         spool: KeptSpool | None = None,
         alone_steps_max: int = 0,
         local: LocalParameters | None = None,
         trains_at_rest: bool = False,
-        limits: CareLimits | None = None,
+        limits: ThrottleLimits | None = None,
         sense: Sense | None = None,
         keys: DeviceKeys | None = None,
         enrol: str | None = None,
@@ -152,7 +152,7 @@ class Agent:
         insecure: bool = False,
         on_report: OnReport | None = None,
         observe: ObserveDevice | None = None,
-        network: Network | None = None,
+        network: ZmqNetwork | None = None,
     ) -> None:
         addresses = (address,) if isinstance(address, str) else tuple(address)
         credentials = find_credentials(addresses, keys, enrol, knocking=knocking, insecure=insecure)
@@ -161,7 +161,7 @@ class Agent:
             parameters_max = parameters_that_fit()
         self._graph_bytes_max, self._graphs = graph_bytes_max, graphs
         self._on_report = on_report or (lambda _: None)
-        self._ending = Ending("Agent")
+        self._ending = Completion("Agent")
         self._watch = None if sense is None else SensorWatch(sense)
         connection = HubConnection(
             credentials,
@@ -191,8 +191,8 @@ class Agent:
             offline_steps_max=alone_steps_max,
             delay_steps=delay_steps,
             trains_at_rest=trains_at_rest,
-            day=Day(bytes_per_day_max),
-            care=Care(limits),
+            data_quota=DataQuota(bytes_per_day_max),
+            throttle=Throttle(limits),
         )
         self._engine = DeviceEngine(
             core,
@@ -210,7 +210,7 @@ class Agent:
             initial,
             self._local,
             step_s_min=step_s_min,
-            share=lambda: core.care.pace.share,
+            share=lambda: core.throttle.pace.share,
             local_steps=lambda: self.local_steps,
             validate=lambda: self.validate,
             hand_over=self._driver.do_from_thread,
@@ -218,9 +218,9 @@ class Agent:
             fail=self._fail_from_thread,
         )
         self._spool = None if spool is None else SpoolKeeper(spool, self._warn_from_thread)
-        self._day: DayKeeper | None = None
-        if day_file is not None and bytes_per_day_max is not None:
-            self._day = DayKeeper(day_file, core.day, self._warn_from_thread, self._fail_from_thread)
+        self._quota: QuotaKeeper | None = None
+        if quota_file is not None and bytes_per_day_max is not None:
+            self._quota = QuotaKeeper(quota_file, core.data_quota, self._warn_from_thread, self._fail_from_thread)
 
     async def run(self) -> str:
         """Train until the hub has finished or a stop is requested; return the reason.
@@ -232,8 +232,8 @@ class Agent:
         if self._training.ended:
             return "stopped"
         self._driver.begin()
-        if self._day is not None:
-            self._day.begin()
+        if self._quota is not None:
+            self._quota.begin()
         self._network.begin()
         self._training.begin(self._driver.loop)
         try:
@@ -249,8 +249,8 @@ class Agent:
                     await asyncio.to_thread(self._keep_last_model)
             finally:
                 self.disconnect(goodbye=True)
-                if self._day is not None:
-                    await asyncio.to_thread(self._day.close, CLOSE_S)
+                if self._quota is not None:
+                    await asyncio.to_thread(self._quota.close, CLOSE_S)
                 self._network.end()
 
     def _begin(self) -> None:
@@ -315,7 +315,7 @@ class Agent:
     @property
     def day_left_bytes(self) -> int | None:
         """The rest of `bytes_per_day_max`; `None` without a limit."""
-        return self._engine.core.day.left_bytes(time.monotonic())
+        return self._engine.core.data_quota.left_bytes(time.monotonic())
 
     def stalled_s(self) -> float:
         """Return for how long the training thread, if it has work, has ended neither that nor a local step.
@@ -336,7 +336,7 @@ class Agent:
         if not self._ending.begun:
             self._training.end()
         else:
-            self._handle(StopRequested())
+            self._handle(DeviceStopRequested())
 
     def request_pause(self, *, training: bool) -> None:
         """Leave the hub until `request_resume`; training continues if `training`, else it stands still.
@@ -396,7 +396,7 @@ class Agent:
         self._handle(Disconnected())
 
     def _warn_from_thread(self, sentence: str) -> None:
-        self._driver.loop.call_soon_threadsafe(self.report, Report("warning", sentence))
+        self._driver.loop.call_soon_threadsafe(self.report, DeviceReport("warning", sentence))
 
     def _fail_from_thread(self, error: BaseException) -> None:
         self._driver.loop.call_soon_threadsafe(self._fail_and_leave, error)
@@ -407,7 +407,7 @@ class Agent:
             short.__cause__ = error
             error = short
         self._ending.fail(error)
-        self._engine.handle(StopRequested())  # says goodbye
+        self._engine.handle(DeviceStopRequested())  # says goodbye
 
     # -- what the engine asks for -----------------------------------------------------------------------------
 
@@ -470,10 +470,10 @@ class Agent:
         assert self._spool is not None
         self._training.submit(partial(self._spool.put_aside, reason))
 
-    def keep_day(self, record: DayRecord) -> None:
+    def keep_quota(self, record: QuotaRecord) -> None:
         """Write the count of the day's bytes in the background."""
-        if self._day is not None:
-            self._day.keep(record)
+        if self._quota is not None:
+            self._quota.keep(record)
 
     def train(
         self, model: DeviceModel, local_steps: int, then: Callable[[Trained], None], *, overlap: bool
@@ -511,7 +511,7 @@ class Agent:
         """Do `work` in the training thread, then call `then` on the loop."""
         self._training.run(work, then)
 
-    def report(self, report: Report) -> None:
+    def report(self, report: DeviceReport) -> None:
         """Pass on what happened; that no hub is reached, with since when and why, once that is known."""
         if report.event == "joined":
             self._access.joined()
@@ -520,16 +520,16 @@ class Agent:
             if report.event != "waiting" or not knock:
                 self._on_report(report)
         elif knock:
-            self._on_report(Report("waiting", knock))
+            self._on_report(DeviceReport("waiting", knock))
         else:
             self._network.explain(report, self._report_unreached)
 
-    def _report_unreached(self, report: Report) -> None:
+    def _report_unreached(self, report: DeviceReport) -> None:
         """Tell that no hub is reached, unless one is by the time it is known why not."""
         if self._engine.core.link != "joined":
             self._driver.do(lambda: self._on_report(report))
 
-    def stop(self, stop: Stop) -> None:
+    def stop(self, stop: EndAgent) -> None:
         """Let `run` return, or raise."""
         self._training.end()
         if stop.error is not None:

@@ -13,7 +13,7 @@ from edgeasync.config import ByteCount, FilePath, Section, whole_address
 from edgeasync.core.arrays.peer_round import check_peer_codec
 from edgeasync.core.device.data_quota import BYTES_PER_DAY_MIN
 from edgeasync.core.device.device_core import GRAPH_BYTES_MAX
-from edgeasync.core.device.throttle import HYSTERESIS_C, CareLimits
+from edgeasync.core.device.throttle import HYSTERESIS_C, ThrottleLimits
 from edgeasync.core.peer.settings import PeerSettings
 from edgeasync.graphs.onnx_model import OnnxModel
 from edgeasync.parameters import PARAMETERS_MAX
@@ -94,8 +94,8 @@ class AgentSection(Section, frozen=True):
             raise ValueError("bytes_per_day_max must be at least 128 KiB, and at most 9007199 GB")
 
 
-class CareSection(Section, frozen=True):
-    """`[care]`: when a device pauses, and how fast it trains."""
+class ThrottleSection(Section, frozen=True):
+    """`[throttle]`: when a device pauses, and how fast it trains."""
 
     temperature_c_max: Annotated[float, Meta(ge=30, le=150)] = 80.0
     temperature_c_slow: Annotated[float, Meta(ge=30, le=150)] | None = None
@@ -107,10 +107,10 @@ class CareSection(Section, frozen=True):
     cpu_share: Annotated[float, Meta(ge=0.01, le=1)] = 1.0
 
     @property
-    def limits(self) -> CareLimits:
+    def limits(self) -> ThrottleLimits:
         """What the device's governor keeps to."""
         slow_c = self.temperature_c_slow
-        return CareLimits(
+        return ThrottleLimits(
             temperature_c_max=self.temperature_c_max,
             temperature_c_slow=self.temperature_c_max - HYSTERESIS_C if slow_c is None else slow_c,
             only_on_mains=self.only_on_mains,
@@ -180,7 +180,7 @@ class AgentSettings(Section, frozen=True):
     """An agent's settings file; with `[model]` it insists on that model, and trains it if there is no hub."""
 
     agent: AgentSection = AgentSection()
-    care: CareSection = CareSection()
+    throttle: ThrottleSection = ThrottleSection()
     peers: PeersSection = PeersSection()
     local: LocalTraining = LocalTraining()
     model: Model | OnnxModel | None = None

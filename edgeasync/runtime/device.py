@@ -15,16 +15,16 @@ from edgeasync.durable.allow_list import read_key
 from edgeasync.durable.device_keys import DeviceKeys
 from edgeasync.durable.identity import DeviceIdentity, default_device_id
 from edgeasync.durable.keys import Token
-from edgeasync.durable.quota_file import DayFile
+from edgeasync.durable.quota_file import QuotaFile
 from edgeasync.errors import ConfigError
 from edgeasync.graphs.graph_cache import GraphCache
 from edgeasync.graphs.user_code import make_trainer
 from edgeasync.host.sensing import make_sense
-from edgeasync.net.network import Network
+from edgeasync.net.network import ZmqNetwork
 from edgeasync.parameters import Parameter
 from edgeasync.protocol.messages import Frozen, Welcome
-from edgeasync.runtime.agent import Agent, OnReport
-from edgeasync.runtime.agent_settings import AgentSection, CareSection
+from edgeasync.runtime.agent import AgentRuntime, OnReport
+from edgeasync.runtime.agent_settings import AgentSection, ThrottleSection
 from edgeasync.runtime.training_thread import MakeInitial, MakeTrainer
 from edgeasync.training.local_parameters import LocalParameters
 from edgeasync.training.plan import CodeModel, LocalTraining, ReceivedGraph, TrainingPlan, read_plan
@@ -83,16 +83,16 @@ def make_agent(
     observe: ObserveDevice | None = None,
     initial: MakeInitial | None = None,
     trains_at_rest: bool = False,
-    care: CareSection | None = None,
+    throttle: ThrottleSection | None = None,
     root: Path = Path("/"),
-    network: Network | None = None,
-) -> Agent:
-    """Return the agent of a device, not running yet; raises what `Agent` raises.
+    network: ZmqNetwork | None = None,
+) -> AgentRuntime:
+    """Return the agent of a device, not running yet; raises what `AgentRuntime` raises.
 
-    With `care` it keeps to limits, by what the sensors below `root` tell.
+    With `throttle` it keeps to limits, by what the sensors below `root` tell.
     """
     state = device.state
-    return Agent(
+    return AgentRuntime(
         section.hubs,
         identity=identity,
         make_trainer=make_trainer,
@@ -110,13 +110,13 @@ def make_agent(
         bandwidth_bytes_per_s_max=section.bandwidth_bytes_per_s_max,
         link_share=section.link_share,
         bytes_per_day_max=section.bytes_per_day_max,
-        day_file=None if state is None else DayFile(state),
+        quota_file=None if state is None else QuotaFile(state),
         spool=None if state is None else _open_spool(section, state, identity),
         alone_steps_max=section.alone_steps_max,
         local=LocalParameters(section.local, None if state is None else partial(_open_local, state, identity)),
         trains_at_rest=trains_at_rest,
-        limits=None if care is None else care.limits,
-        sense=None if care is None else make_sense(root),
+        limits=None if throttle is None else throttle.limits,
+        sense=None if throttle is None else make_sense(root),
         insecure=section.insecure,
         keys=device.keys,
         enrol=section.enrol,

@@ -5,7 +5,7 @@ import contextlib
 import time
 from collections.abc import Callable
 
-from edgeasync.host.completion import Ending
+from edgeasync.host.completion import Completion
 
 
 class EngineDriver:
@@ -17,7 +17,7 @@ class EngineDriver:
 
     def __init__(
         self,
-        ending: Ending,
+        ending: Completion,
         tick: Callable[[], None],
         next_deadline_s: Callable[[], float | None],
         fail: Callable[[BaseException], None],

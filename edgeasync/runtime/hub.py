@@ -19,7 +19,7 @@ from edgeasync.core.engine.clock import OffsetClock
 from edgeasync.core.engine.hub_engine import HubEngine, Observe
 from edgeasync.core.engine.network import HubNetwork
 from edgeasync.core.engine.sender import Sender
-from edgeasync.core.hub.effects import HubEffect, Report
+from edgeasync.core.hub.effects import HubEffect, HubReport
 from edgeasync.core.hub.events import Evaluated, HubEvent, Peer
 from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.hub.settings import HubCoreSettings
@@ -33,15 +33,15 @@ from edgeasync.durable.history import ROWS_MAX
 from edgeasync.durable.history_writer import HistoryLog
 from edgeasync.durable.keys import HubKeys
 from edgeasync.durable.recovery import Rules
-from edgeasync.durable.run import Durability, Run
+from edgeasync.durable.run import Durability, HubRun
 from edgeasync.errors import AddressError, ConfigError, EdgeAsyncError, PluginError, StorageError
 from edgeasync.graphs.graph_model import keep_file, keep_files
 from edgeasync.graphs.model_file import BEST_FILE, MODEL_FILE, load_model, read_header, save_model
-from edgeasync.host.completion import Ending
+from edgeasync.host.completion import Completion
 from edgeasync.host.worker import Worker
 from edgeasync.net.address import check_bind
 from edgeasync.net.hub_listener import HubListener, ListenerSettings
-from edgeasync.net.network import Network
+from edgeasync.net.network import ZmqNetwork
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.plugins import refuse_modules_in
 from edgeasync.policies.policy import PolicySet
@@ -65,11 +65,11 @@ PROGRESS_S = 5.0
 TELL_S = 60.0
 """The least time between two lines about what was kept off."""
 
-OnReport = Callable[[Report], None]
+OnReport = Callable[[HubReport], None]
 Result = TypeVar("Result")
 
 
-class Hub:
+class HubRuntime:
     """Holds the model and trains it with the devices that join.
 
     `run` serves until the stop condition or `request_stop`, and returns why it ended. A hub runs once.
@@ -127,7 +127,7 @@ class Hub:
         on_report: OnReport | None = None,
         on_best: Callable[[Snapshot, Evaluated], None] | None = None,
         observe: Observe | None = None,
-        network: Network | None = None,
+        network: ZmqNetwork | None = None,
     ) -> None:
         refuse_modules_in(run)
         check_bind(bind, insecure=insecure or keys is not None)
@@ -163,7 +163,7 @@ class Hub:
         self._on_report = on_report or (lambda _: None)
         self._on_best = on_best or (lambda *_: None)
         self._observe = observe
-        self._ending = Ending("Hub")
+        self._ending = Completion("Hub")
         self._evaluating = self._stopping = self._finishing = self._opened = False
         self._write_best: Callable[[], None] | None = None
         self._unsaved: StorageError | None = None
@@ -178,7 +178,7 @@ class Hub:
         )
         self._network: HubNetwork = HubListener(bind, bounds, self._keys, network)
         self._folder = FolderLock(run, "run (--run)")
-        self._run = Run(
+        self._run = HubRun(
             FolderDisk(run, self._folder.check),
             Rules(spec, policy, settings, graph is not None, recordable),
             history_rows_max=history_rows_max,
@@ -272,7 +272,7 @@ class Hub:
 
     async def _open_in_thread(self) -> None:
         """Open the folder in a thread. No other hub may take the folder before the thread has ended."""
-        opened = Ending("opening")
+        opened = Completion("opening")
         opened.begin()
         worker = Worker("open", lambda error: self._hand_over(error, opened.fail))
 
@@ -295,7 +295,7 @@ class Hub:
             nonlocal told_s
             if time.monotonic() > told_s + PROGRESS_S:
                 told_s = time.monotonic()
-                self._loop.call_soon_threadsafe(self.report, Report("replaying", detail=f"entry {number}"))
+                self._loop.call_soon_threadsafe(self.report, HubReport("replaying", detail=f"entry {number}"))
             if self._stopping:
                 raise EdgeAsyncError("stopped before the journal was replayed; nothing was changed")
             return True
@@ -378,9 +378,9 @@ class Hub:
         for worker in self._workers.values():
             worker.start()
         try:
-            self.report(Report("listening", detail=self.address))
+            self.report(HubReport("listening", detail=self.address))
             if self._policy.trust == "open" and self._keys is None:
-                self.report(Report("warning", detail=MANY_NAMES))
+                self.report(HubReport("warning", detail=MANY_NAMES))
             self._resume()
             if self._keys is not None:
                 keyed = [member for member in self.core.members.members.values() if member.key]
@@ -408,13 +408,13 @@ class Hub:
         """Tell what was recovered, and resume it as a branch of its own."""
         run = self._run
         for remark in (*self._folder.remarks, *run.remarks):
-            self.report(Report("warning", detail=remark))
+            self.report(HubReport("warning", detail=remark))
         if run.checkpoint:
             detail = f"version {run.core.version}, from {run.checkpoint} and {run.entries} entries of the journal"
-            self.report(Report("resumed", detail=detail))
+            self.report(HubReport("resumed", detail=detail))
             self._engine.resume(secrets.token_hex(8), self._now_s())
         elif run.core.version:
-            self.report(Report("resumed", detail=f"version {run.core.version}, from {self.model_file} alone"))
+            self.report(HubReport("resumed", detail=f"version {run.core.version}, from {self.model_file} alone"))
 
     async def _close(self) -> None:
         """Finish pending work; the loop stays awake meanwhile, for an impatient second Ctrl-C.
@@ -510,7 +510,7 @@ class Hub:
 
     def warn(self, detail: str) -> None:
         """Report a problem that does not end the hub."""
-        self.report(Report("warning", detail=detail))
+        self.report(HubReport("warning", detail=detail))
 
     def fail(self, error: BaseException) -> None:
         """End with this error."""
@@ -579,7 +579,7 @@ class Hub:
         self._version_saved = version
         self._unwritten = trouble
         if trouble:
-            self.report(Report("warning", detail=trouble))
+            self.report(HubReport("warning", detail=trouble))
         if self._log is not None and covered:
             self._log.drop_through(covered)
 
@@ -601,7 +601,7 @@ class Hub:
                 self._folder.check()
                 newest()
             except (OSError, StorageError) as error:
-                self._loop.call_soon_threadsafe(self.report, Report("warning", detail=str(error)))
+                self._loop.call_soon_threadsafe(self.report, HubReport("warning", detail=str(error)))
 
         waiting, self._write_best = self._write_best, write
         if waiting is None:
@@ -629,7 +629,7 @@ class Hub:
 
         self._workers["evaluate"].submit(work)
 
-    def report(self, report: Report) -> None:
+    def report(self, report: HubReport) -> None:
         """Pass on what happened; an error there ends the hub, after what else is to be done now."""
         try:
             self._on_report(report)

@@ -38,7 +38,7 @@ from edgeasync.policies.frequency import AdaptiveFrequency
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol.codecs import ELEMENTWISE
 from edgeasync.protocol.messages import OtherFrozen
-from edgeasync.runtime.hub import RECORD_FILE, Hub, OnReport
+from edgeasync.runtime.hub import RECORD_FILE, HubRuntime, OnReport
 from edgeasync.training.evaluation import Evaluator
 from edgeasync.training.local_parameters import choose_local
 from edgeasync.training.numpy_models import Model
@@ -46,7 +46,7 @@ from edgeasync.training.plan import CodeModel, LocalTraining, ShippedModel, Trai
 
 _log = logging.getLogger(__name__)
 
-RECORD_FORMAT = 6
+RECORD_FORMAT = 1
 """Of `hub.json`, where it stands under `format`: the only format that is read. Increase it when a key changes."""
 
 
@@ -196,7 +196,7 @@ class HubSettings(RunSettings, frozen=True, kw_only=True):
         *,
         load: Callable[[OnnxModel], HubGraph] = load_graph,
         trust_code: bool = False,
-    ) -> Hub:
+    ) -> HubRuntime:
         """Return a hub that is not yet running; raises `AddressError`, `ConfigError` or `GraphError`.
 
         `load` builds the training graph of an ONNX model: in this process, unless another way is given. With
@@ -228,7 +228,7 @@ class HubSettings(RunSettings, frozen=True, kw_only=True):
             spec, initial = model.spec, lambda: model.initial(self.hub.seed)
         if self.model.local:
             choose_local(spec, self.model.local)
-        return Hub(
+        return HubRuntime(
             evaluator=self._make_evaluator(loaded),
             spec=spec,
             initial=initial,

@@ -17,8 +17,8 @@ import msgspec
 import numpy as np
 
 from edgeasync.core.engine.peer_engine import PeerEngine
-from edgeasync.core.peer.effects import Report, Stop
-from edgeasync.core.peer.events import PeersChanged, RoundDue, RoundHalfDue, StopRequested, TrainingBegun
+from edgeasync.core.peer.effects import EndPeer, PeerReport
+from edgeasync.core.peer.events import PeersChanged, PeerStopRequested, RoundDue, RoundHalfDue, TrainingBegun
 from edgeasync.core.peer.peer_core import PeerCore
 from edgeasync.core.peer.settings import PeerSettings
 from edgeasync.durable.keys import KeyPair
@@ -26,10 +26,10 @@ from edgeasync.durable.peers_file import PeerEntry, Peers
 from edgeasync.errors import StorageError
 from edgeasync.graphs.model_file import DIVERGED, check_finite, save_model
 from edgeasync.host.awaited_step import AwaitedStep
-from edgeasync.host.completion import Ending
+from edgeasync.host.completion import Completion
 from edgeasync.host.disk_watch import DiskWatch
 from edgeasync.host.worker import Worker
-from edgeasync.net.network import Network
+from edgeasync.net.network import ZmqNetwork
 from edgeasync.net.peer_sockets import PeerSockets
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.protocol.codecs import payload_bytes_limit
@@ -38,8 +38,8 @@ from edgeasync.protocol.wire import Buffer
 from edgeasync.runtime.engine_driver import EngineDriver
 from edgeasync.training.last_finite import LastFinite
 from edgeasync.training.trainer import (
-    AsyncTrainer,
     BufferedTrainer,
+    CoroutineTrainer,
     InterruptibleTrainer,
     ResettableTrainer,
     Trainer,
@@ -75,7 +75,7 @@ TOLD_STEPS = 100
 PEER_MODEL_FILE = "peer.safetensors"
 """The model of a peer in its state folder; `model.safetensors` there is a hub's."""
 
-OnReport = Callable[[Report], None]
+OnReport = Callable[[PeerReport], None]
 Result = TypeVar("Result")
 
 
@@ -117,7 +117,7 @@ class Peer:
         peers: Peers,
         *,
         incarnation: int,
-        trainer: Trainer | AsyncTrainer,
+        trainer: Trainer | CoroutineTrainer,
         parameters: Vector,
         settings: PeerSettings,
         file: Path | None = None,
@@ -158,7 +158,7 @@ class Peer:
         self._on_report = on_report or (lambda _: None)
         self._disk = DiskWatch(self._warn_from_thread, "a restart loses what was trained")
         self._told_diverged = False
-        self._ending = Ending("Peer")
+        self._ending = Completion("Peer")
         self._stopping = threading.Event()
         self._trained = self._leaving = False
         self._snapshot_of_trained = self._has_met = self._deserted = self._is_connected = False
@@ -207,13 +207,13 @@ class Peer:
         self._worker = Worker("train", self._fail_from_thread)
         self._aside = Worker("exchange", self._fail_from_thread)
         self._keeper = Worker("keep", self._fail_from_thread)
-        network = Network()
+        network = ZmqNetwork()
         try:
             return await self._serve(network)
         finally:
             network.close()
 
-    async def _serve(self, network: Network) -> str:
+    async def _serve(self, network: ZmqNetwork) -> str:
         try:
             self._sockets = PeerSockets(
                 self._own,
@@ -227,7 +227,7 @@ class Peer:
                 network=network,
                 on_message=self._on_message,
                 on_peers=lambda names: self._do(lambda: self._engine.handle(PeersChanged(names))),
-                on_trouble=lambda sentence: self.report(Report("warning", sentence)),
+                on_trouble=lambda sentence: self.report(PeerReport("warning", sentence)),
             )
             self._worker.start()
             self._aside.start()
@@ -261,7 +261,7 @@ class Peer:
             self._keep(self.parameters, self.steps_total)
         if not await asyncio.to_thread(self._keeper.close, WRITE_S):
             detail = f"{self._model_file}: not written in {WRITE_S:g} s; look at the disk"
-            self._on_report(Report("warning", detail))
+            self._on_report(PeerReport("warning", detail))
 
     # -- what people see and ask for --------------------------------------------------------------------------
 
@@ -335,7 +335,7 @@ class Peer:
             self._do(lambda: self._engine.handle(PeersChanged(names)))
 
     def _leave(self) -> None:
-        self._do(lambda: self._engine.handle(StopRequested()))
+        self._do(lambda: self._engine.handle(PeerStopRequested()))
 
     @property
     def _serves(self) -> bool:
@@ -374,7 +374,7 @@ class Peer:
         self._last_finite.note_mean()
         self._trainer.begin(parameters)
 
-    def report(self, report: Report) -> None:
+    def report(self, report: PeerReport) -> None:
         """Pass on what happened, and end once enough has."""
         now_s = time.monotonic()
         if report.event == "peer_found":
@@ -403,7 +403,7 @@ class Peer:
             self._loop.call_soon(self.request_stop)
         self._on_report(report)
 
-    def _ends_with(self, report: Report) -> bool:
+    def _ends_with(self, report: PeerReport) -> bool:
         """Return whether this was the last round, or all others have gone and no round will come."""
         if report.event == "round_done":
             return self._snapshot_of_trained if self._rounds_max is None else self.times.rounds >= self._rounds_max
@@ -411,7 +411,7 @@ class Peer:
             return self._trained if self._rounds_max is None else self._meets
         return False
 
-    def stop(self, stop: Stop) -> None:
+    def stop(self, stop: EndPeer) -> None:
         """End."""
         self._ending.reach(stop.reason)
 
@@ -430,17 +430,17 @@ class Peer:
         """Let the engine act, and leave once nobody needs this device's round any more."""
         action()
         if self._leaving and not self._serves:
-            self._engine.handle(StopRequested())
+            self._engine.handle(PeerStopRequested())
 
     def _warn_from_thread(self, sentence: str) -> None:
-        self._loop.call_soon_threadsafe(self._on_report, Report("warning", sentence))
+        self._loop.call_soon_threadsafe(self._on_report, PeerReport("warning", sentence))
 
     def _fail_from_thread(self, error: BaseException) -> None:
         self._loop.call_soon_threadsafe(self._fail_and_leave, error)
 
     def _fail_and_leave(self, error: BaseException) -> None:
         self._ending.fail(error)
-        self._engine.handle(StopRequested())  # says goodbye
+        self._engine.handle(PeerStopRequested())  # says goodbye
 
     # -- the training thread ---------------------------------------------------------------------------------
 

@@ -21,10 +21,10 @@ from edgeasync.losses import OnnxLoss
 from edgeasync.net.address import host_of
 from edgeasync.parameters import Vector
 from edgeasync.protocol.messages import Frozen
-from edgeasync.runtime.agent_settings import AgentSection, AgentSettings, CareSection, PeersSection
+from edgeasync.runtime.agent_settings import AgentSection, AgentSettings, PeersSection, ThrottleSection
 from edgeasync.runtime.peer import PEER_MODEL_FILE, OnReport, Peer
 from edgeasync.training.plan import ReceivedGraph, ShippedModel, TrainingPlan
-from edgeasync.training.trainer import AsyncTrainer, Trainer
+from edgeasync.training.trainer import CoroutineTrainer, Trainer
 
 _log = logging.getLogger(__name__)
 
@@ -54,17 +54,17 @@ class PeerModel(NamedTuple):
     `frozen` is the checksum of the model's arrays that do not travel.
     """
 
-    trainer: Trainer | AsyncTrainer
+    trainer: Trainer | CoroutineTrainer
     initial: Vector
     forward: bytes | None = None
     frozen: Frozen | None = None
 
 
-def find_unkept(section: AgentSection, care: CareSection) -> str | None:
-    """Return a setting of `[agent]` or `[care]` that an agent without a hub would not keep to, if one is said."""
+def find_unkept(section: AgentSection, throttle: ThrottleSection) -> str | None:
+    """Return a setting of `[agent]` or `[throttle]` that an agent without a hub would not keep to, if any."""
     usual = AgentSection()
-    if care != CareSection():
-        return "[care]"
+    if throttle != ThrottleSection():
+        return "[throttle]"
     return next((key for key in OF_A_HUB if getattr(section, key) != getattr(usual, key)), None)
 
 

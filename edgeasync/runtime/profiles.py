@@ -1,7 +1,7 @@
 """What suits a kind of board, where its settings leave that open. Chosen by what the machine says of itself.
 
 These are guesses from the boards' data sheets: none of them was measured on such a board. How many examples are
-computed at once follows from the memory that is free, and how fast steps follow one another from `[care]`.
+computed at once follows from the memory that is free, and how fast steps follow one another from `[throttle]`.
 """
 
 import os

@@ -4,14 +4,14 @@ import contextlib
 import time
 from collections.abc import Callable
 
-from edgeasync.core.device.data_quota import Day, DayRecord
-from edgeasync.durable.quota_file import DayFile
+from edgeasync.core.device.data_quota import DataQuota, QuotaRecord
+from edgeasync.durable.quota_file import QuotaFile
 from edgeasync.errors import StorageError
 from edgeasync.host.disk_watch import DiskWatch
 from edgeasync.host.worker import Worker
 
 
-class DayKeeper:
+class QuotaKeeper:
     """Writes the count in a thread of its own: the one that trains may be busy for minutes.
 
     The agent calls `begin` and `keep` on its loop. `close` waits for the thread, so the agent calls it in another.
@@ -19,19 +19,23 @@ class DayKeeper:
     """
 
     def __init__(
-        self, file: DayFile, day: Day, warn: Callable[[str], None], fail: Callable[[BaseException], None]
+        self,
+        file: QuotaFile,
+        data_quota: DataQuota,
+        warn: Callable[[str], None],
+        fail: Callable[[BaseException], None],
     ) -> None:
         self._file = file
-        self._day = day
+        self._quota = data_quota
         self._worker = Worker("day", fail)
         self._disk = DiskWatch(warn, "a restart forgets bytes of the day")
 
     def begin(self) -> None:
         """Continue the day of an earlier start, and start the thread; raises `StorageError`."""
-        self._day.recall(self._file.read())
+        self._quota.recall(self._file.read())
         self._worker.start()
 
-    def keep(self, record: DayRecord) -> None:
+    def keep(self, record: QuotaRecord) -> None:
         """Write the count soon."""
         self._worker.submit(lambda: self._disk.write(lambda: self._file.write(record)))
 
@@ -39,4 +43,4 @@ class DayKeeper:
         """Keep the count of a device that stops, to the byte, unless the thread hangs."""
         if self._worker.close(timeout_s):
             with contextlib.suppress(StorageError):
-                self._file.write(self._day.record(time.monotonic()))
+                self._file.write(self._quota.record(time.monotonic()))

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from edgeasync.core.device.effects import FINISHED
-from edgeasync.runtime.agent import Agent
+from edgeasync.runtime.agent import AgentRuntime
 
 NEXT_RUN_S = 10.0
 """How long after a run's end a device looks for its hub again: a hub that has finished takes a while to leave."""
@@ -17,7 +17,10 @@ class RunAfterRun:
     """
 
     def __init__(
-        self, make_agent: Callable[[], Agent], on_finished: Callable[[], None], next_run_s: float = NEXT_RUN_S
+        self,
+        make_agent: Callable[[], AgentRuntime],
+        on_finished: Callable[[], None],
+        next_run_s: float = NEXT_RUN_S,
     ) -> None:
         self._make_agent = make_agent
         self._on_finished = on_finished

@@ -9,7 +9,7 @@ import msgspec
 from edgeasync.core.arrays.spool import HeldModel, Spool, TrainerState
 from edgeasync.errors import ProtocolError, StorageError
 from edgeasync.host.disk_watch import DiskWatch
-from edgeasync.training.trainer import AsyncTrainer, ResumableTrainer, Trainer
+from edgeasync.training.trainer import CoroutineTrainer, ResumableTrainer, Trainer
 
 
 class KeptSpool(Protocol):
@@ -58,7 +58,7 @@ class SpoolKeeper:
             return spool, held
         return None, held
 
-    def restore(self, trainer: Trainer | AsyncTrainer) -> None:
+    def restore(self, trainer: Trainer | CoroutineTrainer) -> None:
         """Let a new trainer continue where that of the earlier start was, if it can."""
         if self._trainer_state is not None and isinstance(trainer, ResumableTrainer):
             try:
@@ -67,7 +67,7 @@ class SpoolKeeper:
                 self._warn(f"the trainer begins from scratch: {error}")
         self._trainer_state = None
 
-    def keep(self, spool: Spool, trainer: Trainer | AsyncTrainer | None) -> None:
+    def keep(self, spool: Spool, trainer: Trainer | CoroutineTrainer | None) -> None:
         """Write an update and the trainer's state."""
         if isinstance(trainer, ResumableTrainer):
             spool = msgspec.structs.replace(spool, trainer=trainer.state())

@@ -18,7 +18,7 @@ from edgeasync.parameters import ParameterSpec, Vector, first_difference
 from edgeasync.protocol.messages import Welcome
 from edgeasync.training.local_parameters import LocalParameters
 from edgeasync.training.trainer import (
-    AsyncTrainer,
+    CoroutineTrainer,
     InterruptibleTrainer,
     ResettableTrainer,
     Trainer,
@@ -28,7 +28,7 @@ from edgeasync.training.trainer import (
 DRAWN_OUT_S = 1.0
 """How often a thread that draws a step out shows that it does not hang."""
 
-MakeTrainer = Callable[[Welcome], Trainer | AsyncTrainer]
+MakeTrainer = Callable[[Welcome], Trainer | CoroutineTrainer]
 MakeInitial = Callable[[ParameterSpec], Vector]
 Validate = Callable[[Vector], float | None]
 Result = TypeVar("Result")
@@ -62,7 +62,7 @@ class TrainingThread:
         warn: Callable[[str], None],
         fail: Callable[[BaseException], None],
     ) -> None:
-        self.trainer: Trainer | AsyncTrainer | None = None
+        self.trainer: Trainer | CoroutineTrainer | None = None
         self.steps_total = 0
         """Local steps taken since the start; counted in the thread."""
         self._make_trainer, self._make_initial = make_trainer, make_initial
@@ -95,7 +95,7 @@ class TrainingThread:
         """Do `work` after all that was asked for before, then call `then` on the loop."""
         self._worker.submit(lambda: self._hand_over(partial(then, work())))
 
-    def prepare(self, welcome: Welcome) -> Trainer | AsyncTrainer:
+    def prepare(self, welcome: Welcome) -> Trainer | CoroutineTrainer:
         """Make the trainer, hold it against the hub's description, and return it; runs in this thread."""
         trainer = self.trainer = self._make_trainer(welcome)
         if trainer.spec != welcome.spec:

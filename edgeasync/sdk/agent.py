@@ -15,14 +15,14 @@ import numpy.typing as npt
 
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.config import convert, whole_path
-from edgeasync.core.device.effects import Report
+from edgeasync.core.device.effects import DeviceReport
 from edgeasync.durable.identity import default_device_id
 from edgeasync.errors import ConfigError, HubUnreachableError
 from edgeasync.losses import LossSetting, check_loss
-from edgeasync.net.network import Network
+from edgeasync.net.network import ZmqNetwork
 from edgeasync.parameters import Vector
-from edgeasync.runtime.agent import Agent as RuntimeAgent
-from edgeasync.runtime.agent_settings import AgentSection, CareSection, PeersSection
+from edgeasync.runtime.agent import AgentRuntime as RuntimeAgent
+from edgeasync.runtime.agent_settings import AgentSection, PeersSection, ThrottleSection
 from edgeasync.runtime.device import Device, find_device
 from edgeasync.runtime.peer import Peer
 from edgeasync.runtime.peer_device import find_unkept
@@ -42,7 +42,7 @@ from edgeasync.sdk.peers import check_topology
 from edgeasync.sdk.service import Service
 from edgeasync.sdk.shares import Share, check_apart, split
 from edgeasync.training.plan import LocalTraining
-from edgeasync.training.trainer import AsyncTrainer, Trainer
+from edgeasync.training.trainer import CoroutineTrainer, Trainer
 
 LOG = logging.getLogger("edgeasync.agent")
 
@@ -69,7 +69,8 @@ class Agent(Service):
       this machine only if it is `insecure`.
     - `optimizer`, `batch_size`, `metrics`, `keep_optimizer_state`: of this device, instead of the hub's.
     - `loss`: the loss that this device expects the hub's training graph to have; another one is refused.
-    - `care`: keys of `[care]` in a settings file, by their names: then the agent pauses when this device is too
+    - `throttle`: keys of `[throttle]` in a settings file, by their names: then the agent pauses when this device
+    is too
       hot, from 80 C on, or as the keys say. Without it the agent looks at no sensor.
     - `epochs`: passes over this device's data between two exchanges, instead of the hub's number of local steps.
     - `passes`: over its own data, after which the agent ends; each takes every example once. With a `state` folder
@@ -105,7 +106,7 @@ class Agent(Service):
         data: object = None,
         *,
         model: object = None,
-        trainer: Trainer | AsyncTrainer | list[Any] | str | None = None,
+        trainer: Trainer | CoroutineTrainer | list[Any] | str | None = None,
         initial: Mapping[str, npt.ArrayLike] | Vector | None = None,
         workers: int | None = None,
         name: str | None = None,
@@ -120,11 +121,11 @@ class Agent(Service):
         validation: object = None,
         epochs: float | None = None,
         passes: int | None = None,
-        care: Mapping[str, object] | None = None,
+        throttle: Mapping[str, object] | None = None,
         seed: int = 0,
         callbacks: Sequence[Callback] = (),
         timeout_s: float | None = None,
-        on_report: Callable[[Report], None] | None = None,
+        on_report: Callable[[DeviceReport], None] | None = None,
         topology: str = "star",
         peers: str | Path | None = None,
         output: str | None = None,
@@ -137,7 +138,7 @@ class Agent(Service):
         of_model: GraphArguments = {"output": output, "train": train, "freeze": freeze}
         self._graph = _graph_of(loss, of_model, with_hub=self._peers is None)
         if self._peers is not None:
-            unfit = {"hub": hub, "epochs": epochs, "care": care, "callbacks": callbacks}
+            unfit = {"hub": hub, "epochs": epochs, "throttle": throttle, "callbacks": callbacks}
             unfit |= {"initial": initial is not None, "validation": validation is not None}
             _check_peer(unfit, model, trainer, workers, state)
         if isinstance(trainer, str):
@@ -178,7 +179,9 @@ class Agent(Service):
         self._validation = whole_path(validation)
         self._epochs = epochs
         self._passes = passes
-        self._care = None if care is None else convert(dict(care), CareSection, where="Agent(care=...)")
+        self._throttle = (
+            None if throttle is None else convert(dict(throttle), ThrottleSection, where="Agent(care=...)")
+        )
         self._callbacks = Callbacks(callbacks, events.OF_AN_AGENT)
         self._on_report = on_report
         self._workers: list[AgentWorker | PeerWorker] = []
@@ -249,7 +252,7 @@ class Agent(Service):
 
     async def _serve(self) -> str:
         began_s = time.monotonic()
-        network = None if self._workers_count == 1 else Network()
+        network = None if self._workers_count == 1 else ZmqNetwork()
         async with self._callbacks as told:
             told.on_stop = self._stop_because
             reason = "interrupted"
@@ -333,7 +336,7 @@ class Agent(Service):
     def _in_callback(self) -> bool:
         return self._callbacks.here
 
-    def _find_workers(self, network: Network | None) -> Sequence[AgentWorker | PeerWorker]:
+    def _find_workers(self, network: ZmqNetwork | None) -> Sequence[AgentWorker | PeerWorker]:
         """Return the devices, with their data read."""
         if self._peers is not None:
             local = local_training(**self._own)
@@ -371,7 +374,7 @@ class Agent(Service):
                 validation=self._validation,
                 epochs=self._epochs,
                 passes=self._passes,
-                care=self._care,
+                throttle=self._throttle,
                 tell=self._callbacks.tell,
                 on_report=self._report,
                 network=network,
@@ -395,7 +398,7 @@ class Agent(Service):
         own = local_training(**self._own)
         return msgspec.structs.replace(local, **{key: getattr(own, key) for key in self._own})
 
-    def _report(self, report: Report) -> None:
+    def _report(self, report: DeviceReport) -> None:
         joined = sum(worker.joined.done() for worker in self._workers)
         if joined == self._workers_count and not self._let_in.done():
             self._let_in.set_result(None)
@@ -453,7 +456,7 @@ def _peers_section(topology: str, peers: str | Path | None, settings: dict[str, 
 def _agent_section(said: dict[str, Any], *, with_hub: bool) -> AgentSection:
     """Return the section; raises `ConfigError` for a key that an agent without a hub would not keep to."""
     section = convert(said, AgentSection, where="Agent")
-    unkept = None if with_hub else find_unkept(section, CareSection())
+    unkept = None if with_hub else find_unkept(section, ThrottleSection())
     if unkept is not None:
         raise ConfigError(f"{unkept} is for an agent with a hub; leave it out, or leave out topology")
     return section

@@ -9,18 +9,18 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from edgeasync.core.device.effects import Report
-from edgeasync.core.device.events import DeviceEvent, ModelInstalled, Received
+from edgeasync.core.device.effects import DeviceReport
+from edgeasync.core.device.events import DeviceEvent, DeviceReceived, ModelInstalled
 from edgeasync.core.hub.outcomes import outcome_name
 from edgeasync.data.dataset import Dataset
 from edgeasync.durable.identity import DeviceFolder, DeviceIdentity
 from edgeasync.errors import ConfigError, EdgeAsyncError
 from edgeasync.losses import LossSetting, kind_of
-from edgeasync.net.network import Network
+from edgeasync.net.network import ZmqNetwork
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.protocol.messages import Ack, Assignment, Duplicate, Push, Welcome
-from edgeasync.runtime.agent import Agent
-from edgeasync.runtime.agent_settings import AgentSection, CareSection
+from edgeasync.runtime.agent import AgentRuntime
+from edgeasync.runtime.agent_settings import AgentSection, ThrottleSection
 from edgeasync.runtime.device import Device, make_agent, planned_trainer
 from edgeasync.runtime.training_thread import MakeInitial
 from edgeasync.sdk import events
@@ -45,7 +45,7 @@ class AgentWorker:
     - `own` changes what the device decides itself of how it trains, and `epochs` are its passes over its data
       between two exchanges. `validation` are data or a function, or the share of its own data that is kept back.
       Another `loss` of the hub's graph is refused. After `passes` it takes no more steps.
-      `care` says when it pauses.
+      `throttle` says when it pauses.
     - `tell` is given events, and `on_report` what the agent reports.
     """
 
@@ -62,12 +62,12 @@ class AgentWorker:
         validation: object,
         epochs: float | None,
         passes: int | None,
-        care: CareSection | None = None,
+        throttle: ThrottleSection | None = None,
         tell: Callable[[events.Event], None],
-        on_report: Callable[[Report], None],
-        network: Network | None,
+        on_report: Callable[[DeviceReport], None],
+        network: ZmqNetwork | None,
     ) -> None:
-        self.agent: Agent | None = None
+        self.agent: AgentRuntime | None = None
         self.joined: concurrent.futures.Future[None] = concurrent.futures.Future()
         """Done once the hub has let it in."""
         self._section = section
@@ -78,7 +78,7 @@ class AgentWorker:
         self._own = own
         self._epochs = epochs
         self._passes = passes
-        self._care = care
+        self._throttle = throttle
         self._tell = tell
         self._on_report = on_report
         self._network = network
@@ -107,7 +107,7 @@ class AgentWorker:
         version = None if self.agent is None else self.agent.version
         return -1 if version is None else version
 
-    def make(self) -> Agent:
+    def make(self) -> AgentRuntime:
         """Open the state folder, and make the agent; raises what `make_agent` and `DeviceFolder` raise."""
         device, part = self._device, self._part
         own = self._model if isinstance(part, Dataset) else part
@@ -127,7 +127,7 @@ class AgentWorker:
             frozen=frozen_of(own),
             on_report=self._report,
             observe=self._observe,
-            care=self._care,
+            throttle=self._throttle,
             network=self._network,
         )
         return self.agent
@@ -179,7 +179,7 @@ class AgentWorker:
 
     # -- what happens ----------------------------------------------------------------------------------------
 
-    def _report(self, report: Report) -> None:
+    def _report(self, report: DeviceReport) -> None:
         of: dict[str, Any] = {"time_s": self.now_s, "device": self._device.device_id}
         if report.event == "joined":
             if not self.joined.done():
@@ -197,7 +197,7 @@ class AgentWorker:
         assert agent is not None
         self._push = agent.pending_push or self._push
         match event:
-            case Received(message=Ack() as ack) | Received(message=Assignment(ack=Ack() as ack)):
+            case DeviceReceived(message=Ack() as ack) | DeviceReceived(message=Assignment(ack=Ack() as ack)):
                 if self._push is not None and ack.seq == self._push.seq:
                     self._outcome = outcome_name(
                         ack.outcome.first if isinstance(ack.outcome, Duplicate) else ack.outcome
@@ -205,7 +205,7 @@ class AgentWorker:
             case ModelInstalled(assignment=assignment) if self._push is not None and self._outcome:
                 self._tell_exchange(agent, self._push, assignment.version.number)
 
-    def _tell_exchange(self, agent: Agent, push: Push, version: int) -> None:
+    def _tell_exchange(self, agent: AgentRuntime, push: Push, version: int) -> None:
         up, down = self._bytes
         self._bytes = agent.bytes_up, agent.bytes_down
         outcome, self._outcome = self._outcome, ""
@@ -240,7 +240,7 @@ class AgentWorker:
         self._tell(evaluation)
         return evaluation
 
-    def _watch_own(self, agent: Agent, welcome: Welcome) -> None:
+    def _watch_own(self, agent: AgentRuntime, welcome: Welcome) -> None:
         """Let each update tell the loss of this device's own parameters, if it can measure that."""
         if self._validation is not None:
             evaluate = self._evaluator(self._validation, "validation", welcome)
@@ -263,7 +263,7 @@ class AgentWorker:
         return NumpyEvaluator(model, dataset)
 
 
-def _newest(agent: Agent) -> tuple[int, Vector]:
+def _newest(agent: AgentRuntime) -> tuple[int, Vector]:
     """Return number and copy of the agent's newest model; wait while it is being installed."""
     until_s = time.monotonic() + INSTALL_S
     while (found := agent.copy_model()) is None:

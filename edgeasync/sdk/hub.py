@@ -16,7 +16,7 @@ from edgeasync.errors import ConfigError, EdgeAsyncError
 from edgeasync.losses import LossSetting
 from edgeasync.net.address import DEFAULT_ADDRESS
 from edgeasync.policies.policy import Policy
-from edgeasync.runtime.hub import Hub as RuntimeHub
+from edgeasync.runtime.hub import HubRuntime as RuntimeHub
 from edgeasync.sdk.callbacks import Callback, Callbacks
 from edgeasync.sdk.events import Best, End, Event, Join, Leave
 from edgeasync.sdk.history import History

@@ -14,11 +14,11 @@ import numpy.typing as npt
 
 from edgeasync.config import convert
 from edgeasync.core.arrays.spool import TrainerState
-from edgeasync.core.device.effects import Report
+from edgeasync.core.device.effects import DeviceReport
 from edgeasync.durable.identity import DeviceFolder, DeviceIdentity, default_device_id
 from edgeasync.errors import ConfigError, EdgeAsyncError
 from edgeasync.protocol.messages import Welcome
-from edgeasync.runtime.agent import Agent as RuntimeAgent
+from edgeasync.runtime.agent import AgentRuntime as RuntimeAgent
 from edgeasync.runtime.agent_settings import AgentSection
 from edgeasync.runtime.device import find_device, make_agent
 from edgeasync.sdk.joined_peers import JoinedPeers, peers_section
@@ -26,7 +26,7 @@ from edgeasync.sdk.lockstep import Lockstep
 from edgeasync.sdk.models import maker_of
 from edgeasync.sdk.participants import Participant, check_same, frozen_of, participant_of
 from edgeasync.sdk.peers import check_topology
-from edgeasync.sdk.user_loop import ENDING_S, OwnLoop
+from edgeasync.sdk.user_loop import ENDING_S, UserLoop
 from edgeasync.training.plan import read_plan
 
 LOG = logging.getLogger("edgeasync.join")
@@ -40,7 +40,7 @@ TROUBLES = {"disconnected", "quarantined", "resting", "unreachable", "waiting", 
 """Reports that say why a session is not connected."""
 
 
-class JoinedLoop(OwnLoop):
+class JoinedLoop(UserLoop):
     """Takes part in a run from a loop of your own; `join` makes one.
 
     After every step of the optimizer the session counts. At the end of an assignment it sends the update, and
@@ -230,7 +230,7 @@ class JoinedLoop(OwnLoop):
             self._agent.validate = lambda _: lockstep.take_score()
         return lockstep
 
-    def _report(self, report: Report) -> None:
+    def _report(self, report: DeviceReport) -> None:
         if report.event in TROUBLES:
             self._trouble = report.detail
         level = logging.WARNING if report.event in ("waiting", "warning", "unreachable") else logging.INFO
@@ -254,7 +254,7 @@ def join(
     topology: str = "star",
     peers: str | Path | None = None,
     **settings: Any,
-) -> OwnLoop:
+) -> UserLoop:
     """Take part in a hub's run from a training loop that stays yours; use it by `with`.
 
     - `hub`: its address, or several.

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from edgeasync.config import convert, expanded
-from edgeasync.core.peer.effects import Report
+from edgeasync.core.peer.effects import PeerReport
 from edgeasync.durable.identity import DeviceFolder, default_device_id
 from edgeasync.errors import ConfigError
 from edgeasync.parameters import ParameterSpec
@@ -18,7 +18,7 @@ from edgeasync.runtime.peer import Peer
 from edgeasync.runtime.peer_device import PeerModel, make_peer
 from edgeasync.sdk.lockstep import Lockstep
 from edgeasync.sdk.participants import Participant, frozen_of
-from edgeasync.sdk.user_loop import ENDING_S, OwnLoop
+from edgeasync.sdk.user_loop import ENDING_S, UserLoop
 
 LOG = logging.getLogger("edgeasync.join")
 
@@ -28,7 +28,7 @@ _ENDS = ("steps_max", "epochs", "rounds_max", "out")
 """Keys of `[peers]` that say when a device ends, and what it does then."""
 
 
-class JoinedPeers(OwnLoop):
+class JoinedPeers(UserLoop):
     """Averages the model of a loop of your own with those of other devices; `join` makes one.
 
     It begins once all others of the file are there, or after a lease. At the end of `with` it waits for one more
@@ -126,7 +126,7 @@ class JoinedPeers(OwnLoop):
             self._trainer.interrupt()
             folder.close()
 
-    def _report(self, report: Report) -> None:
+    def _report(self, report: PeerReport) -> None:
         level = logging.WARNING if report.event in ("warning", "refused") else logging.INFO
         detail = ": ".join(filter(None, (report.peer, report.detail)))
         if level == logging.WARNING:

@@ -24,7 +24,7 @@ from edgeasync.metrics import check_metrics
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.protocol.messages import Frozen
 from edgeasync.sdk.participants import check_same
-from edgeasync.training.evaluation import Evaluation, Evaluator, add_up, mean_of, rows_at_once
+from edgeasync.training.evaluation import EvaluationResult, Evaluator, add_up, mean_of, rows_at_once
 from edgeasync.training.losses import LossSum
 from edgeasync.training.numpy_models import MlpModel, SoftmaxModel
 from edgeasync.training.plan import LocalTraining, ReceivedGraph, ShippedModel, TrainingPlan
@@ -299,7 +299,7 @@ class _OwnEvaluator:
         arrays = data.features.arrays.values() if isinstance(data.features, Inputs) else [data.x]
         self._rows = rows_at_once(sum(int(np.prod(array.shape[1:])) for array in arrays))
 
-    def __call__(self, parameters: Vector) -> Evaluation:
+    def __call__(self, parameters: Vector) -> EvaluationResult:
         arrays, data = self._spec.views(parameters), self._data
         predicts = hasattr(self._model, "predict") and data.y.dtype.kind == "i"
 
@@ -321,12 +321,12 @@ class _OwnEvaluator:
 def evaluator_of(evaluate: Callable[[Arrays], Any], spec: ParameterSpec) -> Evaluator:
     """Return an evaluator from a function of the named arrays.
 
-    It returns a loss, a loss and an accuracy, or an `Evaluation`.
+    It returns a loss, a loss and an accuracy, or an `EvaluationResult`.
     """
 
-    def evaluator(parameters: Vector) -> Evaluation:
+    def evaluator(parameters: Vector) -> EvaluationResult:
         found = evaluate(spec.views(parameters))
-        if isinstance(found, Evaluation):
+        if isinstance(found, EvaluationResult):
             return found
         loss, accuracy = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
         try:
@@ -337,7 +337,7 @@ def evaluator_of(evaluate: Callable[[Arrays], Any], spec: ParameterSpec) -> Eval
             ) from None
         if accuracy is not None and not 0.0 <= accuracy <= 1.0:
             raise ConfigError(f"evaluate returned the accuracy {accuracy:g}; return a share from 0 to 1")
-        return Evaluation(loss, accuracy, 0)
+        return EvaluationResult(loss, accuracy, 0)
 
     return evaluator
 

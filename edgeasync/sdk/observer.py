@@ -9,13 +9,13 @@ from functools import partial
 from typing import Any
 
 from edgeasync.core.arrays.hub_model import Snapshot
-from edgeasync.core.hub.effects import Fold, HubEffect, Report
+from edgeasync.core.hub.effects import Fold, HubEffect, HubReport
 from edgeasync.core.hub.events import Evaluated, HubEvent, PushArrived
 from edgeasync.core.hub.outcomes import first_outcome, outcome_name
 from edgeasync.protocol.messages import FirstOutcome, Rejected
-from edgeasync.runtime.hub import Hub
+from edgeasync.runtime.hub import HubRuntime
 from edgeasync.sdk import events
-from edgeasync.sdk.stop import Progress, Stop
+from edgeasync.sdk.stop import Stop, TrainingProgress
 
 LOG = logging.getLogger("edgeasync.hub")
 
@@ -75,7 +75,7 @@ class Observer:
         """Devices with `NOT_FINITE_MAX` such updates or more."""
         self._told_diverged = False
 
-    def watch(self, hub: Hub, loop: asyncio.AbstractEventLoop) -> None:
+    def watch(self, hub: HubRuntime, loop: asyncio.AbstractEventLoop) -> None:
         """Watch a hub that is to run on this loop; call this before it runs."""
         self._hub, self._loop = hub, loop
 
@@ -93,10 +93,10 @@ class Observer:
         for effect in effects:
             if isinstance(effect, Fold):
                 self._on_version(effect, now_s)
-            elif isinstance(effect, Report):
+            elif isinstance(effect, HubReport):
                 self._on_decided(effect, now_s)
 
-    def _on_decided(self, report: Report, now_s: float) -> None:
+    def _on_decided(self, report: HubReport, now_s: float) -> None:
         """Tell what the core reports, as it is now, once it is on disk."""
         told = event_of(report.event, report.device_id, report.detail, now_s, report.figures)
         if isinstance(told, events.Leave):
@@ -110,7 +110,7 @@ class Observer:
         if told is not None:
             self._hub.show(partial(self._note, told))
 
-    def on_report(self, report: Report) -> None:
+    def on_report(self, report: HubReport) -> None:
         """See what the hub tells people; what its core has decided is known already."""
         if report.decided_s is not None:
             return
@@ -136,7 +136,7 @@ class Observer:
         member, outcome = core.members.by_peer(event.peer), first_outcome(effects)
         if member is None or outcome is None:
             return
-        history = member.history
+        history = member.measurements
         if not isinstance(outcome, Rejected):
             self._trained += push.examples
         if self._not_finite or isinstance(outcome, Rejected):
@@ -185,7 +185,7 @@ class Observer:
         when, core = self._until.when, self._hub.core
         if when is None:
             return
-        progress = Progress(
+        progress = TrainingProgress(
             updates=core.updates_applied,
             version=core.version,
             seconds=now_s - (self._began_s or 0.0),

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.config import expanded
-from edgeasync.core.device.effects import Report
-from edgeasync.core.peer.effects import Report as PeerReport
+from edgeasync.core.device.effects import DeviceReport
+from edgeasync.core.peer.effects import PeerReport
 from edgeasync.data.dataset import Dataset
 from edgeasync.durable.identity import DeviceFolder, default_device_id
 from edgeasync.errors import ConfigError, EdgeAsyncError
@@ -22,10 +22,10 @@ from edgeasync.runtime.peer_device import PeerModel, make_peer
 from edgeasync.sdk import events
 from edgeasync.sdk.models import Prepared, as_dataset, evaluator_of, prepare
 from edgeasync.sdk.shares import Share
-from edgeasync.training.evaluation import Evaluation
+from edgeasync.training.evaluation import EvaluationResult
 from edgeasync.training.plan import LocalTraining
 
-OnReport = Callable[[Report], None]
+OnReport = Callable[[DeviceReport], None]
 
 
 class PeerWorker:
@@ -117,7 +117,7 @@ class PeerWorker:
             if callable(data)
             else prepared.make_evaluator(as_dataset(data, "data"))
         )
-        found: Evaluation = evaluator(vector)
+        found: EvaluationResult = evaluator(vector)
         now_s = time.monotonic() - self._began_s
         return events.Evaluation(time_s=now_s, version=self.version, loss=found.loss, accuracy=found.accuracy)
 
@@ -126,4 +126,4 @@ class PeerWorker:
             self.joined.set_result(None)
         detail = ": ".join(filter(None, (report.peer, report.detail)))
         event: Any = report.event
-        self._on_report(Report(event, detail))
+        self._on_report(DeviceReport(event, detail))

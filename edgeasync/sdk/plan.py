@@ -13,10 +13,10 @@ from edgeasync.config import convert, expanded
 from edgeasync.core.hub.settings import StopCondition
 from edgeasync.data.dataset import Dataset
 from edgeasync.errors import ConfigError
-from edgeasync.net.network import Network
+from edgeasync.net.network import ZmqNetwork
 from edgeasync.plugins import refuse_modules_in
 from edgeasync.policies.policy import Policy
-from edgeasync.runtime.hub import Hub
+from edgeasync.runtime.hub import HubRuntime
 from edgeasync.runtime.hub_settings import HubSettings, RunSettings
 from edgeasync.sdk.models import (
     GraphArguments,
@@ -38,7 +38,7 @@ SEEDS = 1 << 62
 """As many as a settings file may name."""
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class HubPlan(msgspec.Struct, frozen=True, kw_only=True):
     """All that a hub needs to begin."""
 
     prepared: Prepared
@@ -66,7 +66,7 @@ def plan_run(
     settings: Mapping[str, Any] | None,
     local: Sequence[str] = (),
     **training: Any,
-) -> Plan:
+) -> HubPlan:
     """Return the plan of a run; `hub` are keys of `[hub]` that the arguments of the caller say.
 
     `local` are patterns of arrays that each device keeps to itself. `training` is as for `local_training`.
@@ -97,7 +97,7 @@ def plan_run(
                 "function of the named arrays"
             )
     evaluator = make_evaluator(evaluate, until, prepared)
-    return Plan(prepared=prepared, sections=sections, evaluator=evaluator, local=patterns)
+    return HubPlan(prepared=prepared, sections=sections, evaluator=evaluator, local=patterns)
 
 
 _WANTED = {
@@ -121,14 +121,14 @@ def check_seed(seed: object) -> None:
 
 
 def make_hub(
-    plan: Plan,
+    plan: HubPlan,
     bind: str,
     observer: Observer,
-    network: Network | None = None,
+    network: ZmqNetwork | None = None,
     keys: Path | None = None,
     *,
     trust_code: bool = False,
-) -> Hub:
+) -> HubRuntime:
     """Return the hub of a plan, not running yet, which is to listen at `bind`; `keys` are for this start alone.
 
     With `trust_code` it imports plugins that only the run's folder names.
@@ -138,7 +138,7 @@ def make_hub(
     model: Model | ShippedModel | CodeModel = prepared.shipped or CodeModel()
     if plan.local:
         model = replace(model, local=plan.local)
-    return Hub(
+    return HubRuntime(
         spec=prepared.spec,
         initial=lambda: np.array(prepared.initial),
         policy=sections.policy,
@@ -165,7 +165,7 @@ def make_hub(
     )
 
 
-def _record(plan: Plan) -> bytes | None:
+def _record(plan: HubPlan) -> bytes | None:
     """Return the settings as the commands read them, unless Python code alone describes the model."""
     if plan.prepared.described is None or not plan.recordable:
         return None

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from edgeasync.config import expanded
 from edgeasync.durable.files import replace_file
 from edgeasync.durable.history import read_history
-from edgeasync.durable.run_replay import Happening, Line, RunReplay
+from edgeasync.durable.run_replay import Line, RunEvent, RunReplay
 from edgeasync.graphs.export import ONNX_SUFFIX, check_suffix, refuse_onnx, write_arrays
 from edgeasync.graphs.graph_model import FORWARD_FILE, held_file
 from edgeasync.ops.runs import list_checkpoints
@@ -158,7 +158,7 @@ def _read_events(folder: Path) -> list[Event]:
         return found
 
     def note(line: Line) -> bool:
-        if isinstance(line, Happening):
+        if isinstance(line, RunEvent):
             event = event_of(line.event, line.device, line.detail, line.hub_s, line.figures)
             found.extend(() if event is None else (event,))
         return True

@@ -10,7 +10,7 @@ from edgeasync.core.hub.settings import StopCondition
 from edgeasync.errors import ConfigError
 
 
-class Progress(msgspec.Struct, frozen=True, kw_only=True):
+class TrainingProgress(msgspec.Struct, frozen=True, kw_only=True):
     """How far a run is: what `Stop(when=)` decides by."""
 
     updates: int
@@ -43,7 +43,7 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True):
     loss: float | None = None
     accuracy: float | None = None
     epochs: float | None = None
-    when: Callable[[Progress], Any] | None = None
+    when: Callable[[TrainingProgress], Any] | None = None
 
     def condition(self) -> StopCondition:
         """Return the part that the hub itself watches for; raises `ConfigError` for a value out of range."""

@@ -30,7 +30,7 @@ class Exchanged:
         """The ids of those that are trained."""
         self._stale: set[str] = set()
         self._find()
-        self._layout = Layout(module)
+        self._layout = ModuleLayout(module)
 
     def follow(self) -> set[str]:
         """Use the tensors that the module has now; return the names of trained ones that were replaced.
@@ -41,7 +41,7 @@ class Exchanged:
             return set()
         before = self.tensors
         self._find()
-        self._layout = Layout(self.module)
+        self._layout = ModuleLayout(self.module)
         return {
             name
             for name, tensor in self.tensors.items()
@@ -81,7 +81,7 @@ class Exchanged:
             LOG.warning("the buffer %r has changed its shape or is gone; its last value is exchanged", name)
 
 
-class Layout:
+class ModuleLayout:
     """A snapshot of a module's submodules and tensors, and of which parameters require gradients."""
 
     def __init__(self, module: nn.Module) -> None:

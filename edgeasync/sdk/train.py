@@ -17,12 +17,12 @@ from edgeasync.host.at_exit import stop_at_exit
 from edgeasync.host.event_loop import check_threads
 from edgeasync.losses import LossSetting
 from edgeasync.policies.policy import Policy, is_recordable
-from edgeasync.runtime.hub import Hub
+from edgeasync.runtime.hub import HubRuntime
 from edgeasync.sdk.blocking import blocking
 from edgeasync.sdk.callbacks import Callback, Callbacks
 from edgeasync.sdk.observer import Observer
 from edgeasync.sdk.peers import PeerPlan, check_topology, plan_peers, train_with_peers
-from edgeasync.sdk.plan import Plan, as_path, make_hub, plan_run
+from edgeasync.sdk.plan import HubPlan, as_path, make_hub, plan_run
 from edgeasync.sdk.run import Run
 from edgeasync.sdk.shares import check_epochs, split
 from edgeasync.sdk.stop import Stop
@@ -150,7 +150,7 @@ async def train_async(
             **how,
         )
 
-    def begin() -> tuple[Plan, Workers, int]:
+    def begin() -> tuple[HubPlan, Workers, int]:
         parts = split(data, workers, seed)
         check_epochs(until, parts)
         plan = plan_run(
@@ -211,7 +211,7 @@ def _cancelled_at_exit() -> Iterator[None]:
 
 
 async def _serve(
-    plan: Plan, workers: Workers, observer: Observer, listening: asyncio.Event, *, trust_code: bool
+    plan: HubPlan, workers: Workers, observer: Observer, listening: asyncio.Event, *, trust_code: bool
 ) -> Run:
     """Run the hub on this loop and its workers wherever they are; return the run."""
     reason = "interrupted"
@@ -237,7 +237,7 @@ async def _serve(
     return await asyncio.to_thread(_result, plan, hub, observer, reason)
 
 
-def _result(plan: Plan, hub: Hub, observer: Observer, reason: str) -> Run:
+def _result(plan: HubPlan, hub: HubRuntime, observer: Observer, reason: str) -> Run:
     """Return the run, as the hub has left it."""
     spec, core = plan.prepared.spec, hub.core
     vector, version = load_model(hub.model_file, spec)

@@ -35,7 +35,7 @@ OVERWRITTEN = "modified by an inplace operation"
 """What torch says of a backward pass whose parameters were changed."""
 
 
-class OwnLoop(Service):
+class UserLoop(Service):
     """A loop that counts its steps for what exchanges the model, and takes the models that come.
 
     The model changes only inside `step`, or inside the optimizer's own `step` where that is watched, and all at
@@ -131,13 +131,13 @@ class OwnLoop(Service):
         self._noted = None if loss is None else float(loss), examples
         self._score = self._score if score is None else float(score)
 
-    def batches(self, loader: Iterable[Item]) -> "Batches[Item]":
+    def batches(self, loader: Iterable[Item]) -> "LoopBatches[Item]":
         """Return a loader's batches: each pass over them is one over the loader, and ends early if the run ends.
 
         With a hub and a state folder, a script that was killed resumes behind the batch of its last update, in the
         same order: the passes before that one have no batches. A pass raises `DataError` if the loader has none.
         """
-        return Batches(self, loader)
+        return LoopBatches(self, loader)
 
     def _pass(self, loader: Iterable[Item]) -> Iterator[Item]:
         for batch in self._loop_state.epoch(loader):
@@ -236,10 +236,10 @@ class OwnLoop(Service):
         return True
 
 
-class Batches(Generic[Item]):
+class LoopBatches(Generic[Item]):
     """The batches of a loader, for as many passes as a loop or a framework's trainer takes."""
 
-    def __init__(self, session: OwnLoop, loader: Iterable[Item]) -> None:
+    def __init__(self, session: UserLoop, loader: Iterable[Item]) -> None:
         self._session = session
         self._loader = loader
 

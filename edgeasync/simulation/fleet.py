@@ -10,11 +10,11 @@ import msgspec
 
 from edgeasync.core.arrays.device_model import DeviceModel
 from edgeasync.core.arrays.spool import HeldModel, Spool, TrainerState
-from edgeasync.core.device.data_quota import Day, DayRecord
+from edgeasync.core.device.data_quota import DataQuota, QuotaRecord
 from edgeasync.core.device.device_core import GRAPH_BYTES_MAX, DeviceCore
-from edgeasync.core.device.effects import Report, Stop
+from edgeasync.core.device.effects import DeviceReport, EndAgent
 from edgeasync.core.device.events import Disconnected, Sensed, Trained
-from edgeasync.core.device.throttle import Care, CareLimits, CareReadings, Pace
+from edgeasync.core.device.throttle import Pace, Throttle, ThrottleLimits, ThrottleReadings
 from edgeasync.core.engine.clock import OffsetClock
 from edgeasync.core.engine.device_engine import DeviceEngine
 from edgeasync.core.engine.sender import ANYBODY, Sender
@@ -25,7 +25,7 @@ from edgeasync.protocol.messages import DeviceProfile, Frozen, Welcome
 from edgeasync.protocol.wire import Buffer
 from edgeasync.simulation.clock import VirtualClock
 from edgeasync.simulation.hub import SimulatedHub
-from edgeasync.simulation.link import Direction, LinkProfile
+from edgeasync.simulation.link import LinkDirection, LinkProfile
 from edgeasync.simulation.work import Work
 from edgeasync.training.local_parameters import LocalParameters
 from edgeasync.training.trainer import (
@@ -69,7 +69,7 @@ class SimulatedDevice:
         local: LocalParameters | None = None,
         initial: Vector | None = None,
         validate: Callable[[Vector], float | None] | None = None,
-        limits: CareLimits | None = None,
+        limits: ThrottleLimits | None = None,
         frozen: Frozen | None = None,
         sender: Sender = ANYBODY,
     ) -> None:
@@ -77,8 +77,8 @@ class SimulatedDevice:
         self._state_id = self._random.randbytes(16)
         self.device_id = device_id
         self.starts = 0
-        self.told: list[tuple[float, Report]] = []
-        self.finished: Stop | None = None
+        self.told: list[tuple[float, DeviceReport]] = []
+        self.finished: EndAgent | None = None
         self.graphs: dict[str, bytes] = {}
         self._clock = clock
         self._hub = hub
@@ -86,7 +86,7 @@ class SimulatedDevice:
         self._examples = examples
         self._bandwidth_bytes_per_s_max, self._link_share = bandwidth_bytes_per_s_max, link_share
         self._bytes_per_day_max = bytes_per_day_max
-        self._day_record: DayRecord | None = None
+        self._day_record: QuotaRecord | None = None
         self._keeps = keeps
         self._frozen = frozen
         self._sender = sender
@@ -98,10 +98,10 @@ class SimulatedDevice:
         self.held: HeldModel | None = None
         self._trainer_state: TrainerState | None = None
         self._limits = limits
-        self._share = Care(limits).pace.share
+        self._share = Throttle(limits).pace.share
         self._full_step_s, self._step_s = step_s, step_s / self._share
-        self.up = Direction(clock, link.up_bytes_per_s, link.delay_s, f"{seed}/{device_id}/up")
-        self.down = Direction(clock, link.down_bytes_per_s, link.delay_s, f"{seed}/{device_id}/down")
+        self.up = LinkDirection(clock, link.up_bytes_per_s, link.delay_s, f"{seed}/{device_id}/up")
+        self.down = LinkDirection(clock, link.down_bytes_per_s, link.delay_s, f"{seed}/{device_id}/down")
         self._suspended = False
         self._own_clock = OffsetClock(self._virtual_s, clock.now_s)
         self._held_back: list[Callable[[], None]] = []
@@ -160,7 +160,7 @@ class SimulatedDevice:
         self.disconnect()
         self._work = self._ticking = None
         self._steps_before = 0
-        self._change_pace(self._full_step_s, Care(self._limits).pace.share)
+        self._change_pace(self._full_step_s, Throttle(self._limits).pace.share)
         self._wake()
         self._held_back.clear()
 
@@ -176,7 +176,7 @@ class SimulatedDevice:
         """Let a local step take `step_s` from now on; of a running one, what remains of it."""
         self._change_pace(step_s, self._share)
 
-    def sense(self, readings: CareReadings) -> None:
+    def sense(self, readings: ThrottleReadings) -> None:
         """Let the device's sensors tell this."""
         self.engine.handle(Sensed(readings))
         self._schedule_tick()
@@ -244,7 +244,7 @@ class SimulatedDevice:
         return self._clock.now_s
 
     def _make_engine(self) -> DeviceEngine:
-        day = Day(self._bytes_per_day_max)
+        day = DataQuota(self._bytes_per_day_max)
         if self._day_record is not None:
             day.recall(self._day_record)
         core = DeviceCore(
@@ -260,8 +260,8 @@ class SimulatedDevice:
             random=self._random,
             offline_steps_max=self._alone_steps_max,
             delay_steps=self._delay_steps,
-            day=day,
-            care=Care(self._limits),
+            data_quota=day,
+            throttle=Throttle(self._limits),
         )
         return DeviceEngine(
             core,
@@ -337,7 +337,7 @@ class SimulatedDevice:
 
     def prepare(self, welcome: Welcome) -> None:
         """Let the trainer resume from what was kept; it was given, so there is nothing to check."""
-        self._local.begin(welcome.spec, welcome.settings, lambda told: self.report(Report("warning", told)))
+        self._local.begin(welcome.spec, welcome.settings, lambda told: self.report(DeviceReport("warning", told)))
         if self._trainer_state is not None and isinstance(self._trainer, ResumableTrainer):
             self._trainer.restore(self._trainer_state)
         self._trainer_state = None
@@ -357,14 +357,14 @@ class SimulatedDevice:
         """Keep a copy that outlives a power cut."""
         self.held = msgspec.structs.replace(held, values=held.values.copy())
 
-    def keep_day(self, record: DayRecord) -> None:
+    def keep_quota(self, record: QuotaRecord) -> None:
         """Keep it over a power cut."""
         self._day_record = record
 
     def put_aside(self, reason: str) -> None:
         """Forget what was kept."""
         self.spool = self._trainer_state = None
-        self.report(Report("warning", reason))
+        self.report(DeviceReport("warning", reason))
 
     def train(
         self, model: DeviceModel, local_steps: int, then: Callable[[Trained], None], *, overlap: bool
@@ -450,11 +450,11 @@ class SimulatedDevice:
         action()
         self._schedule_tick()
 
-    def report(self, report: Report) -> None:
+    def report(self, report: DeviceReport) -> None:
         """Keep what happened, with its time."""
         self.told.append((self._clock.now_s, report))
 
-    def stop(self, stop: Stop) -> None:
+    def stop(self, stop: EndAgent) -> None:
         """End the agent; the device need not be switched off, but does nothing more."""
         self.finished = stop
         self.disconnect()

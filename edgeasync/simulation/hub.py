@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any, Literal, TypeVar
 
-from edgeasync.core.arrays.hub_model import Model, Snapshot
+from edgeasync.core.arrays.hub_model import HubModel, Snapshot
 from edgeasync.core.engine.clock import OffsetClock
 from edgeasync.core.engine.hub_engine import HubEngine
 from edgeasync.core.engine.sender import ANYBODY, Sender
-from edgeasync.core.hub.effects import HubEffect, Report
+from edgeasync.core.hub.effects import HubEffect, HubReport
 from edgeasync.core.hub.events import Evaluated, Peer
 from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.hub.settings import HubCoreSettings
@@ -21,7 +21,7 @@ from edgeasync.durable.disk import Disk
 from edgeasync.durable.history_writer import HistoryLog
 from edgeasync.durable.journal import SEGMENT_BYTES_MAX
 from edgeasync.durable.recovery import Rules
-from edgeasync.durable.run import Run
+from edgeasync.durable.run import HubRun
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.policies.policy import PolicySet
 from edgeasync.protocol import wire
@@ -70,7 +70,7 @@ class SimulatedHub:
         self._history_rows_max = history_rows_max
         self.sync_s = sync_s
         self._save_s = sync_s if save_s is None else save_s
-        self.reports: list[tuple[float, Report]] = []
+        self.reports: list[tuple[float, HubReport]] = []
         self.stopped = ""
         self.saved_versions: list[int] = []
         self.running = False
@@ -135,11 +135,11 @@ class SimulatedHub:
         rules = self._rules
         sessions = Sessions(self._draw_session)
         core = self._make_core(rules, ModelVersion(lineage, 0), self._clock.now_s, sessions)
-        model = Model(rules.spec, self._initial, 0, rules.policy)
+        model = HubModel(rules.spec, self._initial, 0, rules.policy)
         self.engine = HubEngine(core, model, self, sessions=sessions)
 
     def _open(self, disk: Disk, lineage: str) -> None:
-        run = Run(disk, self._rules, self._segment_bytes_max, history_rows_max=self._history_rows_max)
+        run = HubRun(disk, self._rules, self._segment_bytes_max, history_rows_max=self._history_rows_max)
         run.open(
             self._make_core,
             lambda: (self._initial, 0),
@@ -162,14 +162,14 @@ class SimulatedHub:
         )
         self.opened(run)
         if run.checkpoint:
-            self.report(Report("resumed", detail=f"version {run.core.version}"))
+            self.report(HubReport("resumed", detail=f"version {run.core.version}"))
             self.engine.resume(lineage, self._now_s())
 
     def replayed(self, number: int, entry: Entry, effects: Sequence[HubEffect]) -> bool:  # noqa: ARG002
         """Look at an entry that was read back, once it is applied; say whether to continue."""
         return True
 
-    def opened(self, run: Run) -> None:
+    def opened(self, run: HubRun) -> None:
         """Look at what the disk gave back, before anything is done with it."""
 
     def _make_core(self, rules: Rules, version: ModelVersion, now_s: float, sessions: Sessions) -> HubCore:
@@ -269,7 +269,7 @@ class SimulatedHub:
         try:
             return self._run.save(state, self._clock.now_s)
         except OSError as error:
-            self.report(Report("warning", detail=f"no checkpoint could be written: {error}"))
+            self.report(HubReport("warning", detail=f"no checkpoint could be written: {error}"))
             return 0
 
     def _saved(self, covered: int) -> None:
@@ -283,7 +283,7 @@ class SimulatedHub:
     def evaluate(self, snapshot: Snapshot, then: Callable[[Evaluated], None]) -> None:
         """Evaluate nothing: there is no held-out data."""
 
-    def report(self, report: Report) -> None:
+    def report(self, report: HubReport) -> None:
         """Keep what happened, with its time."""
         self.reports.append((self._clock.now_s, report))
 

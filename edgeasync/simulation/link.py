@@ -32,7 +32,7 @@ class _Message:
         self.arrives_s = arrives_s
 
 
-class Direction:
+class LinkDirection:
     """One direction of a link; `trouble` is what happens to messages from now on, drawn by the seed."""
 
     def __init__(self, clock: VirtualClock, bytes_per_s: float, delay_s: float, seed: str = "") -> None:

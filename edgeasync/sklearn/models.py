@@ -14,7 +14,7 @@ from edgeasync.errors import ConfigError
 from edgeasync.parameters import Parameter, ParameterSpec, Vector
 from edgeasync.sdk.adapted import Adapted
 from edgeasync.sdk.models import Arrays, Prepared
-from edgeasync.training.evaluation import Evaluation, Evaluator
+from edgeasync.training.evaluation import EvaluationResult, Evaluator
 from edgeasync.training.plan import LocalTraining
 from edgeasync.training.trainer import StepResult
 
@@ -83,14 +83,14 @@ class SklearnModel(Adapted):
     def _evaluator(self, data: Dataset) -> Evaluator:
         x, classes = np.asarray(data.x).reshape(len(data), -1), self._classes
 
-        def evaluate(parameters: Vector) -> Evaluation:
+        def evaluate(parameters: Vector) -> EvaluationResult:
             estimator = self.fitted(self.spec.views(parameters))
             if classes is None:
-                return Evaluation(float(mean_squared_error(data.y, estimator.predict(x))), None, len(data))
+                return EvaluationResult(float(mean_squared_error(data.y, estimator.predict(x))), None, len(data))
             right = float((estimator.predict(x).reshape(data.y.shape) == data.y).mean())
             if not hasattr(estimator, "predict_proba"):  # such as a support vector machine's
-                return Evaluation(1.0 - right, right, len(data))
-            return Evaluation(
+                return EvaluationResult(1.0 - right, right, len(data))
+            return EvaluationResult(
                 float(log_loss(data.y, estimator.predict_proba(x), labels=classes)), right, len(data)
             )
 

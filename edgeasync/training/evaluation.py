@@ -25,7 +25,7 @@ VALUES_MAX = 1 << 20
 """Values of a batch's widest known array, 4 MiB; of larger examples fewer are taken at a time."""
 
 
-class Evaluation(msgspec.Struct, frozen=True):
+class EvaluationResult(msgspec.Struct, frozen=True):
     """The mean loss over a data set, and the share of labels that the model gets right.
 
     `accuracy` is `None` unless the targets are labels. If the model diverged, the loss is not finite.
@@ -36,14 +36,14 @@ class Evaluation(msgspec.Struct, frozen=True):
     examples: int
 
 
-def plain(found: Evaluation) -> Evaluation:
+def plain(found: EvaluationResult) -> EvaluationResult:
     """Return an evaluation with plain numbers; raise `DataError` if it is none."""
     try:
         accuracy = None if found.accuracy is None else float(found.accuracy)
-        return Evaluation(float(found.loss), accuracy, operator.index(found.examples))
+        return EvaluationResult(float(found.loss), accuracy, operator.index(found.examples))
     except (AttributeError, TypeError, ValueError) as error:
         raise DataError(
-            f"an evaluator returned {found!r}; return Evaluation(loss, accuracy, examples), "
+            f"an evaluator returned {found!r}; return EvaluationResult(loss, accuracy, examples), "
             "where only the accuracy may be None"
         ) from error
 
@@ -51,7 +51,7 @@ def plain(found: Evaluation) -> Evaluation:
 class Evaluator(Protocol):
     """Holds a data set and a model's form, and says what a vector of its parameters is worth."""
 
-    def __call__(self, parameters: Vector) -> Evaluation:
+    def __call__(self, parameters: Vector) -> EvaluationResult:
         """Evaluate; raises `ModelMismatchError` for a vector that is not of the model."""
 
 
@@ -67,7 +67,7 @@ class NumpyEvaluator:
         self._dataset = dataset
         self._rows = rows_at_once(max(max(parameter.shape) for parameter in model.spec.parameters))
 
-    def __call__(self, parameters: Vector) -> Evaluation:
+    def __call__(self, parameters: Vector) -> EvaluationResult:
         """Evaluate; raises `ModelMismatchError` for a vector that is not of the model."""
         x, y = self._dataset.x, self._dataset.y
         return evaluate(x, y, self._rows, lambda batch: self._model.scores(parameters, batch), cross_entropy)
@@ -84,14 +84,14 @@ def evaluate(
     rows: int,
     scores_of: Callable[[Any], Array],
     loss: Callable[[Array, Any], LossSum],
-) -> Evaluation:
+) -> EvaluationResult:
     """Evaluate in batches of `rows`, the last one what is left: `loss(scores_of(x), targets)`, summed up."""
     return add_up(x, targets, rows, lambda batch, wanted: loss(scores_of(batch), wanted))
 
 
 def add_up(
     x: Features, targets: npt.NDArray[Any], rows: int, loss_of: Callable[[Any, Any], LossSum]
-) -> Evaluation:
+) -> EvaluationResult:
     """Evaluate in batches of `rows`, the last one what is left: `loss_of(x, targets)`, summed up."""
     total = weight = 0.0
     right = labels = 0
@@ -106,7 +106,7 @@ def add_up(
             labels += found.labels
     if not weight:
         raise DataError("none of the examples to evaluate on counts: give some without the ignored label")
-    return Evaluation(total / weight, right / labels if labels else None, len(x))
+    return EvaluationResult(total / weight, right / labels if labels else None, len(x))
 
 
 def mean_of(

@@ -37,7 +37,7 @@ from edgeasync.metrics import Accuracy, Meter, MetricSetting, find_metrics
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.policies.transforms import Transform
 from edgeasync.structs import parse_json
-from edgeasync.training.evaluation import Evaluation
+from edgeasync.training.evaluation import EvaluationResult
 from edgeasync.training.memory_fit import fitting_rows
 from edgeasync.training.micro_batches import Machine, MicroBatch, ThisMachine, worth_splitting
 from edgeasync.training.trainer import GradientTrainer, StepResult
@@ -203,7 +203,7 @@ class OnnxTrainer:
         """The kind of the graph's loss."""
         return self._gradient.loss
 
-    def evaluate(self, parameters: Vector, dataset: Dataset) -> Evaluation:
+    def evaluate(self, parameters: Vector, dataset: Dataset) -> EvaluationResult:
         """Return loss and accuracy of other parameters on other data, by the training graph; from any thread.
 
         Batch norms use the batch's statistics, as in training, and dropouts are at work. Raises `DataError` for
@@ -223,7 +223,7 @@ class OnnxTrainer:
             loss, weight = self._gradient.evaluate_batch(parameters, part, meter)
             total, counted = total + loss * weight, counted + weight
         accuracy = None if meter is None else meter.take().get("accuracy")
-        return Evaluation(total / counted if counted else math.nan, accuracy, count)
+        return EvaluationResult(total / counted if counted else math.nan, accuracy, count)
 
     def interrupt(self) -> None:
         """End the running step, because a graph may loop without end."""

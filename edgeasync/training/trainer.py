@@ -89,7 +89,7 @@ class Trainer(Protocol):
         """Take one local step, on one batch. An agent awaits an `async def step` on its loop."""
 
 
-class AsyncTrainer(Protocol):
+class CoroutineTrainer(Protocol):
     """A `Trainer` whose steps the agent awaits on its loop."""
 
     @property
@@ -165,7 +165,7 @@ class InterruptibleTrainer(Trainer, Protocol):
 
 
 def take_local_steps(
-    trainer: Trainer | AsyncTrainer,
+    trainer: Trainer | CoroutineTrainer,
     local_steps: int,
     *,
     should_stop: Callable[[], bool],
@@ -241,7 +241,7 @@ def take_local_steps(
     )  # fmt: skip
 
 
-def _flush(trainer: Trainer | AsyncTrainer) -> bool:
+def _flush(trainer: Trainer | CoroutineTrainer) -> bool:
     """Let a trainer's steps reach the vector; return whether they have."""
     if isinstance(trainer, BufferedTrainer):
         try:

@@ -55,7 +55,7 @@ def test_a_page_says_which_exit_codes_its_unit_does_not_restart_after(name):
 
 def test_the_page_about_agents_without_a_hub_names_each_key_that_they_refuse():
     page = (ROOT / "docs/train/peers.md").read_text("utf-8")
-    refused = re.search(r"refuses `\[care\]`, and these keys of `\[agent\]`: ([^.]*)\.", page)[1]
+    refused = re.search(r"refuses `\[throttle\]`, and these keys of `\[agent\]`: ([^.]*)\.", page)[1]
     assert tuple(re.findall(r"`(\w+)`", refused)) == OF_A_HUB
 
 

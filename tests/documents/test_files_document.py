@@ -11,7 +11,7 @@ from edgeasync.durable import checkpoint, history, journal, spool_file
 from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.history_file import HistoryFile
 from edgeasync.durable.local_file import LOCAL_FORMAT
-from edgeasync.durable.quota_file import DAY_FORMAT
+from edgeasync.durable.quota_file import QUOTA_FORMAT
 from edgeasync.protocol.messages import PROTOCOL_VERSION
 from edgeasync.runtime.hub_settings import RECORD_FORMAT
 
@@ -23,7 +23,7 @@ WRITTEN = {
     "`hub.json` of a run": RECORD_FORMAT,
     "`history` of a run": history.FORMAT,
     "`spool.safetensors`": spool_file.SPOOL_FORMAT.removeprefix("edgeasync-spool-"),
-    "`day.json` of a device": DAY_FORMAT,
+    "`quota.json` of a device": QUOTA_FORMAT,
     "`local.safetensors` of a device": LOCAL_FORMAT.removeprefix("edgeasync-local-"),
     "messages": PROTOCOL_VERSION,
 }

@@ -126,7 +126,7 @@ def written(value):
 
 def test_the_walk_finds_what_it_must():
     assert {"`[hub.stop]`", '`optimizer`, `kind = "sgd"`', '`[model]`, `kind = "mlp"`', "`[agent]`"} <= set(TABLES)
-    assert {"`[policy.monitor]`", '`watch`, `kind = "loss"`', '`aggregate`, `kind = "quorum"`'} <= set(TABLES)
+    assert {"`[policy.monitor]`", '`detectors`, `kind = "loss"`', '`aggregate`, `kind = "quorum"`'} <= set(TABLES)
     headings = set(re.findall(r"^#{2,} (.+)$", TEXT, re.MULTILINE))
     assert headings - set(TABLES) == {"A whole hub's file", "A whole agent's file"}
 

@@ -16,7 +16,7 @@ import pytest
 from msgspec import inspect
 
 from edgeasync.cli.status import REMEDIES
-from edgeasync.core.hub.events import Evaluated, Received
+from edgeasync.core.hub.events import Evaluated, HubReceived
 from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.hub.membership import DeviceState
 from edgeasync.core.hub.settings import HubCoreSettings
@@ -41,7 +41,7 @@ from edgeasync.protocol.messages import (
 )
 from edgeasync.protocol.peer_messages import PEER_MESSAGES
 from edgeasync.protocol.transfers import PIECE_BYTES_MIN
-from edgeasync.runtime.hub import Hub
+from edgeasync.runtime.hub import HubRuntime
 
 DOCS = Path(__file__).parents[2] / "docs"
 TEXT = (DOCS / "wire.md").read_text(encoding="utf-8")
@@ -184,8 +184,8 @@ def status_tables():
 
 
 def daemon_keys():
-    """Return the keys that `Hub.describe` adds to the core's status."""
-    (body,) = ast.parse(textwrap.dedent(getsource(Hub.describe))).body
+    """Return the keys that `HubRuntime.describe` adds to the core's status."""
+    (body,) = ast.parse(textwrap.dedent(getsource(HubRuntime.describe))).body
     (keys,) = [node.value.keys for node in body.body if isinstance(node, ast.Return)]
     return tuple(key.value for key in keys)
 
@@ -196,7 +196,7 @@ def test_the_status_has_the_keys_that_are_described():
         spec=spec, training={}, policy=Policy(), settings=HubCoreSettings(),
         version=ModelVersion("00c0ffee00c0ffee", 0), make_session=lambda: bytes(16), now_s=0.0,
     )  # fmt: skip
-    core.handle(Received(b"peer", Hello("a", bytes(16), 1)), 0.0)
+    core.handle(HubReceived(b"peer", Hello("a", bytes(16), 1)), 0.0)
     for _ in range(3):
         core.policy_engine.divergence.watch_device(
             Observation("a", math.nan, 1, math.nan, core.members.members["a"].voter, finite=False),
@@ -206,13 +206,13 @@ def test_the_status_has_the_keys_that_are_described():
             voters_live=1,
         )
     status_with_alarm = core.status(1.0)
-    core.handle(Received(b"operator", Order("a", "release")), 1.0)
+    core.handle(HubReceived(b"operator", Order("a", "release")), 1.0)
     core.policy_engine.observe_evaluation(Evaluated(0, 1.0, 0.5), 0.0)
     status = core.status(1.0)
     found = {
         "": status,
         "`traffic`": status["traffic"],
-        "`tempo`": status["tempo"],
+        "`cadence`": status["cadence"],
         "`fleet`": status["fleet"],
         "Each alarm": (alarm := status_with_alarm["alarms"][0]),
         "Each cause of an alarm": alarm["causes"][0],

@@ -19,7 +19,7 @@ from edgeasync.cli.replay import replay_run
 from edgeasync.config import FilePath
 from edgeasync.core.arrays import state_codec
 from edgeasync.core.arrays.state_codec import decode_state, encode_state
-from edgeasync.core.hub.events import PushArrived, Received, Ticked
+from edgeasync.core.hub.events import HubReceived, PushArrived, Ticked
 from edgeasync.core.recovery.log import event_of, read_entry
 from edgeasync.core.recovery.state import SCALARS, CoreState, _Scalars
 from edgeasync.durable import checkpoint, journal, spool_file
@@ -30,9 +30,9 @@ from edgeasync.durable.history import FORMAT as HISTORY_FORMAT
 from edgeasync.durable.identity import DeviceFolder
 from edgeasync.durable.journal import read_journal
 from edgeasync.durable.local_file import LOCAL_FILE, LOCAL_FORMAT, LocalFile
-from edgeasync.durable.quota_file import DAY_FILE, DAY_FORMAT, DayFile
+from edgeasync.durable.quota_file import QUOTA_FILE, QUOTA_FORMAT, QuotaFile
 from edgeasync.durable.recovery import read_rules
-from edgeasync.durable.run_replay import RunReplay, Update
+from edgeasync.durable.run_replay import ReplayedUpdate, RunReplay
 from edgeasync.durable.spool_file import HELD_FILE, SPOOL_FILE, SpoolFile
 from edgeasync.errors import ProtocolError, StorageError
 from edgeasync.graphs.model_file import MODEL_FILE, load_model
@@ -88,7 +88,11 @@ def test_a_run_tells_its_story_to_the_bit(run):
         *[("alarm", name) for name in expected["alarms"]],
         *[("excluded", name) for name in expected["excluded"]],
     ]
-    assert {line.outcome for line in lines if isinstance(line, Update)} >= {"applied", "buffered", "rejected"}
+    assert {line.outcome for line in lines if isinstance(line, ReplayedUpdate)} >= {
+        "applied",
+        "buffered",
+        "rejected",
+    }
 
 
 def test_the_history_has_a_row_for_each_update():
@@ -99,7 +103,7 @@ def test_the_history_has_a_row_for_each_update():
     told = [
         (line.entry, line.hub_s, line.device, line.seq, line.reason or line.outcome, line.staleness, line.version)
         for line in lines
-        if isinstance(line, Update)
+        if isinstance(line, ReplayedUpdate)
     ]
     history = read_history(RUN)
     found = [
@@ -176,7 +180,7 @@ def test_a_device_is_known_again_and_repeats_its_update(tmp_path):
     held, expected = SpoolFile(state, STATE_ID).read_model(), make_held()
     assert (held.model, held.version, held.checksum) == (expected.model, expected.version, expected.checksum)
     np.testing.assert_array_equal(held.values, expected.values)
-    assert DayFile(state).read() == DAY
+    assert QuotaFile(state).read() == DAY
     local = LocalFile(state, STATE_ID).read()
     assert {name: array.tolist() for name, array in local.items()} == {
         name: array.tolist() for name, array in make_local().items()
@@ -273,7 +277,7 @@ def test_the_files_have_the_numbers_that_are_written():
     assert number_at(RUN / "journal-00000001") == journal._FORMAT
     assert number_at(RUN / HISTORY_FILE) == HISTORY_FORMAT
     assert json.loads((RUN / RECORD_FILE).read_bytes())["format"] == RECORD_FORMAT
-    assert json.loads((DEVICE / DAY_FILE).read_bytes())["format"] == DAY_FORMAT
+    assert json.loads((DEVICE / QUOTA_FILE).read_bytes())["format"] == QUOTA_FORMAT
     assert kept_version(DEVICE / SPOOL_FILE) == int(spool_file.SPOOL_FORMAT.rpartition("-")[2])
     assert kept_version(DEVICE / HELD_FILE) == int(spool_file.HELD_FORMAT.rpartition("-")[2])
     assert kept_version(DEVICE / LOCAL_FILE) == int(LOCAL_FORMAT.rpartition("-")[2])
@@ -304,7 +308,7 @@ def test_entries_are_written_as_they_were():
         entry = read_entry(record.entry)
         assert msgspec.msgpack.encode(entry) == bytes(record.entry)
         found.add(type(event_of(entry)))
-    assert found >= {Received, PushArrived, Ticked}
+    assert found >= {HubReceived, PushArrived, Ticked}
 
 
 def test_rows_of_the_history_are_written_as_they_were():

@@ -29,7 +29,7 @@ from edgeasync.durable.json_file import read_json
 from edgeasync.durable.keys import HubKeys, KeyPair, Token, operator_keys
 from edgeasync.durable.local_file import LocalFile
 from edgeasync.durable.peers_file import read_peers
-from edgeasync.durable.quota_file import DayFile
+from edgeasync.durable.quota_file import QuotaFile
 from edgeasync.durable.spool_file import SpoolFile
 from edgeasync.errors import ConfigError, DataError, GraphError, ModelMismatchError, ProtocolError, StorageError
 from edgeasync.graphs.evaluation import OnnxEvaluator
@@ -123,13 +123,13 @@ class Start(Identity):
 
 
 class Day(FileTarget):
-    place = "day.json"
+    place = "quota.json"
 
     def examples(self):
-        return [path.read_bytes() for path in sorted(FOLDER.glob("device/day.json"))]
+        return [path.read_bytes() for path in sorted(FOLDER.glob("device/quota.json"))]
 
     def read(self):
-        DayFile(self.folder).read()
+        QuotaFile(self.folder).read()
 
 
 class Kept(FileTarget):

@@ -22,7 +22,7 @@ import safetensors.numpy
 
 from edgeasync.autodiff.build import build_training_graph
 from edgeasync.autodiff.settings import GraphSettings
-from edgeasync.core.arrays.hub_model import Model
+from edgeasync.core.arrays.hub_model import HubModel
 from edgeasync.core.arrays.state_codec import FORMAT, decode_state
 from edgeasync.core.engine.recorder import shown
 from edgeasync.core.recovery.log import event_of, read_entry
@@ -113,7 +113,7 @@ class Payload(Target):
             bytes([number]) + bytes(make_codec(name, self.spec).encode(VectorSource(values)))
             for number, name in enumerate(self.codecs)
         ]
-        self._model = Model(self.spec, np.zeros(self.spec.length, np.float32), 0, Policy())
+        self._model = HubModel(self.spec, np.zeros(self.spec.length, np.float32), 0, Policy())
 
     def attempt(self, content):
         number, payload = (content or b"\0")[0], content[1:]

@@ -27,9 +27,9 @@ from edgeasync.protocol.messages import (
     Enrolled,
     Fetch,
     FetchGraph,
-    Graph,
+    Goodbye,
+    GraphHeader,
     Hello,
-    Leave,
     ModelVersion,
     Order,
     Piece,
@@ -42,7 +42,7 @@ from edgeasync.protocol.messages import (
     Wake,
     Welcome,
 )
-from edgeasync.runtime.agent import Agent
+from edgeasync.runtime.agent import AgentRuntime
 from edgeasync.training.numpy_models import MlpModel
 from edgeasync.training.plan import read_plan
 from tests.support.programs.processes import PATIENCE_S, Commands
@@ -232,14 +232,14 @@ class Attacker:
             return random.choice([self._push, self._announcement])()
         if kind is Piece:
             return self._piece()
-        if kind in (Hello, Fetch, FetchGraph, Credit, Ping, Leave, StatusRequest):
+        if kind in (Hello, Fetch, FetchGraph, Credit, Ping, Goodbye, StatusRequest):
             return self._small(kind), None
         return self._of_a_hub(kind), None
 
     def _small(self, kind=None):
         random = self._random
         session = random.choice([self._session, self._session, random.randbytes(16)])
-        match kind or random.choice([Hello, Fetch, Fetch, Credit, Credit, Ping, StatusRequest, Leave]):
+        match kind or random.choice([Hello, Fetch, Fetch, Credit, Credit, Ping, StatusRequest, Goodbye]):
             case message if message is Hello:
                 return self._hello(random.choice([self._name, self._name, HONEST, f"new-{random.randrange(100)}"]))
             case message if message in (Fetch, FetchGraph):
@@ -249,8 +249,8 @@ class Attacker:
                 return Credit(random.choice([self._transfer, self._transfer, 0, 2**53]), received)
             case message if message is Ping:
                 return Ping(session, random.choice([0.0, math.nan, -math.inf, 1e308]), random.randrange(2**53))
-            case message if message is Leave:
-                return Leave(random.choice(["finished", "stopping"]), random.choice([session, None]))
+            case message if message is Goodbye:
+                return Goodbye(random.choice(["finished", "stopping"]), random.choice([session, None]))
         return StatusRequest()
 
     def _hello(self, name=None):
@@ -330,7 +330,7 @@ class Attacker:
             Pong: Pong(1.0),
             Refuse: Refuse("busy", "later", 1.0),
             Status: Status(),
-            Graph: Graph("0" * 64, 0, 0),
+            GraphHeader: GraphHeader("0" * 64, 0, 0),
             Enrol: Enrol(bytes(32)),
             Enrolled: Enrolled("x"),
             Wake: Wake(),
@@ -338,7 +338,7 @@ class Attacker:
         }[kind]
 
 
-class CountingAgent(Agent):
+class CountingAgent(AgentRuntime):
     """An honest agent that counts what it sends."""
 
     messages_sent = connections = 0

@@ -22,8 +22,8 @@ from edgeasync.protocol.messages import (
     DeviceProfile,
     Fetch,
     FetchGraph,
+    Goodbye,
     Hello,
-    Leave,
     ModelVersion,
     Piece,
     Ping,
@@ -135,7 +135,8 @@ class Crowd:
         plain = (
             hello, Ping(session, self.value(), self.number(1, 2), 0.1),
             Fetch(session, random.choice(self.versions)),
-            FetchGraph(session), Leave("stopping", session), StatusRequest(), Credit(1, 0), Fetch(session), Wake(),
+            FetchGraph(session), Goodbye("stopping", session), StatusRequest(), Credit(1, 0), Fetch(session),
+            Wake(),
         )  # fmt: skip
         if random.random() < 0.5:
             return self.push(session)

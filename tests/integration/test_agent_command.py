@@ -7,9 +7,9 @@ import pytest
 from typer.main import get_command
 
 from edgeasync.cli import agent, main
-from edgeasync.core.device.data_quota import SPARE_BYTES, DayRecord
+from edgeasync.core.device.data_quota import SPARE_BYTES, QuotaRecord
 from edgeasync.core.engine import device_transfers
-from edgeasync.durable.quota_file import DayFile
+from edgeasync.durable.quota_file import QuotaFile
 from edgeasync.errors import ConfigError
 from edgeasync.protocol.pacing import Pacer
 from tests.support.models.graphs import forward_model
@@ -171,24 +171,24 @@ def test_a_day_has_as_many_bytes_as_were_asked_for_over_all_its_starts(commands,
         assert 0 < device["day_left_bytes"] < MOST - sum(used[-1:])
         agent.signal(15)
         assert agent.wait() == 0
-        used.append(json.loads((commands.folder / "pi" / "day.json").read_text())["used_bytes"])
+        used.append(json.loads((commands.folder / "pi" / "quota.json").read_text())["used_bytes"])
         assert json.loads(agent.lines[-1])["day_left_bytes"] >= MOST - used[-1] > 0
     assert 0 < used[0] < used[1]
-    (commands.folder / "pi" / "day.json").write_text('{"format":2}')
+    (commands.folder / "pi" / "quota.json").write_text('{"format":2}')
     fixed = ["--hub", address, "--data", "pi.npz", "--device-id", "pi", "--state", "pi"]
-    mistake(commands, FILES, "day.json", "format 2", arguments=["agent", "agent.toml", *fixed, *flags])
+    mistake(commands, FILES, "quota.json", "format 2", arguments=["agent", "agent.toml", *fixed, *flags])
 
 
 def test_an_agent_whose_day_is_spent_says_goodbye(commands):
     _, address = commands.hub(commands.settings(more=LIVELINESS))
     (commands.folder / "pi").mkdir()
-    DayFile(commands.folder / "pi").write(DayRecord(MOST - SPARE_BYTES - 100, 3600.0))
+    QuotaFile(commands.folder / "pi").write(QuotaRecord(MOST - SPARE_BYTES - 100, 3600.0))
     agent = commands.agent(address, "pi", "--bytes-per-day-max", "3 GB")
     agent.wait_for("joined")
     assert f"of the day's {MOST} bytes are left" in agent.wait_for("resting")["detail"]
     status_when(address, lambda status: [device["state"] for device in status["devices"]] == ["left"])
     agent.signal(15)
     assert agent.wait() == 0
-    record = DayFile(commands.folder / "pi").read()
+    record = QuotaFile(commands.folder / "pi").read()
     assert MOST - SPARE_BYTES - 100 < record.used_bytes < MOST - SPARE_BYTES + 2000
     assert 3500.0 < record.remaining_s < 3600.0

@@ -17,8 +17,8 @@ from edgeasync.policies.optimizers import SGD
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Assignment, Credit, Fetch, Push
 from edgeasync.protocol.transfers import CreditWindow
-from edgeasync.runtime.agent import Agent
-from edgeasync.runtime.hub import Hub
+from edgeasync.runtime.agent import AgentRuntime
+from edgeasync.runtime.hub import HubRuntime
 from tests.support.programs.processes import PATIENCE_S
 from tests.support.programs.proxy import CuttingProxy
 from tests.support.simulation.adders import Adder, pattern
@@ -29,7 +29,7 @@ CUTS = [part * SPEC.nbytes // 4 for part in (1, 2, 3)]
 LOST_AT_A_CUT = CreditWindow(PIECE_BYTES).bytes_max + 2 * PIECE_BYTES
 
 
-class ListeningHub(Hub):
+class ListeningHub(HubRuntime):
     """A hub that keeps the headers it sees."""
 
     def __init__(self, **arguments):
@@ -70,7 +70,7 @@ async def train_through_cuts(run, *, cuts_up=(), cuts_down=()):
         async with CuttingProxy(
             int(hub.address.rpartition(":")[2]), cuts_up=cuts_up, cuts_down=cuts_down
         ) as proxy:
-            agent = Agent(
+            agent = AgentRuntime(
                 f"tcp://127.0.0.1:{proxy.port}",
                 identity=DeviceIdentity("device", f"{1:032x}", 1),
                 make_trainer=lambda _: Adder(SPEC),

@@ -12,7 +12,7 @@ from edgeasync.errors import ConfigError
 from edgeasync.policies.aggregation import ImmediateAggregator, ModelAverageAggregator
 from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.optimizers import SGD
-from edgeasync.runtime.agent import Agent as RuntimeAgent
+from edgeasync.runtime.agent import AgentRuntime as RuntimeAgent
 from edgeasync.training.numpy_models import SoftmaxModel
 from tests.support.programs.command_line import CONFIG, mistake
 from tests.support.programs.processes import LIVELINESS, PATIENCE_S, trained, until

@@ -567,7 +567,7 @@ def test_the_values_beside_a_training_graph_are_not_written_over(commands, tmp_p
 @pytest.mark.parametrize(
     ("said", "hint"),
     [
-        ("[care]\nonly_on_mains = true", "[care] is for an agent with a hub"),
+        ("[throttle]\nonly_on_mains = true", "[throttle] is for an agent with a hub"),
         ("[agent]\nlink_share = 0.2", "link_share is for an agent with a hub"),
     ],
 )

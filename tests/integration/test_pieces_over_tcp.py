@@ -21,8 +21,8 @@ from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.staleness import ConstantStaleness
 from edgeasync.protocol import wire
-from edgeasync.runtime.agent import Agent
-from edgeasync.runtime.hub import Hub
+from edgeasync.runtime.agent import AgentRuntime
+from edgeasync.runtime.hub import HubRuntime
 from tests.support.programs.processes import PATIENCE_S
 from tests.support.simulation.adders import Adder, pattern
 
@@ -44,7 +44,7 @@ both_answers = pytest.mark.parametrize(
 )
 
 
-class WatchedHub(Hub):
+class WatchedHub(HubRuntime):
     """A hub that notes, at every message in and out, how much it holds and what it says."""
 
     def __init__(self, **arguments):
@@ -113,7 +113,7 @@ async def train(run, spec, *, aggregate, agents, limits, codec="identity", updat
     async def run_agents():
         await listening.wait()
         devices.extend(
-            Agent(
+            AgentRuntime(
                 hub.address,
                 identity=DeviceIdentity(f"device-{number}", f"{number:032x}", 1),
                 make_trainer=lambda _: Adder(spec),

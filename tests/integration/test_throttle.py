@@ -47,7 +47,7 @@ def quick(monkeypatch):
 
 def fleet(tmp_path, limits):
     hub = Hub(MODEL, run=tmp_path / "run", bind="tcp://127.0.0.1:*", policy=ONE_BY_ONE)
-    return hub, lambda: Agent(hub.address, DATA, name="pi", care=limits, step_s_min=0.002)
+    return hub, lambda: Agent(hub.address, DATA, name="pi", throttle=limits, step_s_min=0.002)
 
 
 def shown(hub):

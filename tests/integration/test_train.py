@@ -16,8 +16,7 @@ from safetensors.numpy import load_file
 from edgeasync import Dataset, EdgeAsyncError, GradientTrainer, Run, StepResult, Stop, nn, train, train_async
 from edgeasync.callbacks import CSVLog, SaveBest, StopWhen
 from edgeasync.data import batches, dirichlet, load_digits
-from edgeasync.durable.run_replay import RunReplay
-from edgeasync.durable.run_replay import Update as ReplayedUpdate
+from edgeasync.durable.run_replay import ReplayedUpdate, RunReplay
 from edgeasync.errors import ConfigError, DataError, ModelMismatchError, StorageError
 from edgeasync.graphs.model_file import MODEL_FILE, load_model
 from edgeasync.losses import CrossEntropy, OnnxLoss

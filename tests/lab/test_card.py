@@ -18,7 +18,7 @@ pytestmark = pytest.mark.process
 
 CLONE = Path(__file__).parents[2]
 PREPARE = CLONE / "devices/card/prepare.sh"
-SETTINGS = '[care]\ntemperature_c_max = 75\n\n[agent]\ndata = "/var/lib/edgeasync/readings.npz"\n'
+SETTINGS = '[throttle]\ntemperature_c_max = 75\n\n[agent]\ndata = "/var/lib/edgeasync/readings.npz"\n'
 
 
 def prepare(*arguments):

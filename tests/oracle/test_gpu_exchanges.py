@@ -74,7 +74,7 @@ def policy(overlap):
         optimizer=(SGD(),),
         frequency=FixedFrequency(local_steps=STEPS),
         overlap_steps_max=overlap,
-        monitor=Monitor(watch=(), clip=0.0),  # every step counts in full
+        monitor=Monitor(detectors=(), clip=0.0),  # every step counts in full
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.errors import AddressError
 from edgeasync.net.address import check_bind, check_connect
-from edgeasync.runtime.agent import Agent
+from edgeasync.runtime.agent import AgentRuntime
 from edgeasync.runtime.agent_settings import AgentSection
 from tests.support.programs.command_line import ADDRESS, mistake
 from tests.support.programs.processes import Commands
@@ -89,7 +89,7 @@ def test_a_host_with_white_space_is_none(check, host):
 
 def agent(address, **options):
     identity = DeviceIdentity("pi", "0" * 32, 1)
-    return Agent(address, identity=identity, make_trainer=lambda _: None, **options)
+    return AgentRuntime(address, identity=identity, make_trainer=lambda _: None, **options)
 
 
 def test_an_agent_speaks_in_clear_beyond_loopback_only_if_told_to():

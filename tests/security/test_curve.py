@@ -21,8 +21,8 @@ from edgeasync.net.status import fetch_status
 from edgeasync.net.zap import ENDPOINT, ZapHandler
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol.messages import Refuse, Status, StatusRequest
-from edgeasync.runtime.agent import Agent
-from edgeasync.runtime.hub import Hub
+from edgeasync.runtime.agent import AgentRuntime
+from edgeasync.runtime.hub import HubRuntime
 from tests.support.programs.command_line import ACCESS, NO_HUB, assert_told
 from tests.support.programs.processes import MODEL, PATIENCE_S, until
 from tests.support.security.keyed import (
@@ -327,7 +327,7 @@ async def test_an_agent_that_is_put_off_tries_again(tmp_path):
     address, told = hub.get_string(zmq.LAST_ENDPOINT), asyncio.Queue()
     state = DeviceKeys(tmp_path)
     state.know(pair.public, (address,), "pi-1")
-    agent = Agent(
+    agent = AgentRuntime(
         identity=DeviceIdentity("pi-1", "0" * 32, 1), make_trainer=None, keys=state, on_report=told.put_nowait
     )
     running = asyncio.create_task(agent.run())
@@ -401,7 +401,7 @@ async def test_how_an_address_secures_connections():
 
 
 def make_hub(tmp_path, bind, **options):
-    return Hub(
+    return HubRuntime(
         spec=MODEL.spec, initial=lambda: MODEL.initial(0), policy=Policy(), bind=bind, run=tmp_path / "run",
         settings=HubCoreSettings(), **options,
     )  # fmt: skip
@@ -418,5 +418,5 @@ def test_with_keys_a_hub_may_listen_anywhere(tmp_path, keys):
 def test_an_agent_finds_its_hub_in_its_keys(tmp_path):
     state = DeviceKeys(tmp_path)
     state.know(KeyPair.make().public, ("tcp://hub.example:5555",), "pi-1")
-    agent = Agent(identity=DeviceIdentity("pi-1", "0" * 32, 1), make_trainer=None, keys=state)
+    agent = AgentRuntime(identity=DeviceIdentity("pi-1", "0" * 32, 1), make_trainer=None, keys=state)
     assert agent.addresses == ("tcp://hub.example:5555",)

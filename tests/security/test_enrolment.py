@@ -10,9 +10,9 @@ from edgeasync.durable.device_keys import DeviceKeys
 from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.durable.keys import PENDING_MAX, PENDING_S, KeyPair, Token, fingerprint
 from edgeasync.errors import ConfigError, StorageError
-from edgeasync.net.allow_list_reader import Access
+from edgeasync.net.allow_list_reader import AllowListReader
 from edgeasync.protocol.messages import Enrol, Enrolled, Hello, Ping, Refuse, StatusRequest
-from edgeasync.runtime.agent import Agent
+from edgeasync.runtime.agent import AgentRuntime
 from tests.support.programs.command_line import ACCESS, CONFIG, FILES, assert_told
 from tests.support.programs.processes import free_address, until
 from tests.support.security.keyed import ask, client, denied, enrolled, is_welcome, start_hub
@@ -359,7 +359,7 @@ def test_a_hub_never_lets_a_token_in_again_that_it_saw_expire(keys):
     now_s, seen = [1000.0], []
     token = issue(keys, "tcp://127.0.0.1:1", now_s=1000.0)
     public = temporary(token)[0].public
-    access = Access(keys, print, print, on_expired=lambda: seen.append(now_s[0]), now_s=lambda: now_s[0])
+    access = AllowListReader(keys, print, print, on_expired=lambda: seen.append(now_s[0]), now_s=lambda: now_s[0])
     assert access.lets_in(public, "10.0.0.1")
     now_s[0] += 601.0
     access.watch(Loop())
@@ -367,7 +367,7 @@ def test_a_hub_never_lets_a_token_in_again_that_it_saw_expire(keys):
     assert not access.lets_in(public, "10.0.0.1")
     assert seen == [1601.0], "it is told once"
     keys.spend_expired(1601.0)
-    assert not Access(keys, print, print, now_s=lambda: now_s[0]).lets_in(public, "10.0.0.1"), (
+    assert not AllowListReader(keys, print, print, now_s=lambda: now_s[0]).lets_in(public, "10.0.0.1"), (
         "nor after a restart"
     )
 
@@ -414,7 +414,7 @@ def test_standard_input_without_a_token_is_told(commands):
 
 def test_knocks_are_noted_now_and_then(keys):
     noted, now_s = [], [1000.0]
-    access = Access(
+    access = AllowListReader(
         keys, print, print, on_knock=lambda key, address: noted.append(address), now_s=lambda: now_s[0]
     )
     for step in range(40):
@@ -435,4 +435,4 @@ def test_mistakes(commands, keys):
         commands.run("keys", "enrol", "owner", "--address", "tcp://h:1", "--keys", keys.folder), FILES, "operator"
     )
     with pytest.raises(ConfigError, match="keys"):
-        Agent(identity=DeviceIdentity("pi-1", "0" * 32, 1), make_trainer=None, enrol=token)
+        AgentRuntime(identity=DeviceIdentity("pi-1", "0" * 32, 1), make_trainer=None, enrol=token)

@@ -20,7 +20,7 @@ from edgeasync.core.device.bounds import (
     SETTINGS_ITEMS_MAX,
 )
 from edgeasync.core.device.device_core import DeviceCore
-from edgeasync.core.device.effects import Connect, InstallModel, Stop, Train
+from edgeasync.core.device.effects import Connect, EndAgent, InstallModel, Train
 from edgeasync.core.device.events import ModelInstalled
 from edgeasync.core.device.pending_push import ModelKey, PendingPush
 from edgeasync.core.engine.device_engine import DeviceEngine
@@ -28,7 +28,7 @@ from edgeasync.data.dataset import Dataset
 from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.errors import ModelMismatchError
 from edgeasync.host import host_info
-from edgeasync.net.network import Network
+from edgeasync.net.network import ZmqNetwork
 from edgeasync.parameters import PARAMETERS_MAX, Parameter, ParameterSpec
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import (
@@ -36,7 +36,7 @@ from edgeasync.protocol.messages import (
     Assignment,
     Deltas,
     DeviceProfile,
-    Leave,
+    Goodbye,
     ModelVersion,
     Ping,
     Push,
@@ -44,7 +44,7 @@ from edgeasync.protocol.messages import (
     Rejected,
 )
 from edgeasync.protocol.transfers import PIECE_BYTES_MAX
-from edgeasync.runtime.agent import Agent
+from edgeasync.runtime.agent import AgentRuntime
 from edgeasync.runtime.agent_settings import AgentSection
 from edgeasync.training.plan import read_plan
 from tests.support.parts.device_bench import KEPT, SPEC, WELCOME, DeviceBench, assignment
@@ -172,7 +172,7 @@ def test_a_hub_that_says_it_pings_later_than_its_lease_is_pinged_within_it():
 def test_a_model_of_more_values_than_the_device_takes_ends_it_with_a_clear_word():
     device = welcomed(DeviceBench(parameters_max=2))
     (stop,) = device.effects
-    assert isinstance(stop, Stop)
+    assert isinstance(stop, EndAgent)
     assert isinstance(stop.error, ModelMismatchError)
     assert "3 values" in str(stop.error)
     assert "2" in str(stop.error)
@@ -187,7 +187,9 @@ def test_nobody_believes_a_model_of_more_than_a_gigabyte():
 
 
 def make_agent(**options):
-    return Agent("tcp://127.0.0.1:9", identity=DeviceIdentity("pi", "0" * 32, 1), make_trainer=None, **options)
+    return AgentRuntime(
+        "tcp://127.0.0.1:9", identity=DeviceIdentity("pi", "0" * 32, 1), make_trainer=None, **options
+    )
 
 
 def parameters_max_of(agent):
@@ -278,8 +280,8 @@ def test_differences_longer_than_the_model_are_refused():
 
 @pytest.mark.parametrize("reason", ["finished", "stopping"])
 def test_a_goodbye_before_any_welcome_ends_nothing(reason):
-    device = DeviceBench().hears(Leave(reason))
-    assert not any(isinstance(effect, Stop) for effect in device.effects)
+    device = DeviceBench().hears(Goodbye(reason))
+    assert not any(isinstance(effect, EndAgent) for effect in device.effects)
     assert device.core.link == "handshake"
 
 
@@ -323,7 +325,7 @@ def test_a_frame_is_no_longer_than_what_it_may_carry(monkeypatch, parameters_max
                 limits.append(value)
             super().set(option, value)
 
-    network = Network()
+    network = ZmqNetwork()
     monkeypatch.setattr(network.context, "_socket_class", Noting)
     try:
         agent = make_agent(parameters_max=parameters_max, graph_bytes_max=graph_bytes_max, network=network)

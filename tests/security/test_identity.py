@@ -5,12 +5,12 @@ import json
 import pytest
 
 from edgeasync.core.engine.sender import ANYBODY, Sender
-from edgeasync.core.hub.effects import Send
-from edgeasync.core.hub.events import Malformed, PushArrived, Received
+from edgeasync.core.hub.effects import SendToDevice
+from edgeasync.core.hub.events import HubReceived, HubReceivedMalformed, PushArrived
 from edgeasync.durable.keys import operator_keys
 from edgeasync.net.status import give_order
 from edgeasync.protocol import wire
-from edgeasync.protocol.messages import Fetch, Hello, Leave, Order, Ping, Status, StatusRequest, Wake
+from edgeasync.protocol.messages import Fetch, Goodbye, Hello, Order, Ping, Status, StatusRequest, Wake
 from tests.support.parts.hub_bench import HubBench
 from tests.support.programs.processes import PATIENCE_S
 from tests.support.security.keyed import ask, client, enrolled, is_welcome, start_hub
@@ -20,7 +20,7 @@ ALICE, MALLORY = b"a" * 32, b"m" * 32
 
 def hello(device_id, key, *, state=1, start=1, session=None, peer=None):
     message = Hello(device_id, bytes((state,)) * 16, start, session)
-    return Received(peer or key[:5], message, key=key)
+    return HubReceived(peer or key[:5], message, key=key)
 
 
 @pytest.fixture
@@ -33,15 +33,15 @@ def hub():
 
 
 def codes(hub):
-    return [effect.message.code for effect in hub.all_of(Send) if hasattr(effect.message, "code")]
+    return [effect.message.code for effect in hub.all_of(SendToDevice) if hasattr(effect.message, "code")]
 
 
 # -- the core -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", [Fetch, lambda s: Ping(s, 0.0, 0), lambda s: Leave("stopping", s)])
+@pytest.mark.parametrize("make", [Fetch, lambda s: Ping(s, 0.0, 0), lambda s: Goodbye("stopping", s)])
 def test_a_session_is_worth_nothing_under_another_key(hub, make):
-    hub.give(Received(b"other", make(hub.sessions["a"]), key=MALLORY))
+    hub.give(HubReceived(b"other", make(hub.sessions["a"]), key=MALLORY))
     assert codes(hub) == ["unknown_session"]
     member = hub.core.members.members["a"]
     assert (member.live, member.peer, member.strikes) == (True, ALICE[:5], 0)
@@ -63,7 +63,7 @@ def test_a_push_under_another_key_counts_for_nobody(hub):
 def test_another_key_takes_no_place(hub, gone, state, start):
     """Neither by the same state, nor by a later start, nor by a new state while the device is away."""
     if gone:
-        hub.give(Received(ALICE[:5], Leave("stopping", hub.sessions["a"]), key=ALICE))
+        hub.give(HubReceived(ALICE[:5], Goodbye("stopping", hub.sessions["a"]), key=ALICE))
     before = hub.core.members.members["a"]
     known = (before.state_id, before.incarnation, list(before.retired), before.session)
     hub.give(hello("a", MALLORY, state=state, start=start, session=hub.sessions["a"]))
@@ -78,7 +78,7 @@ def test_strikes_stick_to_the_key(hub):
     """A key that has sent too much that is malformed gets no further by another connection."""
     key = b"n" * 32
     for number in range(hub.core.settings.limits.strikes_max):
-        hub.give(Malformed(b"peer %d" % number, "no message", key=key))
+        hub.give(HubReceivedMalformed(b"peer %d" % number, "no message", key=key))
     hub.give(hello("n", key, peer=b"fresh"))
     assert codes(hub) == ["quarantined"]
     hub.give(hello("o", b"o" * 32, peer=b"peer 0"))
@@ -87,8 +87,8 @@ def test_strikes_stick_to_the_key(hub):
 
 def test_a_key_that_was_struck_out_comes_in_once_it_has_been_calm_for_a_while():
     hub, key = HubBench(limits={"strikes_max": 2, "quarantine_s": 30.0}), b"n" * 32
-    hub.give(Malformed(b"peer 1", "no message", key=key), at_s=0.0)
-    hub.give(Malformed(b"peer 2", "no message", key=key), at_s=10.0)
+    hub.give(HubReceivedMalformed(b"peer 1", "no message", key=key), at_s=0.0)
+    hub.give(HubReceivedMalformed(b"peer 2", "no message", key=key), at_s=10.0)
     hub.give(hello("n", key), at_s=39.0)
     assert hub.refusal.code == "quarantined"
     assert hub.refusal.retry_after_s == 1.0, "an agent ends if it is not told when to come again"
@@ -98,14 +98,14 @@ def test_a_key_that_was_struck_out_comes_in_once_it_has_been_calm_for_a_while():
 
 def test_strikes_of_long_ago_put_nobody_out():
     hub, key = HubBench(limits={"strikes_max": 2, "quarantine_s": 30.0}), b"n" * 32
-    hub.give(Malformed(b"peer", "no message", key=key), at_s=0.0)
-    hub.give(Malformed(b"peer", "no message", key=key), at_s=30.0)
+    hub.give(HubReceivedMalformed(b"peer", "no message", key=key), at_s=0.0)
+    hub.give(HubReceivedMalformed(b"peer", "no message", key=key), at_s=30.0)
     hub.give(hello("n", key), at_s=31.0)
     assert hub.reports == ["joined"]
 
 
 def leave(hub, device_id, key):
-    hub.give(Received(hub.peers[device_id], Leave("stopping", hub.sessions[device_id]), key=key))
+    hub.give(HubReceived(hub.peers[device_id], Goodbye("stopping", hub.sessions[device_id]), key=key))
 
 
 def test_one_key_does_not_take_all_places_of_a_small_fleet():
@@ -146,7 +146,7 @@ def test_an_update_counts_once_though_its_device_was_forgotten_before_it_was_ans
     hub.join("b")
     hub.leave("b")
     hub.hello("a", session=push.session, seq_answered=0)
-    assert hub.one(Send).message.seq_last == 1, "so it drops the push"
+    assert hub.one(SendToDevice).message.seq_last == 1, "so it drops the push"
     hub.push("a", 1)
     assert hub.core.updates_applied == 1
     hub.push("a", 2)
@@ -156,7 +156,7 @@ def test_an_update_counts_once_though_its_device_was_forgotten_before_it_was_ans
 def test_a_number_that_leaves_none_for_the_next_update_is_answered_by_one_that_can_be_read():
     hub = HubBench()
     hub.hello("a", session=bytes(16), seq_answered=2**53)
-    assert wire.decode(wire.encode(hub.one(Send).message)).seq_last == 2**53
+    assert wire.decode(wire.encode(hub.one(SendToDevice).message)).seq_last == 2**53
 
 
 @pytest.mark.parametrize("key", [b"n" * 32, b""], ids=["key", "no key"])
@@ -165,10 +165,10 @@ def test_another_name_forgives_no_strikes(hub, key):
     most = hub.core.settings.limits.strikes_max
     hub.give(hello("n", key, peer=b"peer"))
     for _ in range(most - 1):
-        hub.give(Malformed(b"peer", "no message", key=key))
+        hub.give(HubReceivedMalformed(b"peer", "no message", key=key))
     hub.give(hello("n/1", key, peer=b"peer"))
     assert hub.core.members.members["n/1"].strikes == most - 1
-    hub.give(Malformed(b"peer", "no message", key=key))
+    hub.give(HubReceivedMalformed(b"peer", "no message", key=key))
     assert hub.core.members.members["n/1"].state == "quarantined"
     hub.give(hello("n/2", key, peer=b"peer"))
     assert codes(hub) == ["quarantined"]
@@ -213,7 +213,7 @@ def test_the_right_key_with_what_is_anothers(commands, keys):
             assert thief.join("alice", b"a" * 16, 1, welcome.session).code == "not_allowed"
             assert thief.join("alice", b"m" * 16, 9).code == "not_allowed"
             assert is_welcome(thief.join("mallory/1", b"a" * 16))
-            for message in (Fetch(welcome.session), Leave("stopping", welcome.session)):
+            for message in (Fetch(welcome.session), Goodbye("stopping", welcome.session)):
                 thief.say(message)
                 assert thief.hear().code == "unknown_session"
         honest.say(Ping(welcome.session, 1.0, 0))

@@ -22,11 +22,11 @@ from edgeasync.errors import EdgeAsyncError, GraphError
 from edgeasync.graphs.graph_model import HubGraph, load_graph
 from edgeasync.graphs.graph_process import load_graph_apart
 from edgeasync.graphs.onnx_model import OnnxModel
-from edgeasync.net.network import Network
+from edgeasync.net.network import ZmqNetwork
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.optimizers import SGD
-from edgeasync.runtime.agent import Agent
-from edgeasync.runtime.hub import Hub
+from edgeasync.runtime.agent import AgentRuntime
+from edgeasync.runtime.hub import HubRuntime
 from edgeasync.training.graph_check import check_graph
 from edgeasync.training.onnx_trainer import OnnxTrainer
 from edgeasync.training.scan_lengths import SCAN_STEPS_MAX
@@ -332,12 +332,12 @@ async def test_an_agent_that_stops_ends_a_graph_that_never_returns(tmp_path):
     stepping = asyncio.Event()
     loop, step = asyncio.get_running_loop(), trainer.step
     trainer.step = lambda: loop.call_soon_threadsafe(stepping.set) and step()
-    network, address = Network(), "inproc://hub"
-    hub = Hub(
+    network, address = ZmqNetwork(), "inproc://hub"
+    hub = HubRuntime(
         spec=spec, initial=lambda: np.zeros(2, np.float32), policy=Policy(), bind=address, run=tmp_path / "run",
         settings=HubCoreSettings(), network=network,
     )  # fmt: skip
-    agent = Agent(
+    agent = AgentRuntime(
         address, identity=DeviceIdentity("pi", "0" * 32, 1), make_trainer=lambda _: trainer, network=network
     )
     try:

@@ -9,10 +9,10 @@ import pytest
 
 from edgeasync import Parameter, ParameterSpec, Policy, fetch_status
 from edgeasync.core.hub.settings import HubCoreSettings
-from edgeasync.net.network import Network
+from edgeasync.net.network import ZmqNetwork
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import StatusRequest
-from edgeasync.runtime.hub import Hub
+from edgeasync.runtime.hub import HubRuntime
 from tests.support.programs.processes import PATIENCE_S
 from tests.support.security.keyed import client, is_welcome
 from tests.support.security.zmtp import tcp
@@ -43,9 +43,9 @@ def test_a_hub_without_keys_hears_no_peer_of_an_older_zmtp(commands):
 @pytest.mark.parametrize("said", OLD.values(), ids=OLD)
 async def test_in_a_context_of_somebody_else_such_a_peer_connects_and_is_not_heard(tmp_path, said):
     """libzmq could ask a ZAP handler of that context, so the hub does not let it refuse them."""
-    network, listening = Network(), asyncio.Event()
+    network, listening = ZmqNetwork(), asyncio.Event()
     spec = ParameterSpec((Parameter("w", (4,)),))
-    hub = Hub(
+    hub = HubRuntime(
         spec=spec, initial=partial(np.zeros, spec.length, np.float32), policy=Policy(), bind="tcp://127.0.0.1:*",
         run=tmp_path, settings=HubCoreSettings(), network=network, on_report=lambda _: listening.set(),
     )  # fmt: skip

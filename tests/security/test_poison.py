@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.security_poison_fleet import POLICIES, Case, measure
 from edgeasync.core.hub import membership
-from edgeasync.core.hub.reported_stats import hold
+from edgeasync.core.hub.reported_stats import clamp
 from tests.support.simulation.harness import run
 
 UPDATES = 300
@@ -61,7 +61,7 @@ def test_no_honest_device_is_clamped_whatever_dies(monkeypatch):
     clamped, held = [], []
 
     def watch(push, **known):
-        claims = hold(push, **known)
+        claims = clamp(push, **known)
         held.append(push)
         names = ("local_steps", "overlap_steps", "examples", "step_s", "loss_mean")
         clamped.extend(

@@ -9,13 +9,13 @@ import safetensors.numpy
 import zmq
 
 from edgeasync.core.engine.sender import Sender
-from edgeasync.core.hub.effects import Assign, Expel, Report
-from edgeasync.core.hub.events import PushArrived, Received, Revoked
+from edgeasync.core.hub.effects import Assign, Expel, HubReport
+from edgeasync.core.hub.events import HubReceived, PushArrived, Revoked
 from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.keys import KeyPair
 from edgeasync.durable.run_replay import RunReplay
-from edgeasync.net.allow_list_reader import Access
+from edgeasync.net.allow_list_reader import AllowListReader
 from edgeasync.policies.aggregation import BufferedAggregator, ImmediateAggregator, SynchronousAggregator
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
@@ -46,7 +46,7 @@ ALICE, BOB = b"a" * 32, b"b" * 32
 
 
 def joined(hub, name, key, state=1, start=1):
-    hub.give(Received(key[:5], Hello(name, bytes((state,)) * 16, start), key=key))
+    hub.give(HubReceived(key[:5], Hello(name, bytes((state,)) * 16, start), key=key))
 
 
 def pushed(hub, name, key, seq=1):
@@ -72,7 +72,7 @@ def test_sessions_and_updates_that_wait_end(hub):
     pushed(hub, "bob", BOB)
     assert hub.core.policy_engine.updates_waiting == 2
     revoke(hub, ALICE)
-    assert [effect.device_id for effect in hub.all_of(Report)] == ["alice", "alice/1"]
+    assert [effect.device_id for effect in hub.all_of(HubReport)] == ["alice", "alice/1"]
     assert [effect.owner[0] for effect in hub.all_of(Expel)] == ["alice", "alice/1"]
     assert hub.core.policy_engine.updates_waiting == 1
     assert hub.core.updates_rejected == 1
@@ -87,7 +87,7 @@ def test_who_waited_for_a_version_is_answered_as_soon_as_it_is_made():
     hub = HubBench(policy=Policy(aggregate=SynchronousAggregator()))
     for name, key in (("alice", ALICE), ("bob", BOB)):
         joined(hub, name, key)
-        hub.give(Received(key[:5], Fetch(hub.sessions[name]), key=key))
+        hub.give(HubReceived(key[:5], Fetch(hub.sessions[name]), key=key))
     pushed(hub, "bob", BOB)
     assert hub.core.members.members["bob"].waiting
     revoke(hub, ALICE)
@@ -198,7 +198,7 @@ def test_a_replay_of_a_revocation_gives_the_same_model(tmp_path, aggregate, piec
 def access(keys):
     """Who may come in, with what it told."""
     gone, trouble = set(), []
-    access = Access(keys, gone.update, trouble.append)
+    access = AllowListReader(keys, gone.update, trouble.append)
     access.gone, access.trouble = gone, trouble
     return access
 
@@ -335,7 +335,7 @@ def test_an_error_in_what_is_told_delays_no_revocation(keys):
     def on_trouble(sentence):
         raise OSError(sentence)
 
-    access = Access(keys, gone.update, on_trouble)
+    access = AllowListReader(keys, gone.update, on_trouble)
     edit(keys, lambda text: text.replace("one ", "# ") + "two device\n")
     access.watch(timers)
     with pytest.raises(OSError, match="write NAME ROLE KEY"):

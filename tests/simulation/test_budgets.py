@@ -183,7 +183,7 @@ def test_a_hub_that_sends_what_the_day_does_not_bear_is_left(monkeypatch):
     lab = Lab(Limits(), LIMIT)
     device = lab.devices[0]
     lab.until(2.0)
-    left = device.engine.core.day.left_bytes(device.now_s)
+    left = device.engine.core.data_quota.left_bytes(device.now_s)
     sent = device.down.bytes_sent
     junk = wire.encode(Piece(99, 0, 0))
     peer = device._peer
@@ -193,7 +193,7 @@ def test_a_hub_that_sends_what_the_day_does_not_bear_is_left(monkeypatch):
     assert left < device.down.bytes_sent - sent, "more came than was left"
     assert [report.event for _, report in device.told][-1] == "resting"
     assert device.engine.core.link == "offline"
-    counted = device.engine.core.day.record(device.now_s).used_bytes
+    counted = device.engine.core.data_quota.record(device.now_s).used_bytes
     assert LIMIT - HEADERS_BYTES < counted <= LIMIT - HEADERS_BYTES + (1 << 16) + len(junk)
 
 
@@ -202,11 +202,11 @@ def test_a_restart_begins_no_new_day_and_a_crash_forgets_no_byte():
     for turn in range(1, 40):
         lab.until(turn * 1000.0)
         for device in lab.devices:
-            used = device.engine.core.day.record(device.now_s).used_bytes
+            used = device.engine.core.data_quota.record(device.now_s).used_bytes
             assert used <= device._day_record.used_bytes
             device.cut_power()
             device.start()
-            again = device.engine.core.day.record(device.now_s)
+            again = device.engine.core.data_quota.record(device.now_s)
             assert used <= again.used_bytes <= used + LIMIT / RECORDS_A_DAY
     lab.until(DAY_S - 1.0)
     assert all(0.5 * LIMIT <= nbytes <= LIMIT for nbytes in lab.sent), lab.sent
@@ -221,7 +221,7 @@ def test_a_crash_at_any_moment_forgets_no_byte():
     def forgets():
         now_s = lab.clock.now_s
         return any(
-            device.engine.core.day.record(now_s).used_bytes > device._day_record.used_bytes
+            device.engine.core.data_quota.record(now_s).used_bytes > device._day_record.used_bytes
             for device in lab.devices
         )
 
@@ -237,7 +237,7 @@ def test_a_crash_while_a_device_rests_makes_its_day_an_hour_longer_at_most(monke
     assert device.engine.core.link == "offline"
     device.cut_power()
     device.start()
-    assert device.engine.core.day.record(device.now_s).remaining_s <= 4 * 3600.0 + RECORD_EVERY_S
+    assert device.engine.core.data_quota.record(device.now_s).remaining_s <= 4 * 3600.0 + RECORD_EVERY_S
 
 
 def test_a_limit_that_no_day_can_keep_is_told():

@@ -77,7 +77,7 @@ class World:
             if churn:
                 switch_off_and_on(self.clock, device, Churn(3.0, 0.5), f"{seed}/{number}")
             self.devices.append(device)
-        self.compared = self.apart = 0
+        self.compared = self.off_chain = 0
         self.published = {}
 
     def run(self, until_s):
@@ -94,9 +94,9 @@ class World:
             if holds and core.work.version.number in self.published:
                 published = self.published[core.work.version.number]
                 if not np.array_equal(model._base, published):
-                    apart = np.linalg.norm(model._base - published)
-                    assert 0 < apart <= ERROR_MAX * np.linalg.norm(published)
-                    self.apart += 1
+                    off_chain = np.linalg.norm(model._base - published)
+                    assert 0 < off_chain <= ERROR_MAX * np.linalg.norm(published)
+                    self.off_chain += 1
                 self.compared += 1
         return False
 
@@ -110,7 +110,7 @@ POLICIES = {
     "quorum": policy(QuorumAggregator()),
     "quorum, ahead": policy(QuorumAggregator(), overlap_steps_max=3),
     "models": policy(ModelAverageAggregator()),
-    "rollbacks": policy(ImmediateAggregator(), monitor=Monitor(watch=(LossLost(),))),
+    "rollbacks": policy(ImmediateAggregator(), monitor=Monitor(detectors=(LossLost(),))),
 }
 
 

@@ -73,7 +73,7 @@ def fleet(steps, delay, *, aggregate=None, link=QUICK, devices=1, step_s=0.05, o
             optimizer=(SGD(),),
             frequency=FixedFrequency(local_steps=steps),
             delay_steps=0 if own else delay,
-            monitor=Monitor(watch=(), clip=0),
+            monitor=Monitor(detectors=(), clip=0),
         ),
         settings=HubCoreSettings(codec=FLOAT32, liveness=Liveness(heartbeat_s=1.0, lease_s=15.0)),
         seed=0,

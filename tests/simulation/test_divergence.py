@@ -13,7 +13,7 @@ from edgeasync.data.dataset import Dataset, batches
 from edgeasync.data.partition import dirichlet, iid
 from edgeasync.policies.aggregation import ImmediateAggregator
 from edgeasync.policies.frequency import FixedFrequency
-from edgeasync.policies.monitor import LossWatch, Monitor
+from edgeasync.policies.monitor import LossDetector, Monitor
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
@@ -173,7 +173,7 @@ def test_a_fault_is_noticed_and_explained_and_the_target_is_reached(policy):
     fleet = Fleet(policy)
     assert fleet.train(BEFORE_FAULTS)
     fleet.plant_faults()
-    histories = fleet.core.members.histories
+    histories = fleet.core.members.measurements
     before = {name: histories[name].updates for name in ("device-1", "device-2")}
     noticed = {}
 
@@ -216,7 +216,7 @@ def test_a_fault_is_noticed_and_explained_and_the_target_is_reached(policy):
 
 @both_policies
 def test_without_a_monitor_the_same_faults_spoil_the_model(policy):
-    fleet = Fleet(Policy(aggregate=policy.aggregate, monitor=Monitor(watch=(), clip=0)))
+    fleet = Fleet(Policy(aggregate=policy.aggregate, monitor=Monitor(detectors=(), clip=0)))
     assert fleet.train(BEFORE_FAULTS)
     fleet.plant_faults()
     fleet.train(UPDATES)
@@ -302,7 +302,7 @@ def test_a_calm_fleet_sees_no_warning_and_no_rollback(alpha, seed):
 
 
 def test_a_loss_that_explodes_takes_the_model_back_and_it_recovers():
-    fleet = Fleet(Policy(monitor=Monitor(watch=(LossWatch(),))))
+    fleet = Fleet(Policy(monitor=Monitor(detectors=(LossDetector(),))))
     assert fleet.train(BEFORE_FAULTS)
     before = fleet.accuracy()
     model = fleet.hub.engine.model
@@ -324,7 +324,7 @@ def test_a_fault_from_the_start_spoils_the_first_versions_and_they_are_taken_bac
     fleet = Fleet(policy)
     fleet.plant_faults(too_high)
     assert fleet.clock.run(lambda: len({report.device_id for report in fleet.alarms()}) == 2, LIMIT_S)
-    histories = fleet.core.members.histories
+    histories = fleet.core.members.measurements
     assert max(histories[name].updates for name in ("device-1", "device-2")) <= 6
     assert fleet.train(UPDATES)
     assert fleet.accuracy() >= TARGET

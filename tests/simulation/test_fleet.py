@@ -19,11 +19,11 @@ from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
 from edgeasync.protocol.graph import ShippedGraph
-from edgeasync.protocol.messages import Graph, Piece
+from edgeasync.protocol.messages import GraphHeader, Piece
 from edgeasync.simulation.clock import VirtualClock
 from edgeasync.simulation.fleet import SimulatedDevice
 from edgeasync.simulation.hub import SimulatedHub
-from edgeasync.simulation.link import Direction, LinkProfile
+from edgeasync.simulation.link import LinkDirection, LinkProfile
 from edgeasync.training.numpy_models import MlpModel
 from edgeasync.training.trainer import GradientTrainer, StepResult
 
@@ -171,7 +171,7 @@ class Meddling:
         device._deliver = self.deliver
 
     def deliver(self, peer, header, payload):
-        if self.times and isinstance(wire.decode(header), Graph | Piece):
+        if self.times and isinstance(wire.decode(header), GraphHeader | Piece):
             self.times -= 1
             if (payload := self._spoil(payload)) is None:
                 return
@@ -278,7 +278,7 @@ def test_a_changed_speed_holds_for_the_rest_of_the_work():
     fleet.clock.run(lambda: False, 8 * 0.004)
     device.change_speed(0.2)
     assert device.steps_total == 8
-    history = fleet.hub.core.members.histories["device-1"]
+    history = fleet.hub.core.members.measurements["device-1"]
     assert fleet.clock.run(lambda: history.updates == 1, 60.0)
     assert fleet.clock.now_s == pytest.approx(8 * 0.004 + 8 * 0.2)
     assert history.step_s == pytest.approx((0.004 + 0.2) / 2)
@@ -288,7 +288,7 @@ def test_a_changed_speed_holds_for_the_rest_of_the_work():
 
 def test_a_changed_link_holds_for_what_has_not_left():
     clock = VirtualClock()
-    direction = Direction(clock, 1000, 0.4)
+    direction = LinkDirection(clock, 1000, 0.4)
     arrived = {}
     for name, size in (("in the air", 300), ("half-way", 400), ("waiting", 500)):
         direction.send(size, lambda name=name: arrived.setdefault(name, clock.now_s))
@@ -350,8 +350,8 @@ def every_minute(**bounds):
 def test_a_time_that_is_set_is_kept():
     status, apart_s = every_minute()
     assert apart_s == pytest.approx([60.0] * 3, rel=0.01)
-    assert status["tempo"]["period_s"] == pytest.approx(60.0, rel=0.01)
-    assert (status["tempo"]["aim_s"], status["tempo"]["bound"]) == (60.0, "")
+    assert status["cadence"]["period_s"] == pytest.approx(60.0, rel=0.01)
+    assert (status["cadence"]["aim_s"], status["cadence"]["bound"]) == (60.0, "")
 
 
 @pytest.mark.parametrize(
@@ -362,8 +362,8 @@ def test_a_time_that_is_set_is_kept():
 def test_what_is_shown_is_what_is_done(bounds, steps):
     status, apart_s = every_minute(**bounds)
     assert apart_s == pytest.approx([0.01 * steps, 0.02 * steps, 0.03 * steps], rel=0.01)
-    assert status["tempo"]["period_s"] == pytest.approx(0.02 * steps, rel=0.01)
-    assert (status["tempo"]["aim_s"], status["tempo"]["bound"]) == (60.0, next(iter(bounds)))
+    assert status["cadence"]["period_s"] == pytest.approx(0.02 * steps, rel=0.01)
+    assert (status["cadence"]["aim_s"], status["cadence"]["bound"]) == (60.0, next(iter(bounds)))
     for device, found_s in zip(status["devices"], apart_s, strict=True):
         assert device["period_s"] == pytest.approx(found_s, rel=0.01)
         assert device["bound"] == next(iter(bounds))
@@ -392,7 +392,7 @@ def beside(*links, seconds=30.0):
     for number, link in enumerate((LinkProfile(), *links)):
         SimulatedDevice(clock, hub, f"device-{number}", Idle(spec), step_s=0.05, link=link, examples=400).start()
     clock.run(lambda: False, seconds)
-    return hub.core.status(clock.now_s), hub.core.members.members["device-0"].history.updates
+    return hub.core.status(clock.now_s), hub.core.members.members["device-0"].measurements.updates
 
 
 def test_a_capped_device_holds_up_nobody_and_the_period_shown_is_kept():
@@ -400,6 +400,6 @@ def test_a_capped_device_holds_up_nobody_and_the_period_shown_is_kept():
     for links in ((CAPPED,), (CAPPED, CAPPED), (LinkProfile(), CAPPED)):
         status, exchanges = beside(*links)
         assert exchanges >= 0.8 * alone
-        assert status["tempo"]["period_s"] == pytest.approx(30.0 / exchanges, rel=0.1)
+        assert status["cadence"]["period_s"] == pytest.approx(30.0 / exchanges, rel=0.1)
         assert status["devices"][0]["period_s"] == pytest.approx(30.0 / exchanges, rel=0.1)
         assert status["devices"][-1]["updates_applied"] > 0, "who is capped counts all the same"

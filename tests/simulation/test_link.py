@@ -27,7 +27,7 @@ POLICY = Policy(
     aggregate=ImmediateAggregator(),
     optimizer=(SGD(),),
     frequency=FixedFrequency(local_steps=1),
-    monitor=Monitor(watch=()),
+    monitor=Monitor(detectors=()),
 )
 MBIT_20 = LinkProfile(up_bytes_per_s=2.5e6, down_bytes_per_s=2.5e6, delay_s=0.01)
 

@@ -56,7 +56,7 @@ def device_on(link, steps, **options):
             optimizer=(SGD(),),
             frequency=FixedFrequency(local_steps=steps),
             delay_steps=steps,
-            monitor=Monitor(watch=()),
+            monitor=Monitor(detectors=()),
         ),
         settings=HubCoreSettings(codec=FLOAT32),
         seed=0,

@@ -17,20 +17,20 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from edgeasync.core.device import effects as e
 from edgeasync.core.device import events as d
 from edgeasync.core.device.device_core import DeviceCore
-from edgeasync.core.device.throttle import Care, CareLimits, CareReadings
+from edgeasync.core.device.throttle import Throttle, ThrottleLimits, ThrottleReadings
 from edgeasync.core.hub.effects import (
     Assign,
     Discard,
-    Disconnect,
     Fold,
     Keep,
     Receive,
     Restore,
-    Send,
     SendGraph,
     SendStatus,
+    SendToDevice,
+    SuspendTransfers,
 )
-from edgeasync.core.hub.events import Folded, Heard, Malformed, PushArrived, Received, Ticked
+from edgeasync.core.hub.events import Folded, Heard, HubReceived, HubReceivedMalformed, PushArrived, Ticked
 from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.hub.settings import FLOAT32, HubCoreSettings, Limits, Liveness
 from edgeasync.core.recovery.state import dump_state, load_state
@@ -52,7 +52,7 @@ from edgeasync.protocol.messages import (
     Assignment,
     DeviceProfile,
     Duplicate,
-    Graph,
+    GraphHeader,
     ModelVersion,
     Order,
     Push,
@@ -161,7 +161,7 @@ class Node:
             fingerprint=None,
             graph_bytes_max=1000,
             random=Random(self.random.random()),
-            care=Care(CareLimits(temperature_c_max=80.0, temperature_c_slow=75.0)),
+            throttle=Throttle(ThrottleLimits(temperature_c_max=80.0, temperature_c_slow=75.0)),
         )
 
 
@@ -225,7 +225,7 @@ class World:
         assert deadline_s is None or deadline_s > self.now_s
 
     def sense(self, node, temperature_c):
-        self._device_did(node, node.core.handle(d.Sensed(CareReadings(temperature_c)), self.now_s))
+        self._device_did(node, node.core.handle(d.Sensed(ThrottleReadings(temperature_c)), self.now_s))
         self.tick_device(node)
 
     def work(self, node, *, broken=False):
@@ -248,9 +248,9 @@ class World:
                 case e.Connect():
                     node.peer = next(self._peers).to_bytes(5, "big")
                     self.owners[node.peer] = (node.name, node.state_id)
-                case e.Disconnect():
+                case e.CloseConnection():
                     node.peer = None
-                case e.Send():
+                case e.SendToHub():
                     self._send_up(node, effect.message)
                 case e.SendPush():
                     push = effect.push
@@ -263,7 +263,7 @@ class World:
                     node.jobs.append((self.now_s + STEP_S, found))
                 case e.TakeGraph():
                     node.jobs.append((self.now_s + STEP_S, d.GraphHeld(fetched=True)))
-                case e.Join():
+                case e.PrepareTraining():
                     assert node.graph or self.hub.graph is None, "joins without the hub's graph"
                 case e.InstallModel():
                     node.jobs.append((self.now_s + STEP_S, d.ModelInstalled(effect.assignment)))
@@ -293,9 +293,9 @@ class World:
         packet = self.up.pop(index)
         peer, content = packet.peer, packet.content
         if not isinstance(content, Payload):
-            self._give(Received(peer, content, capacity))
+            self._give(HubReceived(peer, content, capacity))
         elif content.push.transfer and self.granted.pop(peer, None) != content.push:
-            self._give(Malformed(peer, "a piece without a transfer", strike=False))
+            self._give(HubReceivedMalformed(peer, "a piece without a transfer", strike=False))
         else:
             self._give(self._arrived(peer, content.push, capacity=capacity))
 
@@ -315,10 +315,10 @@ class World:
             self._device_did(node, node.core.handle(d.TransferMoved(), self.now_s))
             self._send_up(node, Payload(packet.content.push))
         else:
-            self._device_did(node, node.core.handle(d.Received(packet.content), self.now_s))
+            self._device_did(node, node.core.handle(d.DeviceReceived(packet.content), self.now_s))
 
     def garbage(self, peer):
-        self._give(Malformed(peer, "nonsense"))
+        self._give(HubReceivedMalformed(peer, "nonsense"))
 
     # -- the hub ---------------------------------------------------------------------------------------------
 
@@ -336,8 +336,8 @@ class World:
             change = self.excluded.add if order == "quarantine" else self.excluded.discard
             change(name)
         self.events += 1
-        effects = self.hub.handle(Received(b"operator", Order(name, order)), self.now_s)
-        (answer,) = [effect for effect in effects if isinstance(effect, SendStatus | Send)]
+        effects = self.hub.handle(HubReceived(b"operator", Order(name, order)), self.now_s)
+        (answer,) = [effect for effect in effects if isinstance(effect, SendStatus | SendToDevice)]
         assert isinstance(answer, SendStatus) == obeys
         self._hub_did([effect for effect in effects if effect is not answer])
         self.tick_hub()
@@ -369,9 +369,9 @@ class World:
                     self._send_down(effect.peer, Grant(effect.push))
                 case SendGraph():
                     graph = self.hub.graph
-                    answer = Graph(graph.fingerprint, graph.checksum, len(graph.payload))
+                    answer = GraphHeader(graph.fingerprint, graph.checksum, len(graph.payload))
                     self._send_down(effect.peer, answer)
-                case Disconnect():
+                case SuspendTransfers():
                     self.granted.pop(effect.peer, None)
                 case Assign():
                     assert effect.version == ModelVersion(LINEAGE, self.version)
@@ -379,7 +379,7 @@ class World:
                         self._acknowledged(effect.peer, effect.ack)
                     answer = Assignment(effect.version, effect.local_steps, effect.codec, 0, 12, 0, effect.ack)
                     self._send_down(effect.peer, answer)
-                case Send():
+                case SendToDevice():
                     if isinstance(effect.message, Ack):
                         self._acknowledged(effect.peer, effect.message)
                     if isinstance(effect.message, Welcome):
@@ -445,7 +445,7 @@ class World:
         for member in tables.members.values():
             assert len(member.retired) <= REFLASHES_MAX
             assert member.state_id not in member.retired
-            assert member.history.staleness >= 0
+            assert member.measurements.staleness >= 0
             assert member.seq_last == self.answered.get((member.device_id, member.state_id), 0)
 
     # -- peace -----------------------------------------------------------------------------------------------
@@ -569,7 +569,7 @@ class AnyNetwork(RuleBasedStateMachine):
         peers = list(self.world.owners)
         peer = peers[index % len(peers)]
         if status:
-            self.world._give(Received(peer, StatusRequest()))
+            self.world._give(HubReceived(peer, StatusRequest()))
         else:
             self.world.garbage(peer)
 

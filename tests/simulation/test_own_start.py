@@ -26,7 +26,7 @@ PLAIN = Policy(
     aggregate=SynchronousAggregator(),
     optimizer=(SGD(),),
     frequency=FixedFrequency(local_steps=5),
-    monitor=Monitor(watch=(), clip=0),
+    monitor=Monitor(detectors=(), clip=0),
 )
 
 

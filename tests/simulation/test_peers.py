@@ -4,8 +4,8 @@ import msgspec
 import pytest
 
 from edgeasync.core.peer.backoff import FREE
-from edgeasync.core.peer.effects import Send
-from edgeasync.core.peer.events import Received, RoundDue, RoundHalfDue, SnapshotTaken, StopRequested
+from edgeasync.core.peer.effects import SendToPeer
+from edgeasync.core.peer.events import PeerReceived, PeerStopRequested, RoundDue, RoundHalfDue, SnapshotTaken
 from edgeasync.protocol.peer_messages import (
     ROUND_LEAP_MAX,
     Abandon,
@@ -190,13 +190,17 @@ def test_who_gives_up_a_round_that_others_have_completed_says_whether_it_can_be_
     assert not core._has_completed("peer-1", round_id)
     if served:
         assert world.run(lambda: core.round is None, 2.0)
-    world.devices["peer-0"].handle(Received("peer-1", on_the_wire(Abandon(round_id, "lost", ready=ready))))
+    world.devices["peer-0"].handle(PeerReceived("peer-1", on_the_wire(Abandon(round_id, "lost", ready=ready))))
     assert ("peer-1" in [each.name for each in core._candidates(world.clock.now_s)]) == ready
 
 
 def test_who_leaves_in_a_round_is_ready_for_no_other(middle):
     world, core = middle
-    sent = [each.message for each in core.handle(StopRequested(), world.clock.now_s) if isinstance(each, Send)]
+    sent = [
+        each.message
+        for each in core.handle(PeerStopRequested(), world.clock.now_s)
+        if isinstance(each, SendToPeer)
+    ]
     assert [message.ready for message in sent if isinstance(message, Abandon)] == [False, False]
 
 
@@ -282,8 +286,8 @@ def between_rounds(**changes):
 
 def receive(world, core, sender, message):
     """Give a core a message, and return the messages to the sender that are not pings."""
-    effects = core.handle(Received(sender, on_the_wire(message)), world.clock.now_s)
-    sent = [effect.message for effect in effects if isinstance(effect, Send) and effect.peer == sender]
+    effects = core.handle(PeerReceived(sender, on_the_wire(message)), world.clock.now_s)
+    sent = [effect.message for effect in effects if isinstance(effect, SendToPeer) and effect.peer == sender]
     return [message for message in sent if not isinstance(message, PeerPing)]
 
 
@@ -357,7 +361,7 @@ def test_a_proposal_that_waits_is_dropped_with_its_round():
     for _ in range(2):
         world.devices["peer-0"].handle(RoundDue())
         world.pass_time(0.5)
-    world.devices["peer-0"].handle(StopRequested())
+    world.devices["peer-0"].handle(PeerStopRequested())
     world.pass_time(0.1)
     world.devices["peer-1"].handle(RoundHalfDue())
     assert world.devices["peer-1"].core.round is None
@@ -482,7 +486,7 @@ def test_what_does_not_fit_is_refused_by_name_and_the_next_round_is_whole(middle
     world, core = middle
     before = core.refused[why]
     sender, message = HOSTILE[why](core)
-    world.devices["peer-1"].handle(Received(sender, on_the_wire(message)))
+    world.devices["peer-1"].handle(PeerReceived(sender, on_the_wire(message)))
     assert core.refused[why] == before + 1
     assert meet_in_a_round(world, set(world.names), 3.0)
 
@@ -510,7 +514,7 @@ def test_no_message_makes_a_core_raise_or_its_memory_grow():
             message = speaker._message()
             sender = speaker.random.choice([*world.names, "nobody"])
             world.part = speaker.random.randbytes(speaker.random.randint(1, 40))
-            event = Received(sender, message, len(world.part), speaker.random.random() < 0.1)
+            event = PeerReceived(sender, message, len(world.part), speaker.random.random() < 0.1)
             world.devices[name].handle(event)
             world.pass_time(0.001)
         for name in world.names[:3]:

@@ -64,7 +64,7 @@ def fleet(*, preempt, aggregate, codec=FLOAT32, delay=0, take="all", initials=(N
             optimizer=(SGD(),),
             frequency=FixedFrequency(local_steps=5),
             delay_steps=delay,
-            monitor=Monitor(watch=(), clip=0),
+            monitor=Monitor(detectors=(), clip=0),
             take=take,
             behind_max=3.0,
             preempt=preempt,
@@ -96,8 +96,8 @@ def test_a_node_that_diverges_is_brought_back(aggregate, codec, delay, velocity)
     trainers[3].velocity[:] = velocity
     run_until(clock, member["pi-3"], 40)
     assert sum(member["pi-3"].updates_rejected.values()) == 1, "its updates count again at once"
-    assert member["pi-3"].history.counted
-    assert member["pi-3"].history.score < 3 * hub.core.policy_engine.state.fleet.score
+    assert member["pi-3"].measurements.counted
+    assert member["pi-3"].measurements.score < 3 * hub.core.policy_engine.state.fleet.score
     assert loss_of(hub.model) < 0.2
 
 

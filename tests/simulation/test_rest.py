@@ -26,13 +26,13 @@ def test_a_fleet_that_has_learnt_rests_and_wakes_at_an_operators_word():
     core = run.hub.core
     assert run.resting
     assert rest_fleet.accuracy_of(run.model, run.hub.model, run.held_out) > 0.95
-    tempo = core.status(run.clock.now_s)["tempo"]
-    assert tempo["resting"]
-    assert tempo["rest_period_s"] > 300.0
-    assert tempo["still_s"] > 1200.0
+    cadence = core.status(run.clock.now_s)["cadence"]
+    assert cadence["resting"]
+    assert cadence["rest_period_s"] > 300.0
+    assert cadence["still_s"] > 1200.0
     assert {device["state"] for device in core.status(run.clock.now_s)["devices"]} == {"training"}
     updates = core.updates_applied
-    run.clock.run(lambda: False, REST_S + 2 * tempo["rest_period_s"])
+    run.clock.run(lambda: False, REST_S + 2 * cadence["rest_period_s"])
     assert core.updates_applied - updates <= 3 * len(run.devices)
     begun_s, updates = run.clock.now_s, core.updates_applied
     told = []
@@ -85,7 +85,7 @@ def test_a_hub_that_dies_after_it_was_woken_resumes_awake():
             clock, hub, f"d{number}", Noise(number), step_s=step_s, link=link, examples=100, seed=number
         ).start()
     clock.run(lambda: False, 3000.0)
-    assert hub.core.status(3000.0)["tempo"]["resting"]
+    assert hub.core.status(3000.0)["cadence"]["resting"]
     hub.connect(b"operator", lambda header, payload: None)
     hub.receive(b"operator", wire.encode(Wake()), None)
     clock.run(lambda: False, 3030.0)
@@ -100,7 +100,7 @@ def test_a_device_that_exchanges_while_the_others_rest_counts_as_one_of_all():
     run = rest_fleet._Run(Case(2))
     run.clock.run(lambda: False, REST_S)
     engine = run.hub.core.policy_engine
-    engine._members.members["device-1"].history.roused = 3
+    engine._members.members["device-1"].measurements.roused = 3
     before, weights = run.hub.core.version, []
     share = engine._share_of_voters
     engine._share_of_voters = lambda contributions: weights.append(share(contributions)) or weights[-1]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from edgeasync.core.device.throttle import CareLimits, CareReadings
+from edgeasync.core.device.throttle import ThrottleLimits, ThrottleReadings
 from edgeasync.core.hub.settings import FLOAT32, HubCoreSettings, Liveness
 from edgeasync.data import load_digits
 from edgeasync.data.dataset import batches
@@ -24,7 +24,7 @@ from tests.support.simulation.adders import Adder
 
 SPEC = ParameterSpec((Parameter("w", (3,)),))
 LINK = LinkProfile(1e9, 1e9, 0.0)
-LIMITS = CareLimits(temperature_c_max=80.0, temperature_c_slow=75.0)
+LIMITS = ThrottleLimits(temperature_c_max=80.0, temperature_c_slow=75.0)
 STEP_S = 0.25
 
 
@@ -40,7 +40,7 @@ class Lab:
             policy=Policy(
                 staleness=ConstantStaleness(),
                 optimizer=(SGD(),),
-                monitor=Monitor(watch=()),
+                monitor=Monitor(detectors=()),
                 warm_up=None,
                 **policy,
             ),
@@ -86,14 +86,14 @@ def test_a_quorum_of_three_does_not_wait_for_one_that_pauses():
     lab = Lab(3, aggregate=QuorumAggregator(share=1.0, patience=100.0), frequency=FixedFrequency(local_steps=4))
     before = lab.fold_times(5.5)
     assert np.diff(before) == pytest.approx(4 * STEP_S, abs=1e-5)
-    lab.devices[2].sense(CareReadings(temperature_c=85.0))
+    lab.devices[2].sense(ThrottleReadings(temperature_c=85.0))
     paused_s = lab.clock.now_s
     during = lab.fold_times(paused_s + 20.0)
     assert np.diff([before[-1], *during]) == pytest.approx(4 * STEP_S, abs=1e-5), "no fold is late"
     assert lab.status(2)["state"] == "paused"
     assert lab.status(2)["pace_reason"] == "85 C"
     assert lab.devices[2].engine.core.link == "joined"
-    lab.devices[2].sense(CareReadings(temperature_c=69.0))
+    lab.devices[2].sense(ThrottleReadings(temperature_c=69.0))
     lab.run(lab.clock.now_s + 10.0)
     assert lab.status(2)["state"] == "training"
     assert lab.status(2)["staleness"] <= 1, "it keeps up again"
@@ -103,13 +103,13 @@ def test_the_hub_knows_at_once_and_the_wait_is_no_time_of_the_link():
     lab = Lab(1, aggregate=ImmediateAggregator(), frequency=FixedFrequency(local_steps=4))
     lab.run(5.1)
     talk_s = lab.status(0)["talk_s"]
-    lab.devices[0].sense(CareReadings(temperature_c=81.0))
+    lab.devices[0].sense(ThrottleReadings(temperature_c=81.0))
     lab.run(5.1 + 1e-3)
     assert (lab.status(0)["state"], lab.status(0)["temperature_c"]) == ("paused", 81.0)
     updates = lab.core.updates_applied
     lab.run(600.0)
     assert lab.core.updates_applied == updates
-    lab.devices[0].sense(CareReadings(temperature_c=60.0))
+    lab.devices[0].sense(ThrottleReadings(temperature_c=60.0))
     lab.run(604.0)
     assert lab.core.updates_applied >= updates + 3
     assert lab.status(0)["talk_s"] == pytest.approx(talk_s, abs=1e-6)
@@ -120,7 +120,7 @@ def test_a_slowed_device_gets_fewer_steps():
     lab = Lab(2, aggregate=ImmediateAggregator(), frequency=TimeFrequency(seconds=4.0))
     lab.run(60.0)
     assert [lab.status(number)["assigned_steps"] for number in (0, 1)] == [15, 15]
-    lab.devices[1].sense(CareReadings(temperature_c=76.0))
+    lab.devices[1].sense(ThrottleReadings(temperature_c=76.0))
     lab.run(120.0)
     assert [lab.status(number)["assigned_steps"] for number in (0, 1)] == [15, 7]
     assert (lab.status(1)["state"], lab.status(1)["pace_percent"]) == ("training", 50)

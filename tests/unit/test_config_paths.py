@@ -45,7 +45,7 @@ def joined(**arguments):
     """Return a session of `join` that has not begun."""
     made = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("edgeasync.sdk.user_loop.OwnLoop.start", lambda self: made.append(self) or self)
+        patch.setattr("edgeasync.sdk.user_loop.UserLoop.start", lambda self: made.append(self) or self)
         join(model=NUMBERS, name="pi", **arguments)
     return made[0]
 

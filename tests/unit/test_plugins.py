@@ -109,7 +109,7 @@ def test_plugins_of_a_policy_are_named_without_being_imported():
     table = {
         "staleness": {"kind": "a:B"},
         "optimizer": [{"kind": "sgd"}, {"kind": "a.c:D"}],
-        "monitor": {"watch": [{"kind": "a:B"}]},
+        "monitor": {"detectors": [{"kind": "a:B"}]},
         "warm_up": {"aggregate": {"kind": "e:F"}},
     }
     assert plugins_named(table) == ["a:B", "a.c:D", "e:F"]

@@ -2,14 +2,14 @@
 
 import math
 
-from edgeasync.autodiff.rules.geometry import Layer
+from edgeasync.autodiff.rules.geometry import Convolution
 from edgeasync.autodiff.rules.kernels import kernel_gradient
 from edgeasync.autodiff.rules.registry import Gradients, Step, rule
 
 
 @rule("Conv")
 def _conv(step: Step) -> Gradients:
-    layer = Layer.of(step, step.shape(0), step.output_shape)
+    layer = Convolution.of(step, step.shape(0), step.output_shape)
     return [
         _input_gradient(layer, step.gradient, step.input(1)),
         kernel_gradient(layer, step.input(0), step.gradient),
@@ -22,7 +22,7 @@ def _conv_transpose(step: Step) -> Gradients:
     """Exchange the roles that input and output have in a convolution."""
     if step.attribute("output_shape", None) or step.attribute("auto_pad", "NOTSET").startswith("SAME"):
         raise step.refused("its padding is not given by numbers; export it with `pads`")
-    layer = Layer.of(step, step.output_shape, step.shape(0))
+    layer = Convolution.of(step, step.output_shape, step.shape(0))
     geometry = layer.geometry
     grad_x = layer.graph.op(
         "Conv", step.gradient, step.input(1), strides=list(geometry.strides), dilations=list(geometry.dilations),
@@ -38,7 +38,7 @@ def _bias_gradient(step: Step) -> str | None:
     return step.graph.op("ReduceSum", step.gradient, step.graph.ints(*axes), keepdims=0)
 
 
-def _input_gradient(layer: Layer, gradient: str, weight: str) -> str:
+def _input_gradient(layer: Convolution, gradient: str, weight: str) -> str:
     geometry = layer.geometry
     reach = [dilation * (kernel - 1) for dilation, kernel in zip(geometry.dilations, geometry.kernel, strict=True)]
     before = [whole - pad for whole, pad in zip(reach, geometry.before, strict=True)]
@@ -56,7 +56,7 @@ def _input_gradient(layer: Layer, gradient: str, weight: str) -> str:
     )  # fmt: skip
 
 
-def _turned(layer: Layer, weight: str) -> str:
+def _turned(layer: Convolution, weight: str) -> str:
     """Exchange a kernel's input and output channels within each group, and turn it round in space."""
     graph, op, group = layer.graph, layer.graph.op, layer.group
     outs, ins, *kernel = layer.shape

@@ -73,7 +73,7 @@ class Geometry(msgspec.Struct, frozen=True):
         return all(stride == 1 for stride in self.strides)
 
 
-class Layer(msgspec.Struct, frozen=True):
+class Convolution(msgspec.Struct, frozen=True):
     """A convolution: the graph it is in, its kernel's shape, what its window does, and its groups."""
 
     graph: Graph

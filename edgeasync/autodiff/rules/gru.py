@@ -6,7 +6,7 @@ tanh of a map of x plus, as in torch, r times a map of h, or, as in the paper, p
 
 import msgspec
 
-from edgeasync.autodiff.rules.recurrent import Direction, Local, differentiate
+from edgeasync.autodiff.rules.recurrent import Local, RecurrentDirection, differentiate
 from edgeasync.autodiff.rules.registry import Gradients, Step, rule
 
 
@@ -30,7 +30,7 @@ class _Parts(msgspec.Struct, frozen=True):
     state_bias: list[str]
 
 
-def _parts(direction: Direction) -> _Parts:
+def _parts(direction: RecurrentDirection) -> _Parts:
     op = direction.graph.op
     previous = direction.rows(direction.previous)
     weights, recurrent = direction.gates(direction.weights, 3), direction.gates(direction.recurrent, 3)
@@ -55,7 +55,7 @@ def _parts(direction: Direction) -> _Parts:
     )
 
 
-def _shared_slopes(direction: Direction, parts: _Parts, n: str) -> tuple[str, str]:
+def _shared_slopes(direction: RecurrentDirection, parts: _Parts, n: str) -> tuple[str, str]:
     """Return what h' changes by with the weighted sums of z, z (1 - z) (h - n), and of n, (1 - z) (1 - n^2)."""
     graph, op = direction.graph, direction.graph.op
     change = op("Sub", parts.states, n)
@@ -64,7 +64,7 @@ def _shared_slopes(direction: Direction, parts: _Parts, n: str) -> tuple[str, st
     return op("Mul", change, rest), op("Sub", rest, op("Mul", op("Mul", rest, n), n))
 
 
-def _reset_after(direction: Direction) -> Local:
+def _reset_after(direction: RecurrentDirection) -> Local:
     """Return the gradient where n = tanh(a + r q), and q is a map of h with a bias of its own."""
     graph, op, times, hidden = direction.graph, direction.graph.op, direction.times, direction.hidden
     parts = _parts(direction)
@@ -97,7 +97,7 @@ def _reset_after(direction: Direction) -> Local:
     )
 
 
-def _reset_before(direction: Direction) -> Local:
+def _reset_before(direction: RecurrentDirection) -> Local:
     """Return the gradient where n = tanh(a + map of (r h)): it passes another product on its way to r and h."""
     graph, op, times, hidden = direction.graph, direction.graph.op, direction.times, direction.hidden
     parts = _parts(direction)

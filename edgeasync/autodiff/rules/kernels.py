@@ -9,7 +9,7 @@ import math
 import numpy as np
 
 from edgeasync.autodiff.graph import Graph
-from edgeasync.autodiff.rules.geometry import Layer, as_two
+from edgeasync.autodiff.rules.geometry import Convolution, as_two
 
 DEEP = 6
 """Input channels from which moving channels last pays for a kernel's gradient."""
@@ -21,7 +21,7 @@ COLUMNS_MAX = 64
 """Columns up to which a depthwise kernel's gradient is found by products of all pairs of columns."""
 
 
-def kernel_gradient(layer: Layer, wide: str, narrow: str) -> str:
+def kernel_gradient(layer: Convolution, wide: str, narrow: str) -> str:
     """Return the gradient of the kernel from the convolution's input and the gradient of its output."""
     geometry, (outs, ins) = layer.geometry, layer.shape[:2]
     flat = len(geometry.kernel) <= 2
@@ -35,7 +35,7 @@ def kernel_gradient(layer: Layer, wide: str, narrow: str) -> str:
     return _by_shifts(layer, wide, narrow)
 
 
-def _by_shifts(layer: Layer, wide: str, narrow: str) -> str:
+def _by_shifts(layer: Convolution, wide: str, narrow: str) -> str:
     """Stride 1: one product of matrices over all places of the kernel.
 
     With rows padded to one width, moving in space is moving in a flat row of values; what runs over a row's
@@ -70,7 +70,7 @@ def _by_shifts(layer: Layer, wide: str, narrow: str) -> str:
     return op("Reshape", found, graph.ints(*layer.shape))
 
 
-def _by_columns(layer: Layer, wide: str, narrow: str) -> str:
+def _by_columns(layer: Convolution, wide: str, narrow: str) -> str:
     """Stride 1, many channels or places: with channels last a row of the kernel is one run, and one product."""
     graph, op, geometry = layer.graph, layer.graph.op, layer.geometry
     outs, ins, *kernel = layer.shape
@@ -95,7 +95,7 @@ def _by_columns(layer: Layer, wide: str, narrow: str) -> str:
     return op("Reshape", turned, graph.ints(*layer.shape))
 
 
-def _by_rows(layer: Layer, wide: str, narrow: str) -> str:
+def _by_rows(layer: Convolution, wide: str, narrow: str) -> str:
     """Depthwise: for each row of the kernel the products of all pairs of columns, then the kernel's among them.
 
     That is more arithmetic than needed, but in large products of matrices, which take a fifth of the time that
@@ -142,7 +142,7 @@ def _rows(graph: Graph, value: str, rows: tuple[int, int, int, int]) -> str:
     return graph.op("Slice", value, graph.ints(first), graph.ints(last + 1), graph.ints(2), graph.ints(stride))
 
 
-def _by_convolution(layer: Layer, wide: str, narrow: str) -> str:
+def _by_convolution(layer: Convolution, wide: str, narrow: str) -> str:
     """Any stride: a convolution over the batch, with strides and dilations exchanged."""
     graph, op, geometry = layer.graph, layer.graph.op, layer.geometry
     _, ins, *kernel = layer.shape

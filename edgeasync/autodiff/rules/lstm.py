@@ -1,6 +1,6 @@
 """The gradient of long short-term memory (Hochreiter & Schmidhuber 1997), with forget gates (Gers et al. 2000)."""
 
-from edgeasync.autodiff.rules.recurrent import Direction, Local, differentiate
+from edgeasync.autodiff.rules.recurrent import Local, RecurrentDirection, differentiate
 from edgeasync.autodiff.rules.registry import Gradients, Step, rule
 
 
@@ -9,7 +9,7 @@ def _lstm(step: Step) -> Gradients:
     return differentiate(step, _cell, ("Sigmoid", "Tanh", "Tanh"))
 
 
-def _cell(direction: Direction) -> Local:
+def _cell(direction: RecurrentDirection) -> Local:
     """Return the gradient: each time, c' = f c + i g and h' = o tanh(c').
 
     The gates i, o and f are sigmoids of linear maps of x and h, and g is the tanh of one. The slopes are written
@@ -50,7 +50,7 @@ def _cell(direction: Direction) -> Local:
     return Local(before_input=rows, recurrent=recurrent, state_bias="", initial=[initial_h, initial_c])
 
 
-def _sums(direction: Direction, previous: str) -> list[str]:
+def _sums(direction: RecurrentDirection, previous: str) -> list[str]:
     """Return rows of each gate's weighted sums: a product for each costs no more, and nothing has to be cut."""
     op, bias = direction.graph.op, direction.bias()
     biases = [[name] for name in direction.gates(bias, 4)] if bias else [[]] * 4
@@ -61,7 +61,7 @@ def _sums(direction: Direction, previous: str) -> list[str]:
     ]
 
 
-def _kept_cells(direction: Direction, forget: str, new: str) -> str:
+def _kept_cells(direction: RecurrentDirection, forget: str, new: str) -> str:
     """Return what each time keeps of the cells before it; of the forward recursion, only this is redone."""
     op = direction.graph.op
 

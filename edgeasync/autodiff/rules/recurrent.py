@@ -18,7 +18,7 @@ X, W, R, B, LENGTHS, INITIAL_H, INITIAL_C, PEEPHOLES = range(8)
 """Positions of an LSTM's inputs; a GRU has the first six of them."""
 
 
-class Direction(msgspec.Struct, frozen=True, kw_only=True):
+class RecurrentDirection(msgspec.Struct, frozen=True, kw_only=True):
     """One direction of a recurrent layer while its gradient is made: tensors of all times, without that axis.
 
     Times and batch are one axis where a comment says rows, otherwise they are two.
@@ -144,7 +144,9 @@ def shifted(graph: Graph, value: str, *, backwards: bool, first: str = "") -> st
     return graph.op("Concat", *([kept, first] if backwards else [first, kept]), axis=0)
 
 
-def differentiate(step: Step, cell: Callable[[Direction], Local], activations: Sequence[str]) -> Gradients:
+def differentiate(
+    step: Step, cell: Callable[[RecurrentDirection], Local], activations: Sequence[str]
+) -> Gradients:
     """Return the gradients of all inputs of a recurrent layer; `activations` are those that `cell` knows."""
     _check(step, activations)
     graph, where = step.graph, step.node.where
@@ -203,7 +205,7 @@ def _count(step: Step) -> int:
     return 2 if step.attribute("direction", "forward") == "bidirectional" else 1
 
 
-def _directions(step: Step, x: str) -> list[Direction]:
+def _directions(step: Step, x: str) -> list[RecurrentDirection]:
     graph, count = step.graph, _count(step)
     hidden = graph.static_shape(step.input(R), step.node.where)[-1]
     times, batch, _ = step.shape(X)
@@ -223,7 +225,7 @@ def _directions(step: Step, x: str) -> list[Direction]:
             first_bias, second_bias = graph.add("Split", bias, outputs=2, axis=0, num_outputs=2)
             biases = (first_bias, second_bias)
         made.append(
-            Direction(
+            RecurrentDirection(
                 graph=graph,
                 hidden=hidden,
                 sizes=(-1 if times is None else times, -1 if batch is None else batch),

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from edgeasync.parameters import CHUNK, Vector
-from edgeasync.protocol.codecs import Codec, Source, copy_range
+from edgeasync.protocol.codecs import Source, VectorCodec, copy_range
 
 
 class Difference:
@@ -30,7 +30,7 @@ class Difference:
         return read
 
 
-def follow(base: Vector, steps: Iterable[Source], rounding: Codec, trained: int, out: Vector) -> None:
+def follow(base: Vector, steps: Iterable[Source], rounding: VectorCodec, trained: int, out: Vector) -> None:
     """Apply the published chain's `steps` to `base`, to the same bits on every machine; write the result to `out`.
 
     `out` may be `base`. Each step holds coded differences of the `trained` values, and the statistics as values.

@@ -10,7 +10,7 @@ from edgeasync.errors import ProtocolError
 from edgeasync.parameters import CHUNK, ParameterSpec, Vector
 from edgeasync.policies.aggregation import UpdateKind
 from edgeasync.protocol import wire
-from edgeasync.protocol.codecs import Codec, Joined, Source, VectorSource
+from edgeasync.protocol.codecs import JoinedSources, Source, VectorCodec, VectorSource
 from edgeasync.protocol.messages import ModelVersion
 
 
@@ -75,7 +75,7 @@ class DeviceModel:
         self.checksum = wire.checksum(self._base.data.cast("B"))
         self._start_from_base()
 
-    def install_deltas(self, steps: Iterable[Source], rounding: Codec, checksum: int) -> None:
+    def install_deltas(self, steps: Iterable[Source], rounding: VectorCodec, checksum: int) -> None:
         """Make the new base by adding the hub's deltas to the old one.
 
         Raises `ProtocolError` as `install` does, and if the new base does not have this `checksum`.
@@ -108,7 +108,7 @@ class DeviceModel:
 
     def encode_update(
         self,
-        codec: Codec,
+        codec: VectorCodec,
         kind: UpdateKind = "delta",
         *,
         feedback: bool | None = False,
@@ -135,7 +135,7 @@ class DeviceModel:
             self._residual = np.zeros(self._trained_length, np.float32)
         self._accumulate(learnt, np.add)
         statistics = self.parameters[self._trained_length :]
-        payload = codec.encode(Joined(VectorSource(self._residual), VectorSource(statistics)), random)
+        payload = codec.encode(JoinedSources(VectorSource(self._residual), VectorSource(statistics)), random)
         self._accumulate(codec.open(payload), np.subtract)
         return payload
 
@@ -149,7 +149,7 @@ class DeviceModel:
         if not self._overlap:
             self._overlap, self._at_push = True, self.parameters.copy()
 
-    def resolve(self, codec: Codec, payload: wire.Buffer, decay: float | None) -> None:
+    def resolve(self, codec: VectorCodec, payload: wire.Buffer, decay: float | None) -> None:
         """Undo the effect of a rejected update on the residual, then scale the residual by `decay`.
 
         `decay=None` drops the residual and everything learnt since: the update was not finite. Call it before the

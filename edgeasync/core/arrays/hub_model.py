@@ -24,7 +24,7 @@ from edgeasync.policies.guards import guarded
 from edgeasync.policies.policy import PolicySet
 from edgeasync.policies.transforms import apply_chain, leading_factor, state_vectors
 from edgeasync.protocol import wire
-from edgeasync.protocol.codecs import Codec, Source, VectorSource, find_codec
+from edgeasync.protocol.codecs import Source, VectorCodec, VectorSource, find_codec
 
 POOLED_BYTES_MIN = 1 << 16
 """Snapshots of at least this size are sent without a copy, and their buffers are reused."""
@@ -50,7 +50,7 @@ class Snapshot:
         """The payloads coded so far, each with its checksum."""
         return self._payloads.values()
 
-    def payload(self, codec: Codec) -> tuple[wire.Buffer, int]:
+    def payload(self, codec: VectorCodec) -> tuple[wire.Buffer, int]:
         """Return the coded model and its checksum."""
         coded = self._payloads.get(codec.name)
         if coded is None:
@@ -59,7 +59,7 @@ class Snapshot:
         return coded
 
 
-class Update(msgspec.Struct, frozen=True, gc=False):
+class WaitingUpdate(msgspec.Struct, frozen=True, gc=False):
     """An update that waits for a fold: a source of its values, and the payload and codec that it arrived in."""
 
     source: Source
@@ -70,7 +70,7 @@ class Update(msgspec.Struct, frozen=True, gc=False):
 class WaitingUpdates(msgspec.Struct, frozen=True):
     """The updates that wait at one moment, by handle, and the handle of the next update."""
 
-    updates: dict[int, Update]
+    updates: dict[int, WaitingUpdate]
     handle_next: int
 
 
@@ -89,18 +89,18 @@ class SnapshotState(msgspec.Struct, array_like=True):
 
 
 class ModelState(msgspec.Struct):
-    """The durable fields of `Model`; its vectors and payloads are arrays."""
+    """The durable fields of `HubModel`; its vectors and payloads are arrays."""
 
     number: int
     optimizer: int
     kept: SnapshotState | None
     kept_last: SnapshotState | None
-    history: list[SnapshotState]
+    recent: list[SnapshotState]
     updates: list[UpdateState]
     handle_next: int
 
 
-class Model:
+class HubModel:
     """The newest snapshot, older snapshots, the optimizer's state, and the updates that wait, by handle.
 
     `fold` may run in another thread than the other methods, one fold at a time.
@@ -116,7 +116,7 @@ class Model:
         vectors = state_vectors(self.optimizer) + self._combine.centred
         self._state = [np.zeros(spec.trained_length, np.float32) for _ in range(vectors)]
         """The optimizer's vectors and, if the combiner has a centre, that."""
-        self._updates: dict[int, Update] = {}
+        self._updates: dict[int, WaitingUpdate] = {}
         self._handle_next = 0
         self._pool = BufferPool(spec.nbytes)
         self._mixer = Mixer(policy, spec)
@@ -125,14 +125,14 @@ class Model:
         self.current = Snapshot(number, vector)
         self._kept = self._kept_last = self.current if policy.monitor.rolls_back else None
         versions = 0 if policy.compensation is None else policy.compensation.versions
-        self._history: deque[Snapshot] = deque([self.current][:versions], maxlen=versions)
+        self._recent: deque[Snapshot] = deque([self.current][:versions], maxlen=versions)
 
     @property
     def snapshots_alive(self) -> int:
         """How many snapshots are in use: the current one and those being sent, but not those only kept here."""
         if not self._pool.in_use:
             return 0  # small vectors are not counted
-        kept = {id(snapshot.vector) for snapshot in (*self._history, self._kept, self._kept_last) if snapshot}
+        kept = {id(snapshot.vector) for snapshot in (*self._recent, self._kept, self._kept_last) if snapshot}
         return max(0, self._pool.in_use - len(kept - {id(self.current.vector)}))
 
     @property
@@ -140,14 +140,14 @@ class Model:
         """How many updates wait for a fold."""
         return len(self._updates)
 
-    def keep(self, update: Update) -> int:
+    def keep(self, update: WaitingUpdate) -> int:
         """Hold an update; return its handle."""
         handle = self._handle_next
         self._handle_next += 1
         self._updates[handle] = update
         return handle
 
-    def hold(self, handle: int, update: Update) -> None:
+    def hold(self, handle: int, update: WaitingUpdate) -> None:
         """Hold an update under its earlier handle."""
         self._updates[handle] = update
         self._handle_next = max(self._handle_next, handle + 1)
@@ -222,7 +222,7 @@ class Model:
     def advance(self, snapshot: Snapshot) -> None:
         """Make a folded snapshot the current one."""
         self.current = snapshot
-        self._history.append(snapshot)
+        self._recent.append(snapshot)
 
     # -- durable state ---------------------------------------------------------------------------------------
 
@@ -256,7 +256,7 @@ class Model:
             optimizer=len(self._state),
             kept=None if self._kept is None else name(self._kept, "kept"),
             kept_last=None if self._kept_last is None else name(self._kept_last, "kept"),
-            history=[name(snapshot, "history") for snapshot in self._history],
+            recent=[name(snapshot, "recent") for snapshot in self._recent],
             updates=[UpdateState(handle, update.codec) for handle, update in waiting.updates.items()],
             handle_next=waiting.handle_next,
         )
@@ -267,9 +267,9 @@ class Model:
 
         Raises `StorageError` if an array is missing or has the wrong length.
         """
-        rolls_back, versions = self._kept is not None, self._history.maxlen or 0
+        rolls_back, versions = self._kept is not None, self._recent.maxlen or 0
         kept = [snapshot for snapshot in (state.kept, state.kept_last) if snapshot is not None]
-        if state.optimizer != len(self._state) or len(kept) != 2 * rolls_back or len(state.history) > versions:
+        if state.optimizer != len(self._state) or len(kept) != 2 * rolls_back or len(state.recent) > versions:
             raise StorageError("the hub's state was written under another policy; resume it under that policy")
         snapshots: dict[tuple[int, str], Snapshot] = {}
         vectors: dict[str, Vector] = {}
@@ -286,11 +286,14 @@ class Model:
             take_values(arrays, f"optimizer/{place}", vector.shape) for place, vector in enumerate(self._state)
         ]
         updates = {update.handle: self._open(update, arrays) for update in state.updates}
-        current, history = read(SnapshotState(state.number, CURRENT)), [read(item) for item in state.history]
+        current, recent = (
+            read(SnapshotState(state.number, CURRENT)),
+            [read(item) for item in state.recent],
+        )
         if kept:
             self._kept, self._kept_last = read(kept[0]), read(kept[1])
         self.current = current
-        self._history = deque(history, maxlen=versions)
+        self._recent = deque(recent, maxlen=versions)
         for vector, values in zip(self._state, optimizer, strict=True):
             vector[:] = values
         self._updates = updates
@@ -306,19 +309,19 @@ class Model:
             vector[:] = take_values(arrays, name, vector.shape)
         return vector
 
-    def _open(self, update: UpdateState, arrays: Mapping[str, Array]) -> Update:
+    def _open(self, update: UpdateState, arrays: Mapping[str, Array]) -> WaitingUpdate:
         payload = take_payload(arrays, f"update/{update.handle}")
         try:
             source = find_codec(update.codec, len(payload), self.spec).open(payload)
         except ProtocolError as error:
             raise StorageError(f"update {update.handle} of the hub's state cannot be read: {error}") from error
-        return Update(source, update.codec, payload)
+        return WaitingUpdate(source, update.codec, payload)
 
     # -- inside ----------------------------------------------------------------------------------------------
 
     def _terms(self, fold: Fold, updates: Sequence[Source], scales: Sequence[float]) -> list[Term]:
         """Return the updates with scales and, for delay compensation, the versions they were trained from."""
-        kept = {one.number: one.vector for one in self._history if one is not self.current}
+        kept = {one.number: one.vector for one in self._recent if one is not self.current}
         bases = map(kept.get, fold.bases) if kept else repeat(None)
         return list(map(Term, updates, scales, bases, fold.rows or repeat(-1)))
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from edgeasync.core.arrays.hub_model import Model, Snapshot
+from edgeasync.core.arrays.hub_model import HubModel, Snapshot
 from edgeasync.core.arrays.published_model import Publisher
 from edgeasync.core.hub.effects import Fold, Keep, Publish, Restore
 from edgeasync.core.hub.events import Folded
@@ -19,7 +19,7 @@ Finish = Callable[[Any], Folded | None]
 class ModelExecutor:
     """Applies effects to the model and to the published model, one after the other."""
 
-    def __init__(self, model: Model, publisher: Publisher) -> None:
+    def __init__(self, model: HubModel, publisher: Publisher) -> None:
         self.model = model
         self.publisher = publisher
 

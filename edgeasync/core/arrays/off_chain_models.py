@@ -16,7 +16,7 @@ from edgeasync.core.arrays.delta_chain import Difference, follow, is_finite
 from edgeasync.core.arrays.hub_model import Snapshot
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.protocol import wire
-from edgeasync.protocol.codecs import Codec, VectorSource, copy_range
+from edgeasync.protocol.codecs import VectorCodec, VectorSource, copy_range
 
 APART_MAX = 8
 """How many devices' models are remembered, each a vector. Any further device is sent the whole model exactly."""
@@ -31,7 +31,7 @@ ERROR_MAX = 0.02
 """The coarse model may be this far from the model, in its own length; else the model is sent exactly."""
 
 
-class Apart(NamedTuple):
+class OffChainModel(NamedTuple):
     """What a device holds beside the chain: a version, after how many differences, since which publication."""
 
     number: int
@@ -49,12 +49,12 @@ class Coarse(NamedTuple):
     checksum: int
 
 
-class ApartModels:
+class OffChainModels:
     """What some devices hold, by the transfers' owner."""
 
     def __init__(self, spec: ParameterSpec) -> None:
         self._trained = spec.trained_length
-        self._held: dict[Hashable, Apart] = {}
+        self._held: dict[Hashable, OffChainModel] = {}
         self._publications = 0
 
     def __len__(self) -> int:
@@ -64,34 +64,34 @@ class ApartModels:
         """Count a publication, and forget what no device has named for long."""
         self._publications += 1
         oldest = self._publications - UNUSED_MAX
-        for owner in [owner for owner, apart in self._held.items() if apart.since < oldest]:
+        for owner in [owner for owner, off_chain in self._held.items() if off_chain.since < oldest]:
             del self._held[owner]
 
     def clear(self) -> None:
         """Forget all."""
         self._held.clear()
 
-    def find(self, owner: Hashable, number: int | None, checksum: int | None) -> Apart | None:
+    def find(self, owner: Hashable, number: int | None, checksum: int | None) -> OffChainModel | None:
         """Return what a device was sent last, if that is what it says it holds."""
-        apart = self._held.get(owner)
-        return apart if apart is not None and (apart.number, apart.checksum) == (number, checksum) else None
+        held = self._held.get(owner)
+        return held if held is not None and (held.number, held.checksum) == (number, checksum) else None
 
-    def may_hold(self, owner: Hashable, apart: Apart | None) -> bool:
-        """Return whether a device may be sent a model beside the chain now; `apart` is what it holds there."""
-        if apart is None:
+    def may_hold(self, owner: Hashable, off_chain: OffChainModel | None) -> bool:
+        """Return whether a device may be sent a model beside the chain now; `off_chain` is what it holds there."""
+        if off_chain is None:
             return owner in self._held or len(self._held) < APART_MAX
-        return apart.differences < DIFFERENCES_MAX
+        return off_chain.differences < DIFFERENCES_MAX
 
-    def put(self, owner: Hashable, number: int, sent: Coarse, before: Apart | None) -> None:
+    def put(self, owner: Hashable, number: int, sent: Coarse, before: OffChainModel | None) -> None:
         """Remember what a device is sent, in place of what it held."""
         differences = 0 if before is None else before.differences + 1
-        self._held[owner] = Apart(number, sent.checksum, sent.vector, differences, self._publications)
+        self._held[owner] = OffChainModel(number, sent.checksum, sent.vector, differences, self._publications)
 
     def drop(self, owner: Hashable) -> None:
         """Forget a device: what it is sent is the chain's."""
         self._held.pop(owner, None)
 
-    def code_whole(self, published: Snapshot, codec: Codec) -> Coarse | None:
+    def code_whole(self, published: Snapshot, codec: VectorCodec) -> Coarse | None:
         """Return the whole model in a coarse codec, `None` if that changes it too much."""
         model = VectorSource(published.vector)
         payload = codec.encode(model)
@@ -103,12 +103,14 @@ class ApartModels:
         copy_range(vector, coded)
         return Coarse(payload, vector, wire.checksum(vector.data.cast("B")))
 
-    def lead_on(self, apart: Apart, published: Snapshot, delta: Codec, rounding: Codec) -> Coarse | None:
+    def lead_on(
+        self, off_chain: OffChainModel, published: Snapshot, delta: VectorCodec, rounding: VectorCodec
+    ) -> Coarse | None:
         """Return the difference from what a device holds to the published model; `None` if it is not finite."""
         random = np.random.Generator(np.random.PCG64(published.number))
-        payload = delta.encode(Difference(published.vector, apart.vector, self._trained), random)
-        vector = np.empty_like(apart.vector)
-        follow(apart.vector, [delta.open(payload)], rounding, self._trained, vector)
+        payload = delta.encode(Difference(published.vector, off_chain.vector, self._trained), random)
+        vector = np.empty_like(off_chain.vector)
+        follow(off_chain.vector, [delta.open(payload)], rounding, self._trained, vector)
         if not is_finite(VectorSource(vector)):
             return None
         return Coarse(payload, vector, wire.checksum(vector.data.cast("B")))

@@ -8,7 +8,7 @@ from edgeasync.core.arrays.delta_chain import is_finite
 from edgeasync.core.arrays.squares import square_sum_of
 from edgeasync.errors import ProtocolError
 from edgeasync.parameters import CHUNK, Parameter, ParameterSpec, Vector
-from edgeasync.protocol.codecs import Codec, VectorSource, find_codec, make_codec
+from edgeasync.protocol.codecs import VectorCodec, VectorSource, find_codec, make_codec
 from edgeasync.protocol.wire import Buffer
 
 EMPTY = b"\0"
@@ -139,7 +139,7 @@ def check_peer_codec(name: str) -> None:
         )
 
 
-def _codec_of(name: str, length: int) -> Codec:
+def _codec_of(name: str, length: int) -> VectorCodec:
     return make_codec(name, _spec_of(length))
 
 

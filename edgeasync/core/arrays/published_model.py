@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from edgeasync.core.arrays.buffers import BufferPool
 from edgeasync.core.arrays.delta_chain import Difference, follow, is_finite
-from edgeasync.core.arrays.hub_model import POOLED_BYTES_MIN, Model, Snapshot
-from edgeasync.core.arrays.off_chain_models import Apart, ApartModels, Coarse
+from edgeasync.core.arrays.hub_model import POOLED_BYTES_MIN, HubModel, Snapshot
+from edgeasync.core.arrays.off_chain_models import Coarse, OffChainModel, OffChainModels
 from edgeasync.core.arrays.state_codec import Array, take_payload, take_values
 from edgeasync.core.hub.codec_agreement import COARSE
 from edgeasync.core.hub.settings import CodecSettings
@@ -32,7 +32,7 @@ _Living = weakref.WeakValueDictionary[int, npt.NDArray[Any]]
 """Arrays, by `id`, that something still refers to, views and slices included."""
 
 
-class Offer(msgspec.Struct, frozen=True, gc=False):
+class PublishedPayload(msgspec.Struct, frozen=True, gc=False):
     """A payload for one device, its checksum and codec; with `deltas` it holds differences from a version."""
 
     payload: wire.Buffer
@@ -60,7 +60,7 @@ class Publisher:
     Without a codec for differences there is no chain, and every device receives the newest model, whole.
     """
 
-    def __init__(self, spec: ParameterSpec, model: Model, settings: CodecSettings) -> None:
+    def __init__(self, spec: ParameterSpec, model: HubModel, settings: CodecSettings) -> None:
         self._spec = spec
         self._model = model
         self._codec = make_codec(settings.model, spec)
@@ -69,12 +69,12 @@ class Publisher:
         self._checksum = 0
         self._steps: deque[tuple[int, wire.Buffer]] = deque()
         self._checksums: dict[int, int] = {}  # of the chain's versions; not of those before the last start
-        self._apart = ApartModels(spec)
+        self._off_chain = OffChainModels(spec)
         self._fitting = (-1, "", False)
         # Made from the version published now, and dropped with it:
-        self._offers: dict[int, Offer] = {}
-        self._led_on: dict[Hashable, tuple[Apart, tuple[Offer, Coarse]]] = {}
-        self._coarse: tuple[Offer, Coarse] | None = None
+        self._offers: dict[int, PublishedPayload] = {}
+        self._led_on: dict[Hashable, tuple[OffChainModel, tuple[PublishedPayload, Coarse]]] = {}
+        self._coarse: tuple[PublishedPayload, Coarse] | None = None
         self._is_coarse_made = False
         self._joined: memoryview | None = None
         self._offered = -1  # the number of that version, without a chain
@@ -104,7 +104,7 @@ class Publisher:
             vector[:] = current.vector
             self._codec.round_in_place(vector[:trained])
             self._trim_steps(0)
-            self._apart.clear()
+            self._off_chain.clear()
         else:
             random = np.random.Generator(np.random.PCG64(current.number))
             step = self._delta.encode(Difference(current.vector, base.vector, trained), random)
@@ -120,7 +120,7 @@ class Publisher:
         self._published = Snapshot(current.number, vector)
         known = {number: self._checksums[number] for number, _ in self._steps if number in self._checksums}
         self._checksums = known | {current.number: self._checksum}
-        self._apart.advance()
+        self._off_chain.advance()
 
     def offer(
         self,
@@ -130,7 +130,7 @@ class Publisher:
         held: int | None = None,
         owner: Hashable = None,
         coarse: bool = False,
-    ) -> Offer:
+    ) -> PublishedPayload:
         """Return the payload for a device that holds the version `base`, if any; `codec` codes a whole model.
 
         `held` is the checksum of what the device holds, if it says that. With `coarse` the `owner` may be sent a
@@ -138,10 +138,11 @@ class Publisher:
         """
         found = None if base is None else self._deltas_from(base, held)
         if coarse and (found is None or len(found.payload) > self._coarse_bytes):
-            apart = self._apart.find(owner, base, held)
-            if self._may_be_apart(owner, apart) and (offer := self._offer_apart(owner, apart)) is not None:
+            off_chain = self._off_chain.find(owner, base, held)
+            may = self._may_be_off_chain(owner, off_chain)
+            if may and (offer := self._offer_off_chain(owner, off_chain)) is not None:
                 return offer
-        self._apart.drop(owner)
+        self._off_chain.drop(owner)
         if found is not None:
             return found
         published = self.published
@@ -156,7 +157,7 @@ class Publisher:
         payload, checksum = published.payload(used)
         if used.name != "identity":  # whose payload is a view of the vector itself
             _watch(payload, self._given)
-        return Offer(payload, checksum, used.name)
+        return PublishedPayload(payload, checksum, used.name)
 
     def code(self, snapshot: Snapshot, codec: str) -> None:
         """Code a version before a device asks for it; any thread may do this."""
@@ -198,72 +199,72 @@ class Publisher:
         self._checksum = state.checksum
         self._steps = deque(steps)
         self._checksums = {state.number: state.checksum}
-        self._apart.clear()
+        self._off_chain.clear()
 
     def needs_coding(self, base: int | None, held: int | None, owner: Hashable, *, coarse: bool) -> bool:
         """Return whether the offer for a device has yet to be coded, for this device or for all like it."""
         if not coarse or (base is not None and self._deltas_from(base, held) is not None):
             return False
-        apart = self._apart.find(owner, base, held)
-        if not self._may_be_apart(owner, apart):
+        off_chain = self._off_chain.find(owner, base, held)
+        if not self._may_be_off_chain(owner, off_chain):
             return False
-        if apart is None:
+        if off_chain is None:
             return not self._is_coarse_made
-        return apart.number != self.published.number and apart is not self._led_on.get(owner, (None,))[0]
+        return off_chain.number != self.published.number and off_chain is not self._led_on.get(owner, (None,))[0]
 
     def prepare(self, base: int | None, held: int | None, owner: Hashable) -> None:
         """Code the offer for a device whose offer `needs_coding`; runs in the background."""
-        apart = self._apart.find(owner, base, held)
-        if apart is None:
+        off_chain = self._off_chain.find(owner, base, held)
+        if off_chain is None:
             self._make_coarse(self.published)
-        elif apart.number != self.published.number:
-            self._lead_on(owner, apart)
+        elif off_chain.number != self.published.number:
+            self._lead_on(owner, off_chain)
 
-    def _may_be_apart(self, owner: Hashable, apart: Apart | None) -> bool:
+    def _may_be_off_chain(self, owner: Hashable, off_chain: OffChainModel | None) -> bool:
         """Return whether a device may hold another model than the chain's: not at the beginning."""
-        return bool(self._steps) and self._apart.may_hold(owner, apart)
+        return bool(self._steps) and self._off_chain.may_hold(owner, off_chain)
 
-    def _offer_apart(self, owner: Hashable, apart: Apart | None) -> Offer | None:
+    def _offer_off_chain(self, owner: Hashable, off_chain: OffChainModel | None) -> PublishedPayload | None:
         """Return the difference from what the device holds apart, or a coarse whole model, if one will do."""
         published = self.published
-        if apart is not None and apart.number == published.number:
-            deltas = Deltas(apart.number, (), apart.checksum, self._codec.name)
+        if off_chain is not None and off_chain.number == published.number:
+            deltas = Deltas(off_chain.number, (), off_chain.checksum, self._codec.name)
             return self._offer_of(b"", deltas)
-        made = self._make_coarse(published) if apart is None else self._lead_on(owner, apart)
+        made = self._make_coarse(published) if off_chain is None else self._lead_on(owner, off_chain)
         if made is None:
             return None
         offer, coded = made
         _watch(offer.payload, self._given)
         if coded.checksum == self._checksum:
-            self._apart.drop(owner)  # nothing was dropped
+            self._off_chain.drop(owner)  # nothing was dropped
         else:
-            self._apart.put(owner, published.number, coded, apart)
+            self._off_chain.put(owner, published.number, coded, off_chain)
         return offer
 
-    def _lead_on(self, owner: Hashable, apart: Apart) -> tuple[Offer, Coarse] | None:
+    def _lead_on(self, owner: Hashable, off_chain: OffChainModel) -> tuple[PublishedPayload, Coarse] | None:
         """Return the difference for a device, which is coded once."""
         assert self._delta is not None
         before, made = self._led_on.get(owner, (None, None))
-        if before is not apart or made is None:
-            coded = self._apart.lead_on(apart, self.published, self._delta, self._codec)
+        if before is not off_chain or made is None:
+            coded = self._off_chain.lead_on(off_chain, self.published, self._delta, self._codec)
             if coded is None:
                 return None
-            deltas = Deltas(apart.number, (len(coded.payload),), coded.checksum, self._codec.name)
+            deltas = Deltas(off_chain.number, (len(coded.payload),), coded.checksum, self._codec.name)
             made = self._offer_of(coded.payload, deltas), coded
-            self._led_on[owner] = apart, made
+            self._led_on[owner] = off_chain, made
         return made
 
-    def _offer_of(self, payload: wire.Buffer, deltas: Deltas) -> Offer:
+    def _offer_of(self, payload: wire.Buffer, deltas: Deltas) -> PublishedPayload:
         assert self._delta is not None
-        return Offer(payload, wire.checksum(payload), self._delta.name, deltas)
+        return PublishedPayload(payload, wire.checksum(payload), self._delta.name, deltas)
 
-    def _make_coarse(self, published: Snapshot) -> tuple[Offer, Coarse] | None:
+    def _make_coarse(self, published: Snapshot) -> tuple[PublishedPayload, Coarse] | None:
         """Return the coarse whole model, which is coded once for all devices."""
         if not self._is_coarse_made:
             self._is_coarse_made = True
-            coded = self._apart.code_whole(published, make_codec(COARSE, self._spec))
+            coded = self._off_chain.code_whole(published, make_codec(COARSE, self._spec))
             if coded is not None:
-                self._coarse = Offer(coded.payload, wire.checksum(coded.payload), COARSE), coded
+                self._coarse = PublishedPayload(coded.payload, wire.checksum(coded.payload), COARSE), coded
         return self._coarse
 
     @property
@@ -271,7 +272,7 @@ class Publisher:
         """The length of a coarse whole model."""
         return make_codec(COARSE, self._spec).payload_bytes_max
 
-    def _deltas_from(self, base: int, held: int | None) -> Offer | None:
+    def _deltas_from(self, base: int, held: int | None) -> PublishedPayload | None:
         """Return the steps from a version to the published one, if the chain still has them and it is held."""
         if self._delta is None or (held is not None and self._checksums.get(base, held) != held):
             return None

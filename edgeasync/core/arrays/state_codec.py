@@ -10,9 +10,9 @@ import numpy.typing as npt
 from edgeasync.errors import StorageError
 from edgeasync.parameters import Vector
 from edgeasync.protocol import wire
-from edgeasync.structs import ready
+from edgeasync.structs import resolve_type
 
-FORMAT = 13
+FORMAT = 1
 """The number of this format. Increase it when a field of a state changes: other versions then refuse the state."""
 
 Array = npt.NDArray[np.float32] | npt.NDArray[np.uint8]
@@ -53,7 +53,7 @@ def decode_state(sealed: bytes, kind: type[State]) -> State:
             "start the version of edgeasync that wrote it, or choose another run folder"
         )
     try:
-        return msgspec.msgpack.decode(body, type=ready(kind))
+        return msgspec.msgpack.decode(body, type=resolve_type(kind))
     except _WRONG as error:
         raise StorageError(f"not the state of a hub: {error}") from error
 

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from edgeasync.core.device.effects import Report
+from edgeasync.core.device.effects import DeviceReport
 from edgeasync.protocol.messages import Ack, Duplicate, Outcome, Rejected
 
 
@@ -12,9 +12,9 @@ class AnswerReports:
     def __init__(self) -> None:
         self._diverged = self._in_quarantine = self._preempted = False
 
-    def reports(self, ack: Ack) -> list[Report]:
+    def reports(self, ack: Ack) -> list[DeviceReport]:
         """Return the reports of an answer."""
-        answered = Report("answered", describe(ack.outcome))
+        answered = DeviceReport("answered", describe(ack.outcome))
         return [
             answered,
             *self._divergence(ack.outcome),
@@ -22,32 +22,32 @@ class AnswerReports:
             *self._quarantine(ack.outcome),
         ]
 
-    def _preemption(self, outcome: Outcome) -> list[Report]:
+    def _preemption(self, outcome: Outcome) -> list[DeviceReport]:
         """Warn when the device starts over, and again only after another outcome."""
         preempted = is_preempted(outcome)
         begun, self._preempted = preempted and not self._preempted, preempted
         sentence = (
             "this device's model was far worse than the others': it drops it, and starts over from the hub's"
         )
-        return [Report("warning", sentence)] if begun else []
+        return [DeviceReport("warning", sentence)] if begun else []
 
-    def _divergence(self, outcome: Outcome) -> list[Report]:
+    def _divergence(self, outcome: Outcome) -> list[DeviceReport]:
         """Warn of the first update that was not finite, and again only after another outcome."""
         diverged = _is(outcome, "not_finite")
         begun, self._diverged = diverged and not self._diverged, diverged
         sentence = "training diverged, and the hub refused the update: scale the data, or lower the learning rate"
-        return [Report("warning", sentence)] if begun else []
+        return [DeviceReport("warning", sentence)] if begun else []
 
-    def _quarantine(self, outcome: Outcome) -> list[Report]:
+    def _quarantine(self, outcome: Outcome) -> list[DeviceReport]:
         """Report when an operator has excluded this device, and when its updates count again."""
         first = outcome.first if isinstance(outcome, Duplicate) else outcome
         before, self._in_quarantine = self._in_quarantine, _is(first, "quarantined")
         if self._in_quarantine == before:
             return []
         if before:
-            return [Report("released", "the updates of this device count again")]
+            return [DeviceReport("released", "the updates of this device count again")]
         detail = "an operator of the hub has excluded this device: it trains on, and its updates do not count"
-        return [Report("quarantined", detail)]
+        return [DeviceReport("quarantined", detail)]
 
 
 def is_preempted(outcome: Outcome) -> bool:

@@ -28,14 +28,14 @@ RECORD_EVERY_S_MIN = 60.0
 """The longest and the shortest time between two records, if few bytes move."""
 
 
-class DayRecord(msgspec.Struct, frozen=True):
+class QuotaRecord(msgspec.Struct, frozen=True):
     """What outlives a restart: the bytes used, and how long the day lasts from then on."""
 
     used_bytes: int = 0
     remaining_s: float = DAY_S
 
 
-class Day:
+class DataQuota:
     """The bytes of the device's day. Without a limit, `bytes_max`, everything is allowed and nothing is counted.
 
     After a crash the day continues from the last record. A record says more bytes than were used, and another is
@@ -54,7 +54,7 @@ class Day:
         self.record_at_s = math.inf if bytes_max is None else 0.0
         """When a record is due for the time that has passed, though no bytes have."""
 
-    def recall(self, record: DayRecord) -> None:
+    def recall(self, record: QuotaRecord) -> None:
         """Continue the day of an earlier start; call this before `begin`."""
         self._used_bytes, self._remaining_s = record.used_bytes, record.remaining_s
 
@@ -101,12 +101,12 @@ class Day:
         left_bytes = self.left_bytes(now_s)
         return left_bytes is not None and left_bytes < HEADERS_BYTES
 
-    def record(self, now_s: float) -> DayRecord:
+    def record(self, now_s: float) -> QuotaRecord:
         """Return what to keep of a device that stops."""
         self._turn(now_s)
         return self._record(self._used_bytes, now_s)
 
-    def take_due_record(self, now_s: float) -> DayRecord | None:
+    def take_due_record(self, now_s: float) -> QuotaRecord | None:
         """Return what to keep now, if that is due: bytes in advance, which a crash then costs."""
         if self.bytes_max is None:
             return None
@@ -119,8 +119,8 @@ class Day:
         self.record_at_s = now_s + min(RECORD_EVERY_S, max(now_s - self._began_s, RECORD_EVERY_S_MIN))
         return self._record(self._recorded_bytes, now_s)
 
-    def _record(self, used_bytes: int, now_s: float) -> DayRecord:
-        return DayRecord(min(used_bytes, COUNT_MAX), min(self.ends_s(now_s) - now_s, self._remaining_s))
+    def _record(self, used_bytes: int, now_s: float) -> QuotaRecord:
+        return QuotaRecord(min(used_bytes, COUNT_MAX), min(self.ends_s(now_s) - now_s, self._remaining_s))
 
     def _turn(self, now_s: float) -> None:
         """Begin another day if this one is over; a record of the old one is worth nothing."""

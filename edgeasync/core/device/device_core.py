@@ -2,7 +2,7 @@
 
 It consists of two small machines. The *link*, in this file, is `offline`, `handshake` or `joined`: it decides when
 to connect and to which hub, when to ping, and when the hub counts as lost. The *work* is in `work.py`. They meet
-only when the hub comes or goes: by `DeviceWork.welcomed` the work repeats what was not answered, and by `cut_off`
+only when the hub comes or goes: by `WorkCycle.welcomed` the work repeats what was not answered, and by `cut_off`
 it continues without the hub.
 """
 
@@ -13,34 +13,34 @@ from typing import Literal
 import msgspec
 
 from edgeasync.core.device.bounds import clamp_retry, clamp_times
-from edgeasync.core.device.data_quota import SPARE_BYTES, Day
+from edgeasync.core.device.data_quota import SPARE_BYTES, DataQuota
 from edgeasync.core.device.effects import (
     FINISHED,
+    CloseConnection,
     Connect,
     DeviceEffect,
-    Disconnect,
-    Report,
-    Send,
+    DeviceReport,
+    EndAgent,
+    SendToHub,
     SetPace,
-    Stop,
 )
 from edgeasync.core.device.events import (
     Connected,
     DaySpent,
     DeviceEvent,
+    DeviceReceived,
+    DeviceReceivedMalformed,
+    DeviceStopRequested,
     Disconnected,
-    Malformed,
     PauseRequested,
-    Received,
     ResumeRequested,
     Sensed,
-    StopRequested,
     TransferMoved,
 )
 from edgeasync.core.device.hub_rotation import HubRotation
-from edgeasync.core.device.throttle import Care, CareReadings
+from edgeasync.core.device.throttle import Throttle, ThrottleReadings
 from edgeasync.core.device.unexpected import UnexpectedEvents
-from edgeasync.core.device.work_cycle import DeviceWork, refuse_graph
+from edgeasync.core.device.work_cycle import WorkCycle, refuse_graph
 from edgeasync.errors import AccessError, ModelMismatchError, RefusedError
 from edgeasync.parameters import PARAMETERS_MAX
 from edgeasync.protocol.messages import (
@@ -48,9 +48,9 @@ from edgeasync.protocol.messages import (
     Assignment,
     DeviceProfile,
     Frozen,
-    Graph,
+    Goodbye,
+    GraphHeader,
     Hello,
-    Leave,
     Message,
     Ping,
     Pong,
@@ -117,17 +117,17 @@ class DeviceCore:
         offline_steps_max: int = 0,
         delay_steps: int | None = None,
         trains_at_rest: bool = False,
-        day: Day | None = None,
-        care: Care | None = None,
+        data_quota: DataQuota | None = None,
+        throttle: Throttle | None = None,
     ) -> None:
         self.link: LinkState = "offline"
-        self.day = day or Day()
+        self.data_quota = data_quota or DataQuota()
         """The device's own limit of a day's bytes; who sends and receives counts there."""
-        self.care = care or Care()
+        self.throttle = throttle or Throttle()
         self._unexpected = UnexpectedEvents()
         self.unexpected = self._unexpected.counts
-        self.work = DeviceWork(
-            day=self.day,
+        self.work = WorkCycle(
+            data_quota=self.data_quota,
             local_steps_max=profile.local_steps_max,
             delay_steps=delay_steps,
             offline_steps_max=offline_steps_max,
@@ -189,7 +189,7 @@ class DeviceCore:
     def begin(self, now_s: float) -> list[DeviceEffect]:
         """Connect for the first time."""
         self._heard_s = now_s  # so that silence is counted from here
-        self.day.begin(now_s)
+        self.data_quota.begin(now_s)
         return self._begin_handshake(now_s)
 
     def tick(self, now_s: float, steps_total: int) -> list[DeviceEffect]:
@@ -204,16 +204,16 @@ class DeviceCore:
             return self._give_up_handshake(now_s, "no hub answers yet; trying until one does")
         if now_s >= self._heard_s + self.welcome.lease_s:
             return self._go_offline(now_s, f"the hub was silent for {now_s - self._heard_s:.0f} s")
-        if self.day.is_spent(now_s):
+        if self.data_quota.is_spent(now_s):
             return self._rest_until_tomorrow(now_s)
         effects: list[DeviceEffect] = []
         if now_s >= self._ping_at_s:
             self._ping_at_s = now_s + self.welcome.heartbeat_s
-            effects.append(Send(self._ping(self.welcome, now_s, steps_total)))
+            effects.append(SendToHub(self._ping(self.welcome, now_s, steps_total)))
         return self._conclude(effects + self.work.tick(now_s), now_s)
 
     def _ping(self, welcome: Welcome, now_s: float, steps_total: int) -> Ping:
-        pace = self.care.pace
+        pace = self.throttle.pace
         return Ping(
             session=welcome.session,
             sent_s=now_s,
@@ -221,7 +221,7 @@ class DeviceCore:
             round_trip_s=self.round_trip_s or 0.0,
             pace_percent=math.ceil(100.0 * pace.share),
             pace_reason=pace.reason,
-            temperature_c=self.care.temperature_c,
+            temperature_c=self.throttle.temperature_c,
         )
 
     # -- events ----------------------------------------------------------------------------------------------
@@ -231,10 +231,10 @@ class DeviceCore:
         if self.link == "over":
             return self._unexpected.ignore(f"{type(event).__name__} after the end", normal=True)
         match event:
-            case Received():
+            case DeviceReceived():
                 self.answered, self._heard_s = True, now_s
                 effects = self._received(event.message, now_s)
-            case Malformed():
+            case DeviceReceivedMalformed():
                 effects = self._malformed(event.reason)
             case TransferMoved():
                 self._heard_s = now_s
@@ -247,7 +247,7 @@ class DeviceCore:
                 effects = self._rest_until_tomorrow(now_s)
             case Sensed():
                 effects = self._sensed(event.readings, now_s)
-            case PauseRequested() | ResumeRequested() | StopRequested():
+            case PauseRequested() | ResumeRequested() | DeviceStopRequested():
                 effects = self._asked(event, now_s)
             case _:
                 effects = self.work.handle(event, now_s)
@@ -259,9 +259,9 @@ class DeviceCore:
                 return self._welcomed(message, now_s)
             case Refuse():
                 return self._refused(message, now_s)
-            case Leave() if self.link == "joined":
+            case Goodbye() if self.link == "joined":
                 if message.reason == "finished":
-                    return [Stop(FINISHED)]
+                    return [EndAgent(FINISHED)]
                 return self._go_offline(now_s, "the hub is stopping")
             case Pong() if self.link == "joined":
                 self._measure(now_s - message.sent_s)
@@ -270,13 +270,13 @@ class DeviceCore:
                 return self.work.acknowledged(message, now_s)
             case Assignment() if self.link == "joined":
                 return self.work.assigned(message, now_s)
-            case Graph() if self.link == "joined":
+            case GraphHeader() if self.link == "joined":
                 return self.work.graph_offered(message, now_s)
         return self._unexpected.ignore(f"{type(message).__name__} while {self.link}")
 
     def _malformed(self, reason: str) -> list[DeviceEffect]:
         if self.link == "joined":
-            return [Report("warning", f"from the hub: {reason}")]
+            return [DeviceReport("warning", f"from the hub: {reason}")]
         self._unreadable = reason  # perhaps not a hub: `_give_up_handshake` reports that, once a minute
         return []
 
@@ -284,7 +284,9 @@ class DeviceCore:
         if 0.0 <= round_trip_s <= ROUND_TRIP_MAX_S:  # a hub may send back anything
             self.round_trip_s = round_trip_s
 
-    def _asked(self, event: PauseRequested | ResumeRequested | StopRequested, now_s: float) -> list[DeviceEffect]:
+    def _asked(
+        self, event: PauseRequested | ResumeRequested | DeviceStopRequested, now_s: float
+    ) -> list[DeviceEffect]:
         """Do what the person at the device wants."""
         match event:
             case PauseRequested():
@@ -294,33 +296,33 @@ class DeviceCore:
                 self.work.resume()
                 self._heard_s = now_s  # the pause was no silence of the hub
                 return self._begin_handshake(now_s)
-            case StopRequested():
-                return [*self._goodbye(), Stop("stopped")]
+            case DeviceStopRequested():
+                return [*self._goodbye(), EndAgent("stopped")]
         return self._unexpected.ignore("ResumeRequested without a pause", normal=True)
 
-    def _sensed(self, readings: CareReadings, now_s: float) -> list[DeviceEffect]:
+    def _sensed(self, readings: ThrottleReadings, now_s: float) -> list[DeviceEffect]:
         """Train at the pace that the sensors allow; tell a new one to the hub at once, and to people."""
-        if not self.care.observe(readings, now_s):
+        if not self.throttle.observe(readings, now_s):
             return []
-        pace = self.care.pace
+        pace = self.throttle.pace
         if self.link == "joined":
             self._ping_at_s = now_s
         if not pace.share:
-            told = Report("paused", pace.reason)
+            told = DeviceReport("paused", pace.reason)
         elif pace.reason:
-            told = Report("slowed", f"to {pace.share:.0%} of the time: {pace.reason}")
+            told = DeviceReport("slowed", f"to {pace.share:.0%} of the time: {pace.reason}")
         else:
-            told = Report("full_pace")
+            told = DeviceReport("full_pace")
         return [SetPace(pace), told]
 
     def _goodbye(self, reason: Literal["stopping", "paused"] = "stopping") -> list[DeviceEffect]:
         if self.link != "joined" or self.welcome is None:
             return []
-        return [Send(Leave(reason, self.welcome.session))]
+        return [SendToHub(Goodbye(reason, self.welcome.session))]
 
     def _conclude(self, effects: list[DeviceEffect], now_s: float) -> list[DeviceEffect]:
         """End the link if an effect ends the agent, or rest if the day does not bear more; return all effects."""
-        if any(isinstance(effect, Stop) for effect in effects):
+        if any(isinstance(effect, EndAgent) for effect in effects):
             self._move_link("over")
         elif self.link == "joined" and self.work.needs_bytes:
             effects = effects + self._rest_until_tomorrow(now_s)
@@ -329,12 +331,12 @@ class DeviceCore:
     # -- the handshake ---------------------------------------------------------------------------------------
 
     def _begin_handshake(self, now_s: float) -> list[DeviceEffect]:
-        if not self.day.bears(0, now_s):
+        if not self.data_quota.bears(0, now_s):
             return self._rest_until_tomorrow(now_s)
         self._move_link("handshake")
         self._begun_s, self._link_at_s = now_s, now_s + CONNECT_S
         self.answered, self._unreadable = False, ""
-        return [Connect(), Send(self._hello(now_s))]
+        return [Connect(), SendToHub(self._hello(now_s))]
 
     def _connected(self, now_s: float) -> list[DeviceEffect]:
         if self.link != "handshake":
@@ -345,12 +347,12 @@ class DeviceCore:
 
     def _hello(self, now_s: float) -> Hello:
         profile, piece_bytes_max = self._profile, 0
-        if (left_bytes := self.day.left_bytes(now_s)) is not None:
+        if (left_bytes := self.data_quota.left_bytes(now_s)) is not None:
             profile = msgspec.structs.replace(
                 profile,
-                bytes_per_day_max=self.day.bytes_max,
+                bytes_per_day_max=self.data_quota.bytes_max,
                 day_left_bytes=left_bytes,
-                day_remaining_s=self.day.ends_s(now_s) - now_s,
+                day_remaining_s=self.data_quota.ends_s(now_s) - now_s,
             )
             piece_bytes_max = PIECE_BYTES_MIN  # the day keeps this much for a model that the hub sends unasked
         return Hello(
@@ -377,13 +379,13 @@ class DeviceCore:
         before = self.welcome
         if before is not None and (before.spec, before.graph) != (welcome.spec, welcome.graph):
             sentence = "the hub now trains another model than before; start the agent again"
-            return [Stop("model mismatch", ModelMismatchError(sentence))]
+            return [EndAgent("model mismatch", ModelMismatchError(sentence))]
         if welcome.spec.length > self._parameters_max:
             sentence = (
                 f"the hub's model has {welcome.spec.length} values, more than this device takes "
                 f"({self._parameters_max}); raise [agent] parameters_max if it has the memory for four such arrays"
             )
-            return [Stop("model mismatch", ModelMismatchError(sentence))]
+            return [EndAgent("model mismatch", ModelMismatchError(sentence))]
         if welcome.graph is not None and not 0 < welcome.graph_bytes <= self._graph_bytes_max:
             return refuse_graph(
                 f"the hub's graph has {welcome.graph_bytes} bytes, over this device's {self._graph_bytes_max}; "
@@ -396,10 +398,10 @@ class DeviceCore:
         self._unexpected.welcomed()
         self._tell_at_s = 0.0
         first_s = welcome.heartbeat_s * self._random.uniform(0.5, 1.0)
-        self._ping_at_s = now_s + (0.0 if self.care.pace.share < 1.0 else first_s)
-        effects: list[DeviceEffect] = [Report("joined", f"as {self.device_id}")]
-        if warning := self.day.warning(welcome.heartbeat_s):
-            effects.append(Report("warning", warning))
+        self._ping_at_s = now_s + (0.0 if self.throttle.pace.share < 1.0 else first_s)
+        effects: list[DeviceEffect] = [DeviceReport("joined", f"as {self.device_id}")]
+        if warning := self.data_quota.warning(welcome.heartbeat_s):
+            effects.append(DeviceReport("warning", warning))
         return effects + self.work.welcomed(welcome, now_s)
 
     def _give_up_handshake(self, now_s: float, cause: str) -> list[DeviceEffect]:
@@ -407,7 +409,7 @@ class DeviceCore:
         effects = self._go_offline(now_s, cause)
         if not self.answered and now_s >= self._tell_at_s and self._rotation.all_failed:
             self._tell_at_s = now_s + UNREACHABLE_EVERY_S
-            effects.append(Report("unreachable", self._unreadable, since_s=self._heard_s))
+            effects.append(DeviceReport("unreachable", self._unreadable, since_s=self._heard_s))
         return effects
 
     # -- the hub goes ----------------------------------------------------------------------------------------
@@ -423,11 +425,11 @@ class DeviceCore:
         self, now_s: float, cause: str, retry_after_s: float | None = None, *, stay: bool = False
     ) -> list[DeviceEffect]:
         """Disconnect, and try again later: the next hub if this one did not welcome the device, unless `stay`."""
-        effects: list[DeviceEffect] = [Disconnect()]
+        effects: list[DeviceEffect] = [CloseConnection()]
         if self.link == "joined":
-            effects.append(Report("disconnected", cause))
+            effects.append(DeviceReport("disconnected", cause))
         elif self._rotation.is_news:
-            effects.append(Report("waiting", cause))
+            effects.append(DeviceReport("waiting", cause))
         move_on = self.link == "handshake" and not stay
         self._link_at_s = self._rotation.fail(now_s, retry_after_s, move_on=move_on)
         self._move_link("offline")
@@ -435,17 +437,17 @@ class DeviceCore:
 
     def _rest_until_tomorrow(self, now_s: float) -> list[DeviceEffect]:
         """Leave the hub until the device's own day ends: what is left does not bear what comes next."""
-        left_bytes, ends_s = self.day.left_bytes(now_s), self.day.ends_s(now_s)
+        left_bytes, ends_s = self.data_quota.left_bytes(now_s), self.data_quota.ends_s(now_s)
         needed_bytes = self.work.needs_bytes or SPARE_BYTES
         told = (
-            f"{left_bytes} of the day's {self.day.bytes_max} bytes are left, and {needed_bytes} are needed; "
-            f"resting until the day ends, in {ends_s - now_s:.0f} s"
+            f"{left_bytes} of the day's {self.data_quota.bytes_max} bytes are left, and {needed_bytes} are "
+            f"needed; resting until the day ends, in {ends_s - now_s:.0f} s"
         )
-        if needed_bytes > (self.day.bytes_max or 0):
+        if needed_bytes > (self.data_quota.bytes_max or 0):
             told += ". No day will bear that: raise [agent] bytes_per_day_max"
         effects = self._leave_until(ends_s)
         self._heard_s = ends_s  # a rest is no silence of the hub
-        return [*effects, Report("resting", told), *self.work.cut_off()]
+        return [*effects, DeviceReport("resting", told), *self.work.cut_off()]
 
     def _pause(self, pause: PauseRequested, now_s: float) -> list[DeviceEffect]:
         """Leave the hub until the person says otherwise."""
@@ -460,7 +462,7 @@ class DeviceCore:
         """Say goodbye to the hub if there is one, and connect again at this time."""
         effects = self._goodbye(reason)
         if self.link != "offline":
-            effects.append(Disconnect(goodbye=True))
+            effects.append(CloseConnection(goodbye=True))
             self._move_link("offline")
         self._link_at_s = until_s
         return effects
@@ -478,23 +480,23 @@ class DeviceCore:
                 return self._go_offline(now_s, refuse.sentence)
             case "malformed":
                 self.work.back_off(now_s)
-                return [Report("warning", f"the hub could not read a message: {refuse.sentence}")]
+                return [DeviceReport("warning", f"the hub could not read a message: {refuse.sentence}")]
             case "duplicate_device_id" if self._duplicate_refusals < DUPLICATE_REFUSALS_MAX:
                 self._duplicate_refusals += 1
                 return [
-                    Report("warning", refuse.sentence),
+                    DeviceReport("warning", refuse.sentence),
                     *self._go_offline(now_s, refuse.sentence, retry_after_s or 0.0, stay=True),
                 ]
             case "hub_full" | "quarantined" if retry_after_s is not None:
                 stay = refuse.code == "quarantined"
                 again = f"{refuse.sentence}; trying again in {retry_after_s:.0f} s"
                 return [
-                    Report("warning", refuse.sentence),
-                    *([Report("quarantined", again)] if stay else []),
+                    DeviceReport("warning", refuse.sentence),
+                    *([DeviceReport("quarantined", again)] if stay else []),
                     *self._go_offline(now_s, refuse.sentence, retry_after_s, stay=stay),
                 ]
             case "not_allowed":  # by a connection whose both ends have proved their keys
-                return [Stop("keys do not fit", AccessError(refuse.sentence))]
+                return [EndAgent("keys do not fit", AccessError(refuse.sentence))]
             case "model_mismatch":
-                return [Stop("model mismatch", ModelMismatchError(refuse.sentence))]
-        return [Stop(refuse.code, RefusedError(refuse.sentence))]
+                return [EndAgent("model mismatch", ModelMismatchError(refuse.sentence))]
+        return [EndAgent(refuse.code, RefusedError(refuse.sentence))]

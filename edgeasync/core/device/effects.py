@@ -6,20 +6,20 @@ import msgspec
 
 from edgeasync.core.device.throttle import Pace
 from edgeasync.errors import EdgeAsyncError
-from edgeasync.protocol.messages import Assignment, Graph, Message, Outcome, Push, Welcome
+from edgeasync.protocol.messages import Assignment, GraphHeader, Message, Outcome, Push, Welcome
 
 
 class Connect(msgspec.Struct, frozen=True, gc=False):
     """Open a fresh connection to the hub; transfers on an older one end."""
 
 
-class Disconnect(msgspec.Struct, frozen=True, gc=False):
+class CloseConnection(msgspec.Struct, frozen=True, gc=False):
     """Close the connection; with `goodbye` after what was sent last has left."""
 
     goodbye: bool = False
 
 
-class Send(msgspec.Struct, frozen=True, gc=False):
+class SendToHub(msgspec.Struct, frozen=True, gc=False):
     """Send a message without payload."""
 
     message: Message
@@ -31,7 +31,7 @@ class SendPush(msgspec.Struct, frozen=True, gc=False):
     push: Push
 
 
-class Join(msgspec.Struct, frozen=True, gc=False):
+class PrepareTraining(msgspec.Struct, frozen=True, gc=False):
     """Prepare to train what the hub describes."""
 
     welcome: Welcome
@@ -46,7 +46,7 @@ class FindGraph(msgspec.Struct, frozen=True, gc=False):
 class TakeGraph(msgspec.Struct, frozen=True, gc=False):
     """Receive the payload of this graph, then report `GraphHeld`, `GraphBroken` or `GraphForged`."""
 
-    graph: Graph
+    graph: GraphHeader
 
 
 class InstallModel(msgspec.Struct, frozen=True, gc=False):
@@ -108,7 +108,7 @@ ReportName = Literal[
 ]  # fmt: skip
 
 
-class Report(msgspec.Struct, frozen=True):
+class DeviceReport(msgspec.Struct, frozen=True):
     """Tell the person at the device what happened; `since_s` is when it began by the core's clock, if needed."""
 
     event: ReportName
@@ -116,12 +116,16 @@ class Report(msgspec.Struct, frozen=True):
     since_s: float | None = None
 
 
-class Stop(msgspec.Struct, frozen=True):
+class EndAgent(msgspec.Struct, frozen=True):
     """End the agent, with an error if something is wrong that waiting does not fix."""
 
     reason: str
     error: EdgeAsyncError | None = None
 
 
-WorkEffect = FindGraph | TakeGraph | Join | InstallModel | UseModel | ScaleLearningRate | Train | ResolvePush
-DeviceEffect = Connect | Disconnect | Send | SendPush | SetPace | PutAside | Report | Stop | WorkEffect
+WorkEffect = (
+    FindGraph | TakeGraph | PrepareTraining | InstallModel | UseModel | ScaleLearningRate | Train | ResolvePush
+)
+DeviceEffect = (
+    Connect | CloseConnection | SendToHub | SendPush | SetPace | PutAside | DeviceReport | EndAgent | WorkEffect
+)

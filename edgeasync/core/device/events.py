@@ -2,17 +2,17 @@
 
 import msgspec
 
-from edgeasync.core.device.throttle import CareReadings
+from edgeasync.core.device.throttle import ThrottleReadings
 from edgeasync.protocol.messages import Assignment, Message
 
 
-class Received(msgspec.Struct, frozen=True, gc=False):
+class DeviceReceived(msgspec.Struct, frozen=True, gc=False):
     """A message came from the hub. Its payload is received later, by `InstallModel` or `TakeGraph`."""
 
     message: Message
 
 
-class Malformed(msgspec.Struct, frozen=True, gc=False):
+class DeviceReceivedMalformed(msgspec.Struct, frozen=True, gc=False):
     """A message arrived that cannot be read."""
 
     reason: str
@@ -161,7 +161,7 @@ class ResumeRequested(msgspec.Struct, frozen=True, gc=False):
     """The pause is over."""
 
 
-class StopRequested(msgspec.Struct, frozen=True):
+class DeviceStopRequested(msgspec.Struct, frozen=True):
     """The person who runs the device wants the agent to end."""
 
 
@@ -172,9 +172,9 @@ WorkEvent = ModelArrived | ModelInstalled | InstallFailed | GraphEvent | Kept | 
 class Sensed(msgspec.Struct, frozen=True, gc=False):
     """The device's sensors were read."""
 
-    readings: CareReadings
+    readings: ThrottleReadings
 
 
-PersonsEvent = PauseRequested | ResumeRequested | StopRequested
-LinkEvent = Received | Malformed | TransferMoved | Connected | Disconnected
+PersonsEvent = PauseRequested | ResumeRequested | DeviceStopRequested
+LinkEvent = DeviceReceived | DeviceReceivedMalformed | TransferMoved | Connected | Disconnected
 DeviceEvent = LinkEvent | DaySpent | Sensed | PersonsEvent | WorkEvent

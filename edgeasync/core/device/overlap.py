@@ -1,6 +1,6 @@
 """The local steps that a device takes between an update and the next model."""
 
-from edgeasync.core.device.effects import DeviceEffect, Report, Train
+from edgeasync.core.device.effects import DeviceEffect, DeviceReport, Train
 from edgeasync.core.device.events import Trained
 
 
@@ -66,5 +66,5 @@ class OverlapSteps:
         effects: list[DeviceEffect] = []
         if offline and not self._told and self.offline_steps_max > overlap_steps_max:
             self._told = True
-            effects.append(Report("alone", f"training on without the hub, for {steps} local steps at most"))
+            effects.append(DeviceReport("alone", f"training on without the hub, for {steps} local steps at most"))
         return [*effects, Train(steps, overlap=True)]

@@ -33,7 +33,7 @@ CELSIUS = (-60.0, 150.0)
 """What a sensor can mean: one that is out of order tells something else."""
 
 
-class CareReadings(msgspec.Struct, frozen=True, gc=False):
+class ThrottleReadings(msgspec.Struct, frozen=True, gc=False):
     """What the device's sensors tell; `None` where there is no sensor, or none that can be read.
 
     `throttled` is why the board has slowed itself down. `battery`, `memory_pressure` are shares of 1. `minute` is
@@ -50,7 +50,7 @@ class CareReadings(msgspec.Struct, frozen=True, gc=False):
     minute: int | None = None
 
 
-class CareLimits(msgspec.Struct, frozen=True):
+class ThrottleLimits(msgspec.Struct, frozen=True):
     """What a device must keep to; `None` is no limit. `quiet` are the minutes of the day from which and until."""
 
     temperature_c_max: float | None = None
@@ -70,18 +70,18 @@ class Pace(msgspec.Struct, frozen=True, gc=False):
     reason: str = ""
 
 
-class Care:
+class Throttle:
     """Decides the pace. The same readings at the same times give the same paces."""
 
-    def __init__(self, limits: CareLimits | None = None) -> None:
-        self._limits = limits or CareLimits()
+    def __init__(self, limits: ThrottleLimits | None = None) -> None:
+        self._limits = limits or ThrottleLimits()
         self.pace = Pace(self._limits.cpu_share)
         self.temperature_c: float | None = None
         self._over: set[str] = set()
         """The limits that are exceeded, until they are kept by more than their hysteresis."""
         self._slowed_s = -math.inf
 
-    def observe(self, readings: CareReadings, now_s: float) -> bool:
+    def observe(self, readings: ThrottleReadings, now_s: float) -> bool:
         """Note what the sensors tell; return whether the pace has changed."""
         self.temperature_c = _within(readings.temperature_c, *CELSIUS)
         before, pace = self.pace, self._pace_by(readings)
@@ -92,13 +92,13 @@ class Care:
         # From 81 to 82 C is no other pace; the next heartbeat tells it all the same.
         return self.pace.share != before.share
 
-    def _pace_by(self, readings: CareReadings) -> Pace:
+    def _pace_by(self, readings: ThrottleReadings) -> Pace:
         if paused := self._pause(readings):
             return Pace(0.0, paused)
         slowed = self._slow(readings)
         return Pace(self._limits.cpu_share * (SLOW_SHARE if slowed else 1.0), slowed)
 
-    def _pause(self, readings: CareReadings) -> str:
+    def _pause(self, readings: ThrottleReadings) -> str:
         """Return why the device must not train, or nothing. Each limit notes whether it is exceeded."""
         limits, hot_c, free_bytes = self._limits, self.temperature_c, readings.memory_free_bytes
         battery, pressure = _within(readings.battery, 0.0, 1.0), _within(readings.memory_pressure, 0.0, 1.0)
@@ -115,7 +115,7 @@ class Care:
         ]
         return next((reason for reason in found if reason), "")
 
-    def _slow(self, readings: CareReadings) -> str:
+    def _slow(self, readings: ThrottleReadings) -> str:
         """Return why the device should train at half its pace, or nothing."""
         limits, hot_c = self._limits, self.temperature_c
         if self._is_over("warm", hot_c, limits.temperature_c_slow, HYSTERESIS_C):

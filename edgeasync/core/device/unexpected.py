@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from edgeasync.core.device.effects import DeviceEffect, Report
+from edgeasync.core.device.effects import DeviceEffect, DeviceReport
 
 
 class UnexpectedEvents:
@@ -27,4 +27,4 @@ class UnexpectedEvents:
         if normal or kind in self._reported:
             return []
         self._reported.add(kind)
-        return [Report("unexpected", f"a message or result that does not fit: {kind}; it is ignored")]
+        return [DeviceReport("unexpected", f"a message or result that does not fit: {kind}; it is ignored")]

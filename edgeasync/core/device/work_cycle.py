@@ -1,4 +1,4 @@
-"""`DeviceWork`: the device's work for its hub, as a state machine of its own.
+"""`WorkCycle`: the device's work for its hub, as a state machine of its own.
 
 It is `idle` (it wants an assignment), `fetching_graph` (it needs the hub's training graph first), `installing`
 (an assignment's payload is arriving), `training`, or `pushing` (an update has no answer yet). The link may break
@@ -11,19 +11,19 @@ from typing import Literal
 
 from edgeasync.core.device.answer_reports import AnswerReports, is_preempted
 from edgeasync.core.device.bounds import LOCAL_STEPS_MAX
-from edgeasync.core.device.data_quota import Day, needed_bytes
+from edgeasync.core.device.data_quota import DataQuota, needed_bytes
 from edgeasync.core.device.effects import (
     DeviceEffect,
+    DeviceReport,
+    EndAgent,
     FindGraph,
     InstallModel,
-    Join,
+    PrepareTraining,
     PutAside,
-    Report,
     ResolvePush,
     ScaleLearningRate,
-    Send,
     SendPush,
-    Stop,
+    SendToHub,
     TakeGraph,
     Train,
     UseModel,
@@ -52,7 +52,7 @@ from edgeasync.protocol.messages import (
     Assignment,
     Fetch,
     FetchGraph,
-    Graph,
+    GraphHeader,
     ModelVersion,
     Push,
     Rejected,
@@ -75,7 +75,7 @@ WORK: Table[WorkState] = {
 """The work: `idle` waits for an assignment, `fetching_graph` for the graph, `pushing` for an answer."""
 
 
-class DeviceWork:
+class WorkCycle:
     """The graph, the model, training and the update. Methods return effects to carry out in order.
 
     `DeviceCore` calls `welcomed` when the hub can be reached and `cut_off` when it is lost, and passes on only
@@ -91,7 +91,7 @@ class DeviceWork:
         trains_at_rest: bool,
         random: Random,
         unexpected: UnexpectedEvents,
-        day: Day,
+        data_quota: DataQuota,
     ) -> None:
         self.state: WorkState = "idle"
         self.connected = False
@@ -115,7 +115,7 @@ class DeviceWork:
         self._learning_rate_factor = 1.0
         self._random = random
         self._unexpected = unexpected
-        self._day = day
+        self._data_quota = data_quota
         self._model_bytes: int | None = None
         self._update_bytes: int | None = None
         """The payloads of the last whole model and the last update."""
@@ -222,7 +222,7 @@ class DeviceWork:
         if self.pending.drop_foreign(welcome):
             effects.append(PutAside("an update of another model than this hub's"))
         if dropped := self.pending.agree(welcome.seq_last, welcome.checksum_last):
-            effects.append(Report("warning", dropped))
+            effects.append(DeviceReport("warning", dropped))
         if self.state == "pushing" and self.pending.push is None:
             self._move("idle")
         if welcome.graph is None or self._has_graph:
@@ -253,7 +253,7 @@ class DeviceWork:
         if rest is not None:
             self._speak_at_s = now_s + retry_after_s
             self._busy = self._trains_at_rest
-            told: list[DeviceEffect] = [Report("resting", rest)] if retry_after_s >= RESTING_S else []
+            told: list[DeviceEffect] = [DeviceReport("resting", rest)] if retry_after_s >= RESTING_S else []
             return told + self._train_on() if self._trains_at_rest else told
         spread_s = min(retry_after_s, 2.0 * BACKOFF_MAX_S) * self._random.uniform(0.0, 0.5)
         self._speak_at_s = now_s + retry_after_s + spread_s
@@ -287,7 +287,7 @@ class DeviceWork:
         effects: list[DeviceEffect] = []
         if self._prepared_for != self._welcome.settings:
             self._prepared_for = self._welcome.settings
-            effects.append(Join(self._welcome))
+            effects.append(PrepareTraining(self._welcome))
         if self.state in ("fetching_graph", "installing"):
             self._move("idle")
         if self.state != "training":
@@ -301,12 +301,12 @@ class DeviceWork:
         if not self._day_bears(self._bytes_of_next(), now_s):
             return []
         if self.state == "fetching_graph":
-            return [Send(FetchGraph(self._welcome.session))]
+            return [SendToHub(FetchGraph(self._welcome.session))]
         if (push := self.pending.say(self._welcome.session)) is not None:
             self._move("pushing")
             return [SendPush(push)]
         self._move("idle")
-        return [Send(Fetch(self._welcome.session, self.version, held_checksum=self._held_checksum))]
+        return [SendToHub(Fetch(self._welcome.session, self.version, held_checksum=self._held_checksum))]
 
     def _bytes_of_next(self) -> int:
         """Return the most bytes of what is due next: of the graph, of the update, or of a model and its update."""
@@ -329,7 +329,7 @@ class DeviceWork:
 
     def _day_bears(self, payload_bytes: int, now_s: float) -> bool:
         """Whether the day's bytes bear these payloads; if not, note that, and the hub will be left."""
-        borne = self._day.bears(payload_bytes, now_s)
+        borne = self._data_quota.bears(payload_bytes, now_s)
         self.needs_bytes = 0 if borne else needed_bytes(payload_bytes)
         return borne
 
@@ -340,7 +340,7 @@ class DeviceWork:
 
     # -- the graph -------------------------------------------------------------------------------------------
 
-    def graph_offered(self, graph: Graph, now_s: float) -> list[DeviceEffect]:
+    def graph_offered(self, graph: GraphHeader, now_s: float) -> list[DeviceEffect]:
         """Receive the hub's graph if it is the one announced."""
         assert self._welcome is not None
         if self.state != "fetching_graph":
@@ -362,7 +362,7 @@ class DeviceWork:
             case GraphHeld():
                 self._has_graph = True
                 way = "fetched" if event.fetched else "from the cache"
-                effects: list[DeviceEffect] = [Report("graph", f"{way}, {self._welcome.graph_bytes} bytes")]
+                effects: list[DeviceEffect] = [DeviceReport("graph", f"{way}, {self._welcome.graph_bytes} bytes")]
                 if self.connected:
                     return effects + self._join(now_s)
                 self._move("idle")
@@ -371,7 +371,7 @@ class DeviceWork:
                 return self._speak(now_s) if self.connected else []
             case GraphBroken():
                 self.back_off(now_s)
-                return [Report("warning", event.reason)]
+                return [DeviceReport("warning", event.reason)]
             case GraphForged():
                 return refuse_graph(
                     "the hub's graph does not have the fingerprint it was announced with; do not trust this hub"
@@ -443,7 +443,7 @@ class DeviceWork:
         if self.state == "installing":
             self._move("idle")
             self._speak_at_s = now_s + BACKOFF_MIN_S
-        return [Report("warning", failed.reason)]
+        return [DeviceReport("warning", failed.reason)]
 
     # -- training and the update -----------------------------------------------------------------------------
 
@@ -527,4 +527,4 @@ class DeviceWork:
 
 def refuse_graph(sentence: str) -> list[DeviceEffect]:
     """End the agent: the hub's graph is not to be trusted."""
-    return [Stop("graph refused", GraphError(sentence))]
+    return [EndAgent("graph refused", GraphError(sentence))]

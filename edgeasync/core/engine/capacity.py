@@ -4,7 +4,7 @@ Once half of the places are taken, transfers of one key hold a share of them at 
 and sends none must leave places for the others.
 """
 
-from edgeasync.core.arrays.hub_model import Model
+from edgeasync.core.arrays.hub_model import HubModel
 from edgeasync.core.arrays.published_model import Publisher
 from edgeasync.core.engine.fold_queue import FoldQueue
 from edgeasync.core.engine.hub_transfers import IncomingTransfers, OutgoingTransfers
@@ -27,7 +27,7 @@ class Capacity:
         self,
         settings: HubCoreSettings,
         *,
-        model: Model,
+        model: HubModel,
         publisher: Publisher,
         incoming: IncomingTransfers,
         outgoing: OutgoingTransfers,

@@ -16,20 +16,20 @@ from edgeasync.core.arrays.spool import HeldModel, Spool
 from edgeasync.core.device.bounds import HEADER_BYTES_MAX, check_welcome
 from edgeasync.core.device.device_core import DeviceCore
 from edgeasync.core.device.effects import (
+    CloseConnection,
     Connect,
     DeviceEffect,
-    Disconnect,
+    DeviceReport,
+    EndAgent,
     FindGraph,
     InstallModel,
-    Join,
+    PrepareTraining,
     PutAside,
-    Report,
     ResolvePush,
     ScaleLearningRate,
-    Send,
     SendPush,
+    SendToHub,
     SetPace,
-    Stop,
     TakeGraph,
     Train,
     UseModel,
@@ -38,14 +38,14 @@ from edgeasync.core.device.effects import (
 from edgeasync.core.device.events import (
     DaySpent,
     DeviceEvent,
+    DeviceReceived,
+    DeviceReceivedMalformed,
     GraphBroken,
     InstallFailed,
     Kept,
-    Malformed,
     ModelArrived,
     ModelInstalled,
     OverlapTrained,
-    Received,
     Sensed,
     Trained,
     TransferMoved,
@@ -57,12 +57,12 @@ from edgeasync.core.engine.device_transfers import DeviceTransfers
 from edgeasync.core.engine.recorder import Recorder, shown
 from edgeasync.errors import ProtocolError
 from edgeasync.protocol import wire
-from edgeasync.protocol.codecs import ELEMENTWISE, Codec, find_codec, make_codec, payload_bytes_limit
+from edgeasync.protocol.codecs import ELEMENTWISE, VectorCodec, find_codec, make_codec, payload_bytes_limit
 from edgeasync.protocol.messages import (
     Assignment,
     Credit,
     Duplicate,
-    Graph,
+    GraphHeader,
     Outcome,
     Piece,
     Pong,
@@ -109,7 +109,7 @@ class DeviceEngine:
         self._arrived: wire.Buffer | None = None
         """The payload of a model that waits until the steps of a delay are done."""
         self._payload: wire.Buffer = b""
-        self._codec: Codec | None = None
+        self._codec: VectorCodec | None = None
         self._random = np.random.Generator(np.random.PCG64(core.random_seed))
         self._keeps = keeps
         self._kept_seq = self._keeping_seq = 0
@@ -153,7 +153,9 @@ class DeviceEngine:
     def next_deadline_s(self) -> float | None:
         """Return when `tick` is next due; `None` once the device has finished."""
         due_s = self.core.next_deadline_s()
-        return None if due_s is None else min(due_s, self._transfers.next_deadline_s(), self.core.day.record_at_s)
+        if due_s is None:
+            return None
+        return min(due_s, self._transfers.next_deadline_s(), self.core.data_quota.record_at_s)
 
     def tick(self, steps_total: int) -> None:
         """Do what is due; `next_deadline_s` says when that is."""
@@ -183,11 +185,11 @@ class DeviceEngine:
     def on_message(self, header: bytes, payload: wire.Buffer | None) -> None:
         """Handle one message from the hub."""
         self._count_hello()
-        self.core.day.count(len(header) + len(payload or b""), self._now_s())
+        self.core.data_quota.count(len(header) + len(payload or b""), self._now_s())
         self._read(header, payload)
-        if self.core.day.is_spent(self._now_s()) and self.core.link in ("handshake", "joined"):
+        if self.core.data_quota.is_spent(self._now_s()) and self.core.link in ("handshake", "joined"):
             self.handle(DaySpent())
-        self._keep_day()
+        self._keep_quota()
 
     def _read(self, header: bytes, payload: wire.Buffer | None) -> None:
         """Decode a message, and give it to who waits for it."""
@@ -202,18 +204,18 @@ class DeviceEngine:
                     if self._transfers.credit(message):
                         self.handle(TransferMoved())
                 case Pong():
-                    self.handle(Received(message))
+                    self.handle(DeviceReceived(message))
                     self._transfers.observe_round_trip(self.core.round_trip_s or 0.0)
                 case _:
                     if isinstance(message, Welcome):
                         check_welcome(message)
                     self._inline_payload = payload
-                    self.handle(Received(message))
+                    self.handle(DeviceReceived(message))
                     self._inline_payload = None
         except wire.UnsupportedVersionError as error:
-            self.handle(Received(error.to_refuse()))  # such a hub refuses this device, whatever it says
+            self.handle(DeviceReceived(error.to_refuse()))  # such a hub refuses this device, whatever it says
         except ProtocolError as error:
-            self.handle(Malformed(str(error)))
+            self.handle(DeviceReceivedMalformed(str(error)))
 
     def _piece(self, piece: Piece, payload: wire.Buffer | None) -> None:
         if payload is None:
@@ -238,12 +240,12 @@ class DeviceEngine:
         if self.core.link == "handshake":
             self._hello_bytes = nbytes
         else:
-            self.core.day.count(nbytes, self._now_s())
+            self.core.data_quota.count(nbytes, self._now_s())
         self._shell.send(header, payload)
 
     def _count_hello(self) -> None:
         if self._hello_bytes:
-            self.core.day.count(self._hello_bytes, self._now_s())
+            self.core.data_quota.count(self._hello_bytes, self._now_s())
             self._hello_bytes = 0
 
     def _end_connection(self) -> None:
@@ -253,10 +255,10 @@ class DeviceEngine:
         self._hello_bytes = 0
         self._transfers.suspend()
 
-    def _keep_day(self) -> None:
-        record = self.core.day.take_due_record(self._now_s())
+    def _keep_quota(self) -> None:
+        record = self.core.data_quota.take_due_record(self._now_s())
         if record is not None:
-            self._shell.keep_day(record)
+            self._shell.keep_quota(record)
 
     # -- effects out -----------------------------------------------------------------------------------------
 
@@ -265,7 +267,7 @@ class DeviceEngine:
         self.core.check()
         for effect in effects:
             self._carry_out(effect)
-        self._keep_day()
+        self._keep_quota()
 
     def _carry_out(self, effect: DeviceEffect) -> None:
         """Carry out an effect on the link at once, or begin one that takes work."""
@@ -273,21 +275,21 @@ class DeviceEngine:
             case Connect():
                 self._end_connection()
                 self._shell.connect()
-            case Disconnect():
+            case CloseConnection():
                 self._end_connection()
                 self._shell.disconnect(goodbye=effect.goodbye)
-            case Send():
+            case SendToHub():
                 self._transfers.send(effect.message)
             case SendPush():
                 self._push(effect.push)
             case SetPace():
                 self._shell.set_pace(effect.pace)
-            case Report():
+            case DeviceReport():
                 self._shell.report(effect)
             case PutAside():
                 self._forget_recalled()
                 self._shell.put_aside(effect.reason)
-            case Stop():
+            case EndAgent():
                 self._shell.stop(effect)
             case _:
                 self._begin_work(effect)
@@ -298,7 +300,7 @@ class DeviceEngine:
                 self._shell.run_in_background(partial(find_graph, self._shell, effect.fingerprint), self.handle)
             case TakeGraph():
                 self._receive_payload(effect.graph)
-            case Join():
+            case PrepareTraining():
                 self._join(effect.welcome)
             case InstallModel():
                 self._receive_payload(effect.assignment)
@@ -342,7 +344,7 @@ class DeviceEngine:
     def _forget_recalled(self) -> None:
         self._recalled, self._payload, self._codec, self._kept_seq = None, b"", None, 0
 
-    def _receive_payload(self, message: Assignment | Graph) -> None:
+    def _receive_payload(self, message: Assignment | GraphHeader) -> None:
         """Use the payload that came with the message, or open its transfer."""
         assert self.core.welcome is not None
         try:
@@ -360,16 +362,16 @@ class DeviceEngine:
             self._transfers.drop_push()
             self._process_payload(message, payload)
 
-    def _reject_payload(self, message: Assignment | Graph, reason: str) -> None:
-        if isinstance(message, Graph):
+    def _reject_payload(self, message: Assignment | GraphHeader, reason: str) -> None:
+        if isinstance(message, GraphHeader):
             self.handle(GraphBroken(f"the hub's graph came in broken: {reason}"))
         else:
             self.handle(InstallFailed(f"the hub's model came in broken: {reason}"))
 
-    def _process_payload(self, message: Assignment | Graph, payload: wire.Buffer) -> None:
+    def _process_payload(self, message: Assignment | GraphHeader, payload: wire.Buffer) -> None:
         """Install the model, or keep the graph, of a whole and checked payload in the background."""
         assert self.core.welcome is not None
-        if isinstance(message, Graph):
+        if isinstance(message, GraphHeader):
             keep = partial(keep_graph, self._shell, message.fingerprint, payload)
             self._shell.run_in_background(keep, self._processed)
         elif self.core.work.delay_steps:
@@ -467,12 +469,12 @@ class DeviceEngine:
 def _to_record(what: DeviceEvent | DeviceEffect) -> object:
     """Return an event or effect to record; as text if it holds a welcome, which a hub may have made large."""
     match what:
-        case Join() | Received(message=Welcome()):
+        case PrepareTraining() | DeviceReceived(message=Welcome()):
             return shown(what)
     return what
 
 
-def _checked(message: Assignment | Graph, payload: wire.Buffer | None) -> wire.Buffer:
+def _checked(message: Assignment | GraphHeader, payload: wire.Buffer | None) -> wire.Buffer:
     """Return the payload that came with a message; raises `ProtocolError` if it is not the one announced."""
     if payload is None or len(payload) != message.payload_bytes:
         raise ProtocolError("the payload is not as long as its header says")

@@ -18,7 +18,7 @@ from edgeasync.core.device.events import (
 from edgeasync.core.engine.device_shell import DeviceShell
 from edgeasync.errors import ProtocolError
 from edgeasync.protocol import wire
-from edgeasync.protocol.codecs import Codec, Source, make_codec
+from edgeasync.protocol.codecs import Source, VectorCodec, make_codec
 from edgeasync.protocol.graph import fingerprint_of
 from edgeasync.protocol.messages import Assignment, Deltas, Welcome
 
@@ -26,7 +26,7 @@ from edgeasync.protocol.messages import Assignment, Deltas, Welcome
 class CodedUpdate(NamedTuple):
     """An update's payload, and the codec that coded it."""
 
-    codec: Codec
+    codec: VectorCodec
     payload: wire.Buffer
     checksum: int
 
@@ -88,7 +88,7 @@ def code_update(
     return CodedUpdate(codec, payload, wire.checksum(payload))
 
 
-def _open_deltas(deltas: Deltas, payload: wire.Buffer, codec: Codec) -> Iterator[Source]:
+def _open_deltas(deltas: Deltas, payload: wire.Buffer, codec: VectorCodec) -> Iterator[Source]:
     """Yield the differences of a payload; open each only when it is needed."""
     start = 0
     for length in deltas.lengths:

@@ -5,8 +5,8 @@ from typing import Protocol, TypeVar
 
 from edgeasync.core.arrays.device_model import DeviceModel
 from edgeasync.core.arrays.spool import HeldModel, Spool
-from edgeasync.core.device.data_quota import DayRecord
-from edgeasync.core.device.effects import Report, Stop
+from edgeasync.core.device.data_quota import QuotaRecord
+from edgeasync.core.device.effects import DeviceReport, EndAgent
 from edgeasync.core.device.events import Trained
 from edgeasync.core.device.throttle import Pace
 from edgeasync.protocol import wire
@@ -62,7 +62,7 @@ class DeviceShell(Protocol):
         If the disk fails, return: the hub then sends the whole model. The values change after the call.
         """
 
-    def keep_day(self, record: DayRecord) -> None:
+    def keep_quota(self, record: QuotaRecord) -> None:
         """Write the count of the day's bytes to disk, to outlive a crash, soon; if the disk fails, report that."""
 
     def put_aside(self, reason: str) -> None:
@@ -92,8 +92,8 @@ class DeviceShell(Protocol):
     def run_in_background(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
         """Do `work` in the background, after earlier work and training; then call `then` with its result."""
 
-    def report(self, report: Report) -> None:
+    def report(self, report: DeviceReport) -> None:
         """Tell the person at the device."""
 
-    def stop(self, stop: Stop) -> None:
+    def stop(self, stop: EndAgent) -> None:
         """End the agent."""

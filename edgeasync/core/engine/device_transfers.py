@@ -19,7 +19,7 @@ from edgeasync.protocol.messages import (
     Credit,
     Fetch,
     FetchGraph,
-    Graph,
+    GraphHeader,
     Hello,
     Message,
     Piece,
@@ -60,7 +60,7 @@ class DeviceTransfers:
         self._waiting: deque[_Waiting] = deque()
         self._window: CreditWindow | None = None
         self._round_trip_s = math.inf
-        self._message: Assignment | Graph | None = None
+        self._message: Assignment | GraphHeader | None = None
         self._incoming: IncomingTransfer | None = None
         self._outgoing: OutgoingTransfer | None = None
         self._count = self._paid_bytes = 0
@@ -124,7 +124,7 @@ class DeviceTransfers:
 
     # -- incoming payloads -----------------------------------------------------------------------------------
 
-    def receive(self, message: Assignment | Graph) -> None:
+    def receive(self, message: Assignment | GraphHeader) -> None:
         """Send the first credit of an announced transfer; resume the suspended one if it has the same payload."""
         self.drop_push()
         self._message = message
@@ -140,7 +140,7 @@ class DeviceTransfers:
                 self._share.begin_train(MEASURED_BYTES)
         self._send_now(self._incoming.credit(), None)
 
-    def accept(self, piece: Piece, part: wire.Buffer) -> tuple[Assignment | Graph, memoryview | None] | None:
+    def accept(self, piece: Piece, part: wire.Buffer) -> tuple[Assignment | GraphHeader, memoryview | None] | None:
         """Accept and credit a piece; return the message that announced it, with the payload once that is whole.
 
         Return `None` for a piece of no transfer. Raises `ProtocolError` for a bad piece; then call
@@ -159,7 +159,7 @@ class DeviceTransfers:
         self._incoming = transfer
         return message, None
 
-    def drop_incoming(self) -> Assignment | Graph | None:
+    def drop_incoming(self) -> Assignment | GraphHeader | None:
         """Drop the incoming or suspended transfer; return the message that announced an incoming one."""
         message, transfer = self._message, self._incoming
         self._message = self._incoming = None

@@ -16,22 +16,22 @@ from edgeasync.core.engine.outbox import Outbox
 from edgeasync.core.hub.effects import (
     Assign,
     Broadcast,
+    EndHub,
     Evaluate,
     Fold,
     Keep,
     Publish,
     Restore,
-    SaveBest,
-    Stop,
+    WriteBest,
 )  # fmt: skip
 from edgeasync.core.hub.events import Evaluated, HubEvent, Peer
 from edgeasync.core.hub.settings import CodecSettings
 from edgeasync.core.recovery.state import Note, complete
 from edgeasync.protocol.messages import Message
 
-Queued = ModelEffect | Assign | Broadcast | Evaluate | SaveBest | Note | Stop
+Queued = ModelEffect | Assign | Broadcast | Evaluate | WriteBest | Note | EndHub
 
-MAY_WAIT = (Assign, Fold, Publish, Keep, Restore, Broadcast, Evaluate, SaveBest, Stop)
+MAY_WAIT = (Assign, Fold, Publish, Keep, Restore, Broadcast, Evaluate, WriteBest, EndHub)
 """The effects that may have to wait for a fold, the frequent ones first."""
 
 Result = TypeVar("Result")
@@ -92,7 +92,7 @@ class FoldQueue:
 
     def put(self, effect: Queued) -> None:
         """Queue an effect; `advance` carries out those that need not wait."""
-        if isinstance(effect, SaveBest) and self._evaluated is not None:
+        if isinstance(effect, WriteBest) and self._evaluated is not None:
             self._save_best(self._evaluated, effect)  # it need not wait for a fold
             return
         self.assignments += isinstance(effect, Assign)
@@ -124,7 +124,7 @@ class FoldQueue:
                 self._executor.apply(effect)
             case Evaluate():
                 self._shell.evaluate(self._model.current, partial(self._on_evaluated, self._model.current))
-            case SaveBest():
+            case WriteBest():
                 self._save_best(self._model.current, effect)
             case Note():
                 # Write the checkpoint once the entries that it covers are durable.
@@ -132,11 +132,11 @@ class FoldQueue:
                     partial(complete, effect, self._model, self._publisher),
                     lambda state: self._outbox.then(partial(self._shell.save, state)),
                 )
-            case Stop():
+            case EndHub():
                 self._outbox.end(partial(self._shell.stop, effect.reason))
         return 0
 
-    def _save_best(self, snapshot: Snapshot, effect: SaveBest) -> None:
+    def _save_best(self, snapshot: Snapshot, effect: WriteBest) -> None:
         self._outbox.show(partial(self._shell.save_best, snapshot, effect.loss, effect.accuracy))
 
     def _pause(self) -> None:

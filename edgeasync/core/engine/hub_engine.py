@@ -22,9 +22,9 @@ import msgspec
 import numpy as np
 
 from edgeasync.core.arrays.buffers import BufferPool
-from edgeasync.core.arrays.hub_model import Model, Update
+from edgeasync.core.arrays.hub_model import HubModel, WaitingUpdate
 from edgeasync.core.arrays.model_executor import ModelExecutor
-from edgeasync.core.arrays.published_model import Offer, Publisher
+from edgeasync.core.arrays.published_model import PublishedPayload, Publisher
 from edgeasync.core.engine.capacity import Capacity
 from edgeasync.core.engine.fold_queue import INLINE_BYTES_MAX, MAY_WAIT, FoldQueue
 from edgeasync.core.engine.hub_shell import HubShell
@@ -39,27 +39,27 @@ from edgeasync.core.hub.digests import with_digests
 from edgeasync.core.hub.effects import (
     Assign,
     Discard,
-    Disconnect,
     Expel,
     HubEffect,
+    HubReport,
     Receive,
-    Report,
     Save,
-    Send,
     SendGraph,
     SendStatus,
+    SendToDevice,
+    SuspendTransfers,
 )
 from edgeasync.core.hub.events import (
     Heard,
     HubEvent,
-    Malformed,
+    HubReceived,
+    HubReceivedMalformed,
+    HubStopRequested,
     Moved,
     Peer,
     PushArrived,
-    Received,
     Resumed,
     Revoked,
-    StopRequested,
     Ticked,
 )
 from edgeasync.core.hub.hub_core import HubCore
@@ -69,17 +69,24 @@ from edgeasync.core.recovery.replay import Sessions
 from edgeasync.core.recovery.state import note
 from edgeasync.errors import ProtocolError
 from edgeasync.protocol import wire
-from edgeasync.protocol.codecs import Codec, Source, VectorSource, find_codec, make_codec, payload_bytes_limit
+from edgeasync.protocol.codecs import (
+    Source,
+    VectorCodec,
+    VectorSource,
+    find_codec,
+    make_codec,
+    payload_bytes_limit,
+)
 from edgeasync.protocol.messages import (
     Ack,
     Assignment,
     Credit,
     Fetch,
     FetchGraph,
-    Graph,
+    Goodbye,
+    GraphHeader,
     Hello,
     Key,
-    Leave,
     Message,
     Order,
     Piece,
@@ -97,7 +104,7 @@ _NOT_OPENED = VectorSource(np.empty(0, np.float32))
 """Stands for the values of an update that the core will not decide about."""
 
 
-_AtOnce = Send | Discard | Receive | SendGraph | SendStatus | Disconnect | Expel | Report | Save
+_AtOnce = SendToDevice | Discard | Receive | SendGraph | SendStatus | SuspendTransfers | Expel | HubReport | Save
 """The effects that wait for no fold."""
 
 Observe = Callable[[HubEvent, list[HubEffect], float], None]
@@ -114,7 +121,7 @@ class HubEngine:
     def __init__(
         self,
         core: HubCore,
-        model: Model,
+        model: HubModel,
         shell: HubShell,
         *,
         sessions: Sessions,
@@ -219,7 +226,7 @@ class HubEngine:
         if self._standing_still:
             self._standing_still = False
             self._now_s = now_s
-            self._shell.report(Report("writing", detail="the run's folder can be written again"))
+            self._shell.report(HubReport("writing", detail="the run's folder can be written again"))
             self._handle(Resumed())
             revoked, self._revoked = self._revoked, []
             for key in revoked:
@@ -239,7 +246,7 @@ class HubEngine:
         self._standing_still = True
         self._status_answers.stand_still()
         detail = f"the run's folder cannot be written: {reason}; no update is taken until it can be"
-        self._shell.report(Report("not_writing", detail=detail))
+        self._shell.report(HubReport("not_writing", detail=detail))
 
     def _stand_still_if_overfull(self) -> None:
         """Accept nothing more while too much waits for a disk that hangs."""
@@ -292,7 +299,7 @@ class HubEngine:
     def request_stop(self, now_s: float, *, finished: bool = False) -> None:
         """Say goodbye, save, and stop once everything before is done; if `finished`, the devices end, too."""
         self._now_s = now_s
-        self._handle(StopRequested(finished))
+        self._handle(HubStopRequested(finished))
         if self._standing_still:
             self._outbox.abandon()
 
@@ -320,7 +327,9 @@ class HubEngine:
         member = self.core.members.by_peer(peer)
         if member is not None and member.key != sender.key:
             # A routing id proves nothing: who claims another's is nobody, and costs that one no strike.
-            self._handle(Malformed(peer, "on a routing id of another key's device", strike=False, key=sender.key))
+            self._handle(
+                HubReceivedMalformed(peer, "on a routing id of another key's device", strike=False, key=sender.key)
+            )
             return
         if member is not None:
             member.link.bytes_up += nbytes
@@ -373,7 +382,7 @@ class HubEngine:
             return self._credit(peer, message)
         if isinstance(message, FetchGraph):
             self._outgoing.drop(peer)  # a device that asks again has given up the transfer
-            return Received(peer, message, self._capacity.for_graph(self._now_s, member), *self._stamp(member))
+            return HubReceived(peer, message, self._capacity.for_graph(self._now_s, member), *self._stamp(member))
         if isinstance(message, Fetch):
             if member is not None:  # strangers have no transfers
                 self._outgoing.suspend(peer, self._now_s)  # a device that asks again has given up the transfer
@@ -381,12 +390,12 @@ class HubEngine:
                     self._outgoing.note_partial(peer, message.partial)
             resumes = member is not None and self._outgoing.can_resume(member)
             has_capacity = resumes or self._capacity.for_snapshot(self._now_s, member)
-            return Received(peer, message, has_capacity, *self._stamp(member))
-        if isinstance(message, (Ping, Hello, Leave, StatusRequest, Wake, Order)):
+            return HubReceived(peer, message, has_capacity, *self._stamp(member))
+        if isinstance(message, (Ping, Hello, Goodbye, StatusRequest, Wake, Order)):
             # The log leaves out requests for the status: their bytes come with the sender's next event.
             counted = None if isinstance(message, StatusRequest) else member
             too_often = self._is_too_often(peer, message)
-            return None if too_often else Received(peer, message, True, *self._stamp(counted))
+            return None if too_often else HubReceived(peer, message, True, *self._stamp(counted))
         raise ProtocolError(f"a {type(message).__name__} is for devices, not for a hub")
 
     def _push(self, peer: Peer, member: Member | None, push: Push, payload: wire.Buffer | None) -> HubEvent | None:
@@ -405,7 +414,7 @@ class HubEngine:
             if payload is not None:
                 raise ProtocolError("a push in pieces carries its payload itself")
             self._incoming.suspend(peer, self._now_s)  # a device that announces again has given up the transfer
-            return Received(peer, push, self._capacity.for_update(self._now_s, member), *self._stamp(member))
+            return HubReceived(peer, push, self._capacity.for_update(self._now_s, member), *self._stamp(member))
         if payload is None or len(payload) != push.payload_bytes:
             raise ProtocolError("the payload is not as long as its header says")
         if wire.checksum(payload) != push.checksum:
@@ -417,7 +426,7 @@ class HubEngine:
             and self._capacity.for_snapshot(self._now_s, member)
         )
         if not self.core.decides(push, self._sender.key, self._now_s, can_answer=can_answer):
-            handle = self.model.keep(Update(_NOT_OPENED, push.codec, payload))
+            handle = self.model.keep(WaitingUpdate(_NOT_OPENED, push.codec, payload))
             return PushArrived(peer, push, handle, math.nan, can_answer, *self._stamp(member))
         if owner is not None:
             self._incoming.drop_suspended(owner)  # a whole push replaces it
@@ -426,7 +435,7 @@ class HubEngine:
             return None
         update = codec.open(payload)
         norm = self.model.norm(update)
-        handle = self.model.keep(Update(update, push.codec, payload))
+        handle = self.model.keep(WaitingUpdate(update, push.codec, payload))
         return PushArrived(peer, push, handle, norm, can_answer, *self._stamp(member))
 
     def _piece(self, peer: Peer, piece: Piece, payload: wire.Buffer | None) -> HubEvent | None:
@@ -463,13 +472,13 @@ class HubEngine:
                 return
             update, norm = result
             member = self._member(peer)
-            handle = self.model.keep(Update(update, push.codec, payload))
+            handle = self.model.keep(WaitingUpdate(update, push.codec, payload))
             can_answer = self._capacity.for_snapshot(self._now_s, member)
             self._handle(PushArrived(peer, push, handle, norm, can_answer, *self._stamp(member)))
 
         self._shell.run_in_background(partial(self._measure, codec, payload), measured)
 
-    def _measure(self, codec: Codec, payload: wire.Buffer) -> tuple[Source, float] | ProtocolError:
+    def _measure(self, codec: VectorCodec, payload: wire.Buffer) -> tuple[Source, float] | ProtocolError:
         """Open a payload, and take its norm; runs in the background."""
         try:
             update = codec.open(payload)
@@ -505,9 +514,9 @@ class HubEngine:
         """Return the key that the message came under, and the bytes to count for its sender."""
         return self._sender.key, (0, 0) if member is None else member.link.take_uncounted()
 
-    def _malformed(self, peer: Peer, reason: str, *, strike: bool = True) -> Malformed:
+    def _malformed(self, peer: Peer, reason: str, *, strike: bool = True) -> HubReceivedMalformed:
         """Return the event of a message that cannot be read; the log may leave it out, so it counts no bytes."""
-        return Malformed(peer, reason, strike, self._sender.key)
+        return HubReceivedMalformed(peer, reason, strike, self._sender.key)
 
     def _member(self, peer: Peer) -> Member | None:
         return self.core.members.by_peer(peer)
@@ -529,7 +538,7 @@ class HubEngine:
 
     def _carry_out(self, effect: _AtOnce) -> None:
         match effect:
-            case Send():
+            case SendToDevice():
                 self._send(effect.peer, effect.message)
             case Discard():
                 self.model.release(effect.handle)
@@ -539,9 +548,9 @@ class HubEngine:
                 self._send_graph(effect.peer)
             case SendStatus():
                 self._send_status(effect.peer, confirms=effect.confirms)
-            case Disconnect() | Expel():
+            case SuspendTransfers() | Expel():
                 self._end_transfers(effect)
-            case Report():
+            case HubReport():
                 report = msgspec.structs.replace(effect, decided_s=self._now_s)
                 self._outbox.show(partial(self._shell.report, report))
             case Save():
@@ -549,7 +558,7 @@ class HubEngine:
             case _:
                 assert_never(effect)
 
-    def _end_transfers(self, effect: Disconnect | Expel) -> None:
+    def _end_transfers(self, effect: SuspendTransfers | Expel) -> None:
         """End a connection's transfers; those of a device that is shut out are not kept."""
         self._incoming.suspend(effect.peer, self._now_s)
         self._outgoing.suspend(effect.peer, self._now_s)
@@ -582,7 +591,10 @@ class HubEngine:
         else:
             # The device holds the beginning of an older version.
             before, payload = kept
-            version, offer = before.version, Offer(payload, before.checksum, before.codec, before.deltas)
+            version, offer = (
+                before.version,
+                PublishedPayload(payload, before.checksum, before.codec, before.deltas),
+            )
         message = Assignment(
             version=version,
             local_steps=effect.local_steps,
@@ -610,10 +622,10 @@ class HubEngine:
         graph, member = self.core.graph, self.core.members.by_peer(peer)
         assert graph is not None
         if member is not None:
-            message = Graph(graph.fingerprint, graph.checksum, len(graph.payload))
+            message = GraphHeader(graph.fingerprint, graph.checksum, len(graph.payload))
             self._announce(member, message, graph.payload)
 
-    def _announce(self, member: Member, message: Assignment | Graph, payload: wire.Buffer) -> None:
+    def _announce(self, member: Member, message: Assignment | GraphHeader, payload: wire.Buffer) -> None:
         """Send a message with its payload, or begin to send that in pieces."""
         message = self._outgoing.announce(member, message, payload, self._now_s)
         self._send(member.peer, message, None if message.transfer else payload)
@@ -635,7 +647,7 @@ class HubEngine:
         header = wire.encode(message)
         if member is not None:
             member.link.bytes_down += len(header) if payload is None else len(header) + len(payload)
-        if isinstance(message, (Assignment, Ack, Welcome, Leave)):
+        if isinstance(message, (Assignment, Ack, Welcome, Goodbye)):
             self._outbox.send(peer, header, payload, confirms=True)
         elif isinstance(message, (Pong, Piece, Credit)) or _shuts_out(message):
             self._shell.send(peer, header, payload)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 from edgeasync.core.arrays.hub_model import Snapshot
-from edgeasync.core.hub.effects import Report
+from edgeasync.core.hub.effects import HubReport
 from edgeasync.core.hub.events import Evaluated, Peer
 from edgeasync.core.recovery.state import HubState
 from edgeasync.protocol import wire
@@ -42,7 +42,7 @@ class HubShell(Protocol):
     def evaluate(self, snapshot: Snapshot, then: Callable[[Evaluated], None]) -> None:
         """Evaluate a version on held-out data in the background, then call `then`; skip it if another one runs."""
 
-    def report(self, report: Report) -> None:
+    def report(self, report: HubReport) -> None:
         """Tell people what happened."""
 
     def describe(self) -> dict[str, Any]:

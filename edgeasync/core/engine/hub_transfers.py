@@ -15,7 +15,7 @@ import msgspec
 from edgeasync.core.hub.events import Peer
 from edgeasync.core.hub.membership import Member, Owner
 from edgeasync.protocol import wire
-from edgeasync.protocol.messages import Assignment, Credit, Graph, Piece, Push
+from edgeasync.protocol.messages import Assignment, Credit, GraphHeader, Piece, Push
 from edgeasync.protocol.transfers import PIECE_BYTES_MIN, IncomingTransfer, OutgoingTransfer, Transfer
 
 SUSPENDED_S = 600.0
@@ -38,10 +38,10 @@ class IncomingPush(_HubTransfer, kw_only=True):
     transfer: IncomingTransfer
 
 
-class OutgoingPayload(_HubTransfer, kw_only=True):
+class AnnouncedPayload(_HubTransfer, kw_only=True):
     """A payload that is partly sent, and the message that announced it."""
 
-    message: Assignment | Graph
+    message: Assignment | GraphHeader
     transfer: OutgoingTransfer
 
 
@@ -151,7 +151,7 @@ class IncomingTransfers(_HubTransfers[IncomingPush]):
         return owner in self._suspended
 
 
-class OutgoingTransfers(_HubTransfers[OutgoingPayload]):
+class OutgoingTransfers(_HubTransfers[AnnouncedPayload]):
     """Outgoing payloads. At most `suspended_max` assignments are kept suspended."""
 
     def __init__(self, piece_bytes: int, suspended_max: int) -> None:
@@ -164,11 +164,11 @@ class OutgoingTransfers(_HubTransfers[OutgoingPayload]):
     @property
     def graphs(self) -> int:
         """How many transfers of the graph are active; they share one payload."""
-        return sum(isinstance(active.message, Graph) for active in self._active.values())
+        return sum(isinstance(active.message, GraphHeader) for active in self._active.values())
 
     def announce(
-        self, member: Member, message: Assignment | Graph, payload: wire.Buffer, now_s: float
-    ) -> Assignment | Graph:
+        self, member: Member, message: Assignment | GraphHeader, payload: wire.Buffer, now_s: float
+    ) -> Assignment | GraphHeader:
         """Return the message to send: send the payload with it if its `transfer` is 0, else in pieces.
 
         A payload goes in pieces if it is longer than the link can move while a heartbeat waits, or than the device
@@ -184,7 +184,7 @@ class OutgoingTransfers(_HubTransfers[OutgoingPayload]):
         self._count += 1
         message = msgspec.structs.replace(message, transfer=self._count)
         transfer = OutgoingTransfer(self._count, payload, window, now_s)
-        self._active[member.peer] = OutgoingPayload(
+        self._active[member.peer] = AnnouncedPayload(
             owner=member.owner, voter=member.voter, message=message, transfer=transfer, moved_s=now_s
         )
         return message
@@ -232,7 +232,7 @@ class OutgoingTransfers(_HubTransfers[OutgoingPayload]):
         """Cut off the connection's transfer; keep it for its device if it is an assignment that can be resumed."""
         self._partials.pop(peer, None)
         active = self._active.get(peer)
-        if active is not None and isinstance(active.message, Graph):
+        if active is not None and isinstance(active.message, GraphHeader):
             self.drop(peer)
         super().suspend(peer, now_s)
         if len(self._suspended) > self._suspended_max:

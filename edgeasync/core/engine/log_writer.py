@@ -2,9 +2,17 @@
 
 from collections.abc import Sequence
 
-from edgeasync.core.arrays.hub_model import Model
+from edgeasync.core.arrays.hub_model import HubModel
 from edgeasync.core.hub.effects import Discard, HubEffect
-from edgeasync.core.hub.events import Heard, HubEvent, Malformed, PushArrived, Received, Revoked, Ticked
+from edgeasync.core.hub.events import (
+    Heard,
+    HubEvent,
+    HubReceived,
+    HubReceivedMalformed,
+    PushArrived,
+    Revoked,
+    Ticked,
+)
 from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.recovery.log import Log, write_entry
 from edgeasync.protocol.messages import Order, StatusRequest, Wake
@@ -24,7 +32,7 @@ ANSWERS_MIN = 1 << 10
 class LogWriter:
     """Writes to the log, if there is one."""
 
-    def __init__(self, log: Log | None, core: HubCore, model: Model) -> None:
+    def __init__(self, log: Log | None, core: HubCore, model: HubModel) -> None:
         self._log = log
         self._core = core
         self._model = model
@@ -68,7 +76,7 @@ class LogWriter:
         log, session, payload = self._log, b"", None
         if log is None or _is_idle(event, effects):
             return
-        if isinstance(event, (PushArrived, Received, Heard, Malformed)):
+        if isinstance(event, (PushArrived, HubReceived, Heard, HubReceivedMalformed)):
             member = self._core.members.by_peer(event.peer)
             if member is not None:
                 session = member.session
@@ -85,14 +93,14 @@ def _is_idle(event: HubEvent, effects: Sequence[HubEffect]) -> bool:
     """Return whether an event changed nothing, from members too: to write it would only wear out the disk."""
     if isinstance(event, (Ticked, Revoked)):
         return not effects
-    if isinstance(event, Malformed):
+    if isinstance(event, HubReceivedMalformed):
         return not event.strike or not effects  # more faults of a device in quarantine change nothing
-    return isinstance(event, Received) and isinstance(event.message, StatusRequest)
+    return isinstance(event, HubReceived) and isinstance(event.message, StatusRequest)
 
 
 def _is_of_operator(event: HubEvent) -> bool:
     """Return whether an operator, who is no member, wakes the fleet or gives an order."""
-    return isinstance(event, Received) and isinstance(event.message, Wake | Order)
+    return isinstance(event, HubReceived) and isinstance(event.message, Wake | Order)
 
 
 def _is_dropped(event: PushArrived, effects: Sequence[HubEffect]) -> bool:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
-from edgeasync.core.device.effects import Report
+from edgeasync.core.device.effects import DeviceReport
 from edgeasync.core.engine.sender import Sender
 from edgeasync.core.hub.events import Peer
 from edgeasync.protocol import wire
@@ -98,7 +98,7 @@ class DeviceNetwork(Protocol):
     def send(self, header: bytes, payload: wire.Buffer | None) -> None:
         """Send a message without waiting; without a connection it is dropped."""
 
-    def explain(self, waiting: Report, then: Callable[[Report], None]) -> None:
+    def explain(self, waiting: DeviceReport, then: Callable[[DeviceReport], None]) -> None:
         """Call `then` with the report, once it is known since when no hub is reached, and why not."""
 
     def close(self, *, goodbye: bool, answered: bool) -> None:

@@ -13,24 +13,24 @@ from edgeasync.core.peer.effects import (
     Decode,
     DropRound,
     Encode,
-    Forward,
+    EndPeer,
+    ForwardPayload,
     OpenPayload,
     PeerEffect,
+    PeerReport,
     ReleasePayload,
-    Report,
-    Send,
     SendPiece,
-    Stop,
+    SendToPeer,
     StorePiece,
     TakeSnapshot,
 )
 from edgeasync.core.peer.events import (
     Decoded,
     Encoded,
-    Malformed,
     MeanApplied,
     PeerEvent,
-    Received,
+    PeerReceived,
+    PeerReceivedMalformed,
     SnapshotTaken,
     WorkEvent,
     WorkFailed,
@@ -67,10 +67,10 @@ class PeerShell(Protocol):
     def applied(self, parameters: Vector) -> None:
         """Let the trainer begin from the model, which has moved to a mean; called between the same two steps."""
 
-    def report(self, report: Report) -> None:
+    def report(self, report: PeerReport) -> None:
         """Tell the person at the device."""
 
-    def stop(self, stop: Stop) -> None:
+    def stop(self, stop: EndPeer) -> None:
         """End, after what was sent last has left."""
 
 
@@ -137,17 +137,17 @@ class PeerEngine:
         try:
             message = _read(header, payload)
         except wire.UnsupportedVersionError as error:
-            self.handle(Malformed(peer, error.to_refuse().sentence))
+            self.handle(PeerReceivedMalformed(peer, error.to_refuse().sentence))
             return
         except ProtocolError as error:
-            self.handle(Malformed(peer, str(error)))
+            self.handle(PeerReceivedMalformed(peer, str(error)))
             return
         if not isinstance(message, PeerPiece):
-            self.handle(Received(peer, message))
+            self.handle(PeerReceived(peer, message))
             return
         assert payload is not None
         self._piece = payload
-        self.handle(Received(peer, message, len(payload), sound=wire.checksum(payload) == message.checksum))
+        self.handle(PeerReceived(peer, message, len(payload), sound=wire.checksum(payload) == message.checksum))
         self._piece = b""
 
     # -- effects out -----------------------------------------------------------------------------------------
@@ -159,17 +159,17 @@ class PeerEngine:
 
     def _carry_out(self, effect: PeerEffect) -> None:
         match effect:
-            case Send():
+            case SendToPeer():
                 self._send(effect.peer, wire.encode(effect.message), None)
             case SendPiece():
                 self._send_piece(effect)
-            case Report():
+            case PeerReport():
                 self._shell.report(effect)
-            case Stop():
+            case EndPeer():
                 self._shell.stop(effect)
             case DropRound():
                 self._rounds.pop(effect.round, None)
-            case Forward():
+            case ForwardPayload():
                 self._of(effect.round).outgoing[effect.step] = self._of(effect.round).incoming[
                     effect.received_step
                 ]

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from edgeasync.core.hub.codec_agreement import CodecAgreement
-from edgeasync.core.hub.effects import Disconnect, Expel, HubEffect, Report, Send
+from edgeasync.core.hub.effects import Expel, HubEffect, HubReport, SendToDevice, SuspendTransfers
 from edgeasync.core.hub.events import Peer
 from edgeasync.core.hub.handshake import Handshake
 from edgeasync.core.hub.membership import (
@@ -17,7 +17,7 @@ from edgeasync.core.hub.membership import (
 )
 from edgeasync.core.hub.policy_engine import PolicyEngine
 from edgeasync.core.hub.settings import HubCoreSettings
-from edgeasync.protocol.messages import Hello, Key, Leave, Ping, Pong
+from edgeasync.protocol.messages import Goodbye, Hello, Key, Ping, Pong
 
 REVOKED = (
     "this device's key was revoked or renamed, or another key has taken its place; to let the device in again: "
@@ -29,7 +29,7 @@ ASKED = "its program asked for a pause"
 """Why a device pauses that has said goodbye for that."""
 
 
-class Presence:
+class Admission:
     """Moves members between their states; methods return effects to carry out in order."""
 
     def __init__(
@@ -58,9 +58,9 @@ class Presence:
         for member in self._members.expired(now_s):
             self._retire(member, "lost")
             if member.peer:
-                effects.append(Disconnect(member.peer))
+                effects.append(SuspendTransfers(member.peer))
             silence_s = now_s - member.seen_s
-            effects.append(Report("lost", member.device_id, f"nothing heard for {silence_s:.1f} s"))
+            effects.append(HubReport("lost", member.device_id, f"nothing heard for {silence_s:.1f} s"))
         return effects
 
     def hello(self, peer: Peer, hello: Hello, now_s: float, key: Key = b"") -> list[HubEffect]:
@@ -88,14 +88,14 @@ class Presence:
         self._codecs.greet(member, hello.codecs)
         effects: list[HubEffect] = []
         if peer_before not in (b"", peer):
-            effects.append(Disconnect(peer_before))
+            effects.append(SuspendTransfers(peer_before))
         if was_live and arrival == "rejoined":
-            effects.append(Report("lost", member.device_id, f"replaced by its start {member.incarnation}"))
-        effects.append(Report(arrival, member.device_id, f"start {member.incarnation}"))
+            effects.append(HubReport("lost", member.device_id, f"replaced by its start {member.incarnation}"))
+        effects.append(HubReport(arrival, member.device_id, f"start {member.incarnation}"))
         if difference := self._handshake.frozen_arrays.difference(hello):
             effects += self.warn_once(member.device_id, f"{difference}; it trains, because of hub.frozen = 'warn'")
         self._handshake.frozen_arrays.note(hello)
-        return [*effects, Send(peer, self._handshake.welcome(member))]
+        return [*effects, SendToDevice(peer, self._handshake.welcome(member))]
 
     def warn_once(self, device_id: str, sentence: str) -> list[HubEffect]:
         """Warn people about a device's model, unless that was the last thing said about the device."""
@@ -105,7 +105,7 @@ class Presence:
         self._warned[device_id] = sentence
         if len(self._warned) > STRANGERS_MAX:
             del self._warned[next(iter(self._warned))]
-        return [Report("warning", device_id, sentence)]
+        return [HubReport("warning", device_id, sentence)]
 
     def _others(self, peer: Peer, key: Key) -> list[Member]:
         """Return who has the strikes of a sender: its key's members or, without keys, its connection's."""
@@ -114,20 +114,20 @@ class Presence:
         member = self._members.by_peer(peer)
         return [] if member is None else [member]
 
-    def leave(self, member: Member, leave: Leave) -> list[HubEffect]:
+    def leave(self, member: Member, leave: Goodbye) -> list[HubEffect]:
         """End the lease of a device that says goodbye."""
         self._retire(member, "left")
         if leave.reason == "paused":
             self._members.set_pace(member, 0, ASKED)
-        return [Disconnect(member.peer), Report("left", member.device_id, leave.reason)]
+        return [SuspendTransfers(member.peer), HubReport("left", member.device_id, leave.reason)]
 
     def revoke(self, member: Member, now_s: float) -> list[HubEffect]:
         """Shut a member out whose key counts no more, and tell it while its connection is there."""
-        told = [Send(member.peer, RefusalError("not_allowed", REVOKED).refuse)] if member.peer else []
+        told = [SendToDevice(member.peer, RefusalError("not_allowed", REVOKED).refuse)] if member.peer else []
         effects: list[HubEffect] = [
             *told,
             Expel(member.peer, member.owner),
-            Report("revoked", member.device_id, "its key counts no more"),
+            HubReport("revoked", member.device_id, "its key counts no more"),
         ]
         if member.live:
             self._members.retire(member, "left")
@@ -156,11 +156,11 @@ class Presence:
             member.strikes = 0
         effects: list[HubEffect] = []
         if member.peer != peer and (replaced := self._members.bind(member, peer)) is not None:
-            effects.append(Disconnect(replaced))
+            effects.append(SuspendTransfers(replaced))
         self._members.renew(member, now_s)
         if not member.live:
             self._members.revive(member)
-            effects.append(Report("rejoined", member.device_id, "spoke again"))
+            effects.append(HubReport("rejoined", member.device_id, "spoke again"))
         return effects
 
     def ping(self, member: Member, ping: Ping, now_s: float) -> list[HubEffect]:
@@ -174,8 +174,8 @@ class Presence:
             effects += self.note_progress(member, now_s)
         elif member.state != "paused" and stalled_s > self._progress_s:
             member.move("paused")
-            effects.append(Report("paused", member.device_id, f"no local step for {stalled_s:.0f} s"))
-        return [*effects, Send(member.peer, Pong(ping.sent_s))]
+            effects.append(HubReport("paused", member.device_id, f"no local step for {stalled_s:.0f} s"))
+        return [*effects, SendToDevice(member.peer, Pong(ping.sent_s))]
 
     def _note_pace(self, member: Member, ping: Ping, now_s: float) -> list[HubEffect]:
         """Note in what share of the time a member trains; one that pauses is not waited for."""
@@ -190,7 +190,7 @@ class Presence:
         self._policy_engine.pause(member)
         if member.state != "paused":
             member.move("paused")
-        return [Report("paused", member.device_id, ping.pace_reason)]
+        return [HubReport("paused", member.device_id, ping.pace_reason)]
 
     def note_progress(self, member: Member, now_s: float) -> list[HubEffect]:
         """Note that a member takes local steps; those of one that pauses were taken before that."""
@@ -199,7 +199,7 @@ class Presence:
             return []
         paused = member.state == "paused"
         member.move("training")
-        return [Report("training", member.device_id, "takes local steps again")] if paused else []
+        return [HubReport("training", member.device_id, "takes local steps again")] if paused else []
 
     def is_muted(self, peer: Peer, now_s: float, key: Key) -> bool:
         """Return whether a connection has sent too many malformed messages to be answered."""
@@ -222,7 +222,7 @@ class Presence:
             return []
         self._retire(member, "quarantined")
         member.quarantined_until_s = now_s + limits.quarantine_s
-        return [Disconnect(peer), Report("quarantined", member.device_id, reason)]
+        return [SuspendTransfers(peer), HubReport("quarantined", member.device_id, reason)]
 
     def check(self) -> None:
         """Raise `AssertionError` if the tables contradict one another."""

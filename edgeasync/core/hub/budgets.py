@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 import msgspec
 
-from edgeasync.core.hub.effects import HubEffect, Report
+from edgeasync.core.hub.effects import HubEffect, HubReport
 from edgeasync.core.hub.membership import Member, Membership
 from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.core.hub.traffic import Traffic
-from edgeasync.policies.budget import EVEN_HASTE, LEARNING_HASTE, Allowance, period_s
+from edgeasync.policies.budget import EVEN_SPEND_RATE, LEARNING_SPEND_RATE, Allowance, period_s
 from edgeasync.policies.codec_choice import bytes_per_value
 from edgeasync.policies.measurements import median
 from edgeasync.protocol.messages import DAY_S, HEADERS_BYTES, HEARTBEAT_BYTES
@@ -51,15 +51,15 @@ class Budgets:
 
     def begin_exchange(self, member: Member, now_s: float, is_learning: Callable[[], bool]) -> None:
         """Note that an assignment is sent; set the least time until the next."""
-        traffic, history = member.traffic, member.history
+        traffic, measurements = member.traffic, member.measurements
         total_bytes = traffic.total_bytes
-        if history.updates > member.exchange_updates:
+        if measurements.updates > member.exchange_updates:
             pings_bytes = (now_s - member.exchange_s) * self._pings_bytes_per_s
             traffic.note_exchange(total_bytes - member.exchange_bytes - pings_bytes)
         member.exchange_s, member.exchange_bytes = now_s, total_bytes
-        member.exchange_updates = history.updates
+        member.exchange_updates = measurements.updates
         limited = self._limited or member.own_day is not None
-        history.period_s_min = self._period_s(member, now_s, is_learning) if limited else 0.0
+        measurements.period_s_min = self._period_s(member, now_s, is_learning) if limited else 0.0
 
     def judge_shares(self, member: Member) -> list[HubEffect]:
         """Return a warning, once, if with this device the hub's limit does not bear an exchange of each."""
@@ -73,7 +73,7 @@ class Budgets:
         share = f"each has {self._hub_max / devices / 1e6:.3g} MB a day, and its pings and an exchange may take"
         cure = "raise it, or take a longer heartbeat_s or fewer devices"
         return [
-            Report(
+            HubReport(
                 "warning",
                 detail=f"limits.bytes_per_day_max is too low for {devices} devices: {share} "
                 f"{needed_bytes / 1e6:.3g} MB, so they rest; {cure}",
@@ -86,7 +86,7 @@ class Budgets:
             return 0.0  # the usual case, with every answer
         allowances = self._allowances(member, now_s)
         due_s = now_s
-        if member.history.updates > member.exchange_updates:
+        if member.measurements.updates > member.exchange_updates:
             due_s = member.exchange_s + self._period_s(member, now_s, is_learning)
         most_bytes = self._most_bytes(member)
         for allowance in allowances:  # each holds for itself: a device may say that its own day ends soon
@@ -110,8 +110,8 @@ class Budgets:
             return 0.0
         allowances = self._allowances(member, now_s)
         usual_bytes = median(member.traffic.exchanges)
-        haste = LEARNING_HASTE if is_learning() else EVEN_HASTE
-        return max([period_s(one, usual_bytes, haste) for one in allowances])
+        spend_rate = LEARNING_SPEND_RATE if is_learning() else EVEN_SPEND_RATE
+        return max([period_s(one, usual_bytes, spend_rate) for one in allowances])
 
     def _allowances(self, member: Member, now_s: float) -> list[Allowance]:
         """Return what is left for a device by each limit that it has; of the hub's limit, its share."""

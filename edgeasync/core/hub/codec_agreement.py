@@ -61,7 +61,7 @@ class CodecAgreement:
             values=self._values,
             known=member.codecs_push,
             bandwidth_bytes_per_s=link.bandwidth_bytes_per_s if link.is_sure else 0.0,
-            step_s=member.history.step_s,
+            step_s=member.measurements.step_s,
             round_trip_s=link.round_trip_s,
         )
         member.codec_asked = 0 if wanted == member.codec_push else member.codec_asked + 1

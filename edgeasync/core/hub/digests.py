@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
-from edgeasync.protocol.messages import Fetch, FetchGraph, Hello, Leave, Message, Ping, Push
+from edgeasync.protocol.messages import Fetch, FetchGraph, Goodbye, Hello, Message, Ping, Push
 
 _BYTES = 16
 _PURPOSE = b"edgeasync-digest"
@@ -24,7 +24,7 @@ def digest(secret: bytes) -> bytes:
 
 def with_digests(message: Said) -> Said:
     """Return a device's message with digests where it says its session and its state id."""
-    if not isinstance(message, (Push, Ping, Fetch, Hello, FetchGraph, Leave)) or (
+    if not isinstance(message, (Push, Ping, Fetch, Hello, FetchGraph, Goodbye)) or (
         message.session is None and not isinstance(message, Hello)
     ):
         return message

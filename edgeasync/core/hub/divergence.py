@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from edgeasync.core.hub.effects import HubEffect, Report
-from edgeasync.policies.measurements import DEVICES_MIN, WINDOW, FleetHistory, add_recent
-from edgeasync.policies.monitor import REDUCTION, Evidence, Monitor, Observation, Remedy, Scope, Watch
+from edgeasync.core.hub.effects import HubEffect, HubReport
+from edgeasync.policies.measurements import DEVICES_MIN, WINDOW, FleetMeasurements, add_recent
+from edgeasync.policies.monitor import REDUCTION, Detector, Evidence, Monitor, Observation, Remedy, Scope
 
 KEEP_EVERY_UPDATES = 32
 """Calm updates between two versions that are kept for a rollback; more in a large fleet."""
@@ -61,7 +61,7 @@ PROBATION = "it is on probation: its updates count as short ones"
 
 
 class Cause(msgspec.Struct):
-    """Why an alarm is active: what its watch found last, when that began, and the calm updates since."""
+    """Why an alarm is active: what its detector found last, when that began, and the calm updates since."""
 
     found: Evidence
     begun_s: float
@@ -70,7 +70,7 @@ class Cause(msgspec.Struct):
 
 
 class Alarm(msgspec.Struct):
-    """An active alarm: of a device and its voter, or of the fleet (both empty). Its causes by their watch."""
+    """An active alarm: of a device and its voter, or of the fleet (both empty). Its causes by their detector."""
 
     causes: dict[int, Cause]
     begun_s: float
@@ -102,12 +102,12 @@ class Exclusion(msgspec.Struct, frozen=True):
 class DivergenceState(msgspec.Struct):
     """The durable fields of `DivergenceGuard`.
 
-    The keys of `devices` are device ids, those of `fleet` watches, and those of `orders` voters. `causes` has, by
-    watch and device, the number of updates in a row that had a cause, but not enough for an alarm yet. `caution`
-    is the factor that rollbacks leave of the hub's learning rate; it grows again as versions are kept. `counted`
-    has the devices whose updates have counted since the start or the last rollback. `first` has the first updates
-    since then, until there are enough to compare; then it is `None`. `unbounded` has the devices with an update
-    folded meanwhile that nothing could shorten.
+    The keys of `devices` are device ids, those of `fleet` detectors, and those of `orders` voters. `causes` has,
+    by detector and device, the number of updates in a row that had a cause, but not enough for an alarm yet.
+    `caution` is the factor that rollbacks leave of the hub's learning rate; it grows again as versions are kept.
+    `counted` has the devices whose updates have counted since the start or the last rollback. `first` has the
+    first updates since then, until there are enough to compare; then it is `None`. `unbounded` has the devices
+    with an update folded meanwhile that nothing could shorten.
     """
 
     devices: dict[str, Alarm] = {}
@@ -125,16 +125,18 @@ class DivergenceState(msgspec.Struct):
 
 
 class DivergenceGuard:
-    """Shows every update to the watches, keeps alarms and orders, and decides when the hub rolls back."""
+    """Shows every update to the detectors, keeps alarms and orders, and decides when the hub rolls back."""
 
     def __init__(self, monitor: Monitor, *, probation: bool) -> None:
         self.state = DivergenceState()
-        numbered = list(enumerate(monitor.watch))
-        self._watches: dict[Scope, list[tuple[int, Watch]]] = {
-            "device": [(number, watch) for number, watch in numbered if watch.scope == "device"],
-            "fleet": [(number, watch) for number, watch in numbered if watch.scope == "fleet"],
+        numbered = list(enumerate(monitor.detectors))
+        self._detectors: dict[Scope, list[tuple[int, Detector]]] = {
+            "device": [(number, detector) for number, detector in numbered if detector.scope == "device"],
+            "fleet": [(number, detector) for number, detector in numbered if detector.scope == "fleet"],
         }
-        self._causes = {scope: [watch.cause for _, watch in watches] for scope, watches in self._watches.items()}
+        self._causes = {
+            scope: [detector.cause for _, detector in detectors] for scope, detectors in self._detectors.items()
+        }
         self._calm_updates = monitor.calm_updates
         self._rolls_back = monitor.rolls_back
         self._probation = probation
@@ -157,7 +159,9 @@ class DivergenceGuard:
     def is_active(self, remedy: Remedy) -> bool:
         """Return whether an alarm of the fleet with this remedy is active."""
         alarms = self.state.fleet
-        return bool(alarms) and any(watch.remedy == remedy for n, watch in self._watches["fleet"] if n in alarms)
+        return bool(alarms) and any(
+            detector.remedy == remedy for n, detector in self._detectors["fleet"] if n in alarms
+        )
 
     def is_on_probation(self, voter: str) -> bool:
         """Return whether a voter's updates count as short ones: there is an alarm about one of its devices."""
@@ -169,22 +173,22 @@ class DivergenceGuard:
     def watch_device(
         self,
         update: Observation,
-        fleet: FleetHistory,
+        fleet: FleetMeasurements,
         now_s: float,
         *,
         voters: Container[str],
         voters_live: int,
         calms: bool = True,
     ) -> tuple[list[HubEffect], bool]:
-        """Show an update to the watches of devices, before it counts; unless it `calms`, it ends no alarm."""
+        """Show an update to the detectors of devices, before it counts; unless it `calms`, it ends no alarm."""
         reports = self._look(update, fleet, "device", now_s, calms=calms)
         epidemic = self._report_epidemic(voters, voters_live, now_s) if len(self.state.devices) > 1 else []
         return reports + epidemic, bool(epidemic)
 
     def watch_fleet(
-        self, update: Observation, fleet: FleetHistory, now_s: float
+        self, update: Observation, fleet: FleetMeasurements, now_s: float
     ) -> tuple[list[HubEffect], Fault | None]:
-        """Show an update that will count to the watches of the fleet; return why to roll back, if the hub should.
+        """Show an update that will count to the fleet's detectors; return why to roll back, if the hub should.
 
         The first updates are folded before the clip has a usual length. Once there are enough to compare, look for
         one among them that was far too long.
@@ -193,7 +197,9 @@ class DivergenceGuard:
         reports = self._look(update, fleet, "fleet", now_s)
         if reports:
             begun = self.state.fleet.keys() - set(before)
-            if any(watch.remedy == "rollback" for number, watch in self._watches["fleet"] if number in begun):
+            if any(
+                detector.remedy == "rollback" for number, detector in self._detectors["fleet"] if number in begun
+            ):
                 return reports, "alarm"
         if self.state.first is None:
             return reports, None
@@ -204,7 +210,7 @@ class DivergenceGuard:
                 times = one.norm / peak
                 words = f"one of its first updates was {times:.3g} times as long as is usual"
                 remedy = f"; {_BEGUN['rollback']}" if self._rolls_back else ""
-                told = Report("alarm", one.device_id, words + remedy, {"times_usual": times})
+                told = HubReport("alarm", one.device_id, words + remedy, {"times_usual": times})
                 return [*reports, told], "first" if self._rolls_back else None
         return reports, None
 
@@ -245,7 +251,7 @@ class DivergenceGuard:
         if voter in self.state.orders:
             return []
         self.state.orders[voter] = Exclusion(device_id, now_s)
-        return [Report("excluded", device_id, "by an operator's order: its updates do not count")]
+        return [HubReport("excluded", device_id, "by an operator's order: its updates do not count")]
 
     def release(self, voter: str, device_id: str, now_s: float) -> list[HubEffect]:
         """End the order about a voter, and the alarms about its devices; return nothing if there is neither."""
@@ -255,7 +261,7 @@ class DivergenceGuard:
             self._end(name, now_s)
         if ordered is None and not alarming:
             return []
-        return [Report("released", device_id, "by an operator's order: its updates count")]
+        return [HubReport("released", device_id, "by an operator's order: its updates count")]
 
     def voter_of(self, device_id: str) -> str | None:
         """Return the voter of a device that there is an order or an alarm about; the hub may have forgotten it."""
@@ -282,7 +288,7 @@ class DivergenceGuard:
     def describe(self, now_s: float) -> dict[str, Any]:
         """Return the active alarms and the last that are over, as the status shows them."""
         state = self.state
-        remedies = {number: watch.remedy for number, watch in self._watches["fleet"]}
+        remedies = {number: detector.remedy for number, detector in self._detectors["fleet"]}
         alarms = [
             *[(alarm, remedies[number]) for number, alarm in state.fleet.items() if number in remedies],
             *[(alarm, self._measure(alarm)) for alarm in state.devices.values()],
@@ -325,12 +331,12 @@ class DivergenceGuard:
             return "excluded"
         return "probation" if self._probation else "alert"
 
-    # -- watches ---------------------------------------------------------------------------------------------
+    # -- detectors ---------------------------------------------------------------------------------------------
 
     def _look(
-        self, update: Observation, fleet: FleetHistory, scope: Scope, now_s: float, *, calms: bool = True
+        self, update: Observation, fleet: FleetMeasurements, scope: Scope, now_s: float, *, calms: bool = True
     ) -> list[HubEffect]:
-        """Show an update to the watches of a scope; return reports of alarms that begin, grow or end.
+        """Show an update to the detectors of a scope; return reports of alarms that begin, grow or end.
 
         An alarm is reported when it begins, with each cause that joins it, and when it ends, not with every
         update. A cause ends only after `calm_updates` in a row, so that it does not come and go with each outlier.
@@ -344,16 +350,23 @@ class DivergenceGuard:
             else:
                 return []  # the usual case, with every update
         reports: list[HubEffect] = []
-        for number, watch in self._watches[scope]:
-            found = watch.cause(update, fleet)
-            reports += self._follow(number, watch, found, update, now_s, calms=calms)
+        for number, detector in self._detectors[scope]:
+            found = detector.cause(update, fleet)
+            reports += self._follow(number, detector, found, update, now_s, calms=calms)
         return reports
 
     def _follow(
-        self, number: int, watch: Watch, found: Evidence | None, update: Observation, now_s: float, *, calms: bool
+        self,
+        number: int,
+        detector: Detector,
+        found: Evidence | None,
+        update: Observation,
+        now_s: float,
+        *,
+        calms: bool,
     ) -> list[HubEffect]:
-        """Begin, continue or end the cause of a watch; return a report if it begins or ends."""
-        state, of_device = self.state, watch.scope == "device"
+        """Begin, continue or end the cause of a detector; return a report if it begins or ends."""
+        state, of_device = self.state, detector.scope == "device"
         device_id = update.device_id if of_device else ""
         key = number, device_id
         alarm = state.devices.get(device_id) if of_device else state.fleet.get(number)
@@ -365,18 +378,18 @@ class DivergenceGuard:
                 state.causes.pop(key, None)
                 return []
             cause.calm += 1
-            return self._calm(number, watch, alarm, now_s) if cause.calm >= self._calm_updates else []
+            return self._calm(number, detector, alarm, now_s) if cause.calm >= self._calm_updates else []
         if cause is not None:
             cause.calm, cause.found, cause.updates = 0, found, cause.updates + 1
             return []
         in_a_row = state.causes.pop(key, 0) + 1
-        if in_a_row < watch.count_max * (update.lateness if watch.patient else 1.0):
+        if in_a_row < detector.count_max * (update.lateness if detector.patient else 1.0):
             state.causes[key] = in_a_row
             return []
         cause = Cause(found, now_s, in_a_row)
         if not of_device:
             state.fleet[number] = Alarm({number: cause}, now_s)
-            return [Report("alarm", "", f"{found.words}; {_BEGUN[watch.remedy]}", found.figures)]
+            return [HubReport("alarm", "", f"{found.words}; {_BEGUN[detector.remedy]}", found.figures)]
         if alarm is None:
             state.devices[device_id] = Alarm({number: cause}, now_s, device_id, update.voter)
         else:
@@ -384,9 +397,9 @@ class DivergenceGuard:
         act = PROBATION if self._probation else EXCLUDE.format(device_id)
         if update.voter in state.orders:
             act = EXCLUDED
-        return [Report("alarm", device_id, f"{found.words}; {act}", {**found.figures, "updates": in_a_row})]
+        return [HubReport("alarm", device_id, f"{found.words}; {act}", {**found.figures, "updates": in_a_row})]
 
-    def _calm(self, number: int, watch: Watch, alarm: Alarm, now_s: float) -> list[HubEffect]:
+    def _calm(self, number: int, detector: Detector, alarm: Alarm, now_s: float) -> list[HubEffect]:
         """End a cause; return a report if that ends its alarm."""
         if len(alarm.causes) > 1:
             del alarm.causes[number]
@@ -395,13 +408,13 @@ class DivergenceGuard:
         self._note_past(alarm, now_s)
         if alarm.device_id:
             del self.state.devices[alarm.device_id]
-            return [Report("calm", alarm.device_id, lasted)]
+            return [HubReport("calm", alarm.device_id, lasted)]
         del self.state.fleet[number]
-        return [Report("calm", "", f"{lasted}; {_ENDED[watch.remedy]}")]
+        return [HubReport("calm", "", f"{lasted}; {_ENDED[detector.remedy]}")]
 
     def _end(self, device_id: str, now_s: float) -> Alarm | None:
         """End the alarm about a device, if there is one."""
-        for number, _ in self._watches["device"]:
+        for number, _ in self._detectors["device"]:
             self.state.causes.pop((number, device_id), None)
         alarm = self.state.devices.pop(device_id, None)
         if alarm is not None:
@@ -424,9 +437,11 @@ class DivergenceGuard:
         for alarm in alarmed:
             self._end(alarm.device_id, now_s)
         fault = f"{count} of {voters_live} devices are alarming: the model is at fault"
-        return [Report("alarm", "", f"{fault}; {_BEGUN['rollback']}")]
+        return [HubReport("alarm", "", f"{fault}; {_BEGUN['rollback']}")]
 
-    def _take_first(self, first: list[Observation], update: Observation, fleet: FleetHistory) -> list[Observation]:
+    def _take_first(
+        self, first: list[Observation], update: Observation, fleet: FleetMeasurements
+    ) -> list[Observation]:
         """Keep one of the first updates; return all of them, once, when there are enough to compare."""
         first.append(update)
         if len(first) < FIRST_UPDATES or (len(fleet.lengths) < DEVICES_MIN and len(first) < WINDOW):

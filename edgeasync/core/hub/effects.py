@@ -10,7 +10,7 @@ from edgeasync.policies.transforms import Scalars
 from edgeasync.protocol.messages import Ack, Message, ModelVersion, Push
 
 
-class Send(msgspec.Struct, frozen=True, gc=False):
+class SendToDevice(msgspec.Struct, frozen=True, gc=False):
     """Send a message without payload."""
 
     peer: Peer
@@ -104,7 +104,7 @@ class Evaluate(msgspec.Struct, frozen=True, gc=False):
     """Evaluate the current version on held-out data and report `Evaluated`."""
 
 
-class SaveBest(msgspec.Struct, frozen=True, gc=False):
+class WriteBest(msgspec.Struct, frozen=True, gc=False):
     """Write the version that was evaluated last to disk as the best; without held-out data, the current one."""
 
     loss: float
@@ -117,7 +117,7 @@ class Discard(msgspec.Struct, frozen=True, gc=False):
     handle: int
 
 
-class Disconnect(msgspec.Struct, frozen=True, gc=False):
+class SuspendTransfers(msgspec.Struct, frozen=True, gc=False):
     """Suspend the transfers of a connection that no longer belongs to a member."""
 
     peer: Peer
@@ -137,7 +137,7 @@ ReportName = Literal[
 ]  # fmt: skip
 
 
-class Report(msgspec.Struct, frozen=True):
+class HubReport(msgspec.Struct, frozen=True):
     """Tell people what happened; `device_id` is empty if it concerns the whole hub. An alarm has `figures`.
 
     The engine adds `decided_s`, the core's time of the decision, when it passes the report on. What the shell
@@ -155,13 +155,13 @@ class Save(msgspec.Struct, frozen=True, gc=False):
     """Write the current model to disk."""
 
 
-class Stop(msgspec.Struct, frozen=True, gc=False):
+class EndHub(msgspec.Struct, frozen=True, gc=False):
     """End the hub once everything before this effect is done."""
 
     reason: str
 
 
 HubEffect = (
-    Send | Broadcast | SendStatus | SendGraph | Assign | Receive | Fold | Publish | Keep | Restore | Evaluate
-    | SaveBest | Discard | Disconnect | Expel | Report | Save | Stop
+    SendToDevice | Broadcast | SendStatus | SendGraph | Assign | Receive | Fold | Publish | Keep | Restore
+    | Evaluate | WriteBest | Discard | SuspendTransfers | Expel | HubReport | Save | EndHub
 )  # fmt: skip

@@ -4,7 +4,7 @@ import math
 
 import msgspec
 
-from edgeasync.core.hub.effects import HubEffect, Report, SaveBest
+from edgeasync.core.hub.effects import HubEffect, HubReport, WriteBest
 from edgeasync.core.hub.events import Evaluated
 from edgeasync.core.hub.settings import StopCondition, StopPlateau
 from edgeasync.policies.policy import Plateau
@@ -60,10 +60,12 @@ class EvaluationTracker:
         shown = "" if accuracy is None else f", accuracy {accuracy:.2%}"
         detail = f"version {evaluation.number}, loss {loss:.4g}{shown}"
         best = math.isfinite(loss) and (state.best is None or is_better(evaluation, state.best))
-        effects: list[HubEffect] = [Report("evaluated", detail=f"{detail}, the best so far" if best else detail)]
+        effects: list[HubEffect] = [
+            HubReport("evaluated", detail=f"{detail}, the best so far" if best else detail)
+        ]
         if best:
             state.best = evaluation
-            effects.append(SaveBest(loss, accuracy))
+            effects.append(WriteBest(loss, accuracy))
         if stop.loss is not None and loss <= stop.loss:
             state.reached = f"loss {loss:.4g} is at most {stop.loss:g}"
         elif stop.accuracy is not None and accuracy is not None and accuracy >= stop.accuracy:
@@ -89,7 +91,7 @@ class EvaluationTracker:
             return []
         self.state.unjudged = True
         detail = f"no device tells a loss, so {' and '.join(waits)} cannot be judged: give evaluation.data"
-        return [Report("warning", detail=detail)]
+        return [HubReport("warning", detail=detail)]
 
     def _warn_of_rise(self, loss: float, *, best: bool) -> list[HubEffect]:
         """Warn when the held-out loss stays well above its lowest and no new version is the best."""
@@ -105,7 +107,7 @@ class EvaluationTracker:
             f"{state.best.number} is the best; hub.stop.plateau would end training, policy.plateau would lower "
             "the learning rate"
         )
-        return [Report("warning", detail=detail)]
+        return [HubReport("warning", detail=detail)]
 
     def _stood_still(self, plateau: StopPlateau, evaluation: Evaluated, updates: int, now_s: float) -> str:
         """Return in words for how long no evaluation was better, if that is long enough; else nothing."""
@@ -134,7 +136,7 @@ class EvaluationTracker:
         state.waited = 0
         state.learning_rate_factor = max(plateau.factor_min, state.learning_rate_factor * plateau.factor)
         left = f"{state.learning_rate_factor:.3g} of what was set"
-        return [Report("plateau", detail=f"the hub's learning rate is now {left}")]
+        return [HubReport("plateau", detail=f"the hub's learning rate is now {left}")]
 
 
 def goodness(loss: float | None, accuracy: float | None) -> tuple[float, float]:

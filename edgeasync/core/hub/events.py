@@ -9,9 +9,9 @@ import msgspec
 from edgeasync.protocol.messages import (
     Fetch,
     FetchGraph,
+    Goodbye,
     Hello,
     Key,
-    Leave,
     Order,
     Ping,
     Push,
@@ -25,14 +25,14 @@ Moved = tuple[int, int]
 """Bytes from a device and to it that the core has not counted yet."""
 
 
-class Received(msgspec.Struct, frozen=True, gc=False):
+class HubReceived(msgspec.Struct, frozen=True, gc=False):
     """A whole message without payload arrived; a `Push` here announces a transfer in pieces.
 
     `has_capacity`: the push may be received, or the answer to a `Fetch` or `FetchGraph` may be sent.
     """
 
     peer: Peer
-    message: Hello | Fetch | FetchGraph | Push | Ping | Leave | StatusRequest | Wake | Order
+    message: Hello | Fetch | FetchGraph | Push | Ping | Goodbye | StatusRequest | Wake | Order
     has_capacity: bool = True
     key: Key = b""
     moved: Moved = (0, 0)
@@ -64,7 +64,7 @@ class Heard(msgspec.Struct, frozen=True, array_like=True, tag="heard", gc=False)
     moved: Moved = (0, 0)
 
 
-class Malformed(msgspec.Struct, frozen=True, array_like=True, tag="malformed"):
+class HubReceivedMalformed(msgspec.Struct, frozen=True, array_like=True, tag="malformed"):
     """A message arrived that cannot be read, or whose payload is not the announced one.
 
     With `strike` it counts against its sender.
@@ -112,12 +112,21 @@ class Revoked(msgspec.Struct, frozen=True, array_like=True, tag="revoked", gc=Fa
     key: Key
 
 
-class StopRequested(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
+class HubStopRequested(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
     """The person who runs the hub wants it to end; with `finished` training is over, and the devices end, too."""
 
     finished: bool = False
 
 
 HubEvent = (
-    Received | PushArrived | Heard | Malformed | Folded | Evaluated | Ticked | Resumed | Revoked | StopRequested
+    HubReceived
+    | PushArrived
+    | Heard
+    | HubReceivedMalformed
+    | Folded
+    | Evaluated
+    | Ticked
+    | Resumed
+    | Revoked
+    | HubStopRequested
 )

@@ -12,34 +12,34 @@ from typing import Any, Literal
 
 import msgspec
 
-from edgeasync.core.hub.admission import Presence
+from edgeasync.core.hub.admission import Admission
 from edgeasync.core.hub.budgets import REST_S_MIN, Budgets
 from edgeasync.core.hub.codec_agreement import CodecAgreement
 from edgeasync.core.hub.effects import (
     Assign,
     Broadcast,
     Discard,
+    EndHub,
     Evaluate,
     HubEffect,
+    HubReport,
     Receive,
-    Report,
     Save,
-    Send,
     SendGraph,
     SendStatus,
-    Stop,
+    SendToDevice,
 )  # fmt: skip
 from edgeasync.core.hub.events import (
     Evaluated,
     Folded,
     Heard,
     HubEvent,
-    Malformed,
+    HubReceived,
+    HubReceivedMalformed,
+    HubStopRequested,
     PushArrived,
-    Received,
     Resumed,
     Revoked,
-    StopRequested,
     Ticked,
 )  # fmt: skip
 from edgeasync.core.hub.frozen_arrays import FrozenArrays
@@ -58,9 +58,9 @@ from edgeasync.protocol.messages import (
     Duplicate,
     Fetch,
     FetchGraph,
+    Goodbye,
     Hello,
     Key,
-    Leave,
     ModelVersion,
     Order,
     Outcome,
@@ -122,7 +122,7 @@ class HubCore:
         self.messages_accepted: Counter[str] = Counter()
         self.messages_ignored = 0
         """How many messages came after the end, while the last version was made and written."""
-        self.presence = Presence(
+        self.admission = Admission(
             self.members,
             self.policy_engine,
             self.codecs,
@@ -192,9 +192,9 @@ class HubCore:
         if self.state.stopped and not isinstance(event, Resumed):
             return self._after_training(event, now_s)
         match event:
-            case PushArrived() | Received() | Heard():
+            case PushArrived() | HubReceived() | Heard():
                 effects = self._on_message(event, now_s)
-            case Malformed():
+            case HubReceivedMalformed():
                 effects = self._on_malformed(event, now_s)
             case Ticked():
                 effects = self._on_tick(event, now_s)
@@ -208,7 +208,7 @@ class HubCore:
                 return []
             case Revoked():
                 effects = self._on_revoked(event, now_s)
-            case StopRequested():
+            case HubStopRequested():
                 effects = self._stop("finished" if event.finished else "stopping", "asked to stop", now_s)
         return effects + self._save_or_stop(event, now_s)
 
@@ -223,12 +223,12 @@ class HubCore:
 
     def _after_training(self, event: HubEvent, now_s: float) -> list[HubEffect]:
         """Wait for the last evaluation; count a message that came after the end that its sender was told of."""
-        if self.state.evaluates_last and isinstance(event, Evaluated | StopRequested):
+        if self.state.evaluates_last and isinstance(event, Evaluated | HubStopRequested):
             return self._end_evaluated(event, now_s)
-        self.messages_ignored += isinstance(event, Received | PushArrived | Heard | Malformed)
+        self.messages_ignored += isinstance(event, HubReceived | PushArrived | Heard | HubReceivedMalformed)
         return [Discard(event.handle)] if isinstance(event, PushArrived) else []
 
-    def _on_message(self, event: Received | PushArrived | Heard, now_s: float) -> list[HubEffect]:
+    def _on_message(self, event: HubReceived | PushArrived | Heard, now_s: float) -> list[HubEffect]:
         """Answer a message that could be read, or refuse it."""
         effects: list[HubEffect] = []
         if event.moved != (0, 0) and (known := self.members.by_peer(event.peer)) is not None:
@@ -238,14 +238,14 @@ class HubCore:
             if member is None:
                 effects += self._answer_anybody(event, now_s)
             else:
-                effects += self.presence.renew_lease(member, event.peer, now_s)
+                effects += self.admission.renew_lease(member, event.peer, now_s)
                 effects += self._answer(event, member, now_s)
         except RefusalError as refusal:
             return effects + self._refuse(event, refusal, now_s)
         self.messages_accepted[_kind_of(event)] += 1
         return effects
 
-    def _sender(self, event: Received | PushArrived | Heard) -> Member | None:
+    def _sender(self, event: HubReceived | PushArrived | Heard) -> Member | None:
         """Return the member that a message is from; raises `RefusalError` for an unknown session."""
         if isinstance(event, PushArrived):
             return self.members.by_session(event.push.session, event.key)
@@ -256,12 +256,12 @@ class HubCore:
             return None
         return self.members.by_session(message.session or b"", event.key)
 
-    def _answer_anybody(self, event: Received | PushArrived | Heard, now_s: float) -> list[HubEffect]:
+    def _answer_anybody(self, event: HubReceived | PushArrived | Heard, now_s: float) -> list[HubEffect]:
         """Return the effects of a message that needs no session; raises `RefusalError` like `_answer`."""
-        message = event.message if isinstance(event, Received) else None
+        message = event.message if isinstance(event, HubReceived) else None
         match message:
             case Hello():
-                effects = self.presence.hello(event.peer, message, now_s, event.key)
+                effects = self.admission.hello(event.peer, message, now_s, event.key)
                 return effects + self.budgets.judge_shares(self.members.members[message.device_id])
             case Wake():
                 return [*self.policy_engine.wake("an operator said so", now_s), SendStatus(event.peer)]
@@ -281,7 +281,7 @@ class HubCore:
         obey = self.policy_engine.quarantine if order.order == "quarantine" else self.policy_engine.release
         return obey(voter, order.device_id, now_s)
 
-    def _answer(self, event: Received | PushArrived | Heard, member: Member, now_s: float) -> list[HubEffect]:
+    def _answer(self, event: HubReceived | PushArrived | Heard, member: Member, now_s: float) -> list[HubEffect]:
         """Return the effects of a member's message.
 
         Raises `RefusalError` before anything has changed, so that a refused message has no other effect.
@@ -294,43 +294,47 @@ class HubCore:
         assert not isinstance(message, (Hello, StatusRequest, Wake, Order)), "they have no member"
         match message:
             case Ping():
-                return self.presence.ping(member, message, now_s)
+                return self.admission.ping(member, message, now_s)
             case Push():
                 return self._on_push_offered(member, message, now_s, has_capacity=event.has_capacity)
             case Fetch():
                 return self._on_fetch(member, message, now_s, has_capacity=event.has_capacity)
             case FetchGraph():
                 return self._on_fetch_graph(member, has_capacity=event.has_capacity)
-            case Leave():
-                return self.presence.leave(member, message)
+            case Goodbye():
+                return self.admission.leave(member, message)
 
     def _refuse(
-        self, event: Received | PushArrived | Heard, refusal: RefusalError, now_s: float
+        self, event: HubReceived | PushArrived | Heard, refusal: RefusalError, now_s: float
     ) -> list[HubEffect]:
         self.messages_refused += 1
         effects: list[HubEffect] = [Discard(event.handle)] if isinstance(event, PushArrived) else []
-        effects.append(Send(event.peer, refusal.refuse))
+        effects.append(SendToDevice(event.peer, refusal.refuse))
         if refusal.refuse.code in ("sequence", "malformed"):
-            effects += self.presence.strike(event.peer, str(refusal), now_s, event.key)
-        if isinstance(event, Received) and refusal.refuse.code == "model_mismatch":
+            effects += self.admission.strike(event.peer, str(refusal), now_s, event.key)
+        if isinstance(event, HubReceived) and refusal.refuse.code == "model_mismatch":
             assert isinstance(event.message, Hello), "who is a member has the hub's model"
-            effects += self.presence.warn_once(event.message.device_id, f"refused: {refusal}")
+            effects += self.admission.warn_once(event.message.device_id, f"refused: {refusal}")
         return effects
 
-    def _on_malformed(self, event: Malformed, now_s: float) -> list[HubEffect]:
+    def _on_malformed(self, event: HubReceivedMalformed, now_s: float) -> list[HubEffect]:
         """Count a message that could not be read, and refuse it unless its sender has sent too many."""
         self.messages_refused += 1
         if not event.strike:
             return []
-        muted = self.presence.is_muted(event.peer, now_s, event.key)
-        effects = self.presence.strike(event.peer, event.reason, now_s, event.key)
-        return effects if muted else [*effects, Send(event.peer, RefusalError("malformed", event.reason).refuse)]
+        muted = self.admission.is_muted(event.peer, now_s, event.key)
+        effects = self.admission.strike(event.peer, event.reason, now_s, event.key)
+        return (
+            effects
+            if muted
+            else [*effects, SendToDevice(event.peer, RefusalError("malformed", event.reason).refuse)]
+        )
 
     def _on_revoked(self, event: Revoked, now_s: float) -> list[HubEffect]:
         """Shut a key's devices out, and drop their updates that wait; what is in the model stays."""
         effects: list[HubEffect] = []
         for member in self.members.of_key(event.key):
-            effects += self.presence.revoke(member, now_s)
+            effects += self.admission.revoke(member, now_s)
             effects += self.policy_engine.drop_updates(member.device_id, REVOKED)
         if effects:
             effects += self.policy_engine.fold_if_due(now_s)
@@ -338,7 +342,7 @@ class HubCore:
 
     def _on_tick(self, event: Ticked, now_s: float) -> list[HubEffect]:
         """End leases and fold updates that are due."""
-        effects = self.presence.expire(now_s)
+        effects = self.admission.expire(now_s)
         effects += self.policy_engine.fold_if_due(now_s)
         return effects + self._answer_waiting(now_s, can_send=event.can_send)
 
@@ -392,13 +396,13 @@ class HubCore:
         self.state.stopped = True
         live = tuple([member.peer for member in self.members.members.values() if member.live and member.peer])
         last = self.policy_engine.fold(now_s) if self.policy_engine.updates_waiting else []
-        effects = [Report(reason, detail=detail), Broadcast(live, Leave(reason)), *last, Save()]
+        effects = [HubReport(reason, detail=detail), Broadcast(live, Goodbye(reason)), *last, Save()]
         if reason == "finished" and self.policy_engine.wants_last_evaluation:
             self.state.evaluates_last = True
             return [*effects, Evaluate()]
-        return [*effects, Stop(reason)]
+        return [*effects, EndHub(reason)]
 
-    def _end_evaluated(self, event: Evaluated | StopRequested, now_s: float) -> list[HubEffect]:
+    def _end_evaluated(self, event: Evaluated | HubStopRequested, now_s: float) -> list[HubEffect]:
         """End once the last version is evaluated, or at once if a stop is requested meanwhile."""
         effects: list[HubEffect] = []
         if isinstance(event, Evaluated):
@@ -408,7 +412,7 @@ class HubCore:
                 return [*effects, Evaluate()]
             effects.append(Save())
         self.state.evaluates_last = False
-        return [*effects, Stop("finished")]
+        return [*effects, EndHub("finished")]
 
     # -- updates ---------------------------------------------------------------------------------------------
 
@@ -435,7 +439,7 @@ class HubCore:
         self._check_sequence(member, push)
         if (not event.can_answer and not push.transfer) or self.policy_engine.is_crowding(member.voter):
             raise self._busy()
-        effects = self.presence.note_progress(member, now_s)
+        effects = self.admission.note_progress(member, now_s)
         outcome, decided = self.policy_engine.decide(member, event, now_s)
         self._count_answer(member)
         effects += decided
@@ -446,7 +450,7 @@ class HubCore:
         ack = Ack(push.seq, outcome)
         if self._waits_for_version(outcome):
             self.members.begin_wait(member)
-            return [*effects, Send(member.peer, ack)]
+            return [*effects, SendToDevice(member.peer, ack)]
         effects += self._assign_or_defer(member, ack, now_s, can_send=event.can_answer)
         return effects + self._answer_waiting(now_s, can_send=event.can_answer)
 
@@ -486,7 +490,7 @@ class HubCore:
             return []
         ack = Ack(push.seq, Duplicate(member.outcome_last))
         if member.waiting:
-            return [Send(member.peer, ack)]
+            return [SendToDevice(member.peer, ack)]
         return self._assign_or_defer(member, ack, now_s, can_send=can_send)
 
     # -- assignments -----------------------------------------------------------------------------------------
@@ -515,13 +519,13 @@ class HubCore:
         rest = self._rest(member, self.policy_engine.rest_s(member, now_s), now_s)
         if can_send and rest is None:
             return self._assign(member, ack, now_s)
-        busy = Send(member.peer, (rest or self._busy()).refuse)
-        return [busy] if ack is None else [Send(member.peer, ack), busy]
+        busy = SendToDevice(member.peer, (rest or self._busy()).refuse)
+        return [busy] if ack is None else [SendToDevice(member.peer, ack), busy]
 
     def _assign(self, member: Member, ack: Ack | None, now_s: float) -> list[HubEffect]:
         publish = self.publish_schedule.follow(self.policy_engine, now_s)
         self.budgets.begin_exchange(member, now_s, self.policy_engine.is_learning)
-        local_steps = self.policy_engine.assign_steps(member.history)
+        local_steps = self.policy_engine.assign_steps(member.measurements)
         ancestry = self.policy_engine.state.ancestry
         version = ModelVersion(ancestry.lineage, self.publish_schedule.state.number)
         held = member.version if member.follows and member.held is not None else None
@@ -576,7 +580,7 @@ class HubCore:
 
     def describe(self, members: Sequence[Member], now_s: float) -> dict[str, Any]:
         """Return the status without its devices; the times in it are of these members, or of some of many."""
-        histories = self.members.live_histories(members[:: len(members) // SAMPLE + 1])
+        measurements = self.members.live_histories(members[:: len(members) // SAMPLE + 1])
         return {
             "lineage": self.lineage,
             "version": self.version,
@@ -588,7 +592,7 @@ class HubCore:
             "messages_accepted": dict(sorted(self.messages_accepted.items())),
             "messages_refused": self.messages_refused,
             "messages_ignored": self.messages_ignored,
-            **self.policy_engine.describe(histories),
+            **self.policy_engine.describe(measurements),
             **self.policy_engine.divergence.describe(now_s),
             "traffic": self.budgets.describe(now_s),
         }
@@ -615,7 +619,7 @@ class HubCore:
 
     def check(self) -> None:
         """Raise `AssertionError` if the state contradicts itself; for tests and simulation."""
-        self.presence.check()
+        self.admission.check()
         self.policy_engine.check()
         if imbalance := self.imbalance():
             raise AssertionError(imbalance)
@@ -624,7 +628,7 @@ class HubCore:
             assert not (member.waiting and not member.live)
 
 
-def _kind_of(event: Received | PushArrived | Heard) -> str:
+def _kind_of(event: HubReceived | PushArrived | Heard) -> str:
     """Return the kind that an accepted message is counted under."""
     if isinstance(event, PushArrived):
         return "piece" if event.push.transfer else "push"

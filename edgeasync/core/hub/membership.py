@@ -15,10 +15,10 @@ import msgspec
 
 from edgeasync.core.hub.events import Peer
 from edgeasync.core.hub.link import LinkEstimate
-from edgeasync.core.hub.reported_stats import Claims, hold
+from edgeasync.core.hub.reported_stats import ReportedStats, clamp
 from edgeasync.core.hub.traffic import OwnDay, Traffic
 from edgeasync.errors import EdgeAsyncError
-from edgeasync.policies.measurements import DeviceHistory, add_recent, median
+from edgeasync.policies.measurements import DeviceMeasurements, add_recent, median
 from edgeasync.protocol.messages import (
     COUNT_MAX,
     DAY_S,
@@ -103,7 +103,7 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
     state_id: bytes
     incarnation: int
     profile: DeviceProfile
-    history: DeviceHistory
+    measurements: DeviceMeasurements
     seq_last: int = 0
     outcome_last: FirstOutcome | None = None
     session: bytes = b""
@@ -210,7 +210,7 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
         self.steps_assigned = max(self.steps_assigned, local_steps)
         self.link.begin_cycle()
 
-    def observe(self, push: Push, now_s: float, *, overlap_steps_max: int, slack_s: float) -> Claims:
+    def observe(self, push: Push, now_s: float, *, overlap_steps_max: int, slack_s: float) -> ReportedStats:
         """Record how the device trained, and how long after its assignment its update came; return what holds."""
         cycle_s = now_s - self.assigned_s if push.base == self.assigned else None
         # An assignment that was sent before the last push may have come after it.
@@ -218,7 +218,7 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
         self.steps_assigned, self.steps_before = 0, self.steps_assigned
         if delay_steps := self.profile.delay_steps:
             overlap_steps_max = max(overlap_steps_max, min(delay_steps, steps_max))
-        claims = hold(
+        stats = clamp(
             push,
             steps_max=steps_max,
             overlap_steps_max=overlap_steps_max,
@@ -227,21 +227,21 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
             slack_s=slack_s,
         )
         if cycle_s is not None:
-            self.link.end_cycle(cycle_s - (claims.local_steps - claims.overlap_steps) * claims.step_s)
+            self.link.end_cycle(cycle_s - (stats.local_steps - stats.overlap_steps) * stats.step_s)
         self.assigned = None
-        self.history.observe_arrival(now_s)
-        self.history.observe(
+        self.measurements.observe_arrival(now_s)
+        self.measurements.observe(
             cycle_s=cycle_s,
-            score=claims.score,
-            base_loss=claims.base_loss,
-            local_steps=claims.local_steps,
-            overlap_steps=claims.overlap_steps,
-            examples=claims.examples,
-            step_s=claims.step_s,
-            loss_mean=claims.loss_mean,
-            loss_variance=claims.loss_variance,
+            score=stats.score,
+            base_loss=stats.base_loss,
+            local_steps=stats.local_steps,
+            overlap_steps=stats.overlap_steps,
+            examples=stats.examples,
+            step_s=stats.step_s,
+            loss_mean=stats.loss_mean,
+            loss_variance=stats.loss_variance,
         )
-        return claims
+        return stats
 
 
 class Strangers:
@@ -282,7 +282,7 @@ class Membership:
         self.members: dict[str, Member] = {}
         self._in_order: list[Member] = []
         """The members in the order in which they joined, for samples of them."""
-        self.histories: dict[str, DeviceHistory] = {}
+        self.measurements: dict[str, DeviceMeasurements] = {}
         self.waiters: dict[str, Member] = {}
         """The members that wait for a version with their update."""
         self.pausing: dict[str, Member] = {}
@@ -306,7 +306,7 @@ class Membership:
         """Resume with the members of a durable state."""
         self.members = {member.device_id: member for member in members}
         self._in_order = list(members)
-        self.histories = {member.device_id: member.history for member in members}
+        self.measurements = {member.device_id: member.measurements for member in members}
         self.waiters = {member.device_id: member for member in members if member.waiting}
         self.pausing = {member.device_id: member for member in members if member.pauses}
         self._by_session = {member.session: member for member in members if member.session}
@@ -346,18 +346,18 @@ class Membership:
         member = self.members.get(hello.device_id)
         if member is None:
             self._make_place(key, now_s)
-            history = DeviceHistory(examples=hello.profile.examples)
+            measurements = DeviceMeasurements(examples=hello.profile.examples)
             member = Member(
                 hello.device_id,
                 hello.state_id,
                 hello.incarnation,
                 hello.profile,
-                history,
+                measurements,
                 seq_last=_seq_before(hello),
             )
             self.members[hello.device_id] = member
             self._in_order.append(member)
-            self.histories[hello.device_id] = member.history
+            self.measurements[hello.device_id] = member.measurements
             event: Arrival = "joined"
         else:
             if key and member.key not in (b"", key):
@@ -369,9 +369,9 @@ class Membership:
         member.profile = hello.profile
         member.own_day = _own_day(hello.profile, now_s)
         member.piece_bytes_max = hello.piece_bytes_max
-        member.history.examples = hello.profile.examples
-        member.history.local_steps_max = hello.profile.local_steps_max
-        member.history.updated_s = 0.0
+        member.measurements.examples = hello.profile.examples
+        member.measurements.local_steps_max = hello.profile.local_steps_max
+        member.measurements.updated_s = 0.0
         member.assigned = member.version = member.held = None
         self._by_session.pop(member.session, None)
         member.session = session
@@ -449,7 +449,9 @@ class Membership:
 
     def take_waiting(self) -> list[Member]:
         """Return the members that wait, in the order of their updates; none of them waits any more."""
-        waiting = sorted(self.waiters.values(), key=lambda member: (member.history.updated_s, member.device_id))
+        waiting = sorted(
+            self.waiters.values(), key=lambda member: (member.measurements.updated_s, member.device_id)
+        )
         for member in waiting:
             self.end_wait(member)
         return waiting
@@ -555,10 +557,10 @@ class Membership:
             {
                 "id": member.device_id,
                 **_quarantine(member, now_s, ordered=is_quarantined(member)),
-                "staleness": member.history.staleness,
-                "local_steps": member.history.local_steps,
+                "staleness": member.measurements.staleness,
+                "local_steps": member.measurements.local_steps,
                 "last_seen_s": round(now_s - member.seen_s, 3),
-                "examples_per_s": round(member.history.examples_per_s, 1),
+                "examples_per_s": round(member.measurements.examples_per_s, 1),
                 "pushes_answered": member.pushes_answered,
                 "updates_applied": member.updates_applied,
                 "updates_buffered": member.updates_buffered,
@@ -566,17 +568,17 @@ class Membership:
                 "updates_rejected": member.updates_rejected,
                 "updates_shortened": member.updates_shortened,
                 "weight_kept": round(member.weight_kept / member.weight, 3) if member.weight else None,
-                "loss": _shown(member.history),
+                "loss": _shown(member.measurements),
                 "pace_percent": member.pace_percent,
                 "pace_reason": member.pace_reason,
                 "temperature_c": member.temperature_c,
-                "assigned_steps": member.history.assigned_steps,
-                "why": member.history.why,
-                "bound": member.history.bound,
-                "step_s": round(member.history.step_s, 6),
-                "talk_s": round(member.history.communication_s, 6),
-                "talk_share": round(member.history.communication_share, 3),
-                "period_s": round(member.history.period_s or member.history.cycle_s, 6),
+                "assigned_steps": member.measurements.assigned_steps,
+                "why": member.measurements.why,
+                "bound": member.measurements.bound,
+                "step_s": round(member.measurements.step_s, 6),
+                "talk_s": round(member.measurements.communication_s, 6),
+                "talk_share": round(member.measurements.communication_share, 3),
+                "period_s": round(member.measurements.period_s or member.measurements.cycle_s, 6),
                 "push_codec": member.codec_push,
                 "bytes_up": member.traffic.up_bytes + member.link.uncounted[0],
                 "bytes_down": member.traffic.down_bytes + member.link.uncounted[1],
@@ -596,27 +598,27 @@ class Membership:
         stride = self.stride
         return [member for member in self._in_order[turn % stride :: stride] if member.state in LIVE]
 
-    def live_histories(self, members: Iterable[Member]) -> list[DeviceHistory]:
-        """Return the histories of those members that are live and not paused: one of each voter."""
+    def live_histories(self, members: Iterable[Member]) -> list[DeviceMeasurements]:
+        """Return the measurements of those members that are live and not paused: one of each voter."""
         if not self.shared:
-            return [member.history for member in members if member.state in ("training", "joining")]
-        found: dict[str, DeviceHistory] = {}
+            return [member.measurements for member in members if member.state in ("training", "joining")]
+        found: dict[str, DeviceMeasurements] = {}
         for member in members:
             if member.state not in ("training", "joining"):
                 continue
-            known = found.setdefault(member.voter, member.history)
+            known = found.setdefault(member.voter, member.measurements)
             if not known.updates:
-                found[member.voter] = member.history
+                found[member.voter] = member.measurements
         return list(found.values())
 
-    def note_rare(
+    def note_infrequent(
         self,
         rare_votes: dict[str, float],
         members: Iterable[Member],
-        rare_s: float,
+        infrequent_s: float,
         overdue_s: float,
     ) -> dict[str, float]:
-        """Return which members nobody waits for, with their votes: of these those with a cycle over `rare_s`.
+        """Return which members nobody waits for, with their votes: those with a cycle over `infrequent_s`.
 
         So is a device without an update, once its first assignment was sent before `overdue_s` or, without one,
         since it joined before that. Of others the answer is as before, and so is the object if nothing changes.
@@ -624,12 +626,12 @@ class Membership:
         found = dict(rare_votes)
         for member in members:
             if member.device_id in self.pausing:
-                rare = False
-            elif member.history.updates:
-                rare = member.history.cycle_s > rare_s
+                infrequent = False
+            elif member.measurements.updates:
+                infrequent = member.measurements.cycle_s > infrequent_s
             else:
-                rare = (member.progress_s if member.assigned is None else member.assigned_s) < overdue_s
-            if rare:
+                infrequent = (member.progress_s if member.assigned is None else member.assigned_s) < overdue_s
+            if infrequent:
                 found[member.device_id] = 1.0 / self.shared.get(member.voter, 1)
             elif found:
                 found.pop(member.device_id, None)
@@ -643,16 +645,18 @@ class Membership:
         """
         worst: dict[str, float] = {}
         for member in members:
-            history = member.history
-            if member.state in ("training", "joining") and (history.counted or not history.updates):
-                loss = _shown(history)
+            measurements = member.measurements
+            if member.state in ("training", "joining") and (measurements.counted or not measurements.updates):
+                loss = _shown(measurements)
                 worst[member.voter] = max(worst.get(member.voter, -math.inf), math.inf if loss is None else loss)
         losses = sorted(worst.values())
         return losses[len(losses) // 2] if losses and math.isfinite(losses[len(losses) // 2]) else None
 
     def loss(self) -> float | None:
         """Return the median of the devices' last losses, for people; `None` without any loss."""
-        losses = [loss for history in self.histories.values() if (loss := _shown(history)) is not None]
+        losses = [
+            loss for measurements in self.measurements.values() if (loss := _shown(measurements)) is not None
+        ]
         return median(losses) if losses else None
 
     def check(self) -> None:
@@ -663,7 +667,7 @@ class Membership:
         voting = [member for member in self.members.values() if member.live and not member.pauses]
         assert self.voters == Counter(member.voter for member in voting)
         assert self.shared == {voter: names for voter, names in self.voters.items() if names > 1}
-        assert set(self.histories) == set(self.members)
+        assert set(self.measurements) == set(self.members)
         assert self.waiters == {name: member for name, member in self.members.items() if member.waiting}
         assert self.pausing == {name: member for name, member in self.members.items() if member.pauses}
         assert all(member.state == "paused" for member in self.pausing.values())
@@ -747,7 +751,7 @@ class Membership:
         self.end_wait(member)
         del self.members[member.device_id]
         self._in_order.remove(member)
-        del self.histories[member.device_id]
+        del self.measurements[member.device_id]
         self._forget_key(member)
         self._by_session.pop(member.session, None)
         self._by_peer.pop(member.peer, None)
@@ -778,10 +782,10 @@ def _by_lease(member: Member) -> tuple[float, str]:
     return member.lease_until_s, member.device_id
 
 
-def _shown(history: DeviceHistory) -> float | None:
+def _shown(measurements: DeviceMeasurements) -> float | None:
     """Return a device's last mean loss, if it has told one that is finite."""
-    loss = history.loss_mean
-    return loss if history.updates and loss is not None and math.isfinite(loss) else None
+    loss = measurements.loss_mean
+    return loss if measurements.updates and loss is not None and math.isfinite(loss) else None
 
 
 def _quarantine(member: Member, now_s: float, *, ordered: bool) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from edgeasync.core.hub.effects import Assign, HubEffect, Report, Send
+from edgeasync.core.hub.effects import Assign, HubEffect, HubReport, SendToDevice
 from edgeasync.protocol.messages import Ack, Applied, Duplicate, FirstOutcome, Outcome, Rejected
 
 BUFFERED = "buffered"
@@ -23,7 +23,7 @@ def outcome_of(effects: Sequence[HubEffect]) -> Outcome | None:
         kind = type(effect)
         if kind is Assign:
             ack = effect.ack  # type: ignore[union-attr]
-        elif kind is Send and type(effect.message) is Ack:  # type: ignore[union-attr]
+        elif kind is SendToDevice and type(effect.message) is Ack:  # type: ignore[union-attr]
             ack = effect.message  # type: ignore[union-attr]
         else:
             continue
@@ -47,7 +47,7 @@ def outcome_name(outcome: FirstOutcome) -> str:
 
 def why_dropped(effects: Sequence[HubEffect]) -> str:
     """Return why an event drops updates that waited, by its effects."""
-    told = (_DROPS.get(effect.event) for effect in effects if type(effect) is Report)
+    told = (_DROPS.get(effect.event) for effect in effects if type(effect) is HubReport)
     return next(filter(None, told), ROLLED_BACK)
 
 

@@ -14,13 +14,13 @@ from typing import Any
 import msgspec
 
 from edgeasync.core.hub.divergence import DivergenceGuard, DivergenceState
-from edgeasync.core.hub.effects import Broadcast, Discard, Evaluate, Fold, HubEffect, Keep, Report, Restore
+from edgeasync.core.hub.effects import Broadcast, Discard, Evaluate, Fold, HubEffect, HubReport, Keep, Restore
 from edgeasync.core.hub.evaluation_tracker import EvaluationState, EvaluationTracker
 from edgeasync.core.hub.events import Evaluated, PushArrived
 from edgeasync.core.hub.lineage import Ancestry
 from edgeasync.core.hub.membership import SAMPLE, Member, Membership
 from edgeasync.core.hub.outcomes import QUARANTINED, ROLLED_BACK
-from edgeasync.core.hub.reported_stats import Claims
+from edgeasync.core.hub.reported_stats import ReportedStats
 from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.policies.aggregation import Aggregator, Contribution, Fleet, Waiting
 from edgeasync.policies.budget import EXCHANGES_UNCHANGED, has_changed
@@ -29,8 +29,8 @@ from edgeasync.policies.guards import guarded
 from edgeasync.policies.measurements import (
     DEVICES_MIN,
     WINDOW,
-    DeviceHistory,
-    FleetHistory,
+    DeviceMeasurements,
+    FleetMeasurements,
     add_recent,
     agreement_of,
     median,
@@ -65,13 +65,13 @@ EXAMPLES_RATIO_MAX = 10.0
 class PolicyEngineState(msgspec.Struct):
     """The durable fields of `PolicyEngine`.
 
-    `spoken` has the live devices that sent an update since the last version, but one that does not count. `rare`
-    has the live devices that no quorum waits for, and their votes.
-    Since `loss_mark_updates` updates the fleet's loss has not differed from `loss_mark` by more than noise.
-    `version_oldest` is the oldest base that counts: a rollback raises it. `updates` counts updates folded under
-    this policy, `updates_applied` those of the whole run. `examples_seen` is a float because devices choose the
-    summands: their sum as an integer could become too large to encode. `measuring` has the norms and weights of
-    the updates of a version, until its fold reports the norm of their sum.
+    `spoken` has the live devices that sent an update since the last version, but one that does not count.
+    `infrequent` has the live devices that no quorum waits for, and their votes. Since `loss_mark_updates` updates
+    the fleet's loss has not differed from `loss_mark` by more than noise. `version_oldest` is the oldest base that
+    counts: a rollback raises it. `updates` counts updates folded under this policy, `updates_applied` those of the
+    whole run. `examples_seen` is a float because devices choose the summands: their sum as an integer could become
+    too large to encode. `measuring` has the norms and weights of the updates of a version, until its fold reports
+    the norm of their sum.
     """
 
     ancestry: Ancestry
@@ -80,11 +80,11 @@ class PolicyEngineState(msgspec.Struct):
     evaluations: EvaluationState
     divergence: DivergenceState
     warm: bool
-    fleet: FleetHistory = msgspec.field(default_factory=FleetHistory)
+    fleet: FleetMeasurements = msgspec.field(default_factory=FleetMeasurements)
     cadence: Cadence = Cadence()
     contributions: list[Contribution] = []
     spoken: dict[str, None] = {}
-    rare: dict[str, float] = {}
+    infrequent: dict[str, float] = {}
     folds: int = 0
     folds_before: int = 0
     version_times: list[float] = []
@@ -189,7 +189,7 @@ class PolicyEngine:
     def _votes_of_the_refused(self) -> float:
         """Return the votes of the devices that sent an update for the next version which does not count."""
         # Not of those that pause, or that an operator has excluded: they have no vote.
-        heard = (self.state.rare, self._waiting.of_device, self._members.pausing)
+        heard = (self.state.infrequent, self._waiting.of_device, self._members.pausing)
         members, shared, orders = self._members.members, self._members.shared, self.state.divergence.orders
         # Not the sum over a set: its order, and so the sum's last bit, changes with every start of Python.
         refused = [
@@ -210,15 +210,15 @@ class PolicyEngine:
 
         Return its outcome, and the effects to carry out in order.
         """
-        state, push, history = self.state, update.push, member.history
-        claims = member.observe(
+        state, push, measurements = self.state, update.push, member.measurements
+        stats = member.observe(
             push,
             now_s,
             overlap_steps_max=self._overlap_steps_max,
             slack_s=self._members.lease_s,
         )
-        weight, effects = self._weigh(member, update, claims, now_s)
-        history.counted = not isinstance(weight, Rejected)
+        weight, effects = self._weigh(member, update, stats, now_s)
+        measurements.counted = not isinstance(weight, Rejected)
         if self.pacing is not None:
             effects += self._note_news(member, now_s)
         state.retune_in -= 1
@@ -235,11 +235,11 @@ class PolicyEngine:
             device_id=member.device_id,
             weight=weight,
             norm=update.norm,
-            examples=self._examples(history.examples or claims.examples),
-            local_steps=claims.local_steps,
-            staleness=history.staleness,
+            examples=self._examples(measurements.examples or stats.examples),
+            local_steps=stats.local_steps,
+            staleness=measurements.staleness,
             base=push.base.number,
-            score=history.score,
+            score=measurements.score,
             arrived_s=now_s,
             voter=member.voter,
         )
@@ -256,30 +256,30 @@ class PolicyEngine:
         return min(told, int(most)) if most else told
 
     def _weigh(
-        self, member: Member, update: PushArrived, claims: Claims, now_s: float
+        self, member: Member, update: PushArrived, stats: ReportedStats, now_s: float
     ) -> tuple[float | Rejected, list[HubEffect]]:
         """Return an update's weight, or why it never counts, and reports of alarms that begin or end with it.
 
-        The watches of devices see every update, also one that is rejected after that. The fleet's history and its
-        watches see only updates that count, but for norms and losses: what is common is what the devices send, or
-        a fleet could grow out of all of them.
+        The detectors of devices see every update, also one that is rejected after that. The fleet's measurements
+        and its detectors see only updates that count, but for norms and losses: what is common is what the devices
+        send, or a fleet could grow out of all of them.
         """
-        push, history, fleet = update.push, member.history, self.state.fleet
+        push, measurements, fleet = update.push, member.measurements, self.state.fleet
         voter, voters_live = member.voter, self._voters_live
-        reason = self._refuse_base(push, history)
-        compared = reason is None and not claims.alone
-        base_loss, base_loss_before = history.base_losses.usual if compared else (math.nan, math.nan)
+        reason = self._refuse_base(push, measurements)
+        compared = reason is None and not stats.alone
+        base_loss, base_loss_before = measurements.base_losses.usual if compared else (math.nan, math.nan)
         observation = Observation(
             member.device_id,
             update.norm if compared else math.nan,
-            claims.local_steps,
-            claims.loss_mean,
+            stats.local_steps,
+            stats.loss_mean,
             voter,
-            finite=math.isfinite(update.norm) and (claims.loss_mean is None or math.isfinite(claims.loss_mean)),
+            finite=math.isfinite(update.norm) and (stats.loss_mean is None or math.isfinite(stats.loss_mean)),
             known=reason is None or reason.reason == "rolled_back",
             base_loss=base_loss,
             base_loss_before=base_loss_before,
-            lateness=fleet.lateness(history.staleness) if reason is None else 1.0,
+            lateness=fleet.lateness(measurements.staleness) if reason is None else 1.0,
         )
         effects, roll_back = self.divergence.watch_device(
             observation, fleet, now_s, voters=self._members.voters, voters_live=voters_live, calms=compared
@@ -291,35 +291,35 @@ class PolicyEngine:
         if voter in self.state.divergence.orders:
             return Rejected("quarantined", self.policy.preempt), effects
         if compared:
-            fleet.observe_norm(voter, update.norm, claims.local_steps)
-            fleet.observe_base_loss(voter, history.base_losses.newest)
+            fleet.observe_norm(voter, update.norm, stats.local_steps)
+            fleet.observe_base_loss(voter, measurements.base_losses.newest)
         if not math.isfinite(update.norm):
             return Rejected("not_finite", self.policy.preempt), effects
         age_s = self._seconds_since(push.base.number, now_s)
-        weight = self.policy.staleness(Staleness(history.staleness, age_s, self._members.live_count))
+        weight = self.policy.staleness(Staleness(measurements.staleness, age_s, self._members.live_count))
         if weight is None:
             return Rejected("stale"), effects
-        far_behind = self._leaves_out and self._is_far_behind(history.score)
-        left_out = self._leaves_out and (far_behind or self._is_left_out(history.score))
-        fleet.observe_score(voter, history.score)  # of all: the median of those that count could never rise
-        fleet.observe_loss(voter, claims.loss_mean, claims.loss_variance, voters_live)
+        far_behind = self._leaves_out and self._is_far_behind(measurements.score)
+        left_out = self._leaves_out and (far_behind or self._is_left_out(measurements.score))
+        fleet.observe_score(voter, measurements.score)  # of all: the median of those that count could never rise
+        fleet.observe_loss(voter, stats.loss_mean, stats.loss_variance, voters_live)
         if left_out:
             return Rejected("behind", far_behind and self.policy.preempt), effects
-        fleet.observe_staleness(history.staleness)
+        fleet.observe_staleness(measurements.staleness)
         reports, fault = self.divergence.watch_fleet(observation, fleet, now_s)
         effects += reports
         if fault is not None:
             return Rejected("rolled_back"), effects + self._roll_back(now_s, keeps_lengths=fault == "first")
         return weight, effects
 
-    def _refuse_base(self, push: Push, history: DeviceHistory) -> Rejected | None:
+    def _refuse_base(self, push: Push, measurements: DeviceMeasurements) -> Rejected | None:
         """Record the staleness of an update; return why its base does not count, if it does not."""
         if not self.state.ancestry.knows(push.base):
             return Rejected("foreign_lineage")
         staleness = self.state.version - push.base.number
         if staleness < 0:
             return Rejected("future_version")
-        history.staleness = staleness
+        measurements.staleness = staleness
         return Rejected("rolled_back") if push.base.number < self.state.version_oldest else None
 
     def _seconds_since(self, base: int, now_s: float) -> float:
@@ -378,9 +378,9 @@ class PolicyEngine:
 
     def _count_as_usual(self, member: Member) -> None:
         """Forget that a device was rare; the table is replaced, never changed: votes are counted by it."""
-        rare = self.state.rare
-        if member.device_id in rare:
-            self.state.rare = {name: vote for name, vote in rare.items() if name != member.device_id}
+        infrequent = self.state.infrequent
+        if member.device_id in infrequent:
+            self.state.infrequent = {name: vote for name, vote in infrequent.items() if name != member.device_id}
 
     def withdraw(self, voter: str) -> None:
         """Forget what a voter said of the model if it has no live device."""
@@ -408,7 +408,7 @@ class PolicyEngine:
             return []
         state, members = self.state, self._members.members
         state.fleet.revoke(voter)
-        for name in [name for name in state.rare if members[name].voter == voter]:
+        for name in [name for name in state.infrequent if members[name].voter == voter]:
             self._count_as_usual(members[name])
         for name in dict.fromkeys([one.device_id for one in state.contributions if one.voter == voter]):
             effects += self.drop_updates(name, QUARANTINED)
@@ -479,8 +479,8 @@ class PolicyEngine:
         self._advance(now_s)
         combine = self.policy.combine
         # A rare device's update is an old one: whether it agrees with the others says nothing of the period.
-        rare = state.rare and any(one.device_id in state.rare for one in contributions)
-        measure = count > 1 and not combine.robust and not rare
+        infrequent = state.infrequent and any(one.device_id in state.infrequent for one in contributions)
+        measure = count > 1 and not combine.robust and not infrequent
         if measure:
             state.measuring[state.version] = (norms, weights)
         fold = Fold(
@@ -605,7 +605,7 @@ class PolicyEngine:
             state.warm = state.updates >= warm_up.updates if warm_up.updates else epochs >= (warm_up.epochs or 0.0)
             if state.warm:
                 self._enforce()
-                effects.append(Report("warm", detail=f"the warm-up is over after {state.updates} updates"))
+                effects.append(HubReport("warm", detail=f"the warm-up is over after {state.updates} updates"))
         if self.divergence.count_folded(len(contributions), state.devices):
             effects.append(Keep())
         return effects
@@ -616,12 +616,12 @@ class PolicyEngine:
         Devices may say what they like. It looks at the first devices only, so that it costs little.
         """
         members = self._members.members
-        known = [member for member in islice(members.values(), WINDOW) if member.history.updates]
-        of_voters = {member.voter: member.history.batch_examples for member in known}
+        known = [member for member in islice(members.values(), WINDOW) if member.measurements.updates]
+        of_voters = {member.voter: member.measurements.batch_examples for member in known}
         most = median(of_voters.values()) if len(of_voters) >= DEVICES_MIN else math.inf
         told = [(one, members.get(one.device_id)) for one in contributions]
         return math.fsum(
-            one.local_steps * min(most, member.history.batch_examples)
+            one.local_steps * min(most, member.measurements.batch_examples)
             for one, member in told
             if member is not None
         )
@@ -643,7 +643,7 @@ class PolicyEngine:
         members = self._members.sample(self.state.version)
         if (loss := self._members.loss_of_majority(members)) is not None:
             return self.observe_evaluation(Evaluated(self.state.version, loss, None), now_s)
-        silent = any(one.history.counted and one.history.loss_mean is None for one in members)
+        silent = any(one.measurements.counted and one.measurements.loss_mean is None for one in members)
         return self.evaluations.warn_unjudged() if silent else []
 
     @property
@@ -704,48 +704,52 @@ class PolicyEngine:
 
     # -- the fleet -------------------------------------------------------------------------------------------
 
-    def assign_steps(self, history: DeviceHistory) -> int:
-        """Set the local steps of a device's next assignment, and note them in its history."""
+    def assign_steps(self, measurements: DeviceMeasurements) -> int:
+        """Set the local steps of a device's next assignment, and note them in its measurements."""
         cadence = self.state.cadence
         steps_factor = STEPS_FACTOR if self.divergence.is_active("increase_frequency") else 1.0
         if cadence.steps_factor != steps_factor:
             cadence = msgspec.structs.replace(cadence, steps_factor=steps_factor)
-        if (pacing := self.pacing) is not None and not pacing.rest and not self._keeps_pace(history):
+        if (pacing := self.pacing) is not None and not pacing.rest and not self._keeps_pace(measurements):
             cadence = msgspec.structs.replace(cadence, period_s=self._stretched_s(pacing))
-        interval: Interval = self.frequency.interval(history, cadence)
-        history.assigned_steps, history.why = interval.local_steps, interval.why
-        history.bound = interval.bound
+        interval: Interval = self.frequency.interval(measurements, cadence)
+        measurements.assigned_steps, measurements.why = interval.local_steps, interval.why
+        measurements.bound = interval.bound
         return interval.local_steps
 
     def _retune(self, now_s: float) -> list[HubEffect]:
         """Retune the cadence to the fleet, or to a sample: after half as many updates as it looks at devices."""
         state, devices_live = self.state, self._members.live_count
         sample = self._members.sample(state.version)
-        histories = self._members.live_histories(sample)
+        measurements = self._members.live_histories(sample)
         state.fleet.note_peaks(self._voters_live)
         self.divergence.keep_only(self._members.members)
         state.devices = devices_live
         state.retune_in = max(1, min(devices_live, SAMPLE) // 2)
         least = state.fleet.scores.least_credible
-        scores = [history.score for history in histories if history.counted and history.score >= least]
+        scores = [
+            measurements.score
+            for measurements in measurements
+            if measurements.counted and measurements.score >= least
+        ]
         state.score_best = min(scores, default=math.inf)
-        with_data = [history.examples for history in histories if history.examples]
+        with_data = [measurements.examples for measurements in measurements if measurements.examples]
         state.examples_median = float(median(with_data)) if len(with_data) >= DEVICES_MIN else 0.0
         with_data = [self._examples(examples) for examples in with_data]
         state.examples_mean = sum(with_data) / len(with_data) if with_data else 0.0
         state.examples_total = float(sum(with_data) * self._members.stride)
         pacing = self.pacing
         retune = self.frequency.retune if pacing is None else pacing.retune_quietly
-        active = [history for history in histories if history.updates]
+        active = [measurements for measurements in measurements if measurements.updates]
         cadence = retune(state.cadence, state.fleet, active)
         # Updates come that rarely only if more than half of the devices rest so long for their day's bytes.
-        rests_s = sorted([history.period_s_min for history in active])
+        rests_s = sorted([measurements.period_s_min for measurements in active])
         if rests_s and (rest_s := rests_s[(len(rests_s) - 1) // 2]) > cadence.period_s:
             cadence = msgspec.structs.replace(cadence, period_s=rest_s)
         state.cadence = cadence
         overdue_s = now_s - RARE * cadence.period_s if cadence.period_s else -math.inf
         voting = [one for one in sample if one.voter not in state.divergence.orders]
-        state.rare = self._members.note_rare(state.rare, voting, cadence.rare_s, overdue_s)
+        state.infrequent = self._members.note_infrequent(state.infrequent, voting, cadence.infrequent_s, overdue_s)
         loss = state.fleet.loss
         if not math.isnan(loss) and has_changed(loss, state.loss_mark, state.fleet.loss_first):
             state.loss_mark, state.loss_mark_updates = loss, state.updates_applied
@@ -756,27 +760,27 @@ class PolicyEngine:
     def rest_s(self, member: Member, now_s: float) -> float:
         """Return how long a device is to rest before its next assignment, 0 if it is not to."""
         pacing = self.pacing
-        if pacing is None or not self.rest.state.resting or self._keeps_pace(member.history):
+        if pacing is None or not self.rest.state.resting or self._keeps_pace(member.measurements):
             return 0.0
         return member.assigned_s + self._stretched_s(pacing) - now_s
 
     def _stretched_s(self, pacing: AdaptiveFrequency) -> float:
         return self.rest.period_s(self.state.cadence.period_s, pacing.period_s_max)
 
-    def _keeps_pace(self, history: DeviceHistory) -> bool:
+    def _keeps_pace(self, measurements: DeviceMeasurements) -> bool:
         """Whether a device does not rest: it is new, or its own loss has risen."""
-        return history.roused > 0 or history.updates < MEASURED_UPDATES
+        return measurements.roused > 0 or measurements.updates < MEASURED_UPDATES
 
     def _note_news(self, member: Member, now_s: float) -> list[HubEffect]:
         """Look for news in an update: of a device whose data have changed, or of a newcomer's."""
-        history = member.history
-        if self.rest.has_news(history.base_losses):
-            history.roused = ROUSED_UPDATES
-        elif history.roused:
-            history.roused -= 1
-        if history.updates != NEW_UPDATES:
+        measurements = member.measurements
+        if self.rest.has_news(measurements.base_losses):
+            measurements.roused = ROUSED_UPDATES
+        elif measurements.roused:
+            measurements.roused -= 1
+        if measurements.updates != NEW_UPDATES:
             return []
-        woken = self.rest.joined(member.voter, member.device_id, history.base_losses, now_s)
+        woken = self.rest.joined(member.voter, member.device_id, measurements.base_losses, now_s)
         return self._rouse(woken, now_s)
 
     def _judge(self, pacing: AdaptiveFrequency, now_s: float) -> list[HubEffect]:
@@ -793,7 +797,7 @@ class PolicyEngine:
             return effects
         rest.state.resting = True
         still = f"the model has stood still for {rest.still_s:.0f} s"
-        return [*effects, Report("resting", detail=f"{still}: exchanges become rarer")]
+        return [*effects, HubReport("resting", detail=f"{still}: exchanges become rarer")]
 
     def wake(self, cause: str, now_s: float) -> list[HubEffect]:
         """Bring the fleet back to its full pace."""
@@ -808,18 +812,18 @@ class PolicyEngine:
             member.rest_until_s = now_s
         peers = tuple([member.peer for member in resting if member.live and member.peer])
         refuse = Refuse("busy", "the fleet wakes", self._settings.limits.retry_after_s)
-        return [Report("awake", detail=self.rest.state.cause), Broadcast(peers, refuse)]
+        return [HubReport("awake", detail=self.rest.state.cause), Broadcast(peers, refuse)]
 
     def _fleet(self, refused: float = 0.0) -> Fleet:
         """Return the fleet as an aggregator sees it, without the votes of those that were refused."""
         state, members = self.state, self._members
         pausing = self._votes_of_the_pausing() if members.pausing else 0
         voters_live = self._voters_live + pausing - refused
-        return Fleet(voters_live, state.cadence.period_s, state.examples_mean, members.shared, state.rare)
+        return Fleet(voters_live, state.cadence.period_s, state.examples_mean, members.shared, state.infrequent)
 
     # -- status and checks -----------------------------------------------------------------------------------
 
-    def describe(self, devices: Sequence[DeviceHistory] = ()) -> dict[str, Any]:
+    def describe(self, devices: Sequence[DeviceMeasurements] = ()) -> dict[str, Any]:
         """Return the policies' part of the status (docs/reference/json.md), and the period of these devices.
 
         `period_s` is the median of the times between their exchanges, but for rare ones; `aim_s` is what the
@@ -828,11 +832,11 @@ class PolicyEngine:
         state = self.state
         fleet, cadence = state.fleet, state.cadence
         measured = [device for device in devices if device.step_s]
-        usual = [one.period_s or one.cycle_s for one in measured if not cadence.is_rare(one)]
+        usual = [one.period_s or one.cycle_s for one in measured if not cadence.is_infrequent(one)]
         bounds = Counter(device.bound for device in measured if device.bound)
         bound = bounds.most_common(1)[0][0] if 2 * bounds.total() >= len(measured) > 0 else ""
         return {
-            "tempo": {
+            "cadence": {
                 "period_s": round(statistics.median(usual) if usual else 0.0, 6),
                 "aim_s": round(cadence.period_s, 6),
                 "bound": bound,

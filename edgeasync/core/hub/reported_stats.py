@@ -28,7 +28,7 @@ VARIANCE_MAX = 1e60
 """A loss or score, or a variance, beyond these counts as them: squares and sums of them stay finite."""
 
 
-class Claims(msgspec.Struct, frozen=True, gc=False):
+class ReportedStats(msgspec.Struct, frozen=True, gc=False):
     """What a push says, within what can be true. Losses and scores may still be infinite or NaN, or missing.
 
     `score` is the loss of the device's own parameters if it tells that, else that of the model it trained from.
@@ -47,7 +47,7 @@ class Claims(msgspec.Struct, frozen=True, gc=False):
     alone: bool
 
 
-def hold(
+def clamp(
     push: Push,
     *,
     steps_max: int,
@@ -55,7 +55,7 @@ def hold(
     examples_told: int,
     cycle_s: float | None,
     slack_s: float,
-) -> Claims:
+) -> ReportedStats:
     """Return what a push says, held against the hub's own knowledge.
 
     `steps_max` are the most local steps that it may have been trained with after its assignment, and
@@ -75,7 +75,7 @@ def hold(
         by_clock_s = (CLOCKS_APART * cycle_s + slack_s) / steps
     score = push.score if push.validation_loss is None else push.validation_loss
     base_loss = push.base_loss if push.score is None else push.score
-    return Claims(
+    return ReportedStats(
         local_steps=local_steps,
         overlap_steps=overlap_steps,
         examples=min(examples, local_steps * per_step_max),

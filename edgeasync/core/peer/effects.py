@@ -14,7 +14,7 @@ import msgspec
 from edgeasync.protocol.peer_messages import PeerMessage, Propose, RoundId
 
 
-class Send(msgspec.Struct, frozen=True, gc=False):
+class SendToPeer(msgspec.Struct, frozen=True, gc=False):
     """Send a message without payload. It may be lost: whatever matters is repeated."""
 
     peer: str
@@ -56,7 +56,7 @@ class Encode(msgspec.Struct, frozen=True, gc=False):
     source: Literal["sum", "snapshot", "mean"]
 
 
-class Forward(msgspec.Struct, frozen=True, gc=False):
+class ForwardPayload(msgspec.Struct, frozen=True, gc=False):
     """Let the incoming payload of `received_step` be the outgoing payload of `step`, to the byte. No answer."""
 
     round: RoundId
@@ -132,7 +132,7 @@ ReportName = Literal[
 ]
 
 
-class Report(msgspec.Struct, frozen=True, gc=False):
+class PeerReport(msgspec.Struct, frozen=True, gc=False):
     """Tell the person at the device what happened."""
 
     event: ReportName
@@ -140,7 +140,7 @@ class Report(msgspec.Struct, frozen=True, gc=False):
     peer: str = ""
 
 
-class Stop(msgspec.Struct, frozen=True, gc=False):
+class EndPeer(msgspec.Struct, frozen=True, gc=False):
     """End, after what was sent last has left."""
 
     reason: str
@@ -148,5 +148,14 @@ class Stop(msgspec.Struct, frozen=True, gc=False):
 
 WorkEffect = TakeSnapshot | Encode | Decode | ApplyMean
 PeerEffect = (
-    Send | SendPiece | WorkEffect | Forward | OpenPayload | StorePiece | ReleasePayload | DropRound | Report | Stop
+    SendToPeer
+    | SendPiece
+    | WorkEffect
+    | ForwardPayload
+    | OpenPayload
+    | StorePiece
+    | ReleasePayload
+    | DropRound
+    | PeerReport
+    | EndPeer
 )

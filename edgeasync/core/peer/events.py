@@ -5,7 +5,7 @@ import msgspec
 from edgeasync.protocol.peer_messages import PeerMessage, RoundId
 
 
-class Received(msgspec.Struct, frozen=True, gc=False):
+class PeerReceived(msgspec.Struct, frozen=True, gc=False):
     """A message came under the key of `peer`.
 
     The payload of a `PeerPiece` has `payload_bytes` bytes. It is `sound` if it has the checksum that its header
@@ -18,7 +18,7 @@ class Received(msgspec.Struct, frozen=True, gc=False):
     sound: bool = True
 
 
-class Malformed(msgspec.Struct, frozen=True, gc=False):
+class PeerReceivedMalformed(msgspec.Struct, frozen=True, gc=False):
     """A message came under the key of `peer` that cannot be read."""
 
     peer: str
@@ -88,7 +88,7 @@ class PeersChanged(msgspec.Struct, frozen=True, gc=False):
     peers: tuple[str, ...]
 
 
-class StopRequested(msgspec.Struct, frozen=True, gc=False):
+class PeerStopRequested(msgspec.Struct, frozen=True, gc=False):
     """The person who runs the device wants it to end.
 
     A round in progress loses this member. To end in order, wait until `PeerCore.round` is `None`: then nobody
@@ -97,5 +97,5 @@ class StopRequested(msgspec.Struct, frozen=True, gc=False):
 
 
 WorkEvent = SnapshotTaken | Encoded | Decoded | MeanApplied | WorkFailed
-LocalEvent = TrainingBegun | RoundDue | RoundHalfDue | PeersChanged | StopRequested
-PeerEvent = Received | Malformed | LocalEvent | WorkEvent
+LocalEvent = TrainingBegun | RoundDue | RoundHalfDue | PeersChanged | PeerStopRequested
+PeerEvent = PeerReceived | PeerReceivedMalformed | LocalEvent | WorkEvent

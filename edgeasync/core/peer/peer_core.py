@@ -10,19 +10,19 @@ from collections import Counter
 import msgspec
 
 from edgeasync.core.peer.backoff import Backoff
-from edgeasync.core.peer.effects import DropRound, PeerEffect, Report, Send, Stop, WorkEffect
+from edgeasync.core.peer.effects import DropRound, EndPeer, PeerEffect, PeerReport, SendToPeer, WorkEffect
 from edgeasync.core.peer.events import (
     Decoded,
     Encoded,
-    Malformed,
     MeanApplied,
     PeerEvent,
+    PeerReceived,
+    PeerReceivedMalformed,
     PeersChanged,
-    Received,
+    PeerStopRequested,
     RoundDue,
     RoundHalfDue,
     SnapshotTaken,
-    StopRequested,
     TrainingBegun,
     WorkEvent,
     WorkFailed,
@@ -36,7 +36,7 @@ from edgeasync.core.peer.neighbours import (
 )
 from edgeasync.core.peer.round import OWN_WORK, Refused, Round
 from edgeasync.core.peer.settings import PeerSettings, interval_of
-from edgeasync.core.peer.suspicion import Blame
+from edgeasync.core.peer.suspicion import Suspicion
 from edgeasync.protocol.peer_messages import (
     PEERS_MAX,
     ROUND_LEAP_MAX,
@@ -87,7 +87,7 @@ class PeerCore:
         """The last round whose mean is in the model."""
         self.over = False
         self.neighbours = Neighbours(name, peers, settings)
-        self._blame = Blame(settings.lease_s)
+        self._blame = Suspicion(settings.lease_s)
         self._backoff = Backoff(settings.lease_s)
         self._told: set[tuple[str, str]] = set()
         self._owed = 0
@@ -131,7 +131,7 @@ class PeerCore:
         if self.over:
             return []
         self._now_s = now_s
-        if isinstance(event, Received) and isinstance(event.message, RoundMessage):
+        if isinstance(event, PeerReceived) and isinstance(event.message, RoundMessage):
             return self._count(self._in_round(event, event.message, now_s))
         return self._count(self._decide(event, now_s))
 
@@ -175,9 +175,9 @@ class PeerCore:
 
     def _decide(self, event: PeerEvent, now_s: float) -> list[PeerEffect]:
         match event:
-            case Received():
+            case PeerReceived():
                 effects = self._received(event, now_s)
-            case Malformed():
+            case PeerReceivedMalformed():
                 return self._refuse(event.peer, "a message that cannot be read", event.reason)
             case TrainingBegun():
                 self._begun = True
@@ -194,7 +194,7 @@ class PeerCore:
                 self.neighbours.replace(event.peers)
                 self._ping_at_s = now_s
                 effects = []
-            case StopRequested():
+            case PeerStopRequested():
                 return self._stop(now_s)
             case _:
                 effects = self._answered(event, now_s)
@@ -206,7 +206,7 @@ class PeerCore:
         if why in NORMAL or (peer, why) in self._told or peer not in self.neighbours:
             return []
         self._told.add((peer, why))
-        return [Report("refused", detail or why, peer)]
+        return [PeerReport("refused", detail or why, peer)]
 
     # -- pings -------------------------------------------------------------------------------------------------
 
@@ -229,7 +229,7 @@ class PeerCore:
 
     def _ping_all(self, now_s: float, *, leaving: bool = False) -> list[PeerEffect]:
         ping = self._ping(now_s, leaving=leaving)
-        return [Send(neighbour.name, ping) for neighbour in self.neighbours]
+        return [SendToPeer(neighbour.name, ping) for neighbour in self.neighbours]
 
     def _ready(self, now_s: float) -> bool:
         """Return whether a round can be proposed to this peer: its trainer has begun, and does not hang."""
@@ -251,7 +251,7 @@ class PeerCore:
         if self.neighbours.has_other_frozen(ping) and (neighbour.name, OTHER_FROZEN) not in self._told:
             self._told.add((neighbour.name, OTHER_FROZEN))
             detail = f"{OTHER_FROZEN}; it takes part, because of peers.frozen = 'warn'"
-            effects.append(Report("warning", detail, neighbour.name))
+            effects.append(PeerReport("warning", detail, neighbour.name))
         is_new = not self.neighbours.hears(neighbour, now_s)
         if neighbour.ping is None or neighbour.ping.incarnation != ping.incarnation:
             is_new = True
@@ -267,12 +267,12 @@ class PeerCore:
             if is_preempted and round_.id.proposer == self.name and round_.state in {"snapshot", "exchanging"}:
                 effects += self._give_up("preempted", now_s)
         if is_new and not ping.leaving:
-            effects.append(Send(neighbour.name, self._ping(now_s)))
+            effects.append(SendToPeer(neighbour.name, self._ping(now_s)))
         return effects
 
     # -- messages of rounds ------------------------------------------------------------------------------------
 
-    def _received(self, event: Received, now_s: float) -> list[PeerEffect]:
+    def _received(self, event: PeerReceived, now_s: float) -> list[PeerEffect]:
         if event.peer not in self.neighbours:
             return self._refuse(event.peer, "a message of a peer that is not on the list")
         neighbour = self.neighbours[event.peer]
@@ -287,7 +287,7 @@ class PeerCore:
             return self._told_to_abandon(event.peer, message, now_s)
         return []
 
-    def _in_round(self, event: Received, message: RoundMessage, now_s: float) -> list[PeerEffect]:
+    def _in_round(self, event: PeerReceived, message: RoundMessage, now_s: float) -> list[PeerEffect]:
         """Carry a round's transfer on; this is all that most messages take."""
         peer = event.peer
         if peer not in self.neighbours:
@@ -329,9 +329,9 @@ class PeerCore:
         if not isinstance(message, Offer):
             return effects
         if message.round == self.completed:
-            effects.append(Send(peer, PeerCredit(message.round, message.step, message.payload_bytes)))
+            effects.append(SendToPeer(peer, PeerCredit(message.round, message.step, message.payload_bytes)))
         elif self._given_up is not None and message.round == self._given_up.round:
-            effects.append(Send(peer, self._given_up))
+            effects.append(SendToPeer(peer, self._given_up))
         return effects
 
     def _proposed(self, peer: str, proposal: Propose, now_s: float) -> list[PeerEffect]:
@@ -342,19 +342,19 @@ class PeerCore:
         if self.round is not None and self.round.id == round_id:
             if self.round.proposal != proposal:
                 return self._refuse(peer, "another round under the same number")
-            return [Send(peer, self._ping(now_s))]
+            return [SendToPeer(peer, self._ping(now_s))]
         if self._highest is not None and round_id <= self._highest:
             effects = self._refuse(peer, "a round that is over")
             if self._given_up is not None and self._given_up.round == round_id:
-                return [*effects, Send(peer, self._given_up)]
-            return [*effects, Send(peer, self._ping(now_s))]
+                return [*effects, SendToPeer(peer, self._given_up)]
+            return [*effects, SendToPeer(peer, self._ping(now_s))]
         if round_id.number > self._number + ROUND_LEAP_MAX:
             return self._refuse(peer, "a round too far ahead")
-        if refusal := self._misfit(proposal):
+        if refusal := self._refuse_proposal(proposal):
             return self._refuse(peer, refusal)
         return self._accept_or_decline(peer, proposal, now_s)
 
-    def _misfit(self, proposal: Propose) -> str:
+    def _refuse_proposal(self, proposal: Propose) -> str:
         """Return what no sound proposer would propose, or nothing."""
         names = [member.name for member in proposal.members]
         if names != sorted(set(names)):
@@ -376,11 +376,11 @@ class PeerCore:
         others = [member for member in proposal.members if member.name != self.name]
         unknown = tuple([member.name for member in others if not self.neighbours.knows(member, now_s)])
         if unknown:
-            return [*told, Send(peer, Abandon(proposal.round, "unknown_member", OWN_WORK, unknown))]
+            return [*told, SendToPeer(peer, Abandon(proposal.round, "unknown_member", OWN_WORK, unknown))]
         if self._blame.declines(peer, now_s):
-            return [*told, Send(peer, Abandon(proposal.round, "left_out"))]
+            return [*told, SendToPeer(peer, Abandon(proposal.round, "left_out"))]
         if self._is_early(now_s) or now_s < self._backoff.until_s(peer):
-            return [*told, Send(peer, Abandon(proposal.round, "early"))]
+            return [*told, SendToPeer(peer, Abandon(proposal.round, "early"))]
         if not self._half_due:
             self._waiting = proposal
             return told
@@ -394,7 +394,7 @@ class PeerCore:
                 effects += self._give_up("preempted", now_s, at_fault=peer)
         if self._owed or not self._begun:
             return effects  # the proposer repeats it
-        return [*effects, *self._begin_round(proposal, now_s), Send(peer, self._ping(now_s))]
+        return [*effects, *self._begin_round(proposal, now_s), SendToPeer(peer, self._ping(now_s))]
 
     def _is_early(self, now_s: float) -> bool:
         """Return whether less than half the interval has passed since the last whole round.
@@ -430,7 +430,7 @@ class PeerCore:
         self._wanted = False
         self.round = Round(proposal, self.name, self.settings, now_s)
         told = f"round {proposal.round.number} of {proposal.round.proposer}: {', '.join(self.round.names)}"
-        return [*self.round.begin(), Report("round_started", told), *self._early_offers(proposal.round, now_s)]
+        return [*self.round.begin(), PeerReport("round_started", told), *self._early_offers(proposal.round, now_s)]
 
     def _early_offers(self, round_id: RoundId, now_s: float) -> list[PeerEffect]:
         """Take the offers that came before the proposal."""
@@ -439,7 +439,7 @@ class PeerCore:
             offers, neighbour.early_offers = neighbour.early_offers, {}
             for offer in offers.values():
                 if offer.round == round_id:
-                    effects += self._in_round(Received(neighbour.name, offer), offer, now_s)
+                    effects += self._in_round(PeerReceived(neighbour.name, offer), offer, now_s)
         return effects
 
     def _told_to_abandon(self, peer: str, abandon: Abandon, now_s: float) -> list[PeerEffect]:
@@ -515,7 +515,7 @@ class PeerCore:
                 return self._mean_applied(round_, now_s)
             case WorkFailed():
                 return [
-                    Report("warning", event.reason),
+                    PeerReport("warning", event.reason),
                     *self._give_up("failed", now_s, (OWN_WORK, (self.name,))),
                 ]
 
@@ -530,10 +530,12 @@ class PeerCore:
         self._backoff.note_whole(round_.names)
         self._declined.clear()
         effects: list[PeerEffect] = [
-            Report("round_done", f"round {round_.id.number} of {round_.id.proposer}: {', '.join(round_.names)}")
+            PeerReport(
+                "round_done", f"round {round_.id.number} of {round_.id.proposer}: {', '.join(round_.names)}"
+            )
         ]
         if round_.id.proposer in self.neighbours:
-            effects.append(Send(round_.id.proposer, self._ping(now_s)))
+            effects.append(SendToPeer(round_.id.proposer, self._ping(now_s)))
         return effects
 
     # -- the end of a round ------------------------------------------------------------------------------------
@@ -570,8 +572,8 @@ class PeerCore:
         waited = f", which waited for {', '.join(awaited)}" if awaited else ""
         return [
             DropRound(round_.id),
-            *[Send(name, abandon) for name in round_.others if name in self.neighbours],
-            Report("round_abandoned", f"round {round_.id.number} of {round_.id.proposer}: {reason}{waited}"),
+            *[SendToPeer(name, abandon) for name in round_.others if name in self.neighbours],
+            PeerReport("round_abandoned", f"round {round_.id.number} of {round_.id.proposer}: {reason}{waited}"),
         ]
 
     def _end_round(self, now_s: float) -> list[PeerEffect]:
@@ -596,7 +598,7 @@ class PeerCore:
             effects += [DropRound(self.round.id)] if mean_is_here else self._give_up("left", now_s)
         effects += self._ping_all(now_s, leaving=True)
         self.over = True
-        return [*effects, Report("stopped"), Stop("stopped")]
+        return [*effects, PeerReport("stopped"), EndPeer("stopped")]
 
     # -- time --------------------------------------------------------------------------------------------------
 
@@ -618,11 +620,11 @@ class PeerCore:
             live += is_live
             if is_live != neighbour.told_live:
                 neighbour.told_live = is_live
-                effects.append(Report("peer_found" if is_live else "peer_lost", peer=neighbour.name))
+                effects.append(PeerReport("peer_found" if is_live else "peer_lost", peer=neighbour.name))
         if self._alone != (not live):
             self._alone = not live
             if self._alone:
-                effects.append(Report("alone"))
+                effects.append(PeerReport("alone"))
         return effects
 
     def _check_round(self, round_: Round, now_s: float) -> list[PeerEffect]:
@@ -674,7 +676,7 @@ class PeerCore:
             ping = self.neighbours[name].ping if name in self.neighbours else None
             taken = ping is not None and (ping.current == round_.id or self._has_completed(name, round_.id))
             if not taken and name not in round_.gone:
-                effects.append(Send(name, round_.proposal))
+                effects.append(SendToPeer(name, round_.proposal))
         return effects
 
     # -- proposing ---------------------------------------------------------------------------------------------
@@ -721,7 +723,7 @@ class PeerCore:
     def _judge(self, now_s: float) -> list[PeerEffect]:
         """Leave out who kept the last round from becoming whole; by now all of its members have said so."""
         return [
-            Report("warning", "left out of rounds for a while: others waited for it", culprit)
+            PeerReport("warning", "left out of rounds for a while: others waited for it", culprit)
             for culprit in self._blame.judge(now_s)
         ]
 
@@ -744,4 +746,4 @@ class PeerCore:
             tuple(sorted(members, key=lambda member: member.name)),
         )
         effects += self._begin_round(proposal, now_s)
-        return [*effects, *[Send(name, proposal) for name in self.round.others]] if self.round else effects
+        return [*effects, *[SendToPeer(name, proposal) for name in self.round.others]] if self.round else effects

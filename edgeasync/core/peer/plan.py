@@ -36,7 +36,7 @@ class IncomingStep(NamedTuple):
     models: int = 1
 
 
-class Plan(NamedTuple):
+class RoundPlan(NamedTuple):
     """A member's part of a round. With `in_order` every step waits for the one before, all around."""
 
     segments: int
@@ -45,13 +45,13 @@ class Plan(NamedTuple):
     in_order: bool
 
 
-def plan_round(topology: Topology, members: tuple[str, ...], name: str) -> Plan:
+def plan_round(topology: Topology, members: tuple[str, ...], name: str) -> RoundPlan:
     """Return the part of `name` in a round of these members."""
     position = members.index(name)
     return _plan_ring(members, position) if topology == "ring" else _plan_all_to_all(members, position)
 
 
-def _plan_ring(members: tuple[str, ...], position: int) -> Plan:
+def _plan_ring(members: tuple[str, ...], position: int) -> RoundPlan:
     """Plan a ring all-reduce: n - 1 steps by which sums grow, then n - 1 steps by which means travel on."""
     count = len(members)
     following, before = members[(position + 1) % count], members[position - 1]
@@ -63,10 +63,10 @@ def _plan_ring(members: tuple[str, ...], position: int) -> Plan:
         segment = (position - step) % count
         outgoing.append(OutgoingStep(step, (following,), segment, source, step - 1 if step else None))
         incoming.append(IncomingStep(step, before, (segment - 1) % count, way, models=step + 1 if growing else 1))
-    return Plan(count, tuple(outgoing), tuple(incoming), in_order=True)
+    return RoundPlan(count, tuple(outgoing), tuple(incoming), in_order=True)
 
 
-def _plan_all_to_all(members: tuple[str, ...], position: int) -> Plan:
+def _plan_all_to_all(members: tuple[str, ...], position: int) -> RoundPlan:
     """Plan that each member sends its snapshot to each other: at the step of its place in the list.
 
     All decode in the order of the list, so that all sums are rounded in the same way.
@@ -77,4 +77,4 @@ def _plan_all_to_all(members: tuple[str, ...], position: int) -> Plan:
         for step, sender in enumerate(members)
     ]
     outgoing = OutgoingStep(position, others, 0, "snapshot", None)
-    return Plan(1, (outgoing,), tuple(incoming), in_order=False)
+    return RoundPlan(1, (outgoing,), tuple(incoming), in_order=False)

@@ -8,11 +8,11 @@ from edgeasync.core.peer.effects import (
     ApplyMean,
     Decode,
     Encode,
-    Forward,
+    ForwardPayload,
     OpenPayload,
     PeerEffect,
     ReleasePayload,
-    Send,
+    SendToPeer,
     StorePiece,
     TakeSnapshot,
 )
@@ -150,7 +150,7 @@ class Round:
                 effects.append(Encode(self.id, outgoing.step, outgoing.segment, outgoing.source))
                 continue
             received = self._incoming[outgoing.step - 1].offer
-            effects.append(Forward(self.id, outgoing.step, received.step))
+            effects.append(ForwardPayload(self.id, outgoing.step, received.step))
             offer = Offer(self.id, outgoing.step, received.payload_bytes, received.checksum)
             effects += self._offer(outgoing, offer, now_s)
         for incoming in self._plan.incoming:
@@ -177,7 +177,7 @@ class Round:
             outgoing = OutgoingPayload(receiver, offer, self._settings, now_s)
             outgoing.finished = receiver in self._gone
             self._outgoing[step.step, receiver] = outgoing
-            effects.append(Send(receiver, offer))
+            effects.append(SendToPeer(receiver, offer))
         return effects
 
     # -- messages ----------------------------------------------------------------------------------------------
@@ -189,13 +189,13 @@ class Round:
         if incoming is not None:
             if (credit := incoming.offered_again(offer)) is None:
                 raise Refused("another payload than was offered before")
-            return [Send(sender, credit)]
+            return [SendToPeer(sender, credit)]
         if offer.payload_bytes > self._segment_bytes_max:
             raise Refused("a payload that is too long", fatal=True)
         incoming = self._incoming[offer.step] = IncomingPayload(offer, self._settings.piece_bytes)
         return [
             OpenPayload(self.id, offer.step, offer.payload_bytes, offer.checksum),
-            Send(sender, incoming.credit()),
+            SendToPeer(sender, incoming.credit()),
             *self._advance(now_s),
         ]
 
@@ -213,7 +213,7 @@ class Round:
         self.progress_s = now_s
         effects: list[PeerEffect] = [
             StorePiece(self.id, piece.step, piece.offset),
-            Send(sender, incoming.credit()),
+            SendToPeer(sender, incoming.credit()),
         ]
         return effects + self._advance(now_s) if incoming.whole else effects
 
@@ -223,7 +223,7 @@ class Round:
         if incoming is None or incoming.whole or self.sender(step) != sender:
             return []
         credit = incoming.credit_again()
-        return [] if credit is None else [Send(sender, credit)]
+        return [] if credit is None else [SendToPeer(sender, credit)]
 
     def sender(self, step: int) -> str:
         """Return whose payload is received at this step."""
@@ -260,7 +260,7 @@ class Round:
     def retry(self, now_s: float) -> list[PeerEffect]:
         """Repeat offers that have brought no progress for a while."""
         return [
-            Send(outgoing.receiver, offer)
+            SendToPeer(outgoing.receiver, offer)
             for outgoing in self._outgoing.values()
             if (offer := outgoing.offer_again(now_s)) is not None
         ]

@@ -11,7 +11,7 @@ DOUBLINGS_MAX = 5
 """A culprit is left out for a lease, and twice as long each time that follows, this many times."""
 
 
-class Blame:
+class Suspicion:
     """The accusations of the last round that was given up, and their consequences."""
 
     def __init__(self, lease_s: float) -> None:

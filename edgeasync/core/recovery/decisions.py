@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from edgeasync.core.arrays.hub_model import Model
+from edgeasync.core.arrays.hub_model import HubModel
 from edgeasync.core.hub.effects import Fold
 from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.recovery.log import Entry
@@ -41,7 +41,7 @@ def check_decisions(policy: PolicySet, number: int, version: int, folds: Sequenc
                 _raise(plugins, (f"optimizer[{place}]",), number, "the scalars of a step")
 
 
-def check_state(core: HubCore, model: Model, saved_core: HubCore, saved_model: Model, number: int) -> None:
+def check_state(core: HubCore, model: HubModel, saved_core: HubCore, saved_model: HubModel, number: int) -> None:
     """Raise `PluginError` if a replayed state is not that of the checkpoint at this entry, and name the plugin."""
     plugins = plugins_of(core.policy_engine.policy)
     if not plugins:
@@ -61,7 +61,10 @@ def check_state(core: HubCore, model: Model, saved_core: HubCore, saved_model: M
 
 
 def _paces(core: HubCore) -> list[tuple[str, int, str]]:
-    return [(one.device_id, one.history.assigned_steps, one.history.why) for one in core.members.members.values()]
+    return [
+        (one.device_id, one.measurements.assigned_steps, one.measurements.why)
+        for one in core.members.members.values()
+    ]
 
 
 def _written(*values: object) -> str:

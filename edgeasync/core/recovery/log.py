@@ -16,14 +16,14 @@ from edgeasync.core.hub.events import (
     Folded,
     Heard,
     HubEvent,
-    Malformed,
+    HubReceived,
+    HubReceivedMalformed,
+    HubStopRequested,
     Moved,
     Peer,
     PushArrived,
-    Received,
     Resumed,
     Revoked,
-    StopRequested,
     Ticked,
 )  # fmt: skip
 from edgeasync.errors import ProtocolError, StorageError
@@ -35,7 +35,7 @@ REMEDY = "start the version of edgeasync that wrote it, or resume from a checkpo
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True, tag="message", gc=False):
-    """A `Received`, with its message as an encoded header frame."""
+    """A `HubReceived`, with its message as an encoded header frame."""
 
     peer: Peer
     header: bytes
@@ -61,7 +61,16 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     now_s: float
     event: (
-        Frame | PushArrived | Heard | Malformed | Folded | Evaluated | Ticked | Resumed | Revoked | StopRequested
+        Frame
+        | PushArrived
+        | Heard
+        | HubReceivedMalformed
+        | Folded
+        | Evaluated
+        | Ticked
+        | Resumed
+        | Revoked
+        | HubStopRequested
     )
     version: int
     session: bytes = b""
@@ -112,7 +121,7 @@ def write_entry(
 ) -> bytes:
     """Return the entry of an event that the core has handled, with the scalars of its folds."""
     folds = tuple([FoldScalars(e.weights, e.plan, e.scale) for e in effects if isinstance(e, Fold)])
-    if isinstance(event, Received):
+    if isinstance(event, HubReceived):
         frame = Frame(event.peer, wire.encode(event.message), event.has_capacity, event.key, event.moved)
         return _encode(Entry(now_s, frame, version, session, folds))
     return _encode(Entry(now_s, event, version, b"", folds))
@@ -139,4 +148,4 @@ def event_of(entry: Entry) -> HubEvent:
         raise StorageError(
             f"a message in the journal cannot be read ({error}): another version wrote it"
         ) from error
-    return Received(event.peer, message, event.has_capacity, event.key, event.moved)  # type: ignore[arg-type]
+    return HubReceived(event.peer, message, event.has_capacity, event.key, event.moved)  # type: ignore[arg-type]

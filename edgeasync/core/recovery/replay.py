@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import msgspec
 
-from edgeasync.core.arrays.hub_model import Model, Update
+from edgeasync.core.arrays.hub_model import HubModel, WaitingUpdate
 from edgeasync.core.arrays.model_executor import ModelExecutor
 from edgeasync.core.arrays.published_model import Publisher
 from edgeasync.core.hub.digests import digest
 from edgeasync.core.hub.effects import Discard, Fold, HubEffect, Keep, Publish, Restore
-from edgeasync.core.hub.events import PushArrived, Received, StopRequested
+from edgeasync.core.hub.events import HubReceived, HubStopRequested, PushArrived
 from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.recovery.decisions import check_decisions
 from edgeasync.core.recovery.log import REMEDY, Entry, FoldScalars, event_of
@@ -49,7 +49,7 @@ class Replay:
     software wrote it, or the settings have changed since. It raises `PluginError` if a plugin decides differently.
     """
 
-    def __init__(self, core: HubCore, model: Model, publisher: Publisher, sessions: Sessions) -> None:
+    def __init__(self, core: HubCore, model: HubModel, publisher: Publisher, sessions: Sessions) -> None:
         self.core = core
         self.model = model
         self.publisher = publisher
@@ -63,7 +63,7 @@ class Replay:
         if isinstance(event, PushArrived):
             self._hold(number, event, payload)
         self.now_s = entry.now_s
-        self._sessions.repeated = entry.session if isinstance(event, Received) else None
+        self._sessions.repeated = entry.session if isinstance(event, HubReceived) else None
         effects = self.core.handle(event, entry.now_s)
         self._sessions.repeated = None
         folds = [effect for effect in effects if isinstance(effect, Fold)]
@@ -78,7 +78,7 @@ class Replay:
 
     def fold_all(self, now_s: float) -> None:
         """Make a last version of the updates that wait, as if the hub were asked to stop."""
-        effects = self.core.handle(StopRequested(), now_s)
+        effects = self.core.handle(HubStopRequested(), now_s)
         self._follow(effects, [FoldScalars(e.weights, e.plan, e.scale) for e in effects if isinstance(e, Fold)])
 
     def _hold(self, number: int, event: PushArrived, payload: Buffer) -> None:
@@ -87,7 +87,7 @@ class Replay:
             return
         codec = make_codec(event.push.codec, self.core.spec)
         try:
-            self.model.hold(event.handle, Update(codec.open(payload), codec.name, payload))
+            self.model.hold(event.handle, WaitingUpdate(codec.open(payload), codec.name, payload))
         except ProtocolError as error:
             raise StorageError(
                 f"entry {number} of the journal holds an update that cannot be read: {error}"

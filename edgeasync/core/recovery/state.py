@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from edgeasync.core.arrays.hub_model import Model, ModelState, Snapshot, WaitingUpdates
+from edgeasync.core.arrays.hub_model import HubModel, ModelState, Snapshot, WaitingUpdates
 from edgeasync.core.arrays.published_model import Publisher, PublisherState
 from edgeasync.core.arrays.state_codec import Array, decode_state, encode_state, take_values
 from edgeasync.core.hub.budgets import BudgetState
@@ -111,7 +111,7 @@ def load_state(core: HubCore, state: bytes) -> None:
         core.codecs.begin(member)
 
 
-def note(core: HubCore, model: Model, entry: int | None, now_s: float) -> Note:
+def note(core: HubCore, model: HubModel, entry: int | None, now_s: float) -> Note:
     """Encode the core's state, and keep the updates that wait."""
     return Note(
         core=dump_state(core),
@@ -124,7 +124,7 @@ def note(core: HubCore, model: Model, entry: int | None, now_s: float) -> Note:
     )
 
 
-def complete(note: Note, model: Model, publisher: Publisher) -> HubState:
+def complete(note: Note, model: HubModel, publisher: Publisher) -> HubState:
     """Add the arrays to a note, when the effects that were queued at the time of the note are done."""
     model_state, arrays = model.dump_state(note.waiting)
     publisher_state, published = publisher.dump_state()
@@ -144,12 +144,12 @@ def complete(note: Note, model: Model, publisher: Publisher) -> HubState:
     )
 
 
-def capture(core: HubCore, model: Model, publisher: Publisher, entry: int | None, now_s: float) -> HubState:
+def capture(core: HubCore, model: HubModel, publisher: Publisher, entry: int | None, now_s: float) -> HubState:
     """Return the state of a hub that has no effects queued."""
     return complete(note(core, model, entry, now_s), model, publisher)
 
 
-def restore(tensors: Mapping[str, Array], core: HubCore, model: Model, publisher: Publisher) -> None:
+def restore(tensors: Mapping[str, Array], core: HubCore, model: HubModel, publisher: Publisher) -> None:
     """Resume a new hub of the same model and settings from its arrays; raises `StorageError` if it cannot.
 
     After an error core, model and publisher may be half restored: do not use them.
@@ -247,7 +247,7 @@ def _is_close(one: float, other: float) -> bool:
 def _prefix(spec: ParameterSpec) -> str:
     """Return a prefix for the names of other arrays: empty, unless a parameter has such a name."""
     prefix = ""
-    kinds = ("optimizer/", "kept/", "history/", "update/", "chain/", "published", SCALARS)
+    kinds = ("optimizer/", "kept/", "recent/", "update/", "chain/", "published", SCALARS)
     while any(
         parameter.name.startswith(tuple([prefix + kind for kind in kinds])) for parameter in spec.parameters
     ):

@@ -23,7 +23,7 @@ from edgeasync.host.readings import Readings
 from edgeasync.host.wall_clock import written
 from edgeasync.net.address import DEFAULT_ADDRESS
 from edgeasync.ops.doctor.data import examine_data
-from edgeasync.ops.doctor.finding import Finding, Step, fail, told, warn
+from edgeasync.ops.doctor.finding import Finding, StepFinding, fail, told, warn
 from edgeasync.ops.doctor.host import (
     judge_clock,
     judge_disk,
@@ -128,11 +128,15 @@ def _examine_provider(section: AgentSection) -> Finding:
     return judge_provider(section.provider, onnxruntime.get_available_providers(), started)
 
 
-def _examine_step(section: AgentSection, state: Path, dataset: Dataset | None, model: Model | Path | None) -> Step:
+def _examine_step(
+    section: AgentSection, state: Path, dataset: Dataset | None, model: Model | Path | None
+) -> StepFinding:
     try:
         from edgeasync.ops.doctor.training import examine_step, find_graph  # noqa: PLC0415
     except Exception:  # noqa: BLE001 - as above
-        return Step(warn("step", "not measured: onnxruntime cannot be imported", "cure the line 'provider'"), 0)
+        return StepFinding(
+            warn("step", "not measured: onnxruntime cannot be imported", "cure the line 'provider'"), 0
+        )
     return examine_step(dataset, model or find_graph(state), section.provider, section.cores_used)
 
 

@@ -18,7 +18,7 @@ class Finding(msgspec.Struct, frozen=True):
     cure: str = ""
 
 
-class Step(NamedTuple):
+class StepFinding(NamedTuple):
     """What there is to say of a step, and the bytes of the model's values, 0 if it is not known."""
 
     finding: Finding

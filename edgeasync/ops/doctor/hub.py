@@ -151,11 +151,11 @@ def judge_traffic(
     if updates and period_s:
         exchange, how = (device["bytes_up"] + device["bytes_down"]) / updates, "as so far"
     else:
-        tempo = (status or {}).get("tempo") or {}
+        cadence = (status or {}).get("cadence") or {}
         parameters = int((status or {}).get("parameters") or 0)
         exchange, how = 2.0 * (4 * parameters or model_bytes), "at most, without a codec"
-        period_s = float(tempo.get("period_s") or 0.0) or PERIOD_S
-        how += "" if tempo.get("period_s") else f", at an exchange every {PERIOD_S:g} s"
+        period_s = float(cadence.get("period_s") or 0.0) or PERIOD_S
+        how += "" if cadence.get("period_s") else f", at an exchange every {PERIOD_S:g} s"
     if not exchange:
         return ok("traffic", "not known before the model is")
     hour = exchange * 3600.0 / period_s

@@ -8,7 +8,7 @@ import numpy as np
 from edgeasync.config import expanded
 from edgeasync.data.dataset import Dataset
 from edgeasync.errors import ConfigError, EdgeAsyncError, GraphError
-from edgeasync.ops.doctor.finding import Step, ok, told, warn
+from edgeasync.ops.doctor.finding import StepFinding, ok, told, warn
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.optimizers import SGD
 from edgeasync.regular_file import read_regular
@@ -36,24 +36,26 @@ def find_graph(state: Path) -> Path | None:
     return files[-1] if files else None
 
 
-def examine_step(dataset: Dataset | None, model: Model | Path | None, provider: Provider, threads: int) -> Step:
+def examine_step(
+    dataset: Dataset | None, model: Model | Path | None, provider: Provider, threads: int
+) -> StepFinding:
     """Train a few steps, and return how long one takes; `model` may be the path of a training graph."""
     if dataset is None:
-        return Step(warn("step", "not measured: there is no data", "cure the line 'data'"), 0)
+        return StepFinding(warn("step", "not measured: there is no data", "cure the line 'data'"), 0)
     if model is None:
         cure = "give --model GRAPH.onnx (of 'edgeasync model build'); once the device has joined its graph is here"
-        return Step(warn("step", "not measured: the model is not known yet", cure), 0)
+        return StepFinding(warn("step", "not measured: the model is not known yet", cure), 0)
     try:
         trainer = _make_trainer(model, dataset, provider, threads)
         seconds = _time_steps(trainer)
     except EdgeAsyncError as error:
-        return Step(told("step", error), 0)
+        return StepFinding(told("step", error), 0)
     nbytes = 4 * trainer.spec.length
     shown = f"the data fit the model, and a step takes {_duration(seconds)}"
     if seconds > STEP_S_SLOW:
         cure = "set micro_batch_size or a smaller model, or accept few local steps"
-        return Step(warn("step", shown, cure), nbytes)
-    return Step(ok("step", shown), nbytes)
+        return StepFinding(warn("step", shown, cure), nbytes)
+    return StepFinding(ok("step", shown), nbytes)
 
 
 def _make_trainer(model: Model | Path, dataset: Dataset, provider: Provider, threads: int) -> Trainer:

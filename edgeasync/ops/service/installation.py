@@ -28,7 +28,7 @@ SYSUSERS = Path("/etc/sysusers.d/edgeasync.conf")
 SYSUSERS_TEXT = f'u {USER} - "edgeasync" {FOLDER}\n'
 
 
-class Place(NamedTuple):
+class InstallPlace(NamedTuple):
     """Where a service is installed: below `root`, for the whole machine or for one user with this home."""
 
     root: Path = Path("/")
@@ -59,7 +59,7 @@ class Place(NamedTuple):
         return self.root / path.relative_to("/")
 
 
-def find_unit(kind: Kind, place: Place, name: str | None) -> Unit:
+def find_unit(kind: Kind, place: InstallPlace, name: str | None) -> Unit:
     """Return the unit of a service; raises `ConfigError` for a name that is none, or that is taken.
 
     Another program may have it, or a service of the other kind.
@@ -84,7 +84,7 @@ def find_unit(kind: Kind, place: Place, name: str | None) -> Unit:
     return Unit(kind, program, place.folder, place.user, name or "")
 
 
-def find_others(unit: Unit, place: Place) -> list[Path]:
+def find_others(unit: Unit, place: InstallPlace) -> list[Path]:
     """Return the files of all other units of ours."""
     return [file for file in sorted(place.units.glob("*.service")) if file.name != unit.file and _is_ours(file)]
 
@@ -110,7 +110,7 @@ def find_program(environment: Path) -> Path:
     return environment / "bin" / "edgeasync"
 
 
-def install(unit: Unit, place: Place, settings: bytes | None) -> list[Path]:
+def install(unit: Unit, place: InstallPlace, settings: bytes | None) -> list[Path]:
     """Write what a service needs; return the files that changed. Raises `ConfigError` and `StorageError`.
 
     `settings` are a file's content. They replace those that are there; without them these must be there.
@@ -142,7 +142,9 @@ def install(unit: Unit, place: Place, settings: bytes | None) -> list[Path]:
     return changed
 
 
-def activate(unit: Unit, place: Place, manager: ServiceManager, changed: list[Path], *, start: bool) -> None:
+def activate(
+    unit: Unit, place: InstallPlace, manager: ServiceManager, changed: list[Path], *, start: bool
+) -> None:
     """Let systemd know what was installed; with `start`, start it if it does not run or has changed."""
     if place.user is not None:
         manager.make_user()
@@ -164,7 +166,7 @@ def _give(folder: Path, user: str) -> None:
         raise StorageError(f"{folder}: cannot be given to the user {user} ({error}); install as root") from error
 
 
-def remove(unit: Unit, place: Place, *, purge: bool) -> list[Path]:
+def remove(unit: Unit, place: InstallPlace, *, purge: bool) -> list[Path]:
     """Delete what `install` wrote, and return it: settings, keys and state only with `purge`.
 
     The machine's user stays with the folder, which belongs to it. Call it when the service is stopped.
@@ -188,7 +190,7 @@ def remove(unit: Unit, place: Place, *, purge: bool) -> list[Path]:
     return removed
 
 
-def _link(unit: Unit, place: Place) -> Path:
+def _link(unit: Unit, place: InstallPlace) -> Path:
     """Return the link by which systemd starts the unit at boot; it is what `systemctl enable` makes."""
     return place.units / f"{unit.target}.wants" / unit.file
 

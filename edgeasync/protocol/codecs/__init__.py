@@ -11,15 +11,15 @@ from edgeasync.protocol.codecs.catalogue import (
     plugin_parts,
     stages_of,
 )
-from edgeasync.protocol.codecs.codec import Codec
-from edgeasync.protocol.codecs.source import Joined, Source, VectorSource, copy_range
+from edgeasync.protocol.codecs.codec import VectorCodec
+from edgeasync.protocol.codecs.source import JoinedSources, Source, VectorSource, copy_range
 
 __all__ = [
     "ELEMENTWISE",
     "STAGES",
-    "Codec",
-    "Joined",
+    "JoinedSources",
     "Source",
+    "VectorCodec",
     "VectorSource",
     "check_codec_name",
     "copy_range",

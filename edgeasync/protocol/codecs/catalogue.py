@@ -14,12 +14,12 @@ from typing import NamedTuple
 from edgeasync.errors import PluginError, ProtocolError
 from edgeasync.parameters import ParameterSpec
 from edgeasync.protocol.codecs.blocks import Int4, Int8, Sign
-from edgeasync.protocol.codecs.codec import Codec, Dense
+from edgeasync.protocol.codecs.codec import Dense, VectorCodec
 from edgeasync.protocol.codecs.compressed import HAS_ZSTD, Compressed, compressed_bytes_max
 from edgeasync.protocol.codecs.dense import BFLOAT16, FLOAT16, DenseCodec, Identity
-from edgeasync.protocol.codecs.low_rank import RANK_MAX, Layout, LowRank, lay_out
+from edgeasync.protocol.codecs.low_rank import RANK_MAX, ArrayLayout, LowRank, lay_out
 from edgeasync.protocol.codecs.plugin import plugin_stage, plugin_stages
-from edgeasync.protocol.codecs.top_k import TopK
+from edgeasync.protocol.codecs.top_k import TopKCodec
 
 NAME_LENGTH_MAX = 64
 
@@ -116,7 +116,7 @@ def known_stages() -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=128)
-def make_codec(name: str, spec: ParameterSpec) -> Codec:
+def make_codec(name: str, spec: ParameterSpec) -> VectorCodec:
     """Return the codec with that name for vectors of `spec`.
 
     Raises `ValueError`, which lists the known names, for a name that is unknown or ill-formed.
@@ -125,9 +125,9 @@ def make_codec(name: str, spec: ParameterSpec) -> Codec:
     dense = _DENSE.get(design.dense) or plugin_stage(design.dense)
     assert dense is not None
     plain = _Design(design.fraction, design.rank, design.dense, compressed=False).name
-    codec: Codec
+    codec: VectorCodec
     if design.fraction:
-        codec = TopK(plain, spec, design.fraction, dense)
+        codec = TopKCodec(plain, spec, design.fraction, dense)
     elif design.rank:
         codec = LowRank(plain, spec, _layouts(design.rank, spec), dense)
     else:
@@ -136,12 +136,12 @@ def make_codec(name: str, spec: ParameterSpec) -> Codec:
 
 
 @lru_cache(maxsize=RANK_MAX)
-def _layouts(rank: int, spec: ParameterSpec) -> tuple[Layout, ...]:
+def _layouts(rank: int, spec: ParameterSpec) -> tuple[ArrayLayout, ...]:
     """Return the layout of a rank: kept longer than codecs, as a peer may name more of these than are kept."""
     return lay_out(spec, rank)
 
 
-def find_codec(name: str, payload_bytes: int, spec: ParameterSpec) -> Codec:
+def find_codec(name: str, payload_bytes: int, spec: ParameterSpec) -> VectorCodec:
     """Return the codec that a message names; raises `ProtocolError` if it is unknown or has no such length."""
     try:
         codec = make_codec(name, spec)

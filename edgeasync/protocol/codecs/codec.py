@@ -11,7 +11,7 @@ from edgeasync.protocol.codecs.source import Bytes, Source
 from edgeasync.protocol.wire import Buffer
 
 
-class Codec(ABC):
+class VectorCodec(ABC):
     """Codes the vectors of one spec, without any state; all that follows from the spec is computed in advance.
 
     Its stages code the trained values; the statistics always follow as plain float32. All numbers are
@@ -81,11 +81,11 @@ class Dense(Protocol):
 
     @property
     def elementwise(self) -> bool:
-        """As `Codec.elementwise`."""
+        """As `VectorCodec.elementwise`."""
 
     @property
     def needs_feedback(self) -> bool:
-        """As `Codec.needs_feedback`."""
+        """As `VectorCodec.needs_feedback`."""
 
     def nbytes(self, length: int) -> int:
         """Return how many bytes `length` values take; never fewer for more values."""

@@ -4,7 +4,7 @@ import numpy as np
 
 from edgeasync.errors import ProtocolError
 from edgeasync.parameters import Vector
-from edgeasync.protocol.codecs.codec import Codec
+from edgeasync.protocol.codecs.codec import VectorCodec
 from edgeasync.protocol.codecs.source import Source
 from edgeasync.protocol.wire import Buffer
 
@@ -24,10 +24,10 @@ def compressed_bytes_max(plain_bytes: int) -> int:
     return plain_bytes + plain_bytes // 1024 + 64
 
 
-class Compressed(Codec):
+class Compressed(VectorCodec):
     """Another codec's payloads, compressed."""
 
-    def __init__(self, inner: Codec) -> None:
+    def __init__(self, inner: VectorCodec) -> None:
         super().__init__(
             f"{inner.name}+zstd",
             _FRAME_BYTES_MIN,

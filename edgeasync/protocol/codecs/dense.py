@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from edgeasync.parameters import CHUNK, ParameterSpec, Vector
-from edgeasync.protocol.codecs.codec import Codec, Dense
+from edgeasync.protocol.codecs.codec import Dense, VectorCodec
 from edgeasync.protocol.codecs.float16 import (
     Halves,
     narrow_bfloat16,
@@ -96,7 +96,7 @@ class _Widened:
         return scratch[: stop - start]
 
 
-class DenseCodec(Codec):
+class DenseCodec(VectorCodec):
     """Every trained value through one dense stage, then the statistics."""
 
     def __init__(self, name: str, spec: ParameterSpec, stage: Dense) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from edgeasync.parameters import CHUNK, ParameterSpec, Vector
 from edgeasync.protocol.codecs.blocks import Rows
-from edgeasync.protocol.codecs.codec import Codec, Dense
+from edgeasync.protocol.codecs.codec import Dense, VectorCodec
 from edgeasync.protocol.codecs.source import Source, VectorSource, copy_range, join_statistics
 from edgeasync.protocol.wire import Buffer
 
@@ -22,7 +22,7 @@ _NOISE = 1e-5
 
 
 @dataclass(frozen=True)
-class Layout:
+class ArrayLayout:
     """The place of an array in the vector, and the place of its coded values among all coded values."""
 
     start: int
@@ -43,9 +43,9 @@ class Layout:
         return self.rank * (self.rows + self.columns) or self.size
 
 
-def lay_out(spec: ParameterSpec, rank: int) -> tuple[Layout, ...]:
+def lay_out(spec: ParameterSpec, rank: int) -> tuple[ArrayLayout, ...]:
     """Return the layout of the trained arrays: as matrices, first axis by all others, if that saves anything."""
-    layouts: list[Layout] = []
+    layouts: list[ArrayLayout] = []
     start = coded_start = 0
     for parameter in spec.parameters:
         if parameter.role != "trained":
@@ -53,16 +53,16 @@ def lay_out(spec: ParameterSpec, rank: int) -> tuple[Layout, ...]:
         rows = parameter.shape[0] if parameter.shape else 1
         columns = parameter.size // rows
         saves = rank * (rows + columns) < rows * columns
-        layouts.append(Layout(start, rows, columns, coded_start, rank if saves else 0))
+        layouts.append(ArrayLayout(start, rows, columns, coded_start, rank if saves else 0))
         start += layouts[-1].size
         coded_start += layouts[-1].coded_size
     return tuple(layouts)
 
 
-class LowRank(Codec):
+class LowRank(VectorCodec):
     """Codes the factors of matrices, and the other trained arrays, by one dense stage; the statistics follow."""
 
-    def __init__(self, name: str, spec: ParameterSpec, layouts: tuple[Layout, ...], stage: Dense) -> None:
+    def __init__(self, name: str, spec: ParameterSpec, layouts: tuple[ArrayLayout, ...], stage: Dense) -> None:
         self._stage = stage
         self._trained = spec.trained_length
         self._layouts = layouts
@@ -95,7 +95,7 @@ class LowRank(Codec):
         return join_statistics(_LowRankSource(self._trained, self._layouts, factors), coded[self._coded_bytes :])
 
 
-def _matrix(source: Source, layout: Layout) -> Rows:
+def _matrix(source: Source, layout: ArrayLayout) -> Rows:
     """Return a matrix of the source; if the source is a vector, a view of it."""
     if isinstance(source, VectorSource):
         values = source.vector[layout.start : layout.start + layout.size]
@@ -179,7 +179,7 @@ class _LowRankSource:
 
     __slots__ = ("_coded", "_factors", "_layouts", "_starts", "length")
 
-    def __init__(self, length: int, layouts: tuple[Layout, ...], coded: Source) -> None:
+    def __init__(self, length: int, layouts: tuple[ArrayLayout, ...], coded: Source) -> None:
         self.length = length
         self._layouts = layouts
         self._starts = np.array([layout.start for layout in layouts], np.int64)
@@ -204,7 +204,7 @@ class _LowRankSource:
                 copy_range(out, self._coded, begin - layout.start + layout.coded_start)
         return scratch[: stop - start]
 
-    def _multiply(self, layout: Layout, start: int, out: Vector) -> None:
+    def _multiply(self, layout: ArrayLayout, start: int, out: Vector) -> None:
         """Write a matrix's values from place `start` on: the rest of a row, whole rows, the beginning of a row."""
         columns = layout.columns
         row, column = divmod(start, columns)
@@ -219,7 +219,7 @@ class _LowRankSource:
             columns_left = slice(0, out.size - middle)
             self._multiply_block(layout, slice(row + whole, row + whole + 1), columns_left, out[middle:])
 
-    def _multiply_block(self, layout: Layout, rows: slice, columns: slice, out: Vector) -> None:
+    def _multiply_block(self, layout: ArrayLayout, rows: slice, columns: slice, out: Vector) -> None:
         """Write a block of the product, one rank after another."""
         factors = self._factors[layout.start]
         split = layout.rank * layout.rows

@@ -42,7 +42,7 @@ class VectorSource:
         return self._shown[start:stop]
 
 
-class Joined:
+class JoinedSources:
     """Two sources, one after the other."""
 
     __slots__ = ("_first", "_second", "_split", "length")
@@ -67,7 +67,7 @@ class Joined:
 
 def join_statistics(trained: Source, statistics: Bytes) -> Source:
     """Return decoded trained values followed by the coded statistics, if there are any."""
-    return Joined(trained, VectorSource(statistics.view("<f4"))) if statistics.size else trained
+    return JoinedSources(trained, VectorSource(statistics.view("<f4"))) if statistics.size else trained
 
 
 def copy_range(target: Vector, source: Source, start: int = 0) -> None:

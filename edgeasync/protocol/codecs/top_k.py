@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from edgeasync.errors import ProtocolError
 from edgeasync.parameters import CHUNK, ParameterSpec, Vector
-from edgeasync.protocol.codecs.codec import Codec, Dense
+from edgeasync.protocol.codecs.codec import Dense, VectorCodec
 from edgeasync.protocol.codecs.source import Bytes, Source, VectorSource, copy_range, join_statistics
 from edgeasync.protocol.wire import Buffer
 
@@ -29,7 +29,7 @@ Magnitudes = npt.NDArray[np.int32]
 """Floats' bits without the signs: they compare as magnitudes do, and values that are not finite are largest."""
 
 
-class TopK(Codec):
+class TopKCodec(VectorCodec):
     """Codes the largest of the trained values; the statistics follow."""
 
     def __init__(self, name: str, spec: ParameterSpec, fraction: float, stage: Dense) -> None:

@@ -16,9 +16,9 @@ from edgeasync.data.dataset import Dataset
 from edgeasync.durable.device_keys import DeviceKeys
 from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.errors import EdgeAsyncError
-from edgeasync.net.network import Network
-from edgeasync.runtime.agent import Agent
-from edgeasync.runtime.hub import Hub
+from edgeasync.net.network import ZmqNetwork
+from edgeasync.runtime.agent import AgentRuntime
+from edgeasync.runtime.hub import HubRuntime
 from edgeasync.sdk.shares import Share
 from edgeasync.training.trainer import Trainer
 
@@ -42,7 +42,7 @@ class Workers(ABC):
 
     bind = ""
     """Where the hub of these workers is to listen; known inside of `async with`."""
-    network: Network | None = None
+    network: ZmqNetwork | None = None
     """The network that the hub has to share with them, if any."""
     keys: Path | None = None
     """The hub's folder of keys, if they speak over a network."""
@@ -56,7 +56,7 @@ class Workers(ABC):
         """Leave nothing behind."""
 
     @abstractmethod
-    async def run(self, hub: Hub) -> None:
+    async def run(self, hub: HubRuntime) -> None:
         """Train for a hub that listens, until all have ended; raise what one of them ended with."""
 
     @abstractmethod
@@ -89,11 +89,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, tag="agent"):
     def make_agent(
         self,
         trainer: Trainer,
-        network: Network | None = None,
+        network: ZmqNetwork | None = None,
         keys: DeviceKeys | None = None,
-    ) -> Agent:
+    ) -> AgentRuntime:
         """Return the agent of this worker, not running yet. It is the same device in every call on a run."""
-        return Agent(
+        return AgentRuntime(
             self.address,
             identity=DeviceIdentity(self.name, f"{self.number:032x}", self.incarnation),
             make_trainer=lambda _: trainer,
@@ -114,7 +114,7 @@ class RevivedWorkers(Workers):
         self._seed = seed
         self._stopping = asyncio.Event()
 
-    async def run(self, hub: Hub) -> None:
+    async def run(self, hub: HubRuntime) -> None:
         """Keep all workers alive."""
         await run_together(
             keep_alive(worker_name(number), partial(self._live, hub, number))
@@ -125,7 +125,7 @@ class RevivedWorkers(Workers):
         """Let the workers end."""
         self._stopping.set()
 
-    def _job(self, hub: Hub, number: int, deaths: int, threads: int = 1) -> Job:
+    def _job(self, hub: HubRuntime, number: int, deaths: int, threads: int = 1) -> Job:
         incarnation = incarnation_of(hub, number, deaths)
         return Job(
             number=number,
@@ -137,7 +137,7 @@ class RevivedWorkers(Workers):
         )
 
     @abstractmethod
-    async def _live(self, hub: Hub, number: int, deaths: int) -> None:
+    async def _live(self, hub: HubRuntime, number: int, deaths: int) -> None:
         """Run a worker to its end; raises what it raised, or `WorkerDiedError` if it died."""
 
 
@@ -150,7 +150,7 @@ def worker_name(number: int) -> str:
     return f"worker-{number}"
 
 
-def incarnation_of(hub: Hub, number: int, deaths: int = 0) -> int:
+def incarnation_of(hub: HubRuntime, number: int, deaths: int = 0) -> int:
     """Return the incarnation of a worker: the one that this run knows or, after a death, the next one."""
     member = hub.core.members.members.get(worker_name(number))
     return (1 if member is None else member.incarnation) + (deaths > 0)

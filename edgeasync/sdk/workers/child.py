@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from edgeasync.runtime.agent import Agent
+from edgeasync.runtime.agent import AgentRuntime
 from edgeasync.runtime.peer import Peer
 from edgeasync.sdk.workers.base import END_S, Job, make_trainer
 from edgeasync.sdk.workers.files import MAKE_FILE, WorkerFiles
@@ -29,7 +29,7 @@ def main(folder: Path, number: int, lifeline: int, program: int) -> None:
     when the worker is to end.
     """
     files = WorkerFiles(folder, number)
-    agents: list[Agent | Peer] = []
+    agents: list[AgentRuntime | Peer] = []
 
     def on_end(*, orphaned: bool) -> None:
         if orphaned:

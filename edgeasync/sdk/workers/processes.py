@@ -18,7 +18,7 @@ from typing import Any, Self
 
 import msgspec
 
-from edgeasync.runtime.hub import Hub
+from edgeasync.runtime.hub import HubRuntime
 from edgeasync.sdk.shares import Share
 from edgeasync.sdk.workers.base import (
     Job,
@@ -62,7 +62,7 @@ class ProcessWorkers(RevivedWorkers):
         await self._forker.close()
         await in_thread(self._temporary.remove)
 
-    async def _live(self, hub: Hub, number: int, deaths: int) -> None:
+    async def _live(self, hub: HubRuntime, number: int, deaths: int) -> None:
         await run_process(self._forker, self._job(hub, number, deaths, self._threads), self._stopping)
 
 

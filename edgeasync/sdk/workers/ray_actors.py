@@ -12,8 +12,8 @@ import msgspec
 from edgeasync.durable.device_keys import UnkeptDeviceKeys
 from edgeasync.durable.keys import HubKeys
 from edgeasync.errors import ConfigError, EdgeAsyncError
-from edgeasync.runtime.agent import Agent
-from edgeasync.runtime.hub import Hub
+from edgeasync.runtime.agent import AgentRuntime
+from edgeasync.runtime.hub import HubRuntime
 from edgeasync.sdk.shares import Share
 from edgeasync.sdk.workers.base import (
     Job,
@@ -47,7 +47,7 @@ class Actor:
     """A worker, in a process that Ray has started somewhere."""
 
     def __init__(self) -> None:
-        self._agent: Agent | None = None
+        self._agent: AgentRuntime | None = None
 
     async def prepare(self, share: Share, make: MakeTrainer, job: Job) -> None:
         """Make the trainer; raises what that raises."""
@@ -120,7 +120,7 @@ class RayWorkers(RevivedWorkers):
             self._ray.shutdown()
         self._temporary.remove()
 
-    async def _live(self, hub: Hub, number: int, deaths: int) -> None:
+    async def _live(self, hub: HubRuntime, number: int, deaths: int) -> None:
         name, loop = worker_name(number), asyncio.get_running_loop()
         job = self._job(hub, number, deaths)
         actor = self._ray.remote(Actor).options(**self._needs).remote()

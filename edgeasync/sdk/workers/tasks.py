@@ -4,9 +4,9 @@ import secrets
 from collections.abc import Sequence
 from typing import Self
 
-from edgeasync.net.network import Network
-from edgeasync.runtime.agent import Agent
-from edgeasync.runtime.hub import Hub
+from edgeasync.net.network import ZmqNetwork
+from edgeasync.runtime.agent import AgentRuntime
+from edgeasync.runtime.hub import HubRuntime
 from edgeasync.sdk.workers.base import Job, Workers, incarnation_of, note_worker, run_together, worker_name
 from edgeasync.training.trainer import Trainer
 
@@ -18,12 +18,12 @@ class TaskWorkers(Workers):
         self.bind = f"inproc://{secrets.token_hex(8)}"
         self._trainers = trainers
         self._examples = examples
-        self._agents: list[Agent] = []
+        self._agents: list[AgentRuntime] = []
         self._stopping = False
 
     async def __aenter__(self) -> Self:
         """Make the network that hub and agents share."""
-        self.network = Network()
+        self.network = ZmqNetwork()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -31,7 +31,7 @@ class TaskWorkers(Workers):
         assert self.network is not None
         self.network.close()
 
-    async def run(self, hub: Hub) -> None:
+    async def run(self, hub: HubRuntime) -> None:
         """Run an agent for each trainer."""
         if self._stopping:
             return
@@ -48,7 +48,7 @@ class TaskWorkers(Workers):
             agent.request_stop()
 
 
-async def _run(agent: Agent, name: str) -> None:
+async def _run(agent: AgentRuntime, name: str) -> None:
     try:
         await agent.run()
     except Exception as error:

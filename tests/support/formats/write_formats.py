@@ -15,21 +15,21 @@ import numpy as np
 import xxhash
 
 from edgeasync.core.arrays.spool import HeldModel, Spool
-from edgeasync.core.device.data_quota import DayRecord
+from edgeasync.core.device.data_quota import QuotaRecord
 from edgeasync.core.device.pending_push import ModelKey
-from edgeasync.core.device.throttle import CareLimits, CareReadings
+from edgeasync.core.device.throttle import ThrottleLimits, ThrottleReadings
 from edgeasync.core.engine.sender import Sender
 from edgeasync.core.hub.settings import CheckpointSettings, HubCoreSettings, Liveness
 from edgeasync.data.dataset import Dataset, batches
 from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.durable.local_file import LocalFile
-from edgeasync.durable.quota_file import DayFile
+from edgeasync.durable.quota_file import QuotaFile
 from edgeasync.durable.spool_file import SpoolFile
 from edgeasync.graphs.model_file import MODEL_FILE, save_model
 from edgeasync.metrics import Accuracy, Meter
 from edgeasync.policies.frequency import AdaptiveFrequency
-from edgeasync.policies.monitor import Monitor, NotFiniteWatch, UpdateNormWatch
+from edgeasync.policies.monitor import Monitor, NotFiniteDetector, UpdateNormDetector
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
@@ -46,9 +46,9 @@ from edgeasync.protocol.messages import (
     Fetch,
     FetchGraph,
     Frozen,
-    Graph,
+    Goodbye,
+    GraphHeader,
     Hello,
-    Leave,
     ModelVersion,
     Order,
     Piece,
@@ -78,16 +78,16 @@ EXPECTED_FILE = "expected.json"
 MODEL = SoftmaxModel(inputs=3, classes=2)
 POLICY = Policy(
     frequency=AdaptiveFrequency(period_steps_min=4, local_steps_max=64),
-    monitor=Monitor(watch=(NotFiniteWatch(count_max=2), UpdateNormWatch())),
+    monitor=Monitor(detectors=(NotFiniteDetector(count_max=2), UpdateNormDetector())),
 )
 CHECKPOINT = CheckpointSettings(every="12 updates", keep=2)
 UPDATES, ORDERED_UPDATES = 20, 16
-LIMITS = CareLimits(temperature_c_max=80.0)
+LIMITS = ThrottleLimits(temperature_c_max=80.0)
 
 STATE_ID = "5" * 32
 SESSION = bytes(range(16))
 VERSION = ModelVersion("00c0ffee00c0ffee", 41)
-DAY = DayRecord(1_234_567, 43_210.5)
+DAY = QuotaRecord(1_234_567, 43_210.5)
 PROFILE = DeviceProfile("aarch64", 4, 1 << 30, 500, "edgeasync 0.1.0", 64, delay_steps=16)
 
 
@@ -147,7 +147,7 @@ def write_run(folder):
         )
         device.start()
     assert clock.run(lambda: device.engine.core.link == "joined", 1.0)
-    device.sense(CareReadings(temperature_c=85.0))
+    device.sense(ThrottleReadings(temperature_c=85.0))
     core = hub.core
     assert clock.run(lambda: core.updates_applied >= ORDERED_UPDATES, 60.0)
     hub.connect(b"operator", lambda header, payload: None, Sender(bytes(32), "admin", "operator"))
@@ -204,7 +204,7 @@ def write_device(folder):
     (folder / "identity.json").write_bytes(msgspec.json.encode(DeviceIdentity("device-1", STATE_ID, 3)))
     SpoolFile(folder, STATE_ID).write(make_spool())
     SpoolFile(folder, STATE_ID).write_model(make_held())
-    DayFile(folder).write(DAY)
+    QuotaFile(folder).write(DAY)
     LocalFile(folder, STATE_ID).write(make_local())
 
 
@@ -231,12 +231,12 @@ def make_messages():
         Credit(3, 1 << 20),
         Ping(SESSION, 12.5, 160, 0.25, 50, "76 C", 76.5),
         Pong(12.5),
-        Leave("stopping", SESSION),
+        Goodbye("stopping", SESSION),
         Refuse("busy", "the hub is busy; try again", 0.5, rest=True),
         StatusRequest(),
         Status(),
         FetchGraph(SESSION),
-        Graph("b" * 64, 96, 4096, 4),
+        GraphHeader("b" * 64, 96, 4096, 4),
         Enrol(bytes(range(32))),
         Enrolled("device-1"),
         Wake(),

@@ -11,7 +11,7 @@ from edgeasync import nn
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.protocol import wire
 from edgeasync.protocol.graph import ShippedGraph
-from edgeasync.protocol.messages import FetchGraph, Graph, Hello, Welcome
+from edgeasync.protocol.messages import FetchGraph, GraphHeader, Hello, Welcome
 
 SESSION = b"s" * 16
 SPEC = ParameterSpec((Parameter("w", (3,)),))
@@ -96,5 +96,5 @@ class HostileHub:
                     self._socket.send_multipart([peer, wire.encode(welcome)])
                 elif isinstance(message, FetchGraph):
                     self.fetched += 1
-                    answer = Graph(self._fingerprint, self._graph.checksum, len(self._graph.payload))
+                    answer = GraphHeader(self._fingerprint, self._graph.checksum, len(self._graph.payload))
                     self._socket.send_multipart([peer, wire.encode(answer), self._graph.payload])

@@ -5,14 +5,14 @@ from functools import cache
 from random import Random
 
 from edgeasync.core.device.device_core import DeviceCore
-from edgeasync.core.device.effects import Connect, Report, Send, SendPush, Train
-from edgeasync.core.device.events import ModelInstalled, Received, Trained
+from edgeasync.core.device.effects import Connect, DeviceReport, SendPush, SendToHub, Train
+from edgeasync.core.device.events import DeviceReceived, ModelInstalled, Trained
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.protocol.messages import (
     Assignment,
     DeviceProfile,
-    Graph,
-    Leave,
+    Goodbye,
+    GraphHeader,
     ModelVersion,
     Ping,
     Pong,
@@ -26,7 +26,7 @@ PROFILE = DeviceProfile(examples=100)
 CHECKSUM = 77
 FINGERPRINT = "ab" * 32
 OFFER = {"graph": FINGERPRINT, "graph_bytes": 1000}
-GRAPH = Graph(FINGERPRINT, 0, 1000)
+GRAPH = GraphHeader(FINGERPRINT, 0, 1000)
 KEPT = Push(bytes(16), 7, ModelVersion("0" * 16, 3), 8, 64, 0.5, 0.25, 0.125, "int8", 1, 12)
 TRAINED = Trained(8, 64, 0.5, 0.25, 0.125, checksum=CHECKSUM)
 WELCOME = Welcome(bytes(16), SPEC, {}, 0, "identity", HEARTBEAT_S, LEASE_S, 1 << 20)
@@ -59,7 +59,7 @@ class DeviceBench:
         return self
 
     def hears(self, message, at_s=None):
-        return self.give(Received(message), at_s)
+        return self.give(DeviceReceived(message), at_s)
 
     def tick(self, at_s=None, steps=0):
         self.now_s = self.now_s if at_s is None else at_s
@@ -75,11 +75,11 @@ class DeviceBench:
             self.tick(self.core.next_deadline_s())
             assert self.now_s <= end_s, f"no {kind.__name__} within {limit_s} s"
             for effect in self.effects:
-                said = effect.message if isinstance(effect, Send) else effect
+                said = effect.message if isinstance(effect, SendToHub) else effect
                 if isinstance(said, kind):
                     return said
                 if isinstance(said, Ping):
-                    assert self.core.handle(Received(Pong(said.sent_s)), self.now_s) == []
+                    assert self.core.handle(DeviceReceived(Pong(said.sent_s)), self.now_s) == []
 
     def welcome(self, seq_last=0, spec=SPEC, settings=None, at_s=None, **graph):
         self.sessions += 1
@@ -104,13 +104,13 @@ class DeviceBench:
 
     def reconnect(self, seq_last=0, **fields):
         """Lose the connection and be welcomed again."""
-        self.hears(Leave("stopping"))
+        self.hears(Goodbye("stopping"))
         self.until(Connect)
         return self.welcome(seq_last, **fields)
 
     @property
     def said(self):
-        return [effect.message for effect in self.effects if isinstance(effect, Send)]
+        return [effect.message for effect in self.effects if isinstance(effect, SendToHub)]
 
     @property
     def pushed(self):
@@ -119,13 +119,13 @@ class DeviceBench:
 
     @property
     def told(self):
-        return [effect.event for effect in self.effects if isinstance(effect, Report)]
+        return [effect.event for effect in self.effects if isinstance(effect, DeviceReport)]
 
     @property
     def ignored(self):
         """The kinds of event that the last effects, which do nothing, tell of as not fitting."""
         words = r"a message or result that does not fit: (.+); it is ignored"
-        assert all(isinstance(effect, Report) and effect.event == "unexpected" for effect in self.effects)
+        assert all(isinstance(effect, DeviceReport) and effect.event == "unexpected" for effect in self.effects)
         return [re.fullmatch(words, effect.detail)[1] for effect in self.effects]
 
     @property

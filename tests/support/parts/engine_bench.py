@@ -3,7 +3,7 @@
 import numpy as np
 
 from edgeasync.config import ByteCount
-from edgeasync.core.arrays.hub_model import Model
+from edgeasync.core.arrays.hub_model import HubModel
 from edgeasync.core.engine.hub_engine import HubEngine
 from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.hub.settings import FLOAT32, HubCoreSettings, Limits, Liveness
@@ -26,7 +26,7 @@ POLICY = Policy(
     aggregate=ImmediateAggregator(),
     optimizer=(SGD(),),
     frequency=FixedFrequency(),
-    monitor=Monitor(watch=()),
+    monitor=Monitor(detectors=()),
 )
 
 
@@ -73,7 +73,7 @@ class Bench:
             make_session=sessions,
             now_s=0.0,
         )
-        model = Model(spec, np.zeros(spec.length, np.float32), 0, policy)
+        model = HubModel(spec, np.zeros(spec.length, np.float32), 0, policy)
         self.engine = HubEngine(core, model, self.notes, sessions=sessions)
         self.sessions = {}
 

@@ -2,8 +2,8 @@
 
 import itertools
 
-from edgeasync.core.hub.effects import Assign, Discard, Disconnect, Fold, Receive, Report, Send
-from edgeasync.core.hub.events import PushArrived, Received, Revoked, StopRequested, Ticked
+from edgeasync.core.hub.effects import Assign, Discard, Fold, HubReport, Receive, SendToDevice, SuspendTransfers
+from edgeasync.core.hub.events import HubReceived, HubStopRequested, PushArrived, Revoked, Ticked
 from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.hub.settings import FLOAT32, HubCoreSettings, Limits, Liveness, StopCondition
 from edgeasync.parameters import Parameter, ParameterSpec
@@ -14,8 +14,8 @@ from edgeasync.policies.policy import Policy
 from edgeasync.protocol.messages import (
     Fetch,
     FetchGraph,
+    Goodbye,
     Hello,
-    Leave,
     ModelVersion,
     Order,
     Ping,
@@ -67,7 +67,7 @@ class HubBench:
         if isinstance(event, PushArrived):
             self.held.add(event.handle)
         self.effects = self.core.handle(event, self.now_s)
-        self.events += not stopped and not isinstance(event, Revoked | StopRequested)
+        self.events += not stopped and not isinstance(event, Revoked | HubStopRequested)
         return self._account()
 
     def tick(self, at_s=None, *, capacity=True):
@@ -83,7 +83,7 @@ class HubBench:
                 self.held.difference_update(effect.handles)
             elif isinstance(effect, Discard):
                 self.held.remove(effect.handle)
-            elif isinstance(effect, Send) and isinstance(effect.message, Welcome):
+            elif isinstance(effect, SendToDevice) and isinstance(effect.message, Welcome):
                 session = effect.message.session
                 (member,) = [m for m in self.core.members.members.values() if m.session == session]
                 self.sessions[member.device_id] = effect.message.session
@@ -99,7 +99,7 @@ class HubBench:
     def hello(self, device_id="a", *, state=1, start=1, peer=None, at_s=None, **fields):
         hello = Hello(device_id, bytes((state,)) * 16, start, **fields)
         peer = peer or f"{device_id} {state}".encode()
-        return self.give(Received(peer, hello, key=self.keys.get(device_id, b"")), at_s)
+        return self.give(HubReceived(peer, hello, key=self.keys.get(device_id, b"")), at_s)
 
     def join(self, device_id="a", **fields):
         """Join and fetch, as a device does first."""
@@ -108,22 +108,22 @@ class HubBench:
 
     def fetch(self, device_id="a", *, at_s=None, capacity=True):
         fetch, key = Fetch(self.sessions[device_id]), self.keys.get(device_id, b"")
-        return self.give(Received(self.peers[device_id], fetch, capacity, key), at_s)
+        return self.give(HubReceived(self.peers[device_id], fetch, capacity, key), at_s)
 
     def fetch_graph(self, device_id="a", *, capacity=True):
-        return self.give(Received(self.peers[device_id], FetchGraph(self.sessions[device_id]), capacity))
+        return self.give(HubReceived(self.peers[device_id], FetchGraph(self.sessions[device_id]), capacity))
 
     def ping(self, device_id="a", *, steps=0, peer=None, session=None, at_s=None, **fields):
         ping = Ping(session or self.sessions[device_id], 123.0, steps, **fields)
-        return self.give(Received(peer or self.peers[device_id], ping), at_s)
+        return self.give(HubReceived(peer or self.peers[device_id], ping), at_s)
 
     def leave(self, device_id="a", reason="stopping", *, at_s=None):
-        leave, key = Leave(reason, self.sessions[device_id]), self.keys.get(device_id, b"")
-        return self.give(Received(self.peers[device_id], leave, key=key), at_s)
+        leave, key = Goodbye(reason, self.sessions[device_id]), self.keys.get(device_id, b"")
+        return self.give(HubReceived(self.peers[device_id], leave, key=key), at_s)
 
     def order(self, device_id="a", order="quarantine", *, at_s=None):
         """Give an operator's order; return the code of its refusal, if it is refused."""
-        self.give(Received(b"operator", Order(device_id, order), key=b"o" * 32 if self.keys else b""), at_s)
+        self.give(HubReceived(b"operator", Order(device_id, order), key=b"o" * 32 if self.keys else b""), at_s)
         return self.refused
 
     def make_push(
@@ -151,7 +151,7 @@ class HubBench:
 
     def offer(self, device_id="a", seq=1, base=0, *, capacity=True):
         push = self.make_push(device_id, seq, base, transfer=seq)
-        return self.give(Received(self.peers[device_id], push, capacity))
+        return self.give(HubReceived(self.peers[device_id], push, capacity))
 
     # -- what the hub did ------------------------------------------------------------------------------------
 
@@ -164,23 +164,23 @@ class HubBench:
 
     @property
     def reports(self):
-        return [effect.event for effect in self.all_of(Report)]
+        return [effect.event for effect in self.all_of(HubReport)]
 
     @property
     def refused(self):
         """The code of the only refusal in the last effects, or `None`."""
-        codes = [send.message.code for send in self.all_of(Send) if isinstance(send.message, Refuse)]
+        codes = [send.message.code for send in self.all_of(SendToDevice) if isinstance(send.message, Refuse)]
         assert len(codes) <= 1
         return codes[0] if codes else None
 
     @property
     def refusal(self):
-        (message,) = [send.message for send in self.all_of(Send) if isinstance(send.message, Refuse)]
+        (message,) = [send.message for send in self.all_of(SendToDevice) if isinstance(send.message, Refuse)]
         return message
 
     @property
     def forgotten(self):
-        return [effect.peer for effect in self.all_of(Disconnect)]
+        return [effect.peer for effect in self.all_of(SuspendTransfers)]
 
     @property
     def granted(self):

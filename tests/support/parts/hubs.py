@@ -12,8 +12,8 @@ from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.policies.aggregation import ImmediateAggregator
 from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.optimizers import SGD
-from edgeasync.runtime.agent import Agent
-from edgeasync.runtime.hub import Hub
+from edgeasync.runtime.agent import AgentRuntime
+from edgeasync.runtime.hub import HubRuntime
 from edgeasync.training.numpy_models import SoftmaxModel
 from tests.support.programs.processes import PATIENCE_S
 
@@ -45,13 +45,13 @@ class Adder:
 
 def make_hub(run, network, *, settings=HubCoreSettings(), **options):  # noqa: B008 (it is frozen)
     options = {"initial": lambda: np.zeros(SPEC.length, np.float32), "policy": ONE_BY_ONE} | options
-    return Hub(spec=SPEC, bind=ADDRESS, run=run, settings=settings, network=network, **options)
+    return HubRuntime(spec=SPEC, bind=ADDRESS, run=run, settings=settings, network=network, **options)
 
 
 def make_agent(network, trainer=None, **options):
     identity = DeviceIdentity("pi", "0" * 32, 1)
     trainer = trainer or Adder()
-    return Agent(ADDRESS, identity=identity, make_trainer=lambda _: trainer, network=network, **options)
+    return AgentRuntime(ADDRESS, identity=identity, make_trainer=lambda _: trainer, network=network, **options)
 
 
 async def serve(hub, *agents):

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 
-from edgeasync.core.arrays.hub_model import Model
+from edgeasync.core.arrays.hub_model import HubModel
 from edgeasync.core.engine.hub_engine import HubEngine
 from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.hub.settings import FLOAT32, HubCoreSettings, Limits
@@ -67,7 +67,7 @@ class Bench:
             make_session=sessions,
             now_s=0.0,
         )
-        model = Model(spec, np.zeros(length, np.float32), 0, policy)
+        model = HubModel(spec, np.zeros(length, np.float32), 0, policy)
         self.engine = HubEngine(core, model, self.shell, sessions=sessions)
         self.sessions, self.peers = {}, [number.to_bytes(3, "big") for number in range(devices)]
         for peer in self.peers:

@@ -21,14 +21,14 @@ from recording_agent import GROUPS, PLACES, shares_of  # beside this file, which
 from edgeasync.core.device.events import Trained
 from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.net.channel import Channel
-from edgeasync.net.network import Network
-from edgeasync.runtime.agent import Agent
+from edgeasync.net.network import ZmqNetwork
+from edgeasync.runtime.agent import AgentRuntime
 
 RECONNECT_MS = 500
 """How often a socket tries to connect: at ZeroMQ's 100 ms thousands of them leave a machine no time for a hub."""
 
 
-class CrowdAgent(Agent):
+class CrowdAgent(AgentRuntime):
     """An agent that trains without a thread, and learns from outside that its connection broke."""
 
     def __init__(self, crowd, number):
@@ -104,7 +104,7 @@ class Crowd:
         self.hub = hub
         self.period_s = period_s
         self.finishing = False
-        self.network = Network()
+        self.network = ZmqNetwork()
         self.network.context.set(zmq.MAX_SOCKETS, 65_535)
         self.agents = [CrowdAgent(self, number) for number in range(count)]
 

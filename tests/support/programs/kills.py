@@ -10,7 +10,7 @@ from random import Random
 import numpy as np
 
 from edgeasync.durable.history import read_history
-from edgeasync.durable.run_replay import RunReplay, Update
+from edgeasync.durable.run_replay import ReplayedUpdate, RunReplay
 from edgeasync.graphs.model_file import MODEL_FILE, load_model
 from edgeasync.net.status import fetch_status
 from edgeasync.training.numpy_models import SoftmaxModel
@@ -141,7 +141,7 @@ class Fleet:
         decided = [
             (line.entry, line.seq, line.device)
             for line in journaled
-            if isinstance(line, Update) and line.outcome in ("applied", "buffered", "rejected")
+            if isinstance(line, ReplayedUpdate) and line.outcome in ("applied", "buffered", "rejected")
         ]
         first = decided[0][0] if decided else 0
         known = [row for row in rows if row[0] >= first]

@@ -21,8 +21,8 @@ import zmq
 from edgeasync import StepResult
 from edgeasync.core.hub.codec_agreement import COARSE
 from edgeasync.durable.identity import DeviceFolder
-from edgeasync.net.network import Network
-from edgeasync.runtime.agent import Agent
+from edgeasync.net.network import ZmqNetwork
+from edgeasync.runtime.agent import AgentRuntime
 
 PLACES = 3
 GROUPS = 100
@@ -60,15 +60,17 @@ class Recorder:
         self.spec = spec
         self._device = device
         self._parameters = None
-        self._apart = False
+        self._off_chain = False
 
     def begin(self, parameters):
         """Note which version this is, and what it is."""
         held, assignment = self._device.agent._engine._model, self._device.agent._engine.core.work._installing
         if assignment.deltas is None:
-            self._apart = assignment.codec == COARSE
+            self._off_chain = assignment.codec == COARSE
         version, digest = held.version, xxhash.xxh3_64_hexdigest(held._base.data)
-        self._device.record.note(lineage=version.lineage, number=version.number, digest=digest, apart=self._apart)
+        self._device.record.note(
+            lineage=version.lineage, number=version.number, digest=digest, off_chain=self._off_chain
+        )
         self._parameters = parameters
 
     def step(self):
@@ -91,7 +93,7 @@ class Device:
         identity = self._state.open(f"device-{number}")
         self.record = Record(folder / f"device-{number}.jsonl")
         self.record.note(start=identity.incarnation)
-        self.agent = Agent(
+        self.agent = AgentRuntime(
             hub, identity=identity, make_trainer=lambda welcome: Recorder(self, welcome.spec),
             step_s_min=step_s, on_report=self._on_report, network=network,
         )  # fmt: skip
@@ -105,7 +107,7 @@ class Device:
 
 async def run(hub, folder, first, last, step_s):
     """Run the devices `first` to `last` until their hub has finished."""
-    network = Network()
+    network = ZmqNetwork()
     network.context.set(zmq.MAX_SOCKETS, 16_000)
     devices = [Device(hub, folder, number, step_s, network) for number in range(first, last)]
     sys.stdout.write('{"event": "started"}\n')

@@ -47,7 +47,7 @@ class Story:
     def _take(self, line):
         at_s = line["at_s"]
         if "digest" in line:
-            self.given.append((line["lineage"], line["number"], line["digest"], line["apart"]))
+            self.given.append((line["lineage"], line["number"], line["digest"], line["off_chain"]))
         elif "made" in line:
             self._drop()
             self._made = line["made"]
@@ -120,11 +120,11 @@ class Stories:
         A device that was sent a coarse model holds another, of a version that is known.
         """
         checked = 0
-        for lineage, number, digest, apart in itertools.chain.from_iterable(story.given for story in self.all):
+        for lineage, number, digest, off_chain in itertools.chain.from_iterable(story.given for story in self.all):
             if every or (lineage, number) in known:
                 assert (lineage, number) in known, f"version {number} of {lineage} was given, and is not recovered"
                 same = known[lineage, number] == digest
-                assert same or apart, f"version {number} of {lineage} is recovered as another"
+                assert same or off_chain, f"version {number} of {lineage} is recovered as another"
                 checked += 1
         return checked
 

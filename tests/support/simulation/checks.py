@@ -9,8 +9,8 @@ import copy
 import numpy as np
 import xxhash
 
-from edgeasync.core.hub.effects import Discard, Fold, Report, Restore, SendStatus
-from edgeasync.core.hub.events import Received, Revoked
+from edgeasync.core.hub.effects import Discard, Fold, HubReport, Restore, SendStatus
+from edgeasync.core.hub.events import HubReceived, Revoked
 from edgeasync.core.recovery.state import dump_state
 from edgeasync.durable.history import Correction, correct, read_rows
 from edgeasync.durable.history_writer import row_of
@@ -105,7 +105,7 @@ class Checks:
         self._models = {}
         """By lineage and version: the hash of the model."""
         self._published = {}
-        self._apart = set()
+        self._off_chain = set()
         """The same of what devices are given, where that is something else."""
         self._parents = {}
         """By lineage: the one that it branched off, and the last version they share."""
@@ -139,7 +139,7 @@ class Checks:
 
     def after_event(self, hub, event, before, effects):
         for effect in effects:
-            if isinstance(effect, Report) and effect.event == "joined":
+            if isinstance(effect, HubReport) and effect.event == "joined":
                 self._forgotten(effect.device_id)
         self._correct_rows(hub, event, effects)
         self._ordered(hub, event, effects)
@@ -189,7 +189,7 @@ class Checks:
             if any(isinstance(effect, SendStatus) for effect in effects):
                 memory.orders.append((0 if hub.log is None else hub.log.last + 1, event.peer, device, order))
             memory.excused |= {memory.handles[one.handle] for one in effects if isinstance(one, Discard)}
-            told = [effect for effect in effects if isinstance(effect, Report)]
+            told = [effect for effect in effects if isinstance(effect, HubReport)]
             done = [(one.event, one.device_id) for one in told if one.event in ("excluded", "released")]
             if order == "quarantine" or device in before:
                 changed = before != memory.excluded
@@ -231,7 +231,7 @@ class Checks:
 
     def sending_apart(self, number, vector):
         """Note a model that one device is sent; another may take its place before it leaves."""
-        self._apart.add((number, xxhash.xxh3_64_digest(vector)))
+        self._off_chain.add((number, xxhash.xxh3_64_digest(vector)))
 
     def _note(self, versions, lineage, snapshot):
         digest = xxhash.xxh3_64_digest(snapshot.vector)
@@ -461,7 +461,7 @@ class Checks:
         """Check a version that a device has installed: it must be to the bit what the hub sent."""
         lineage, number = version.lineage, version.number
         digest = xxhash.xxh3_64_digest(vector)
-        if (number, digest) in self._apart:
+        if (number, digest) in self._off_chain:
             return
         assert digest == self._recorded(lineage, number), f"{device.device_id} holds another {(lineage, number)}"
 
@@ -525,4 +525,4 @@ class Checks:
 
 
 def _is_order(event):
-    return isinstance(event, Received) and isinstance(event.message, Order)
+    return isinstance(event, HubReceived) and isinstance(event.message, Order)

@@ -120,7 +120,7 @@ class Trainee(Device):
 
     def _carry_out(self, effect):
         super()._carry_out(effect)
-        if isinstance(effect, e.Report) and effect.event == "round_done":
+        if isinstance(effect, e.PeerReport) and effect.event == "round_done":
             self.rounds_done += 1
             self.done.append((self.world.clock.now_s, self.steps))
             self.world.checks.paced(self)
@@ -234,14 +234,14 @@ class Hostile(Trainee):
         return propose(now_s)
 
     def _carry_out(self, effect):
-        if isinstance(effect, e.Forward):
+        if isinstance(effect, e.ForwardPayload):
             spoilt = self._spoilt(bytes(self.arrays.incoming[effect.received_step]), None)
             self.arrays.outgoing[effect.step] = spoilt
             return
         if isinstance(effect, e.SendPiece) and effect.round in self.withheld:
             return  # the others send all they have meanwhile
         super()._carry_out(effect)
-        event = effect.event if isinstance(effect, e.Report) else ""
+        event = effect.event if isinstance(effect, e.PeerReport) else ""
         if event == "round_done" and self.world.hostility == "fast rounds":
             self.world.clock.after(0.02, self._give_up_completed)
         if event == "round_started" and self.world.hostility == "propose and abandon":

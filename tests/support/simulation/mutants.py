@@ -2,15 +2,15 @@
 
 from pathlib import Path
 
-from edgeasync.core.arrays.hub_model import Model
+from edgeasync.core.arrays.hub_model import HubModel
 from edgeasync.core.device.pending_push import PendingPush
-from edgeasync.core.device.work_cycle import DeviceWork
+from edgeasync.core.device.work_cycle import WorkCycle
 from edgeasync.core.engine import log_writer
 from edgeasync.core.engine.fold_queue import FoldQueue
 from edgeasync.core.engine.hub_engine import HubEngine
 from edgeasync.core.engine.outbox import Outbox
 from edgeasync.core.engine.status_answers import StatusAnswers
-from edgeasync.core.hub.admission import Presence
+from edgeasync.core.hub.admission import Admission
 from edgeasync.core.hub.divergence import DivergenceGuard
 from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.hub.membership import Membership
@@ -22,7 +22,7 @@ from edgeasync.durable.commit import GroupCommit
 from edgeasync.durable.history_file import HistoryFile
 from edgeasync.durable.history_writer import HistoryWriter
 from edgeasync.durable.journal import JournalWriter, _Walk
-from edgeasync.durable.run import Run
+from edgeasync.durable.run import HubRun
 from tests.support.simulation.planting import Change, Mutants
 
 CHANGES = {
@@ -49,18 +49,18 @@ CHANGES = {
         ),
     ),
     "updates that wait are dropped with a device": (
-        Change(Presence, "expire", "if member.peer:", "if not self._policy_engine.state.contributions.clear():"),
+        Change(Admission, "expire", "if member.peer:", "if not self._policy_engine.state.contributions.clear():"),
     ),
     "a payload is not checked": (
         Change(HubEngine, "_push", "wire.checksum(payload) != push.checksum", "False"),
         Change(HubEngine, "_push", "len(payload) != push.payload_bytes", "False"),
     ),
     "a lease is not renewed by what a device says": (
-        Change(Presence, "renew_lease", "self._members.renew(member, now_s)", "pass"),
+        Change(Admission, "renew_lease", "self._members.renew(member, now_s)", "pass"),
     ),
-    "a device that was lost is not woken": (Change(Presence, "renew_lease", "if not member.live:", "if False:"),),
+    "a device that was lost is not woken": (Change(Admission, "renew_lease", "if not member.live:", "if False:"),),
     "a device does not say again what was not answered": (
-        Change(DeviceWork, "tick", "return self._speak(now_s)", "return self._wait(now_s) or []"),
+        Change(WorkCycle, "tick", "return self._speak(now_s)", "return self._wait(now_s) or []"),
     ),
     "a released device stays out": (
         Change(DivergenceGuard, "release", "self.state.orders.pop(voter, None)", "self.state.orders.get(voter)"),
@@ -86,7 +86,7 @@ CHANGES = {
         Change(Outbox, "send", "self._waiting or ", ""),
     ),
     "an answer does not confirm anything": (
-        Change(HubEngine, "_send", "(Assignment, Ack, Welcome, Leave)", "Welcome"),
+        Change(HubEngine, "_send", "(Assignment, Ack, Welcome, Goodbye)", "Welcome"),
     ),
     "a status does not wait for the disk": (
         Change(StatusAnswers, "ask", "self._outbox.show(", "(lambda show: show())("),
@@ -100,7 +100,7 @@ CHANGES = {
         Change(_Walk, "records", "digest != checksum(body[: _RECORD_HEADER.size - 8], entry, payload)", "0"),
     ),
     "what a killed hub did not sync is not written again": (
-        Change(Run, "open", "found.unsynced)", "[])"),
+        Change(HubRun, "open", "found.unsynced)", "[])"),
     ),
     "a segment takes the place of another before it is whole": (
         Change(JournalWriter, "_begin", "self._disk.create(_PART)", "self._disk.create(name)"),
@@ -119,7 +119,7 @@ CHANGES = {
         Change(CheckpointStore, "covered", "min(self._keep, 2) - 1", "0"),
     ),
     "the journal is dropped beyond the checkpoint": (
-        Change(Run, "save", "return self._store.covered(manifest.fingerprint)", "return 1 << 60"),
+        Change(HubRun, "save", "return self._store.covered(manifest.fingerprint)", "return 1 << 60"),
     ),
     "the journal is never dropped": (
         Change(JournalWriter, "drop_through", "while self._segments:", "while False:"),
@@ -144,7 +144,7 @@ CHANGES = {
         Change(HistoryFile, "resume", "last.entry <= entry if", "True if"),
     ),
     "a checkpoint does not wait for the history": (
-        Change(Run, "save", "if self.history is not None:", "if False:"),
+        Change(HubRun, "save", "if self.history is not None:", "if False:"),
     ),
     "the history is not synced before a checkpoint": (
         Change(HistoryWriter, "flush", "if sync and not self._off:", "if False:"),
@@ -162,7 +162,7 @@ CHANGES = {
         ),
     ),
     "payloads that wait are lost in a checkpoint": (
-        Change(Model, "waiting", "{handle: self._updates[handle] for handle in handles}", "{}"),
+        Change(HubModel, "waiting", "{handle: self._updates[handle] for handle in handles}", "{}"),
     ),
     "a replay weighs updates another way": (
         Change(Replay, "_follow", "scale=scalars.scale", "scale=0.5 * scalars.scale"),

@@ -6,7 +6,7 @@ from edgeasync.core.peer import round as round_module
 from edgeasync.core.peer.neighbours import Neighbours
 from edgeasync.core.peer.peer_core import PeerCore
 from edgeasync.core.peer.round import Round
-from edgeasync.core.peer.suspicion import Blame
+from edgeasync.core.peer.suspicion import Suspicion
 from edgeasync.core.peer.transfers import IncomingPayload, OutgoingPayload
 from tests.support.simulation.planting import Change, Mutants
 
@@ -48,7 +48,12 @@ CHANGES = {
     # Who is a member.
     "a member that has started again is taken for the one before": (
         Change(Neighbours, "knows", "neighbour.ping.incarnation == member.incarnation", "True"),
-        Change(PeerCore, "_misfit", "RoundMember(self.name, self.incarnation) not in proposal.members", "False"),
+        Change(
+            PeerCore,
+            "_refuse_proposal",
+            "RoundMember(self.name, self.incarnation) not in proposal.members",
+            "False",
+        ),
     ),
     "a start with a lower number never counts": (
         Change(Neighbours, "refusal", " and self.hears(neighbour, now_s)", ""),
@@ -77,8 +82,8 @@ CHANGES = {
         Change(PeerCore, "_of_another_round", "if message.round == self.completed:", "if False:"),
     ),
     "a culprit is left out for ever": (
-        Change(Blame, "leaves_out", "now_s < self._left_out[name][1]", "True"),
-        Change(Blame, "forgive", "self._left_out.pop(name, None)", "pass"),
+        Change(Suspicion, "leaves_out", "now_s < self._left_out[name][1]", "True"),
+        Change(Suspicion, "forgive", "self._left_out.pop(name, None)", "pass"),
     ),
     # Memory.
     "a round begins while work is owed": (Change(PeerCore, "_accept_or_decline", "if self._owed or", "if"),),

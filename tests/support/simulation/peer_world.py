@@ -120,7 +120,7 @@ class Device:
         self.core = self.arrays = None
 
     def stop(self):
-        self.handle(v.StopRequested())
+        self.handle(v.PeerStopRequested())
 
     def handle(self, event):
         self._do(lambda now_s: self.core.handle(event, now_s))
@@ -163,7 +163,7 @@ class Device:
     def _carry_out(self, effect):  # noqa: C901, PLR0912 (a table: a line or two for each effect)
         arrays = self.arrays
         match effect:
-            case e.Send():
+            case e.SendToPeer():
                 assert effect.peer != self.name
                 self.world.send(self, effect.peer, effect.message)
             case e.SendPiece():
@@ -187,7 +187,7 @@ class Device:
             case e.ApplyMean():
                 assert not arrays.dropped
                 self._work(self._apply, effect)
-            case e.Forward():
+            case e.ForwardPayload():
                 arrays.outgoing[effect.step] = bytes(arrays.incoming[effect.received_step])
             case e.OpenPayload():
                 assert effect.step not in arrays.incoming
@@ -202,9 +202,9 @@ class Device:
                 assert arrays.round == effect.round
                 arrays.dropped = True
                 self._drop_if_done()
-            case e.Report():
+            case e.PeerReport():
                 self.reports.append((self.world.clock.now_s, effect))
-            case e.Stop():
+            case e.EndPeer():
                 self.kill()
 
     def _drop_if_done(self):
@@ -396,11 +396,11 @@ class World:
         if not device.running or self.clock.now_s < self.cut.get(link, 0.0):
             return
         if malformed:
-            device.handle(v.Malformed(sender, "bits were flipped"))
+            device.handle(v.PeerReceivedMalformed(sender, "bits were flipped"))
             return
         is_piece = isinstance(message, PeerPiece)
         sound = not is_piece or wire.checksum(part) == message.checksum
-        event = v.Received(sender, message, len(part or b""), sound)
+        event = v.PeerReceived(sender, message, len(part or b""), sound)
         if device.suspended_until_s > self.clock.now_s:  # it waits in the socket's queue
             self.clock.at(device.suspended_until_s, lambda: self._arrive(link, message, part))
             return

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from edgeasync.policies import Evidence, Plugin
-from edgeasync.policies.monitor import DisagreementWatch, Monitor, NotFiniteWatch
+from edgeasync.policies.monitor import DisagreementDetector, Monitor, NotFiniteDetector
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,13 @@ class LossLost(Plugin, frozen=True):
         return None if update.finite else Evidence("its loss is not finite")
 
 
-WARNING = Monitor(watch=(NotFiniteWatch(count_max=1), Whim(5, "device")), calm_updates=2)
+WARNING = Monitor(detectors=(NotFiniteDetector(count_max=1), Whim(5, "device")), calm_updates=2)
 ROLLBACK = Monitor(
-    watch=(
+    detectors=(
         Whim(11, "fleet", "rollback"),
         Whim(7, "device"),
         Whim(13, "fleet", "increase_frequency"),
-        DisagreementWatch(),
+        DisagreementDetector(),
     ),
     calm_updates=3,
 )

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import xxhash
 
-from edgeasync.core.arrays.hub_model import Model
+from edgeasync.core.arrays.hub_model import HubModel
 from edgeasync.core.arrays.published_model import Publisher
 from edgeasync.core.device.effects import ResolvePush
 from edgeasync.core.device.events import ModelInstalled
@@ -32,7 +32,7 @@ from edgeasync.policies.aggregation import (
     SynchronousAggregator,
 )
 from edgeasync.policies.frequency import FixedFrequency
-from edgeasync.policies.monitor import Monitor, NotFiniteWatch
+from edgeasync.policies.monitor import Monitor, NotFiniteDetector
 from edgeasync.policies.optimizers import SGD, Nesterov
 from edgeasync.policies.policy import Policy
 from edgeasync.policies.staleness import ConstantStaleness
@@ -55,7 +55,7 @@ THINNED_ROWS_MAX = 40
 FOLD_S = 0.02
 """The time of work in the background, for fleets whose folds are done there."""
 
-QUIET = Monitor(watch=(), clip=0)
+QUIET = Monitor(detectors=(), clip=0)
 FIXED = FixedFrequency(local_steps=4)
 
 
@@ -84,7 +84,7 @@ POLICIES = {
     "rollback": (
         policy(
             aggregate=BufferedAggregator(count=2, wait_s_max=2.0),
-            monitor=Monitor(watch=(NotFiniteWatch(count_max=1), LossLost()), calm_updates=3),
+            monitor=Monitor(detectors=(NotFiniteDetector(count_max=1), LossLost()), calm_updates=3),
         ),
         FLOAT32,
     ),
@@ -241,7 +241,7 @@ class WatchedHub(SimulatedHub):
     # -- resuming from the disk ------------------------------------------------------------------------------
 
     def start(self):
-        with mock.patch.multiple(recovery, Model=self._model_again, Publisher=self._publisher_again):
+        with mock.patch.multiple(recovery, HubModel=self._model_again, Publisher=self._publisher_again):
             super().start()
 
     def _make_core(self, *parts):
@@ -249,7 +249,7 @@ class WatchedHub(SimulatedHub):
         return self._core_again
 
     def _model_again(self, *parts):
-        model = Model(*parts)
+        model = HubModel(*parts)
         fold, advance = model.fold, model.advance
 
         def watched_fold(plan, updates):
@@ -337,20 +337,20 @@ class WatchedHub(SimulatedHub):
 
         core.handle, model.fold, model.advance = watched_handle, watched_fold, watched_advance
         publisher.publish = watched_publish
-        self._watch_apart(publisher._apart)
+        self._watch_off_chain(publisher._off_chain)
         if log is not None:
             self._watch_log(log, core)
 
-    def _watch_apart(self, apart):
+    def _watch_off_chain(self, off_chain):
         """Note what single devices are sent beside the chain."""
-        vars(apart).pop("put", None)
-        put = apart.put
+        vars(off_chain).pop("put", None)
+        put = off_chain.put
 
         def watched_put(owner, number, sent, before):
             self._checks.sending_apart(number, sent.vector)
             put(owner, number, sent, before)
 
-        apart.put = watched_put
+        off_chain.put = watched_put
 
     def _watch_log(self, log, core):
         """Note the core after every entry."""

@@ -2,13 +2,13 @@
 
 import logging
 
-from edgeasync.async_train.worker import Progress
+from edgeasync.async_train.worker import WorkerProgress
 from edgeasync.callbacks import ExchangeEvent
 
 
 def tell(log_frequency, *updates):
     """Show a worker's progress updates with these numbers of steps."""
-    progress = Progress(log_frequency)
+    progress = WorkerProgress(log_frequency)
     for number, steps in enumerate(updates, 1):
         told = {"loss": 0.5, "examples": 32, "metrics": {"accuracy": 0.75}, "bytes_up": 1, "bytes_down": 1}
         progress.on_exchange(

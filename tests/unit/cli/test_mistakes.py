@@ -31,7 +31,9 @@ MISTAKES = {
     "hub --lease-s=5": "No such option: --lease-s. 'lease_s' is a key of [liveness] in the settings file.",
     "hub --liveness 5": "No such option: --liveness. 'liveness' is a table in the settings file.",
     "agent --lease-s 5": "No such option: --lease-s. 'lease_s' is a key of [peers] in the settings file.",
-    "doctor --cpu-share 5": "No such option: --cpu-share. 'cpu_share' is a key of [care] in the settings file.",
+    "doctor --cpu-share 5": (
+        "No such option: --cpu-share. 'cpu_share' is a key of [throttle] in the settings file."
+    ),
     "agent --steps-max 5": "No such option: --steps-max. Write --steps.",
     "agent --lease 5": "No such option: --lease.",
     "hub --kind X": "No such option: --kind.",

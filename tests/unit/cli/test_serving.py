@@ -8,7 +8,7 @@ from edgeasync.cli.serving import LAST_EVENTS_FILE, LINES_SHOWN, ending_signals,
 from edgeasync.core.engine.recorder import EVENTS_KEPT
 from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.errors import EdgeAsyncError, StorageError
-from edgeasync.runtime.agent import Agent
+from edgeasync.runtime.agent import AgentRuntime
 
 
 class Failing:
@@ -68,7 +68,7 @@ def test_an_agent_has_them(tmp_path, capsys):
         raise ZeroDivisionError
 
     identity = DeviceIdentity("pi", "0" * 32, 1)
-    agent = Agent("tcp://127.0.0.1:9", identity=identity, make_trainer=print, on_report=on_report)
+    agent = AgentRuntime("tcp://127.0.0.1:9", identity=identity, make_trainer=print, on_report=on_report)
     with pytest.raises(ZeroDivisionError):
         serve(agent, 60.0, int, tmp_path)
     written = (tmp_path / LAST_EVENTS_FILE).read_text()

@@ -8,11 +8,11 @@ from rich.console import Console
 
 from edgeasync.cli.output import Printer
 from edgeasync.cli.status import BOUNDS, REMEDIES, describe_status, device_table, print_status, print_whole
-from edgeasync.core.hub.events import Received
+from edgeasync.core.hub.events import HubReceived
 from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.policies.frequency import Bound, Cadence
-from edgeasync.policies.monitor import Monitor, NotFiniteWatch, UpdateNormWatch
+from edgeasync.policies.monitor import Monitor, NotFiniteDetector, UpdateNormDetector
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol.messages import Hello, ModelVersion
 from edgeasync.training.numpy_models import SoftmaxModel
@@ -149,8 +149,8 @@ def test_a_device_that_rests_before_its_first_exchange_is_said_to():
 
 def at_pace(core, name, period_s, bound=""):
     """Let a device be there that exchanges so often, as its history has it."""
-    core.handle(Received(name.encode(), Hello(name, name.encode() * 16, 1)), 0.0)
-    history = core.members.members[name].history
+    core.handle(HubReceived(name.encode(), Hello(name, name.encode() * 16, 1)), 0.0)
+    history = core.members.members[name].measurements
     history.step_s, history.communication_s, history.assigned_steps, history.bound = (
         0.01,
         period_s - 0.1,
@@ -199,7 +199,11 @@ def test_the_period_shown_is_the_one_in_force_and_the_bound_of_most_is_named(bou
     for name, bound, period_s in zip("abc", bounds, (1.2, 1.3, 60.0), strict=True):
         at_pace(core, name, period_s, bound)
     status = core.status(0.0)
-    assert (status["tempo"]["period_s"], status["tempo"]["aim_s"], status["tempo"]["bound"]) == (1.3, 60.0, named)
+    assert (status["cadence"]["period_s"], status["cadence"]["aim_s"], status["cadence"]["bound"]) == (
+        1.3,
+        60.0,
+        named,
+    )
     assert [device["bound"] for device in status["devices"]] == bounds
     text = joined(shown(status | {"address": "", "pid": 0}))
     assert "fleet: period 1.30 s" in text
@@ -226,7 +230,7 @@ def test_alarms_have_a_cause_and_a_remedy():
 
 
 def test_every_remedy_of_a_watch_has_words():
-    for watch in (*Monitor().watch, UpdateNormWatch(), NotFiniteWatch()):
+    for watch in (*Monitor().detectors, UpdateNormDetector(), NotFiniteDetector()):
         assert watch.remedy in REMEDIES
 
 
@@ -257,7 +261,7 @@ def joined_lines(text):
 
 def test_a_hub_of_an_earlier_version_is_shown_too():
     _, status = empty_status()
-    for key in ("tempo", "fleet", "learning_rate_factor", "rollbacks", "alarms", "evaluation", "best"):
+    for key in ("cadence", "fleet", "learning_rate_factor", "rollbacks", "alarms", "evaluation", "best"):
         del status[key]
     old = {
         key: value

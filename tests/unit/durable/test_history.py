@@ -5,7 +5,7 @@ import itertools
 import msgspec
 import pytest
 
-from edgeasync.core.hub.events import PushArrived, Revoked, StopRequested, Ticked
+from edgeasync.core.hub.events import HubStopRequested, PushArrived, Revoked, Ticked
 from edgeasync.durable.history import Correction, EvaluationRow, read_rows
 from edgeasync.durable.history_file import HistoryFile
 from edgeasync.durable.history_writer import HistoryWriter
@@ -102,7 +102,7 @@ def test_a_hub_that_resumes_cuts_off_later_corrections(disk, blocks, entry, expe
 
 
 ENDS = {
-    "applied": lambda hub: hub.give(StopRequested()),
+    "applied": lambda hub: hub.give(HubStopRequested()),
     "revoked": lambda hub: hub.give(Revoked(b"a" * 32)),
     "rolled_back": lambda hub: hub.roll_back(),
     "quarantined": lambda hub: hub.order(),

@@ -132,7 +132,7 @@ def test_a_history_of_a_newer_format_is_named(disk):
     from edgeasync.protocol.wire import checksum  # noqa: PLC0415
 
     content[12:20] = checksum(bytes(content[:12])).to_bytes(8, "little")
-    assert read_rows(disk).trouble == "it is of format 99, and this edgeasync reads format 2"
+    assert read_rows(disk).trouble == "it is of format 99, and this edgeasync reads format 1"
 
 
 def test_a_folder_without_a_history_says_why(tmp_path):

@@ -10,7 +10,7 @@ import edgeasync
 from edgeasync.durable.device_keys import DeviceKeys
 from edgeasync.durable.identity import DeviceFolder
 from edgeasync.durable.json_file import read_json
-from edgeasync.durable.quota_file import DayFile
+from edgeasync.durable.quota_file import QuotaFile
 from edgeasync.errors import StorageError
 from edgeasync.ops.doctor.state import examine_state
 from edgeasync.ops.runs import list_checkpoints
@@ -35,7 +35,7 @@ def open_identity(folder):
 
 
 def read_day(folder):
-    DayFile(folder).read()
+    QuotaFile(folder).read()
 
 
 def read_hub(folder):
@@ -44,7 +44,7 @@ def read_hub(folder):
 
 READERS = {
     "identity.json": open_identity,
-    "day.json": read_day,
+    "quota.json": read_day,
     "keys/hub.json": read_hub,
     "hub.json": read_record,
 }

@@ -2,18 +2,18 @@
 
 import pytest
 
-from edgeasync.core.device.data_quota import DayRecord
-from edgeasync.durable.quota_file import DAY_FILE, DayFile
+from edgeasync.core.device.data_quota import QuotaRecord
+from edgeasync.durable.quota_file import QUOTA_FILE, QuotaFile
 from edgeasync.errors import StorageError
 from edgeasync.protocol.messages import DAY_S
 
 
 def test_a_count_is_read_as_it_was_written(tmp_path):
-    file = DayFile(tmp_path)
-    assert file.read() == DayRecord(0, DAY_S), "the first day is whole"
-    file.write(DayRecord(12_345, 60.5))
-    assert file.read() == DayRecord(12_345, 60.5)
-    assert [path.name for path in tmp_path.iterdir()] == [DAY_FILE]
+    file = QuotaFile(tmp_path)
+    assert file.read() == QuotaRecord(0, DAY_S), "the first day is whole"
+    file.write(QuotaRecord(12_345, 60.5))
+    assert file.read() == QuotaRecord(12_345, 60.5)
+    assert [path.name for path in tmp_path.iterdir()] == [QUOTA_FILE]
     assert file.path.stat().st_size < 100
 
 
@@ -32,7 +32,7 @@ def test_a_count_is_read_as_it_was_written(tmp_path):
     ],
 )
 def test_a_count_that_cannot_be_read_is_refused_by_name_and_kept(tmp_path, content, told):
-    (tmp_path / DAY_FILE).write_bytes(content)
-    with pytest.raises(StorageError, match=rf"day\.json: .*{told}"):
-        DayFile(tmp_path).read()
-    assert (tmp_path / DAY_FILE).read_bytes() == content
+    (tmp_path / QUOTA_FILE).write_bytes(content)
+    with pytest.raises(StorageError, match=rf"quota\.json: .*{told}"):
+        QuotaFile(tmp_path).read()
+    assert (tmp_path / QUOTA_FILE).read_bytes() == content

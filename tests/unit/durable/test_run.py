@@ -10,7 +10,7 @@ from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.core.recovery.log import write_entry
 from edgeasync.core.recovery.state import capture
 from edgeasync.durable.recovery import Rules
-from edgeasync.durable.run import Run
+from edgeasync.durable.run import HubRun
 from edgeasync.errors import StorageError
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.policy import Policy
@@ -20,7 +20,7 @@ SPEC = ParameterSpec((Parameter("weights", (3,)),))
 
 
 def open_run(disk):
-    run = Run(disk, Rules(SPEC, Policy(), HubCoreSettings()), segment_bytes_max=200)
+    run = HubRun(disk, Rules(SPEC, Policy(), HubCoreSettings()), segment_bytes_max=200)
     run.open(
         Rules.make_core,
         lambda: (np.zeros(3, np.float32), 0),

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from edgeasync.core.arrays.hub_model import Model
+from edgeasync.core.arrays.hub_model import HubModel
 from edgeasync.core.arrays.published_model import Publisher
 from edgeasync.core.hub.events import Resumed
 from edgeasync.core.hub.settings import HubCoreSettings, StopCondition
@@ -11,7 +11,7 @@ from edgeasync.core.recovery.log import write_entry
 from edgeasync.core.recovery.state import capture
 from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.recovery import Rules
-from edgeasync.durable.run import Run
+from edgeasync.durable.run import HubRun
 from edgeasync.durable.run_replay import RunReplay
 from edgeasync.errors import ConfigError, StorageError
 from edgeasync.parameters import Parameter, ParameterSpec
@@ -23,7 +23,7 @@ RULES = Rules(SPEC, Policy(), HubCoreSettings())
 
 def start(path, rules=RULES, lineage="0" * 16):
     """Open a run as a hub does."""
-    run = Run(FolderDisk(path), rules)
+    run = HubRun(FolderDisk(path), rules)
     run.open(
         Rules.make_core,
         lambda: (np.zeros(3, np.float32), 0),
@@ -77,7 +77,7 @@ def test_a_branch_begins_the_story_anew_and_the_earlier_part_can_still_be_told(t
 
 def test_of_one_number_the_journal_follows_the_newest_checkpoint(tmp_path):
     run = start(tmp_path)
-    core, model = run.core, Model(SPEC, np.ones(3, np.float32), 5, RULES.policy)
+    core, model = run.core, HubModel(SPEC, np.ones(3, np.float32), 5, RULES.policy)
     core.policy_engine.state.version = 5
     run.save(capture(core, model, Publisher(SPEC, model, RULES.settings.codec), 0, 2.0), 0.0)
     again = start(tmp_path)

@@ -28,7 +28,7 @@ from edgeasync.losses import (
     find_loss,
 )
 from edgeasync.parameters import Parameter, ParameterSpec
-from edgeasync.training.evaluation import ROWS_MAX, Evaluation
+from edgeasync.training.evaluation import ROWS_MAX, EvaluationResult
 from edgeasync.training.numpy_models import SoftmaxModel
 from edgeasync.training.onnx_trainer import GraphGradient
 from tests.support.models.gradients import forward, numbers
@@ -298,7 +298,7 @@ def test_a_fixed_batch_is_filled_up_and_every_example_counts_once(examples):
     x, y = numbers((50, 8))[:examples], LABELS[:examples]
     found = evaluator(model, graph, x, y)(vector)
     loss, accuracy = judged(x @ vector.reshape(8, 3), y)
-    assert found == Evaluation(pytest.approx(loss, abs=1e-5), pytest.approx(accuracy), examples)
+    assert found == EvaluationResult(pytest.approx(loss, abs=1e-5), pytest.approx(accuracy), examples)
 
 
 # -- one session, one thread, bounded batches ------------------------------------------------------------------

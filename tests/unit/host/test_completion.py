@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from edgeasync.errors import EdgeAsyncError
-from edgeasync.host.completion import Ending
+from edgeasync.host.completion import Completion
 
 pytestmark = pytest.mark.asyncio
 
@@ -15,7 +15,7 @@ def nothing():
 
 
 async def test_the_first_reason_or_error_counts():
-    ending = Ending("Hub")
+    ending = Completion("Hub")
     assert not ending.begun
     ending.begin()
     assert ending.begun
@@ -24,7 +24,7 @@ async def test_the_first_reason_or_error_counts():
     ending.reach("stopped")
     ending.fail(OSError("too late"))
     assert await ending.wait(nothing) == "finished"
-    failed = Ending("Agent")
+    failed = Completion("Agent")
     failed.begin()
     failed.fail(OSError("first"))
     failed.reach("finished")
@@ -33,7 +33,7 @@ async def test_the_first_reason_or_error_counts():
 
 
 async def test_it_begins_once():
-    ending = Ending("Hub")
+    ending = Completion("Hub")
     ending.begin()
     with pytest.raises(EdgeAsyncError, match=r"Hub.run\(\) was called before; make another Hub"):
         ending.begin()
@@ -41,7 +41,7 @@ async def test_it_begins_once():
 
 @pytest.mark.parametrize("error", [StopIteration(), SystemExit(3), asyncio.CancelledError(), KeyboardInterrupt()])
 async def test_an_error_that_a_task_cannot_raise_is_wrapped(error):
-    ending = Ending("Hub")
+    ending = Completion("Hub")
     ending.begin()
     ending.fail(error)
     with pytest.raises(EdgeAsyncError, match=f"raised {type(error).__name__}") as caught:
@@ -51,7 +51,7 @@ async def test_an_error_that_a_task_cannot_raise_is_wrapped(error):
 
 @pytest.mark.parametrize("error", [None, OSError("disk")])
 async def test_who_is_cancelled_hurries_and_waits_for_the_end(error):
-    ending, hurried = Ending("Hub"), []
+    ending, hurried = Completion("Hub"), []
     ending.begin()
     waiting = asyncio.ensure_future(ending.wait(lambda: hurried.append(True)))
     await asyncio.sleep(0)
@@ -68,7 +68,7 @@ async def test_who_is_cancelled_hurries_and_waits_for_the_end(error):
 
 
 async def test_who_is_cancelled_twice_waits_for_nothing():
-    ending = Ending("Hub")
+    ending = Completion("Hub")
     ending.begin()
     waiting = asyncio.ensure_future(ending.wait(nothing))
     for _ in range(2):

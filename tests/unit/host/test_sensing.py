@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from edgeasync.core.device.throttle import CareReadings
+from edgeasync.core.device.throttle import ThrottleReadings
 from edgeasync.host.sensing import make_sense
 from tests.support.boards.fake_sys import ZONE, FakeSys
 
@@ -23,7 +23,7 @@ def told(fake, local=NOON):
 
 def test_a_board_without_a_battery_tells_its_heat_its_memory_and_the_time(fake):
     fake.heat(61.25)
-    assert told(fake) == CareReadings(
+    assert told(fake) == ThrottleReadings(
         temperature_c=61.25, memory_free_bytes=400 << 20, memory_pressure=0.0, minute=12 * 60 + 30
     )
 

@@ -7,12 +7,12 @@ import pytest
 import safetensors.numpy
 
 from edgeasync import Parameter, ParameterSpec, Policy
-from edgeasync.core.hub.events import Evaluated, StopRequested
+from edgeasync.core.hub.events import Evaluated, HubStopRequested
 from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.core.recovery.log import write_entry
 from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.recovery import Rules
-from edgeasync.durable.run import Run
+from edgeasync.durable.run import HubRun
 from edgeasync.errors import ConfigError, StorageError
 from edgeasync.graphs.model_file import BEST_FILE, MODEL_FILE, save_model
 from edgeasync.ops.trained import best_model, newest_model
@@ -22,7 +22,7 @@ SPEC = ParameterSpec((Parameter("weights", (3,)),))
 
 def begin(path, entries):
     """Begin a run as a hub does, and write these versions' entries to its journal."""
-    run = Run(FolderDisk(path), Rules(SPEC, Policy(), HubCoreSettings()))
+    run = HubRun(FolderDisk(path), Rules(SPEC, Policy(), HubCoreSettings()))
 
     run.open(
         Rules.make_core,
@@ -32,7 +32,7 @@ def begin(path, entries):
         created_s=0.0,
     )
     writer = run.journal
-    writer.append([(write_entry(StopRequested(), 1.0, [], version, b""), None) for version in entries])
+    writer.append([(write_entry(HubStopRequested(), 1.0, [], version, b""), None) for version in entries])
     writer.close()
 
 

@@ -79,14 +79,14 @@ def column(name, *values):
         (QuorumAggregator(share=0.28), ONE_TO[8], Fleet(25, 10.0), 8.0),  # 0.28 * 25 is a little over 7
         (QuorumAggregator(), "a@2", Fleet(0, 10.0), 2.0),
         # Nobody waits for who is rare once all others have spoken; its word still counts for a quorum.
-        (QuorumAggregator(), "a@2", Fleet(2, 10.0, rare={"b": 1.0}), 2.0),
-        (QuorumAggregator(), "b@2", Fleet(2, 10.0, rare={"b": 1.0}), 12.0),
-        (QuorumAggregator(), "b@2 a@5", Fleet(2, 10.0, rare={"b": 1.0}), 5.0),
-        (QuorumAggregator(), "a@2", Fleet(3, 10.0, rare={"b": 1.0, "c": 1.0}), 2.0),
-        (QuorumAggregator(), "a@2", Fleet(3, 10.0, rare={"c": 1.0}), 12.0),
-        (QuorumAggregator(), "a@2 b@4", Fleet(3, 10.0, rare={"c": 1.0}), 4.0),
-        (QuorumAggregator(), "a@2", Fleet(2, 10.0, names={"b": 2}, rare={"b/1": 0.5, "b/2": 0.5}), 2.0),
-        (QuorumAggregator(), "a@2", Fleet(1, 10.0, rare={"a": 1.0}), 2.0),
+        (QuorumAggregator(), "a@2", Fleet(2, 10.0, infrequent={"b": 1.0}), 2.0),
+        (QuorumAggregator(), "b@2", Fleet(2, 10.0, infrequent={"b": 1.0}), 12.0),
+        (QuorumAggregator(), "b@2 a@5", Fleet(2, 10.0, infrequent={"b": 1.0}), 5.0),
+        (QuorumAggregator(), "a@2", Fleet(3, 10.0, infrequent={"b": 1.0, "c": 1.0}), 2.0),
+        (QuorumAggregator(), "a@2", Fleet(3, 10.0, infrequent={"c": 1.0}), 12.0),
+        (QuorumAggregator(), "a@2 b@4", Fleet(3, 10.0, infrequent={"c": 1.0}), 4.0),
+        (QuorumAggregator(), "a@2", Fleet(2, 10.0, names={"b": 2}, infrequent={"b/1": 0.5, "b/2": 0.5}), 2.0),
+        (QuorumAggregator(), "a@2", Fleet(1, 10.0, infrequent={"a": 1.0}), 2.0),
         (SynchronousAggregator(), "a@1 b@2 a@3", Fleet(3), None),
         (SynchronousAggregator(), "a@1 b@2 c@5", Fleet(3), 5.0),
         (SynchronousAggregator(), "a@1 b@2 c@5", Fleet(2), 2.0),
@@ -259,8 +259,8 @@ def test_devices_of_one_key_share_its_part_of_the_mean(kind):
 FLEETS = [
     Fleet(3, 1.0),
     Fleet(3, 1.0, names={"a": 2}),
-    Fleet(4, 1.0, names={"a": 2, "b": 3}, rare={"b/1": 1 / 3}),
-    Fleet(2, 1.0, rare={"a/0": 1.0, "c/0": 1.0}),
+    Fleet(4, 1.0, names={"a": 2, "b": 3}, infrequent={"b/1": 1 / 3}),
+    Fleet(2, 1.0, infrequent={"a/0": 1.0, "c/0": 1.0}),
 ]
 
 

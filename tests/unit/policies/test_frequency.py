@@ -15,13 +15,13 @@ from edgeasync.policies.frequency import (
     FixedFrequency,
     TimeFrequency,
 )
-from edgeasync.policies.measurements import DeviceHistory, FleetHistory
+from edgeasync.policies.measurements import DeviceMeasurements, FleetMeasurements
 
-CALM = FleetHistory()
+CALM = FleetMeasurements()
 
 
 def device(step_s=0.2, communication_s=2.0, **fields):
-    return DeviceHistory(step_s=step_s, communication_s=communication_s, **{"updates": 1} | fields)
+    return DeviceMeasurements(step_s=step_s, communication_s=communication_s, **{"updates": 1} | fields)
 
 
 def asked(controller, history, **cadence):
@@ -48,7 +48,7 @@ FIXED, TIME, ADAPTIVE = FixedFrequency(local_steps=5), timed(), adaptive()
 @pytest.mark.parametrize(
     ("controller", "history", "cadence", "steps", "why"),
     [
-        (FIXED, DeviceHistory(), {}, 5, "fixed"),
+        (FIXED, DeviceMeasurements(), {}, 5, "fixed"),
         (FIXED, device(), {"period_s": 60.0, "gain": 0.25}, 5, "fixed"),
         (FIXED, device(), {"steps_factor": 0.5}, 2, "fixed; hurried against divergence"),
         (FIXED, device(local_steps_max=3), {}, 3, "the device allows 3 steps"),
@@ -56,8 +56,8 @@ FIXED, TIME, ADAPTIVE = FixedFrequency(local_steps=5), timed(), adaptive()
         (FIXED, device(assigned_steps=2), {}, 4, "on its way; fixed"),
         (FIXED, device(assigned_steps=13), {}, 7, "on its way; fixed"),
         (FIXED, device(assigned_steps=64, updates=0), {}, 5, "fixed"),
-        (TIME, DeviceHistory(), {}, 8, "first measurement"),
-        (timed(local_steps_max=3), DeviceHistory(), {}, 3, "first measurement"),
+        (TIME, DeviceMeasurements(), {}, 8, "first measurement"),
+        (timed(local_steps_max=3), DeviceMeasurements(), {}, 3, "first measurement"),
         (TIME, device(0.25), {}, 32, "10 s as set"),
         (TIME, device(0.3), {}, 26, "10 s as set"),
         (TIME, device(0.25, 9.9), {}, 1, "a single step; 10 s as set"),
@@ -72,10 +72,10 @@ FIXED, TIME, ADAPTIVE = FixedFrequency(local_steps=5), timed(), adaptive()
         (TIME, device(0.25, assigned_steps=15), {}, 30, "on its way; 10 s as set"),
         (TIME, device(0.25, assigned_steps=15, local_steps_max=20), {}, 20, "the device allows 20 steps"),
         (TIME, device(0.25), {"steps_factor": 0.5}, 16, "10 s as set; hurried against divergence"),
-        (ADAPTIVE, DeviceHistory(), {"period_s": 6.0}, 8, "first measurement"),
+        (ADAPTIVE, DeviceMeasurements(), {"period_s": 6.0}, 8, "first measurement"),
         (ADAPTIVE, device(), {}, 8, "first measurement"),
-        (adaptive(local_steps_max=4, period_steps_min=1), DeviceHistory(), {}, 4, "first measurement"),
-        (adaptive(period_steps_min=20), DeviceHistory(), {}, 20, "first measurement"),
+        (adaptive(local_steps_max=4, period_steps_min=1), DeviceMeasurements(), {}, 4, "first measurement"),
+        (adaptive(period_steps_min=20), DeviceMeasurements(), {}, 20, "first measurement"),
         (ADAPTIVE, device(), {"period_s": 6.0}, 20, "period 6 s"),
         (ADAPTIVE, device(), {"period_s": 6.0, "gain": 0.5, "cause": "x"}, 20, "period 6 s, shortened: x"),
         (ADAPTIVE, device(0.01), {"period_s": 6.0}, 128, "at most 128 steps; period 6 s"),
@@ -105,7 +105,7 @@ FIXED, TIME, ADAPTIVE = FixedFrequency(local_steps=5), timed(), adaptive()
             "at least 4 steps; period 6 s",
         ),
         (adaptive(local_steps_min=4), device(), {"period_s": 6.0}, 20, "period 6 s"),
-        (adaptive(local_steps_min=9), DeviceHistory(), {}, 9, "first measurement"),
+        (adaptive(local_steps_min=9), DeviceMeasurements(), {}, 9, "first measurement"),
         (
             adaptive(local_steps_min=4),
             device(1.2),
@@ -114,7 +114,7 @@ FIXED, TIME, ADAPTIVE = FixedFrequency(local_steps=5), timed(), adaptive()
             "at least 4 steps; period 6 s; hurried against divergence",
         ),
         (timed(local_steps_min=4), device(0.25, 9.9), {}, 4, "at least 4 steps; 10 s as set"),
-        (timed(local_steps_min=9), DeviceHistory(), {}, 9, "first measurement"),
+        (timed(local_steps_min=9), DeviceMeasurements(), {}, 9, "first measurement"),
         (
             timed(local_steps_min=4),
             device(0.25, examples=8, batch_examples=64.0),
@@ -138,7 +138,7 @@ def test_local_steps_by_hand(controller, history, cadence, steps, why):
 
 times = st.just(0.0) | st.floats(1e-9, 1e9)
 histories = st.builds(
-    DeviceHistory,
+    DeviceMeasurements,
     step_s=times,
     communication_s=times,
     examples=st.integers(0, 2**53),
@@ -196,7 +196,7 @@ def test_local_steps_stay_within_every_bound(controller, history, cadence):
 
 # -- the fleet -----------------------------------------------------------------------------------------------
 
-UNEQUAL = [device(0.1, 1.0), device(0.2, 2.0), device(0.4, 4.0), DeviceHistory(communication_s=99.0)]
+UNEQUAL = [device(0.1, 1.0), device(0.2, 2.0), device(0.4, 4.0), DeviceMeasurements(communication_s=99.0)]
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ UNEQUAL = [device(0.1, 1.0), device(0.2, 2.0), device(0.4, 4.0), DeviceHistory(c
         (FixedFrequency(), [device(0.1, 1.0, assigned_steps=n) for n in (10, 20, 60)], Cadence(), 3.0),
         (timed(seconds=7.0), UNEQUAL, Cadence(), 7.0),
         (ADAPTIVE, [], Cadence(5.0), 5.0),
-        (ADAPTIVE, [DeviceHistory(communication_s=9.0)], Cadence(5.0), 5.0),
+        (ADAPTIVE, [DeviceMeasurements(communication_s=9.0)], Cadence(5.0), 5.0),
         (ADAPTIVE, UNEQUAL, Cadence(), 2.0 / 0.33),
         (adaptive(communication_share=0.5), UNEQUAL, Cadence(), 4.0),
         (adaptive(period_steps_min=100), UNEQUAL, Cadence(), 22.0),
@@ -242,9 +242,9 @@ def gains(controller, fleets):
     return seen, cadence.cause
 
 
-APART = FleetHistory(agreement=AGREEMENT_MIN - 0.01)
-VARIED = FleetHistory(loss_variances=[1.0] * 48 + [4.1] * 16)
-USUAL = FleetHistory(agreement=AGREEMENT_MIN, loss_variances=[1.0] * 48 + [4.0] * 16)
+APART = FleetMeasurements(agreement=AGREEMENT_MIN - 0.01)
+VARIED = FleetMeasurements(loss_variances=[1.0] * 48 + [4.1] * 16)
+USUAL = FleetMeasurements(agreement=AGREEMENT_MIN, loss_variances=[1.0] * 48 + [4.0] * 16)
 BY_DIVERGENCE, BY_VARIANCE = (
     f"updates point apart (mean cosine {AGREEMENT_MIN - 0.01:.2f})",
     "the variance of the losses is 4.1 times its median",
@@ -264,11 +264,11 @@ DOWN = [0.7, 0.49, 0.343, 0.25, 0.25]
         ("none", APART, None),
         ("none", VARIED, None),
         ("stability", USUAL, None),
-        ("stability", FleetHistory(), None),
-        ("stability", FleetHistory(loss_variances=[0.0] * 48 + [1.0] * 16), None),
+        ("stability", FleetMeasurements(), None),
+        ("stability", FleetMeasurements(loss_variances=[0.0] * 48 + [1.0] * 16), None),
         (
             "stability",
-            FleetHistory(agreement=-1.0, loss_first=10.0, losses=[2.1] * 16),
+            FleetMeasurements(agreement=-1.0, loss_first=10.0, losses=[2.1] * 16),
             "updates point apart (mean cosine -1.00)",
         ),
     ],
@@ -296,13 +296,15 @@ def test_the_gain_recovers_as_fast_as_it_shrank():
     ("loss", "gain"), [(4.0, 1.0), (1.0, 0.5), (2.0, 0.707), (9.0, 1.0), (0.01, GAIN_MIN), (0.0, GAIN_MIN)]
 )
 def test_adacomm_follows_the_root_of_the_loss(loss, gain):
-    fleet = FleetHistory(loss_first=4.0, losses=[loss] * 16)
+    fleet = FleetMeasurements(loss_first=4.0, losses=[loss] * 16)
     seen, cause = gains(adaptive(metric="loss"), [fleet] * 2)
     assert seen == [gain] * 2
     assert cause == f"the loss fell from 4 to {loss:.3g}"
 
 
-@pytest.mark.parametrize("fleet", [FleetHistory(), FleetHistory(loss_first=4.0)], ids=["new", "after a rollback"])
+@pytest.mark.parametrize(
+    "fleet", [FleetMeasurements(), FleetMeasurements(loss_first=4.0)], ids=["new", "after a rollback"]
+)
 def test_adacomm_asks_for_nothing_before_there_is_a_loss(fleet):
     assert gains(adaptive(metric="loss"), [fleet]) == ([1.0], "")
 
@@ -316,7 +318,7 @@ class Loop:
     def __init__(self, controller, speeds):
         self.controller = controller
         self.speeds = [list(speed) for speed in speeds]
-        self.histories = [DeviceHistory() for _ in speeds]
+        self.measurements = [DeviceMeasurements() for _ in speeds]
         self.exchanges = [0] * len(speeds)
         self.cadence = Cadence()
         self.updates = 0
@@ -325,7 +327,7 @@ class Loop:
             self.assign(number, 0.0)
 
     def assign(self, number, now_s):
-        history = self.histories[number]
+        history = self.measurements[number]
         before = history.assigned_steps if history.updates else 0
         interval = self.controller.interval(history, self.cadence)
         history.assigned_steps, history.why = interval.local_steps, interval.why
@@ -339,7 +341,7 @@ class Loop:
         wanted = [done + exchanges for done in self.exchanges]
         while any(done < want for done, want in zip(self.exchanges, wanted, strict=True)):
             now_s, number, local_steps, step_s, cycle_s = heapq.heappop(self.due)
-            self.histories[number].observe(
+            self.measurements[number].observe(
                 local_steps=local_steps,
                 examples=8 * local_steps,
                 step_s=step_s,
@@ -350,19 +352,19 @@ class Loop:
             self.exchanges[number] += 1
             self.updates += 1
             if self.updates % (len(self.speeds) // 2) == 0:
-                measured = [history for history in self.histories if history.updates]
+                measured = [history for history in self.measurements if history.updates]
                 self.cadence = self.controller.retune(self.cadence, CALM, measured)
             self.assign(number, now_s)
 
     @property
     def steps(self):
-        return [history.assigned_steps for history in self.histories]
+        return [history.assigned_steps for history in self.measurements]
 
     def spread(self, devices_min=6):
         """Longest period over shortest, of the devices that no bound keeps from the fleet's."""
         periods = [
             communication_s + history.assigned_steps * step_s
-            for (step_s, communication_s), history in zip(self.speeds, self.histories, strict=True)
+            for (step_s, communication_s), history in zip(self.speeds, self.measurements, strict=True)
             if not history.why.startswith(("slow link", "at most"))
         ]
         assert len(periods) >= devices_min
@@ -429,7 +431,7 @@ def test_a_link_ten_times_slower_makes_one_device_speak_more_rarely_and_no_other
     assert communication_s / (communication_s + loop.steps[2] * step_s) <= 0.5
     others = [number for number in range(7) if number not in (2, 3)]
     assert [loop.steps[number] for number in others] == [settled[number] for number in others]
-    assert all(history.communication_share <= 0.5 + 1e-9 for history in loop.histories)
+    assert all(history.communication_share <= 0.5 + 1e-9 for history in loop.measurements)
 
 
 # -- what keeps a device from what is aimed at -----------------------------------------------------------------
@@ -439,7 +441,7 @@ def test_a_link_ten_times_slower_makes_one_device_speak_more_rarely_and_no_other
     ("controller", "history", "cadence", "bound"),
     [
         (FIXED, device(), {}, ""),
-        (TIME, DeviceHistory(), {}, ""),
+        (TIME, DeviceMeasurements(), {}, ""),
         (TIME, device(0.25), {}, ""),
         (TIME, device(0.25, 9.9), {}, "local_steps_min"),
         (timed(local_steps_min=9), device(0.25, 9.0), {}, "local_steps_min"),

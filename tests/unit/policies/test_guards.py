@@ -161,7 +161,7 @@ class Talks(sly.Alarmed, frozen=True):
         ({"frequency": NoSteps()}, "NAME:NoSteps: interval returned 0 local steps"),
         ({"optimizer": (SGD(), Infinite())}, "policy.optimizer[1] NAME:Infinite: a scalar of plan is inf"),
         ({"optimizer": (Writes(),)}, "NAME:Writes: apply raised ValueError: assignment destination is read-only"),
-        ({"monitor": Monitor(watch=(Talks(),))}, "policy.monitor.watch[0] NAME:Talks: cause returned 3"),
+        ({"monitor": Monitor(detectors=(Talks(),))}, "policy.monitor.detectors[0] NAME:Talks: cause returned 3"),
         ({"warm_up": WarmUp(updates=3, aggregate=Short())}, "policy.warm_up.aggregate NAME:Short: weights"),
     ],
 )
@@ -193,7 +193,7 @@ SLY = {
     "frequency": {"frequency": sly.Pace()},
     "optimizer[0]": {"optimizer": (sly.Step(),)},
     "optimizer[1]": {"optimizer": (SGD(), sly.Rate())},
-    "monitor.watch[0]": {"monitor": Monitor(watch=(sly.Alarmed(),))},
+    "monitor.detectors[0]": {"monitor": Monitor(detectors=(sly.Alarmed(),))},
 }
 
 

@@ -11,8 +11,8 @@ from edgeasync.policies.measurements import (
     RECENT,
     WINDOW,
     BaseLosses,
-    DeviceHistory,
-    FleetHistory,
+    DeviceMeasurements,
+    FleetMeasurements,
     Votes,
     agreement_of,
 )
@@ -42,7 +42,7 @@ def look(fleet, voter="a", *, norm=1.0, local_steps=8, score=0.5, staleness=0, *
 
 
 def test_times_are_medians_of_the_last_few_cycles():
-    history = DeviceHistory()
+    history = DeviceMeasurements()
     observe(history)
     assert (history.step_s, history.communication_s, history.cycle_s) == (0.25, 0.0, 2.0)
     for cycle_s, step_s in ((3.0, 0.25), (2.5, 0.25), (9.0, 1.0), (2.0, 0.25), (99.0, 0.25)):
@@ -58,7 +58,7 @@ def test_times_are_medians_of_the_last_few_cycles():
 
 
 def test_a_step_change_shows_after_three_updates():
-    history = DeviceHistory()
+    history = DeviceMeasurements()
     for _ in range(20):
         observe(history, cycle_s=3.0)
     seen = []
@@ -69,7 +69,7 @@ def test_a_step_change_shows_after_three_updates():
 
 
 def test_the_newest_losses_of_the_hubs_model_and_those_before_them_are_kept():
-    history = DeviceHistory()
+    history = DeviceMeasurements()
     assert math.isnan(history.base_losses.newest)
     for loss in (math.nan, None, math.inf, *range(25)):
         observe(history, base_loss=loss)
@@ -78,7 +78,7 @@ def test_the_newest_losses_of_the_hubs_model_and_those_before_them_are_kept():
 
 
 def test_a_score_is_the_devices_own_or_its_loss():
-    history = DeviceHistory()
+    history = DeviceMeasurements()
     scores = []
     for fields in ({}, {"score": 0.1}, {"score": math.nan}, {"loss_mean": -math.inf}):
         observe(history, **fields)
@@ -87,7 +87,7 @@ def test_a_score_is_the_devices_own_or_its_loss():
 
 
 def test_an_update_without_a_loss_is_no_fault():
-    history, fleet = DeviceHistory(), FleetHistory()
+    history, fleet = DeviceMeasurements(), FleetMeasurements()
     for _ in range(5):
         observe(history, loss_mean=None, loss_variance=None)
         look(fleet, loss_mean=None, loss_variance=None, score=history.score)
@@ -115,7 +115,7 @@ def test_an_update_without_a_loss_is_no_fault():
     )
 )
 def test_a_device_may_say_what_it_likes(told):
-    history = DeviceHistory()
+    history = DeviceMeasurements()
     for fields in told:
         history.observe(**fields)
         for value in (history.step_s, history.communication_s, history.cycle_s, history.examples_per_s):
@@ -147,7 +147,7 @@ def test_votes_are_the_newest_numbers_of_those_heard_last(told):
 
 
 def test_the_voters_median_over_the_last_quarter_stands_for_now():
-    fleet = FleetHistory()
+    fleet = FleetMeasurements()
     assert math.isnan(fleet.loss)
     assert math.isnan(fleet.score)
     medians = []
@@ -163,7 +163,7 @@ def test_the_voters_median_over_the_last_quarter_stands_for_now():
 
 @pytest.mark.parametrize("names", [1, 50])
 def test_a_key_on_another_scale_does_not_speak_for_the_fleet_however_often_it_speaks(names):
-    fleet = FleetHistory()
+    fleet = FleetMeasurements()
     for _ in range(WINDOW):
         for voter in ("a", *["liar"] * names, "b"):
             factor = 1e6 if voter == "liar" else 1.0
@@ -176,7 +176,7 @@ def test_a_key_on_another_scale_does_not_speak_for_the_fleet_however_often_it_sp
 )
 def test_a_voter_that_tells_often_has_no_more_turns_than_half_of_the_others(voters, often, notes):
     """Ten rounds; the first voter repeats itself before each of the others."""
-    fleet = FleetHistory()
+    fleet = FleetMeasurements()
     for number in range(11 * voters):
         if number == voters:
             before = fleet.losses_seen
@@ -188,7 +188,7 @@ def test_a_voter_that_tells_often_has_no_more_turns_than_half_of_the_others(vote
 
 def test_before_most_have_told_a_loss_there_is_no_first_one():
     for voters_live, most in ((1, 1), (2, 2), (7, 4), (10, 6), (1000, 33)):
-        fleet = FleetHistory()
+        fleet = FleetMeasurements()
         for number in range(most):
             assert (fleet.losses, fleet.loss_first) == ([], 0.0)
             look(fleet, str(number), loss_mean=2.0, voters_live=voters_live)
@@ -225,7 +225,7 @@ def test_half_is_not_most(told, reached):
 
 
 def test_of_each_voter_the_last_norm_is_kept():
-    fleet = FleetHistory()
+    fleet = FleetMeasurements()
     for norm, voter in enumerate("abacab"):
         look(fleet, voter, norm=float(norm), local_steps=norm + 1)
     assert fleet.lengths.newest == {"c": 3.0, "a": 4.0, "b": 5.0}
@@ -237,7 +237,7 @@ def test_of_each_voter_the_last_norm_is_kept():
 
 
 def test_what_is_usual_never_falls_far_under_what_most_voters_once_had():
-    fleet = FleetHistory()
+    fleet = FleetMeasurements()
     for voter in "abc":
         fleet.observe_norm(voter, 10.0, 4)
         fleet.note_peaks(6)
@@ -256,7 +256,7 @@ def test_what_is_usual_never_falls_far_under_what_most_voters_once_had():
 
 
 def test_a_peak_is_noted_in_a_fleet_with_more_voters_than_are_kept():
-    fleet, voters = FleetHistory(), 3 * WINDOW
+    fleet, voters = FleetMeasurements(), 3 * WINDOW
     for norm in (1.0, 9.0, 2.0):
         for voter in range(voters):
             fleet.observe_norm(str(voter), norm, 1)
@@ -265,15 +265,15 @@ def test_a_peak_is_noted_in_a_fleet_with_more_voters_than_are_kept():
 
 
 def test_the_loss_of_what_is_not_learnt_counts_those_who_came_late():
-    fleet = FleetHistory(loss_first=0.1)
+    fleet = FleetMeasurements(loss_first=0.1)
     for number, loss in enumerate((2.0, 4.0, 5.0)):
         fleet.observe_base_loss(str(number), loss)
     assert fleet.loss_unlearnt == 4.0
-    assert FleetHistory(loss_first=0.1).loss_unlearnt == 0.1
+    assert FleetMeasurements(loss_first=0.1).loss_unlearnt == 0.1
 
 
 def test_who_is_gone_has_no_word_about_the_model():
-    fleet = FleetHistory()
+    fleet = FleetMeasurements()
     for voter, loss in (("a", 1.0), ("b", 9.0), ("c", 9.0)):
         look(fleet, voter, loss_mean=loss, score=loss)
     fleet.withdraw("b")
@@ -284,7 +284,7 @@ def test_who_is_gone_has_no_word_about_the_model():
 
 
 def test_averages_move_by_hand():
-    fleet = FleetHistory()
+    fleet = FleetMeasurements()
     for staleness, mean in ((10, 1.0), (0, 0.9), (1, 0.91)):
         look(fleet, staleness=staleness)
         assert fleet.staleness_mean == pytest.approx(mean)
@@ -295,7 +295,7 @@ def test_averages_move_by_hand():
 
 
 def test_what_was_seen_of_a_model_that_is_no_more_is_forgotten():
-    fleet = FleetHistory()
+    fleet = FleetMeasurements()
     look(fleet, staleness=10)
     fleet.observe_base_loss("a", 1.0)
     fleet.note_peaks(1)
@@ -317,7 +317,7 @@ def test_what_was_seen_of_a_model_that_is_no_more_is_forgotten():
 
 
 def test_a_loss_that_is_no_number_is_left_out():
-    fleet = FleetHistory()
+    fleet = FleetMeasurements()
     told = {"a": (math.nan, 1.0, 1.0), "b": (1.0, math.inf, math.inf), "c": (2.0, 3.0, math.nan)}
     for device_id, (loss_mean, loss_variance, score) in told.items():
         look(fleet, device_id, loss_mean=loss_mean, loss_variance=loss_variance, score=score)
@@ -328,14 +328,14 @@ def test_a_loss_that_is_no_number_is_left_out():
 
 @given(st.lists(st.tuples(LOSS, VARIANCE, LOSS), min_size=1, max_size=5), STEPS)
 def test_whatever_the_hub_lets_through_can_be_averaged_and_watched(told, local_steps):
-    fleet, monitor = FleetHistory(), Monitor()
+    fleet, monitor = FleetMeasurements(), Monitor()
     for number, (loss_mean, loss_variance, score) in enumerate(told * 40):
         fields = {"loss_mean": loss_mean, "loss_variance": loss_variance, "score": score}
         look(fleet, f"device-{number % 4}", local_steps=local_steps, **fields)
     assert all(math.isfinite(value) for value in (*fleet.losses, *fleet.loss_variances, *fleet.scores.ordered))
     for value, window in ((fleet.loss, fleet.losses), (fleet.score, fleet.scores.ordered)):
         assert math.isfinite(value) == bool(window)
-    for watch in monitor.watch:
+    for watch in monitor.detectors:
         watch.cause(Observation("a", 1.0, local_steps, told[0][0]), fleet)
 
 
@@ -365,7 +365,7 @@ def test_vectors_at_one_angle_agree_by_its_cosine(seed, count, place):
     ],
 )
 def test_the_less_updates_agree_the_more_their_mean_is_lengthened(agreement, voters, rate):
-    assert FleetHistory(agreement=agreement).extrapolation(voters) == pytest.approx(rate)
+    assert FleetMeasurements(agreement=agreement).extrapolation(voters) == pytest.approx(rate)
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(2, 8))

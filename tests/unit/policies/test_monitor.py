@@ -5,20 +5,20 @@ from types import SimpleNamespace
 import pytest
 
 from edgeasync.core.hub.divergence import PAST_MAX, DivergenceGuard, Exclusion
-from edgeasync.core.hub.effects import Report
-from edgeasync.policies.measurements import FleetHistory
+from edgeasync.core.hub.effects import HubReport
+from edgeasync.policies.measurements import FleetMeasurements
 from edgeasync.policies.monitor import (
-    DisagreementWatch,
+    DataMismatchDetector,
+    DisagreementDetector,
     Evidence,
-    LossVarianceWatch,
-    LossWatch,
-    MisfitWatch,
+    LossDetector,
+    LossVarianceDetector,
     Monitor,
-    NotFiniteWatch,
+    NotFiniteDetector,
     Observation,
-    RefusedWatch,
-    ThresholdWatch,
-    UpdateNormWatch,
+    RefusedDetector,
+    ThresholdDetector,
+    UpdateNormDetector,
 )
 
 
@@ -32,7 +32,7 @@ def norms(count=3, norm=1.0, local_steps=4, *, peak=0.0):
 
 
 def fleet_of(last, peak=0.0):
-    fleet = FleetHistory()
+    fleet = FleetMeasurements()
     for voter, _, local_steps in last:
         fleet.observe_norm(voter, peak, local_steps)
     fleet.note_peaks(1)
@@ -44,7 +44,7 @@ def fleet_of(last, peak=0.0):
 def losses(usual, last, *, count=64, first=0.0):
     """Losses and variances of which the last quarter has another value."""
     series = [usual] * (count - 16) + [last] * 16
-    fleet = FleetHistory(losses=series, loss_variances=series, loss_first=first)
+    fleet = FleetMeasurements(losses=series, loss_variances=series, loss_first=first)
     for votes in (fleet.newest_losses, fleet.newest_variances):
         votes.cast("a", last)
     return fleet
@@ -54,91 +54,91 @@ def losses(usual, last, *, count=64, first=0.0):
 
 
 @pytest.mark.parametrize(
-    ("watch", "norm", "local_steps", "fleet", "alarming"),
+    ("detector", "norm", "local_steps", "fleet", "alarming"),
     [
-        (UpdateNormWatch(), 4.0, 4, norms(), False),
-        (UpdateNormWatch(), 4.1, 4, norms(), True),
-        (UpdateNormWatch(), 4.1, 4, norms(2), False),
+        (UpdateNormDetector(), 4.0, 4, norms(), False),
+        (UpdateNormDetector(), 4.1, 4, norms(), True),
+        (UpdateNormDetector(), 4.1, 4, norms(2), False),
         # One that is long beside the last updates may be usual beside those when there was more to learn.
-        (UpdateNormWatch(), 12.0, 4, norms(peak=10.0), False),
-        (UpdateNormWatch(), 12.1, 4, norms(peak=10.0), True),
-        (UpdateNormWatch(), 1.3, 4, norms(norm=0.0, peak=1.0), True),
-        (UpdateNormWatch(), 1.1, 4, norms(norm=0.0, peak=1.0), False),
+        (UpdateNormDetector(), 12.0, 4, norms(peak=10.0), False),
+        (UpdateNormDetector(), 12.1, 4, norms(peak=10.0), True),
+        (UpdateNormDetector(), 1.3, 4, norms(norm=0.0, peak=1.0), True),
+        (UpdateNormDetector(), 1.1, 4, norms(norm=0.0, peak=1.0), False),
         # Sixteen times the steps may be four times as long, and few steps excuse nothing.
-        (UpdateNormWatch(), 16.0, 64, norms(), False),
-        (UpdateNormWatch(), 16.1, 64, norms(), True),
-        (UpdateNormWatch(), 4.0, 1, norms(), False),
-        (UpdateNormWatch(), 4.1, 1, norms(), True),
-        (UpdateNormWatch(ratio_max=2.0), 2.1, 4, norms(), True),
-        (UpdateNormWatch(), 41.0, 4, norms(norm=10.0), True),
-        (UpdateNormWatch(), 39.0, 4, norms(norm=10.0), False),
-        (UpdateNormWatch(), 1e300, 4, norms(norm=0.0), False),
-        (UpdateNormWatch(), math.nan, 4, norms(), False),
-        (UpdateNormWatch(), math.inf, 4, norms(), False),
+        (UpdateNormDetector(), 16.0, 64, norms(), False),
+        (UpdateNormDetector(), 16.1, 64, norms(), True),
+        (UpdateNormDetector(), 4.0, 1, norms(), False),
+        (UpdateNormDetector(), 4.1, 1, norms(), True),
+        (UpdateNormDetector(ratio_max=2.0), 2.1, 4, norms(), True),
+        (UpdateNormDetector(), 41.0, 4, norms(norm=10.0), True),
+        (UpdateNormDetector(), 39.0, 4, norms(norm=10.0), False),
+        (UpdateNormDetector(), 1e300, 4, norms(norm=0.0), False),
+        (UpdateNormDetector(), math.nan, 4, norms(), False),
+        (UpdateNormDetector(), math.inf, 4, norms(), False),
     ],
 )
-def test_how_long_an_update_may_be(watch, norm, local_steps, fleet, alarming):
-    cause = watch.cause(update(norm, local_steps), fleet)
+def test_how_long_an_update_may_be(detector, norm, local_steps, fleet, alarming):
+    cause = detector.cause(update(norm, local_steps), fleet)
     assert (cause is not None) == alarming
-    assert watch.scope == "device"
+    assert detector.scope == "device"
 
 
 def test_long_updates_of_some_devices_do_not_hide_the_next():
     fleet = fleet_of([(voter, 1.0 if voter < "f" else 1e9, 4) for voter in "abcdefghi"])
-    found = UpdateNormWatch().cause(update(30.0), fleet)
+    found = UpdateNormDetector().cause(update(30.0), fleet)
     assert found.figures == {"times_usual": 30.0}
     assert found.words.startswith("its updates are 30 times as long as is usual in the fleet")
 
 
 def test_a_device_that_speaks_often_is_one_of_those_it_is_compared_with():
-    fleet = FleetHistory()
+    fleet = FleetMeasurements()
     for voter, norm in [("a", 1.0), ("b", 1.0), *[("fast", 50.0)] * 30]:
         fleet.observe_norm(voter, norm, 4)
-    assert UpdateNormWatch().cause(update(50.0, device_id="fast"), fleet) is not None
+    assert UpdateNormDetector().cause(update(50.0, device_id="fast"), fleet) is not None
 
 
-def alarms_of(watch, updates, fleet=None):
+def alarms_of(detector, updates, fleet=None):
     """Whether the device has an alarm after each of its updates."""
-    guard = DivergenceGuard(Monitor(watch=(watch,), calm_updates=2), probation=False)
+    guard = DivergenceGuard(Monitor(detectors=(detector,), calm_updates=2), probation=False)
     seen = []
     for one in updates:
-        guard.watch_device(one, fleet or FleetHistory(), 0.0, voters="ab", voters_live=3)
+        guard.watch_device(one, fleet or FleetMeasurements(), 0.0, voters="ab", voters_live=3)
         seen.append("a" in guard.state.devices)
     return seen
 
 
 @pytest.mark.parametrize(
-    ("watch", "bad"),
+    ("detector", "bad"),
     [
-        (NotFiniteWatch(count_max=3), update(finite=False)),
-        (RefusedWatch(count_max=3), update(known=False)),
-        (UpdateNormWatch(count_max=3), update(9.0)),
+        (NotFiniteDetector(count_max=3), update(finite=False)),
+        (RefusedDetector(count_max=3), update(known=False)),
+        (UpdateNormDetector(count_max=3), update(9.0)),
     ],
 )
-def test_an_alarm_begins_after_some_in_a_row_and_ends_after_some_calm_ones(watch, bad):
+def test_an_alarm_begins_after_some_in_a_row_and_ends_after_some_calm_ones(detector, bad):
     calm, fleet = update(), norms()
-    assert alarms_of(watch, [bad, bad, calm, bad, bad, bad], fleet) == [False] * 5 + [True]
-    assert alarms_of(watch, [bad, bad, bad, calm, bad, calm, calm], fleet) == [False] * 2 + [True] * 4 + [False]
+    assert alarms_of(detector, [bad, bad, calm, bad, bad, bad], fleet) == [False] * 5 + [True]
+    assert alarms_of(detector, [bad, bad, bad, calm, bad, calm, calm], fleet) == [False] * 2 + [True] * 4 + [False]
 
 
 def test_another_device_neither_begins_nor_delays_an_alarm():
     bad, other = update(finite=False), update(finite=False, device_id="b")
-    assert alarms_of(NotFiniteWatch(count_max=2), [bad, other, bad]) == [False, False, True]
-    assert alarms_of(NotFiniteWatch(count_max=2), [bad, update(device_id="b"), bad]) == [False, False, True]
+    assert alarms_of(NotFiniteDetector(count_max=2), [bad, other, bad]) == [False, False, True]
+    assert alarms_of(NotFiniteDetector(count_max=2), [bad, update(device_id="b"), bad]) == [False, False, True]
 
 
 # -- data that the model does not learn ------------------------------------------------------------------------
 
 
-def misfit(recent, before, *, fleet=0.05, peak=2.0, voters=4):
-    """What the watch says of a device with these losses of the fleet's model, beside a fleet with others."""
-    history = FleetHistory()
+def mismatch(recent, before, *, fleet=0.05, peak=2.0, voters=4):
+    """What the detector says of a device with these losses of the fleet's model, beside a fleet with others."""
+    history = FleetMeasurements()
     for number in range(voters):
         history.observe_base_loss(str(number), peak)
     history.base_losses.note_peak()
     for number in range(voters):
         history.observe_base_loss(str(number), fleet)
-    return MisfitWatch().cause(update(base_loss=recent, base_loss_before=before), history)
+    return DataMismatchDetector().cause(update(base_loss=recent, base_loss_before=before), history)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def misfit(recent, before, *, fleet=0.05, peak=2.0, voters=4):
     ],
 )
 def test_whose_data_contradict_the_others(losses, alarming):
-    cause = misfit(**losses)
+    cause = mismatch(**losses)
     assert (cause is not None) == alarming
     if cause is not None:
         usual = losses.get("fleet", 0.05)
@@ -166,12 +166,12 @@ def test_whose_data_contradict_the_others(losses, alarming):
 
 
 def test_who_tells_no_loss_is_not_judged_by_it():
-    assert MisfitWatch().cause(update(), norms()) is None
+    assert DataMismatchDetector().cause(update(), norms()) is None
 
 
 def test_a_key_under_many_names_is_one_of_those_that_norms_are_compared_with():
     fleet = fleet_of([("a", 1.0, 4), ("b", 1.0, 4), *[("liar", 100.0, 4)] * 50])
-    assert UpdateNormWatch().cause(update(9.0, voter="liar", device_id="liar/7"), fleet) is not None
+    assert UpdateNormDetector().cause(update(9.0, voter="liar", device_id="liar/7"), fleet) is not None
     assert (len(fleet.norms), fleet.lengths.median) == (3, 1.0)
 
 
@@ -198,7 +198,7 @@ def test_the_norm_that_updates_are_shortened_to(clip, last, norm_max):
 @pytest.mark.parametrize(
     ("fleet", "loss_alarms", "variance_alarms"),
     [
-        (FleetHistory(), False, False),
+        (FleetMeasurements(), False, False),
         (losses(1.0, 2.0), False, False),
         (losses(1.0, 2.01), True, False),
         (losses(1.0, 8.0), True, False),
@@ -216,16 +216,18 @@ def test_the_norm_that_updates_are_shortened_to(clip, last, norm_max):
     ],
 )
 def test_when_losses_alarm(fleet, loss_alarms, variance_alarms):
-    causes = [watch.cause(update(), fleet) for watch in (LossWatch(ratio_max=2.0), LossVarianceWatch())]
+    causes = [
+        detector.cause(update(), fleet) for detector in (LossDetector(ratio_max=2.0), LossVarianceDetector())
+    ]
     assert [cause is not None for cause in causes] == [loss_alarms, variance_alarms]
 
 
 def test_what_is_said_of_losses():
-    found = LossWatch().cause(update(), losses(1.0, 3.5))
+    found = LossDetector().cause(update(), losses(1.0, 3.5))
     assert found == Evidence("the loss is 3.5, 3.5 times its median", {"loss": 3.5, "usual": 1.0})
     words = "the loss is 35, 3500.0 times its median"
-    assert LossWatch().cause(update(), losses(0.01, 35.0)).words == words
-    found = LossVarianceWatch().cause(update(), losses(1.0, 9.0))
+    assert LossDetector().cause(update(), losses(0.01, 35.0)).words == words
+    found = LossVarianceDetector().cause(update(), losses(1.0, 9.0))
     words = "the variance of the losses is 9, 9.0 times its median"
     assert found == Evidence(words, {"loss_variance": 9.0, "usual": 1.0})
 
@@ -235,7 +237,7 @@ def test_what_is_said_of_losses():
     [(-0.05, -0.05, False), (-0.05, -0.06, True), (0.5, 0.4, True), (-0.05, math.nan, False), (-1.0, -1.0, False)],
 )
 def test_when_disagreement_alarms(cosine_min, agreement, alarming):
-    cause = DisagreementWatch(cosine_min=cosine_min).cause(update(), FleetHistory(agreement=agreement))
+    cause = DisagreementDetector(cosine_min=cosine_min).cause(update(), FleetMeasurements(agreement=agreement))
     assert (cause is not None) == alarming
 
 
@@ -249,11 +251,11 @@ def test_when_disagreement_alarms(cosine_min, agreement, alarming):
     ],
 )
 def test_a_figure_over_its_threshold_alarms_whatever_is_usual(metric, fleet, figure):
-    over = ThresholdWatch(metric=metric, threshold=0.99 * figure)
+    over = ThresholdDetector(metric=metric, threshold=0.99 * figure)
     words = f"the {metric} is {figure:.3g}, and the threshold {0.99 * figure:g}"
     assert over.cause(update(), fleet) == Evidence(words, {metric: figure})
-    assert ThresholdWatch(metric=metric, threshold=figure).cause(update(), fleet) is None
-    assert over.cause(update(), FleetHistory()) is None
+    assert ThresholdDetector(metric=metric, threshold=figure).cause(update(), fleet) is None
+    assert over.cause(update(), FleetMeasurements()) is None
 
 
 def test_devices_may_disagree_about_a_loss_that_is_small():
@@ -261,23 +263,23 @@ def test_devices_may_disagree_about_a_loss_that_is_small():
     for loss in (2.0, 2.1):
         fleet = losses(loss, loss, first=10.0)
         fleet.agreement = -0.5
-        causes.append(DisagreementWatch().cause(update(), fleet))
+        causes.append(DisagreementDetector().cause(update(), fleet))
     assert causes == [None, Evidence("updates pull apart: their mean cosine is -0.50", {"cosine": -0.5})]
 
 
 def test_the_usual_remedies():
-    remedies = {type(watch).__name__: (watch.scope, watch.remedy) for watch in Monitor().watch}
+    remedies = {type(detector).__name__: (detector.scope, detector.remedy) for detector in Monitor().detectors}
     assert remedies == {
-        "NotFiniteWatch": ("device", "alert"),
-        "RefusedWatch": ("device", "alert"),
-        "UpdateNormWatch": ("device", "alert"),
-        "MisfitWatch": ("device", "alert"),
-        "LossWatch": ("fleet", "rollback"),
-        "LossVarianceWatch": ("fleet", "increase_frequency"),
-        "DisagreementWatch": ("fleet", "reduce_lr"),
+        "NotFiniteDetector": ("device", "alert"),
+        "RefusedDetector": ("device", "alert"),
+        "UpdateNormDetector": ("device", "alert"),
+        "DataMismatchDetector": ("device", "alert"),
+        "LossDetector": ("fleet", "rollback"),
+        "LossVarianceDetector": ("fleet", "increase_frequency"),
+        "DisagreementDetector": ("fleet", "reduce_lr"),
     }
     assert Monitor().rolls_back
-    assert not Monitor(watch=(LossWatch(remedy="alert"), UpdateNormWatch())).rolls_back
+    assert not Monitor(detectors=(LossDetector(remedy="alert"), UpdateNormDetector())).rolls_back
 
 
 # -- alarms --------------------------------------------------------------------------------------------------
@@ -298,8 +300,8 @@ class Loud:
         return Evidence(f"loss {update.loss:g}, over {self.bound:g}", {"loss": update.loss}) if found else None
 
 
-def guard_of(watches, calm_updates, *, probation=False, rolls_back=False):
-    monitor = SimpleNamespace(watch=watches, calm_updates=calm_updates, rolls_back=rolls_back)
+def guard_of(detectors, calm_updates, *, probation=False, rolls_back=False):
+    monitor = SimpleNamespace(detectors=detectors, calm_updates=calm_updates, rolls_back=rolls_back)
     return DivergenceGuard(monitor, probation=probation)
 
 
@@ -307,9 +309,9 @@ def look(guard, scope, word, now_s=0.0, **fields):
     """Show an update, `a2` for one of device a with loss 2; return the reports."""
     observation = update(device_id=word[0], loss=float(word[1:]), **fields)
     if scope == "device":
-        reports, _ = guard.watch_device(observation, FleetHistory(), now_s, voters="abc", voters_live=100)
+        reports, _ = guard.watch_device(observation, FleetMeasurements(), now_s, voters="abc", voters_live=100)
     else:
-        reports, _ = guard.watch_fleet(observation, FleetHistory(), now_s)
+        reports, _ = guard.watch_fleet(observation, FleetMeasurements(), now_s)
     return reports
 
 
@@ -336,7 +338,7 @@ def test_one_alarm_of_a_device_has_all_its_causes_with_their_figures():
     assert look(guard, "device", "a2", 10.0) == []
     (report,) = look(guard, "device", "a3", 11.0)
     words = "loss 3, over 1; 'edgeasync device quarantine a' excludes it"
-    assert report == Report("alarm", "a", words, {"loss": 3.0, "updates": 2})
+    assert report == HubReport("alarm", "a", words, {"loss": 3.0, "updates": 2})
     (report,) = look(guard, "device", "a6", 12.0)
     assert (report.event, report.figures) == ("alarm", {"loss": 6.0, "updates": 1})
     assert look(guard, "device", "a7", 13.0) == []
@@ -358,7 +360,7 @@ def test_one_alarm_of_a_device_has_all_its_causes_with_their_figures():
     assert [look(guard, "device", word, 30.0) for word in ("a2", "a2", "a0")] == [[], [], []]
     assert [cause["cause"] for cause in guard.describe(31.0)["alarms"][0]["causes"]] == ["loss 2, over 1"]
     (report,) = look(guard, "device", "a0", 51.0)
-    assert report == Report("calm", "a", "over after 40 s: loss 2, over 1")
+    assert report == HubReport("calm", "a", "over after 40 s: loss 2, over 1")
     past = {"device": "a", "cause": "loss 2, over 1", "ended_ago_s": 9.0, "duration_s": 40.0}
     assert guard.describe(60.0) == {"alarms": [], "alarms_past": [past]}
 
@@ -366,7 +368,7 @@ def test_one_alarm_of_a_device_has_all_its_causes_with_their_figures():
 def test_an_alarm_of_the_fleet_has_figures_begin_and_duration_too():
     guard = guard_of([Loud("fleet", "reduce_lr")], calm_updates=1)
     (report,) = look(guard, "fleet", "a2", 5.0)
-    assert report == Report("alarm", "", "loss 2, over 1; the hub's learning rate is halved", {"loss": 2.0})
+    assert report == HubReport("alarm", "", "loss 2, over 1; the hub's learning rate is halved", {"loss": 2.0})
     (shown,) = guard.describe(6.0)["alarms"]
     assert (shown["device"], shown["remedy"], shown["since_s"]) == ("", "reduce_lr", 1.0)
     look(guard, "fleet", "b0", 9.0)
@@ -396,7 +398,7 @@ def test_a_patient_watch_waits_for_more_updates_if_they_are_late(patient, latene
 
 
 def test_lateness_is_measured_by_what_is_usual_and_bounded():
-    fleet = FleetHistory(staleness_mean=3.0)
+    fleet = FleetMeasurements(staleness_mean=3.0)
     assert [fleet.lateness(staleness) for staleness in (0, 3, 5, 1000)] == [1.0, 1.0, 1.5, 2.0]
 
 
@@ -452,7 +454,7 @@ def test_who_is_excluded_does_not_say_that_the_model_is_at_fault(orders, goes_ba
     for voter in orders:
         guard.order(voter, voter, 0.0)
     told = [
-        guard.watch_device(update(device_id=name, loss=2.0), FleetHistory(), 0.0, voters="abc", voters_live=3)
+        guard.watch_device(update(device_id=name, loss=2.0), FleetMeasurements(), 0.0, voters="abc", voters_live=3)
         for name in "ab"
     ]
     assert [rolls_back for _, rolls_back in told] == [False, goes_back]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from edgeasync.config import convert, to_table
 from edgeasync.errors import ConfigError
-from edgeasync.policies.measurements import FleetHistory, agreement_of
+from edgeasync.policies.measurements import FleetMeasurements, agreement_of
 from edgeasync.policies.optimizers import (
     SGD,
     Adam,
@@ -155,7 +155,7 @@ def distances_of_a_fleet_that_learns_by_heart(stage, versions=100):
     """Return the model's distances from the middle of ten devices that each reach their own optimum every time."""
     optima = noise(0, (10, 50))
     optima -= optima.mean(axis=0)
-    model, velocity, fleet, distances = np.full(50, 14.0, F), np.zeros(50, F), FleetHistory(), []
+    model, velocity, fleet, distances = np.full(50, 14.0, F), np.zeros(50, F), FleetMeasurements(), []
     for count in range(versions):
         updates = optima - model
         step = -updates.mean(axis=0)

@@ -12,8 +12,8 @@ from edgeasync.policies.aggregation import (
 )
 from edgeasync.policies.combining import CentredClipCombiner, MeanCombiner, TrimmedMeanCombiner
 from edgeasync.policies.frequency import AdaptiveFrequency, Cadence, FixedFrequency, TimeFrequency
-from edgeasync.policies.measurements import DeviceHistory
-from edgeasync.policies.monitor import LossWatch, Monitor, UpdateNormWatch
+from edgeasync.policies.measurements import DeviceMeasurements
+from edgeasync.policies.monitor import LossDetector, Monitor, UpdateNormDetector
 from edgeasync.policies.optimizers import SGD, Nesterov
 from edgeasync.policies.policy import DelayCompensation, Plateau, Policy, WarmUp
 from edgeasync.policies.staleness import PolynomialStaleness, Staleness
@@ -23,7 +23,7 @@ from edgeasync.runtime.hub_settings import HubSettings
 def test_everything_has_a_default():
     assert convert({}, Policy, where="[policy]") == Policy()
     assert Policy().staleness(Staleness(0)) == 1.0
-    assert Policy().frequency.interval(DeviceHistory(), Cadence()).local_steps >= 1
+    assert Policy().frequency.interval(DeviceMeasurements(), Cadence()).local_steps >= 1
 
 
 def test_every_part_is_chosen_by_kind(tmp_path):
@@ -256,17 +256,20 @@ ONE_BY_ONE = "needs updates that are folded together, and {} folds them one by o
         ({"trust": "closed"}, "trust: invalid enum value 'closed'"),
         ({"monitor": {"probation": 0.0}}, "monitor.probation: expected `float` > 0.0"),
         ({"monitor": {"probation": 1.5}}, "monitor.probation: expected `float` <= 1.0"),
-        ({"monitor": {"watch": [{"kind": "update_norm", "remedy": "alert"}]}}, "monitor.watch[0]"),
-        ({"monitor": {"watch": [{"kind": "gradient_norm"}]}}, "monitor.watch[0]"),
+        ({"monitor": {"detectors": [{"kind": "update_norm", "remedy": "alert"}]}}, "monitor.detectors[0]"),
+        ({"monitor": {"detectors": [{"kind": "gradient_norm"}]}}, "monitor.detectors[0]"),
         ({"combine": {"kind": "trimmed_mean", "trim": 0.5}}, "combine.trim: expected `float` < 0.5"),
         ({"compensation": {"versions": 0}}, "compensation.versions: expected `int` >= 1"),
         ({"take": "worst"}, "take: invalid enum value 'worst'"),
         ({"plateau": {"factor": 1.0}}, "plateau.factor: expected `float` < 1.0"),
         ({"monitor": {"calm_updates": 0}}, "monitor.calm_updates: expected `int` >= 1"),
-        ({"monitor": {"watch": [{"kind": "loss", "ratio_max": 1}]}}, "monitor.watch[0].ratio_max: expected"),
         (
-            {"monitor": {"watch": [{"kind": "loss", "remedy": "quarantine"}]}},
-            "monitor.watch[0].remedy: invalid enum value 'quarantine'",
+            {"monitor": {"detectors": [{"kind": "loss", "ratio_max": 1}]}},
+            "monitor.detectors[0].ratio_max: expected",
+        ),
+        (
+            {"monitor": {"detectors": [{"kind": "loss", "remedy": "quarantine"}]}},
+            "monitor.detectors[0].remedy: invalid enum value 'quarantine'",
         ),
     ],
 )
@@ -344,7 +347,7 @@ def test_a_hubs_settings_that_contradict_one_another_are_refused(table, message)
             }
         },
         {"policy": {"frequency": DIVERGENCE, "warm_up": {"updates": 9, "aggregate": AT_ONCE}}},
-        {"policy": {"aggregate": ROUNDS, "monitor": {"watch": []}}},
+        {"policy": {"aggregate": ROUNDS, "monitor": {"detectors": []}}},
     ],
 )
 def test_parts_that_go_together(table):
@@ -387,7 +390,7 @@ def test_every_part_comes_back_from_its_table():
         frequency=TimeFrequency(seconds=3.0),
         warm_up=WarmUp(epochs=2.0, aggregate=BufferedAggregator(wait_s_max=3.0), frequency=AdaptiveFrequency()),
         plateau=Plateau(patience=2),
-        monitor=Monitor(watch=(LossWatch(remedy="alert"), UpdateNormWatch()), calm_updates=3),
+        monitor=Monitor(detectors=(LossDetector(remedy="alert"), UpdateNormDetector()), calm_updates=3),
     )
     assert convert(to_table(policy), Policy, where="again") == policy
     assert policy.monitor.rolls_back is False

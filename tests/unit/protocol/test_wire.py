@@ -19,7 +19,7 @@ def test_a_ping_says_a_pace_and_with_its_answer_is_as_long_as_is_reckoned():
 
 
 def test_a_ping_without_a_pace_is_one_at_full_pace():
-    ping = wire.decode(b"\x94\x05\x09\x94\xc4\x10" + SESSION + b"\x01\x02\x03\xc4\x00")
+    ping = wire.decode(b"\x94\x01\x09\x94\xc4\x10" + SESSION + b"\x01\x02\x03\xc4\x00")
     assert (ping.pace_percent, ping.pace_reason, ping.temperature_c) == (100, "", None)
 
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from edgeasync.net.network import Network
+from edgeasync.net.network import ZmqNetwork
 
 
 @pytest.fixture
 def network():
-    network = Network()
+    network = ZmqNetwork()
     yield network
     network.close()

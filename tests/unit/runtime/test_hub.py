@@ -17,8 +17,8 @@ from edgeasync.core.hub.settings import HubCoreSettings, StopCondition
 from edgeasync.errors import ConfigError, DataError
 from edgeasync.graphs.model_file import load_model
 from edgeasync.runtime import hub as hub_module
-from edgeasync.runtime.hub import Hub
-from edgeasync.training.evaluation import Evaluation
+from edgeasync.runtime.hub import HubRuntime
+from edgeasync.training.evaluation import EvaluationResult
 from tests.support.parts.hubs import (
     ADDRESS,
     ONE_BY_ONE,
@@ -185,7 +185,7 @@ async def test_a_hub_cancelled_while_it_replays_its_journal_is_cancelled(tmp_pat
         checkpoint.unlink()  # all but the first: there is something to replay
     opening, loop, go_on = asyncio.Event(), asyncio.get_running_loop(), threading.Event()
 
-    class Watched(Hub):
+    class Watched(HubRuntime):
         def _make_core(self, *arguments):
             loop.call_soon_threadsafe(opening.set)
             go_on.wait(PATIENCE_S)
@@ -245,7 +245,7 @@ async def test_a_hub_that_is_cancelled_twice_waits_for_nothing(tmp_path, network
     loop, saving, go_on = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
     listening = asyncio.Event()
 
-    class SlowDisk(Hub):
+    class SlowDisk(HubRuntime):
         def _save_model(self, snapshot, lineage):
             if listening.is_set():
                 loop.call_soon_threadsafe(saving.set)
@@ -283,7 +283,7 @@ async def test_a_run_leaves_no_file_open(tmp_path, network):
 @pytest.mark.asyncio
 async def test_an_evaluator_that_is_given_is_asked(tmp_path, network):
     settings = HubCoreSettings(evaluate_every_updates=1, stop=StopCondition(accuracy=0.5))
-    hub = make_hub(tmp_path, network, settings=settings, evaluator=lambda _: Evaluation(0.25, 0.75, 10))
+    hub = make_hub(tmp_path, network, settings=settings, evaluator=lambda _: EvaluationResult(0.25, 0.75, 10))
     assert await serve(hub, make_agent(network)) == "finished"
     last = hub.core.policy_engine.state.evaluations.last
     assert (last.loss, last.accuracy) == (
@@ -295,7 +295,7 @@ async def test_an_evaluator_that_is_given_is_asked(tmp_path, network):
 @pytest.mark.asyncio
 async def test_training_that_is_to_end_at_an_accuracy_needs_an_evaluator_that_tells_one(tmp_path, network):
     settings = HubCoreSettings(evaluate_every_updates=1, stop=StopCondition(accuracy=0.9))
-    hub = make_hub(tmp_path, network, settings=settings, evaluator=lambda _: Evaluation(0.25, None, 10))
+    hub = make_hub(tmp_path, network, settings=settings, evaluator=lambda _: EvaluationResult(0.25, None, 10))
     with pytest.raises(ConfigError, match=r"stop.accuracy would never end training: the evaluator returns none"):
         await serve(hub, make_agent(network))
 
@@ -303,14 +303,14 @@ async def test_training_that_is_to_end_at_an_accuracy_needs_an_evaluator_that_te
 @pytest.mark.asyncio
 async def test_an_evaluator_may_tell_numbers_of_numpy(tmp_path, network):
     settings = HubCoreSettings(evaluate_every_updates=1, stop=StopCondition(accuracy=0.5))
-    found = Evaluation(np.float64(0.25), np.float32(0.75), np.int64(10))
+    found = EvaluationResult(np.float64(0.25), np.float32(0.75), np.int64(10))
     hub = make_hub(tmp_path, network, settings=settings, evaluator=lambda _: found)
     assert await serve(hub, make_agent(network)) == "finished"
     assert type(hub.core.policy_engine.state.evaluations.last.loss) is float
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("found", [None, Evaluation(None, None, 10)])
+@pytest.mark.parametrize("found", [None, EvaluationResult(None, None, 10)])
 async def test_an_evaluator_that_tells_something_else_is_an_error(tmp_path, network, found):
     hub = make_hub(
         tmp_path, network, settings=HubCoreSettings(evaluate_every_updates=1), evaluator=lambda _: found
@@ -334,7 +334,7 @@ async def test_what_needs_an_evaluator_is_refused_without_one(tmp_path, network,
 
 
 def test_a_hub_that_goes_on_never_begins_before_it_stopped(tmp_path, monkeypatch):
-    hub = Hub(
+    hub = HubRuntime(
         spec=ParameterSpec((Parameter("weights", (3,)),)),
         initial=lambda: np.zeros(3, np.float32),
         policy=Policy(),
@@ -377,7 +377,7 @@ class Saver:
 
 @pytest.mark.parametrize("at_once", [True, False])
 def test_the_newest_of_the_best_is_written(tmp_path, at_once):
-    hub = Hub(
+    hub = HubRuntime(
         spec=WEIGHTS,
         initial=lambda: np.zeros(3, np.float32),
         policy=Policy(),

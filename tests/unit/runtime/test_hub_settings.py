@@ -19,7 +19,7 @@ from edgeasync.policies.frequency import Interval
 from edgeasync.policies.monitor import Monitor
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import DelayCompensation, Plateau, Policy, WarmUp, check_recordable
-from edgeasync.runtime.hub import RECORD_FILE, Hub
+from edgeasync.runtime.hub import RECORD_FILE, HubRuntime
 from edgeasync.runtime.hub_settings import RECORD_FORMAT, HubSettings, read_record
 from edgeasync.sdk.stop import Stop
 from edgeasync.sdk.train import train
@@ -212,7 +212,7 @@ OWN = {
     "policy.staleness: <function": Policy(staleness=lambda staleness: 1.0),
     "policy.staleness: Local": Policy(staleness=Local()),
     "policy.optimizer: ": Policy(optimizer=(OwnSgd(),)),
-    "policy.monitor: ": Policy(monitor=Monitor(watch=(OwnWatch(),))),
+    "policy.monitor: ": Policy(monitor=Monitor(detectors=(OwnWatch(),))),
     "policy: Judged": Judged(),
 }
 
@@ -226,7 +226,7 @@ class Still:
 def test_a_part_of_ones_own_is_refused_before_the_folder_is_touched(words, policy, tmp_path):
     wanted = f"{re.escape(words)}.* cannot name it, .* 'edgeasync policies'"
     with pytest.raises(ConfigError, match=wanted):
-        Hub(
+        HubRuntime(
             spec=Still.spec,
             initial=lambda: np.zeros(Still.spec.length, np.float32),
             policy=policy,
@@ -243,7 +243,7 @@ def test_a_part_of_ones_own_is_refused_before_the_folder_is_touched(words, polic
 def test_whatever_the_library_has_can_be_kept():
     for policy in (
         Policy(),
-        Policy(optimizer=[SGD()], monitor=Monitor(watch=[]), behind_max=10),
+        Policy(optimizer=[SGD()], monitor=Monitor(detectors=[]), behind_max=10),
         Policy(warm_up=WarmUp(updates=5), plateau=Plateau(), compensation=DelayCompensation()),
     ):
         check_recordable(policy)

@@ -13,7 +13,7 @@ from edgeasync.data.dataset import Dataset
 from edgeasync.errors import DataError, ModelMismatchError
 from edgeasync.graphs.evaluation import OnnxEvaluator
 from edgeasync.training import losses
-from edgeasync.training.evaluation import ROWS_MAX, Evaluation, NumpyEvaluator, evaluate, rows_at_once
+from edgeasync.training.evaluation import ROWS_MAX, EvaluationResult, NumpyEvaluator, evaluate, rows_at_once
 from edgeasync.training.numpy_models import MlpModel, SoftmaxModel
 from tests.support.models.gradients import numbers
 
@@ -80,7 +80,7 @@ def test_batches_are_bounded():
 
     found = evaluate(numbers((N, 1)), LABELS, 100, scores_of, losses.cross_entropy)
     assert seen == [100, 100, 100]
-    assert found == Evaluation(pytest.approx(math.log(3), abs=1e-6), 1 / 3, N)
+    assert found == EvaluationResult(pytest.approx(math.log(3), abs=1e-6), 1 / 3, N)
     assert [rows_at_once(values) for values in (1, 8192, 1 << 20, 1 << 30)] == [ROWS_MAX, 128, 1, 1]
 
 

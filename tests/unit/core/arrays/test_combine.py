@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeasync.core.arrays.hub_model import CHUNK, POOLED_BYTES_MIN, Model
+from edgeasync.core.arrays.hub_model import CHUNK, POOLED_BYTES_MIN, HubModel
 from edgeasync.core.hub.effects import Fold
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.aggregation import (
@@ -31,7 +31,7 @@ from tests.support.codecs.coded import coded
 
 F = np.float32
 BUFFERED = BufferedAggregator()
-QUIET = Monitor(watch=())
+QUIET = Monitor(detectors=())
 LENGTHS = [1, 3, CHUNK, 2 * CHUNK + 77]
 LARGE = POOLED_BYTES_MIN // 4
 
@@ -41,7 +41,7 @@ def make_model(initial, *, statistics=0, **parts):
     if statistics:
         parameters.append(Parameter("running_mean", (statistics,), "statistic"))
     policy = Policy(**{"aggregate": BUFFERED, "monitor": QUIET, "optimizer": (SGD(),)} | parts)
-    return Model(ParameterSpec(tuple(parameters)), np.array(initial, F), 0, policy)
+    return HubModel(ParameterSpec(tuple(parameters)), np.array(initial, F), 0, policy)
 
 
 def fold(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from edgeasync.core.arrays.combine import norm_of
-from edgeasync.core.arrays.hub_model import CHUNK, POOLED_BYTES_MIN, Model, Update
+from edgeasync.core.arrays.hub_model import CHUNK, POOLED_BYTES_MIN, HubModel, WaitingUpdate
 from edgeasync.core.hub.effects import Fold
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.aggregation import Contribution, Fleet, ImmediateAggregator
@@ -35,7 +35,7 @@ def by(optimizer, **parts):
 
 
 def waiting(update):
-    return Update(update, "identity", b"")
+    return WaitingUpdate(update, "identity", b"")
 
 
 def advance(model, weights, updates):
@@ -60,7 +60,7 @@ def test_a_fold_is_the_plain_formula_to_the_bit(length, codec):
     initial = generator.standard_normal(length).astype(F)
     deltas = generator.standard_normal((3, length)).astype(F)
     weights, learning_rate = (1.0, 0.7071067811865476, 0.3), 0.3
-    model = Model(make_spec(length), initial, 0, by([SGD(learning_rate=learning_rate)]))
+    model = HubModel(make_spec(length), initial, 0, by([SGD(learning_rate=learning_rate)]))
     result = advance(model, weights, [coded(delta, codec) for delta in deltas])
     sent = deltas.astype(np.float16).astype(F) if codec == "float16" else deltas
     expected = sent[0] * F(weights[0] * learning_rate)
@@ -72,7 +72,9 @@ def test_a_fold_is_the_plain_formula_to_the_bit(length, codec):
 @pytest.mark.parametrize("length", [3, CHUNK + 1])
 def test_momentum_lives_through_many_folds_to_the_bit(length):
     generator = np.random.default_rng(length)
-    model = Model(make_spec(length), np.zeros(length, F), 7, by([SGD(0.5), SGD(learning_rate=0.25, momentum=0.9)]))
+    model = HubModel(
+        make_spec(length), np.zeros(length, F), 7, by([SGD(0.5), SGD(learning_rate=0.25, momentum=0.9)])
+    )
     parameters, velocity = np.zeros(length, F), np.zeros(length, F)
     for number in range(8, 24):
         deltas = generator.standard_normal((2, length)).astype(F)
@@ -92,8 +94,8 @@ def test_statistics_are_merged_convexly_and_never_optimized(weights, trained, st
     initial = generator.standard_normal(trained + statistics).astype(F)
     held = generator.standard_normal((len(weights), trained + statistics)).astype(F)
     optimizer = [SGD(learning_rate=0.01, momentum=0.9)]
-    model = Model(make_spec(trained, statistics), initial, 0, by(optimizer))
-    alone = Model(make_spec(trained), initial[:trained], 0, by(optimizer))
+    model = HubModel(make_spec(trained, statistics), initial, 0, by(optimizer))
+    alone = HubModel(make_spec(trained), initial[:trained], 0, by(optimizer))
     result = initial
     for _ in range(3):
         before = result
@@ -116,7 +118,7 @@ def test_statistics_are_merged_convexly_and_never_optimized(weights, trained, st
 def test_stale_statistics_that_devices_agree_on_are_what_the_hub_comes_to(devices):
     """Late values are late, and nothing more: late differences would be added to what has moved on."""
     aggregate, staleness = ImmediateAggregator(), PolynomialStaleness(exponent=0.5)
-    model = Model(make_spec(3, 2), np.ones(5, F), 0, by([SGD()], aggregate=aggregate, staleness=staleness))
+    model = HubModel(make_spec(3, 2), np.ones(5, F), 0, by([SGD()], aggregate=aggregate, staleness=staleness))
     told = coded([0.0, 0.0, 0.0, 0.2, 0.2])
     seen = [1.0]
     for number in range(96):
@@ -134,7 +136,7 @@ def test_stale_statistics_that_devices_agree_on_are_what_the_hub_comes_to(device
 
 
 def test_versions_follow_one_another():
-    model = Model(make_spec(3), np.zeros(3, F), 4, by([SGD()]))
+    model = HubModel(make_spec(3), np.zeros(3, F), 4, by([SGD()]))
     for number in (4, 6):
         with pytest.raises(ValueError, match=f"fold {number} does not follow version 4"):
             model.fold(Fold(number, (0,), (1.0,), ((1.0, 0.0),)), [coded(np.ones(3))])
@@ -193,7 +195,7 @@ LARGE = POOLED_BYTES_MIN // 4
 
 @pytest.mark.parametrize("length", [3, LARGE - 1, LARGE, CHUNK + 1])
 def test_snapshots_never_change(length):
-    model = Model(make_spec(length), np.zeros(length, F), 0, by([SGD(momentum=0.5)]))
+    model = HubModel(make_spec(length), np.zeros(length, F), 0, by([SGD(momentum=0.5)]))
     held = [(model.current, model.current.vector.copy())]
     for _ in range(6):
         advance(model, [1.0], [coded(np.ones(length))])
@@ -207,7 +209,7 @@ def test_snapshots_never_change(length):
 
 @pytest.mark.parametrize("codec", ["identity", "float16"])
 def test_a_coded_snapshot_is_made_once_and_keeps_its_bytes(codec):
-    model = Model(make_spec(LARGE), np.arange(LARGE, dtype=F) / LARGE, 0, by([SGD()]))
+    model = HubModel(make_spec(LARGE), np.arange(LARGE, dtype=F) / LARGE, 0, by([SGD()]))
     payload, checksum = model.current.payload(make_codec(codec, model.spec))
     assert model.current.payload(make_codec(codec, model.spec))[0] is payload
     assert model.current.payload(make_codec(codec, model.spec))[1] == checksum
@@ -221,7 +223,7 @@ def test_a_coded_snapshot_is_made_once_and_keeps_its_bytes(codec):
 def test_buffers_come_back_when_nothing_refers_to_them():
     gc.disable()
     try:
-        model = Model(make_spec(LARGE), np.zeros(LARGE, F), 0, by([SGD()]))
+        model = HubModel(make_spec(LARGE), np.zeros(LARGE, F), 0, by([SGD()]))
         delta = coded(np.ones(LARGE))
         assert model.snapshots_alive == 1
         for _ in range(5):
@@ -260,14 +262,14 @@ def test_a_failed_fold_loses_no_buffer():
         def read(self, *_):
             raise ValueError("broken")
 
-    model = Model(make_spec(LARGE), np.zeros(LARGE, F), 0, by([SGD()]))
+    model = HubModel(make_spec(LARGE), np.zeros(LARGE, F), 0, by([SGD()]))
     with pytest.raises(ValueError, match="broken"):
         model.fold(Fold(1, (0,), (1.0,), ((1.0, 0.0),)), [Broken()])
     assert model.snapshots_alive == 1
 
 
 def test_updates_wait_by_handle():
-    model = Model(make_spec(1), np.zeros(1, F), 0, by([SGD()]))
+    model = HubModel(make_spec(1), np.zeros(1, F), 0, by([SGD()]))
     updates = [coded([value]) for value in (1.0, 2.0)]
     first, second = [model.keep(waiting(update)) for update in updates]
     assert model.updates_waiting == 2

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from edgeasync.core.arrays.device_model import DeviceModel
-from edgeasync.core.arrays.hub_model import Model, Snapshot
+from edgeasync.core.arrays.hub_model import HubModel, Snapshot
 from edgeasync.core.arrays.off_chain_models import APART_MAX, DIFFERENCES_MAX, UNUSED_MAX
 from edgeasync.core.arrays.published_model import Publisher
 from edgeasync.core.hub.settings import CodecSettings
@@ -25,7 +25,7 @@ class Hub:
     """A model that moves at random, and is published each time."""
 
     def __init__(self, initial=None, **codec):
-        self.model = Model(SPEC, values(0) if initial is None else initial, 0, Policy())
+        self.model = HubModel(SPEC, values(0) if initial is None else initial, 0, Policy())
         self.publisher = Publisher(SPEC, self.model, CodecSettings(**codec))
         self.seed = 0
         self.step()
@@ -104,7 +104,7 @@ def test_who_stays_holds_the_chains_model_in_the_end():
         kinds.append(device.catch_up()[1])
     assert kinds == ["difference"] * DIFFERENCES_MAX + ["whole float16", "difference", "difference"]
     assert device.apart == 0.0
-    assert len(hub.publisher._apart) == 0
+    assert len(hub.publisher._off_chain) == 0
 
 
 def test_only_so_many_devices_are_remembered_and_none_for_ever():
@@ -115,7 +115,7 @@ def test_only_so_many_devices_are_remembered_and_none_for_ever():
     assert Device(hub, "late").catch_up()[1] == "whole float16"
     hub.step()
     assert Device(hub, "later").catch_up()[1] == "whole int8"
-    assert len(hub.publisher._apart) == 1
+    assert len(hub.publisher._off_chain) == 1
 
 
 def test_a_version_under_another_checksum_is_not_led_on_from():

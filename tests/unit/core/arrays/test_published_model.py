@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from edgeasync.core.arrays.delta_chain import Difference, follow
 from edgeasync.core.arrays.device_model import DeviceModel
-from edgeasync.core.arrays.hub_model import POOLED_BYTES_MIN, Model, Snapshot
+from edgeasync.core.arrays.hub_model import POOLED_BYTES_MIN, HubModel, Snapshot
 from edgeasync.core.arrays.published_model import Publisher
 from edgeasync.core.hub.settings import CodecSettings
 from edgeasync.parameters import CHUNK, Parameter, ParameterSpec
@@ -33,7 +33,7 @@ class Hub:
 
     def __init__(self, trained, delta, model, seed=0):
         self.spec = make_spec(trained)
-        self.model = Model(self.spec, values(seed, self.spec.length), 0, Policy())
+        self.model = HubModel(self.spec, values(seed, self.spec.length), 0, Policy())
         self.codec = model
         self.publisher = Publisher(self.spec, self.model, CodecSettings(delta=delta, model=model))
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from edgeasync.core.device.effects import Report
+from edgeasync.core.device.effects import DeviceReport
 from edgeasync.core.device.events import ModelInstalled
 from edgeasync.protocol.messages import Ack, Applied, Duplicate, Refuse, Rejected
 from tests.support.parts.device_bench import DeviceBench, assignment
@@ -14,7 +14,7 @@ def test_divergence_is_told_once_until_an_update_is_taken_again():
     for seq, outcome in enumerate([Rejected("not_finite")] * 2 + [Applied(3), Rejected("not_finite")], start=1):
         device.trained()
         device.assigned(4, Ack(seq, outcome))
-        told.append([effect.event for effect in device.effects if isinstance(effect, Report)])
+        told.append([effect.event for effect in device.effects if isinstance(effect, DeviceReport)])
         device.give(ModelInstalled(assignment(4, Ack(seq, outcome))))
     assert told == [["answered", "warning"], ["answered"], ["answered"], ["answered", "warning"]]
 
@@ -26,7 +26,7 @@ def test_that_it_starts_over_is_told_once():
     for seq, outcome in enumerate([behind, behind, Rejected("behind"), behind], start=1):
         device.trained()
         device.assigned(4, Ack(seq, outcome))
-        told.append([effect.event for effect in device.effects if isinstance(effect, Report)])
+        told.append([effect.event for effect in device.effects if isinstance(effect, DeviceReport)])
         device.give(ModelInstalled(assignment(4, Ack(seq, outcome))))
     assert told == [["answered", "warning"], ["answered"], ["answered"], ["answered", "warning"]]
 
@@ -39,21 +39,23 @@ def test_a_quarantine_is_told_once_and_so_is_its_end(repeated):
         device.trained()
         ack = Ack(seq, Duplicate(outcome) if repeated else outcome)
         device.assigned(4, ack)
-        told += [effect for effect in device.effects if isinstance(effect, Report) and effect.event != "answered"]
+        told += [
+            effect for effect in device.effects if isinstance(effect, DeviceReport) and effect.event != "answered"
+        ]
         device.give(ModelInstalled(assignment(4, ack)))
     assert told == [
-        Report(
+        DeviceReport(
             "quarantined",
             "an operator of the hub has excluded this device: it trains on, and its updates do not count",
         ),
-        Report("released", "the updates of this device count again"),
+        DeviceReport("released", "the updates of this device count again"),
     ]
 
 
 def test_a_device_that_is_put_aside_says_why_and_until_when():
     device = DeviceBench().welcome()
     device.hears(Refuse("quarantined", "pi-1 sent too much that is malformed", 30.0))
-    assert [(effect.event, effect.detail) for effect in device.effects if isinstance(effect, Report)] == [
+    assert [(effect.event, effect.detail) for effect in device.effects if isinstance(effect, DeviceReport)] == [
         ("warning", "pi-1 sent too much that is malformed"),
         ("quarantined", "pi-1 sent too much that is malformed; trying again in 30 s"),
         ("disconnected", "pi-1 sent too much that is malformed"),

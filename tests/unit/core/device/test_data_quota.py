@@ -10,13 +10,13 @@ from edgeasync.core.device.data_quota import (
     RECORD_EVERY_S,
     RECORDS_A_DAY,
     SPARE_BYTES,
-    Day,
-    DayRecord,
+    DataQuota,
+    QuotaRecord,
     needed_bytes,
 )
 from edgeasync.core.device.device_core import DeviceCore
-from edgeasync.core.device.effects import Connect, Disconnect, InstallModel, Report, Send, SendPush
-from edgeasync.core.device.events import ModelInstalled, Received, Trained
+from edgeasync.core.device.effects import CloseConnection, Connect, DeviceReport, InstallModel, SendPush, SendToHub
+from edgeasync.core.device.events import DeviceReceived, ModelInstalled, Trained
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import (
@@ -26,7 +26,7 @@ from edgeasync.protocol.messages import (
     Credit,
     DeviceProfile,
     Fetch,
-    Leave,
+    Goodbye,
     ModelVersion,
     Piece,
     Welcome,
@@ -40,23 +40,23 @@ VERSION = ModelVersion("0" * 16, 1)
 
 
 def device_of(used_bytes=0, remaining_s=DAY_S, limit=LIMIT):
-    day = Day(None if limit is None else ByteCount(limit))
-    day.recall(DayRecord(used_bytes, remaining_s))
+    day = DataQuota(None if limit is None else ByteCount(limit))
+    day.recall(QuotaRecord(used_bytes, remaining_s))
     return DeviceCore(
         device_id="pi", state_id=bytes(16), incarnation=1, profile=DeviceProfile(examples=5), codecs=("identity",),
-        fingerprint=None, graph_bytes_max=0, random=Random(0), day=day,
+        fingerprint=None, graph_bytes_max=0, random=Random(0), data_quota=day,
     )  # fmt: skip
 
 
 def welcomed(device, now_s=100.0):
     assert Connect() in device.begin(now_s)
-    return device.handle(Received(Welcome(bytes(16), SPEC, {}, 0, "identity", 5.0, 15.0, 1 << 20)), now_s)
+    return device.handle(DeviceReceived(Welcome(bytes(16), SPEC, {}, 0, "identity", 5.0, 15.0, 1 << 20)), now_s)
 
 
 def rested(device, effects):
     """Assert that the device has left its hub until its day ends; return what it said of that."""
-    assert effects[-3:-1] == [Send(Leave("stopping", bytes(16))), Disconnect(goodbye=True)]
-    assert isinstance(effects[-1], Report)
+    assert effects[-3:-1] == [SendToHub(Goodbye("stopping", bytes(16))), CloseConnection(goodbye=True)]
+    assert isinstance(effects[-1], DeviceReport)
     assert effects[-1].event == "resting"
     assert device.link == "offline"
     device.check()
@@ -70,7 +70,7 @@ def test_every_hello_says_what_is_left_and_that_pieces_be_small():
         examples=5, bytes_per_day_max=LIMIT, day_left_bytes=6_000_000, day_remaining_s=500.0
     )
     assert hello.piece_bytes_max == 1 << 16
-    device.day.count(1_000_000, 200.0)
+    device.data_quota.count(1_000_000, 200.0)
     hello = device._hello(300.0)
     assert (hello.profile.day_left_bytes, hello.profile.day_remaining_s) == (5_000_000, 300.0)
     hello = device._hello(600.0)
@@ -81,7 +81,7 @@ def test_every_hello_says_what_is_left_and_that_pieces_be_small():
 def test_a_model_is_fetched_only_if_the_day_bears_its_update_too(missing):
     device = device_of(used_bytes=LIMIT - needed_bytes(2 * MODEL) + missing, remaining_s=3600.0)
     effects = welcomed(device)
-    fetched = any(isinstance(effect, Send) and isinstance(effect.message, Fetch) for effect in effects)
+    fetched = any(isinstance(effect, SendToHub) and isinstance(effect.message, Fetch) for effect in effects)
     assert fetched == (not missing)
     if missing:
         assert f"{needed_bytes(2 * MODEL)} are needed; resting until the day ends, in 3600 s" in rested(
@@ -96,14 +96,16 @@ def test_an_update_that_the_day_does_not_bear_waits_for_the_next():
     device = device_of(remaining_s=3600.0)
     welcomed(device)
     assignment = Assignment(VERSION, 4, "identity", 0, MODEL, 1)
-    assert InstallModel(assignment) in device.handle(Received(assignment), 101.0)
+    assert InstallModel(assignment) in device.handle(DeviceReceived(assignment), 101.0)
     device.handle(ModelInstalled(assignment, 0), 102.0)
-    device.day.count(LIMIT - MODEL - SPARE_BYTES + 1, 103.0)
+    device.data_quota.count(LIMIT - MODEL - SPARE_BYTES + 1, 103.0)
     trained = Trained(4, 32, 0.5, 0.1, 0.1, payload_bytes=MODEL)
     rested(device, device.handle(trained, 104.0))
     assert device.work.state == "pushing"
     device.tick(3700.0, 0)
-    effects = device.handle(Received(Welcome(bytes(16), SPEC, {}, 0, "identity", 5.0, 15.0, 1 << 20)), 3701.0)
+    effects = device.handle(
+        DeviceReceived(Welcome(bytes(16), SPEC, {}, 0, "identity", 5.0, 15.0, 1 << 20)), 3701.0
+    )
     assert any(isinstance(effect, SendPush) for effect in effects)
 
 
@@ -113,12 +115,12 @@ def test_a_model_that_nobody_asked_for_is_taken_only_if_it_is_here(transfer):
     device = device_of()
     welcomed(device)
     first = Assignment(VERSION, 4, "identity", 0, 1000)
-    device.handle(Received(first), 101.0)
+    device.handle(DeviceReceived(first), 101.0)
     device.handle(ModelInstalled(first, 0), 102.0)
     device.handle(Trained(4, 32, 0.5, 0.1, 0.1, payload_bytes=1000), 103.0)
-    device.day.count(LIMIT - MODEL, 104.0)
+    device.data_quota.count(LIMIT - MODEL, 104.0)
     second = Assignment(VERSION, 4, "identity", 0, MODEL, transfer, ack=Ack(1, Applied(2)))
-    effects = device.handle(Received(second), 105.0)
+    effects = device.handle(DeviceReceived(second), 105.0)
     assert (InstallModel(second) in effects) == (not transfer)
     if transfer:
         rested(device, effects)
@@ -130,7 +132,7 @@ def test_pings_that_eat_up_a_limit_are_told(limit, told):
     warnings = [
         effect.detail
         for effect in welcomed(device_of(limit=limit))
-        if isinstance(effect, Report) and effect.event == "warning"
+        if isinstance(effect, DeviceReport) and effect.event == "warning"
     ]
     assert ["pings alone take 2211840 bytes a day" in warning for warning in warnings] == [True] * told
 
@@ -138,7 +140,7 @@ def test_pings_that_eat_up_a_limit_are_told(limit, told):
 def test_pings_end_with_the_days_bytes():
     device = device_of()
     welcomed(device)
-    device.day.count(LIMIT, 101.0)
+    device.data_quota.count(LIMIT, 101.0)
     rested(device, device.tick(106.0, 0))
 
 
@@ -154,16 +156,16 @@ def test_a_hub_that_is_gone_after_a_rest_counts_as_silent_from_then_on():
     device = device_of(used_bytes=LIMIT, remaining_s=3600.0)
     device.begin(100.0)
     device.tick(3700.0, 0)
-    (told,) = [effect for effect in device.tick(3703.0, 0) if isinstance(effect, Report) and effect.since_s]
+    (told,) = [effect for effect in device.tick(3703.0, 0) if isinstance(effect, DeviceReport) and effect.since_s]
     assert (told.event, told.since_s) == ("unreachable", 3700.0)
 
 
 def test_a_day_that_has_not_begun_yet_stays_as_it_was_kept():
     """A device that stops while it enrols keeps its day, however long its machine has been up."""
-    day = Day(LIMIT)
-    day.recall(DayRecord(5_000, 60.0))
+    day = DataQuota(LIMIT)
+    day.recall(QuotaRecord(5_000, 60.0))
     assert day.left_bytes(10 * DAY_S) == LIMIT - 5_000
-    assert day.record(10 * DAY_S) == DayRecord(5_000, 60.0)
+    assert day.record(10 * DAY_S) == QuotaRecord(5_000, 60.0)
 
 
 def test_the_headers_of_a_long_payloads_pieces_have_their_place():
@@ -178,16 +180,16 @@ def test_a_length_that_no_model_has_does_not_keep_the_device_away():
     device = device_of()
     welcomed(device)
     hostile = Assignment(VERSION, 4, "identity", 0, 1 << 50, 1)
-    device.handle(Received(hostile), 101.0)
+    device.handle(DeviceReceived(hostile), 101.0)
     assert device.link == "offline"
     assert Connect() in device.tick(100.0 + DAY_S, 0)
     answer = Welcome(bytes(16), SPEC, {}, 0, "identity", 5.0, 15.0, 1 << 20)
-    effects = device.handle(Received(answer), 101.0 + DAY_S)
-    assert any(isinstance(effect, Send) and isinstance(effect.message, Fetch) for effect in effects)
+    effects = device.handle(DeviceReceived(answer), 101.0 + DAY_S)
+    assert any(isinstance(effect, SendToHub) and isinstance(effect.message, Fetch) for effect in effects)
 
 
 def test_records_are_few_and_never_behind_the_count():
-    day = Day(LIMIT)
+    day = DataQuota(LIMIT)
     day.begin(0.0)
     records, counted = [], 0
     for number in range(10_000):
@@ -201,16 +203,16 @@ def test_records_are_few_and_never_behind_the_count():
     assert len(records) <= 2 * RECORDS_A_DAY + DAY_S / RECORD_EVERY_S + 2
     day.count(5, DAY_S)
     assert day.take_due_record(DAY_S).used_bytes < 2 * LIMIT / RECORDS_A_DAY, "the next day has a record at once"
-    assert day.record(DAY_S + 60.0) == DayRecord(5, DAY_S - 60.0)
+    assert day.record(DAY_S + 60.0) == QuotaRecord(5, DAY_S - 60.0)
 
 
 @pytest.mark.parametrize("run_s", [150.0, 1200.0, 2 * 3600.0])
 @pytest.mark.parametrize("nbytes", [5_000, 500_000])
 def test_a_board_that_only_ever_loses_its_power_has_a_day_that_ends(run_s, nbytes):
     """A power cut costs at most half of the time before it, and as many bytes as were used, or a piece."""
-    limit, record, now_s = 1_000 * MODEL, DayRecord(), 0.0
+    limit, record, now_s = 1_000 * MODEL, QuotaRecord(), 0.0
     for _ in range(20):
-        day = Day(limit)
+        day = DataQuota(limit)
         day.recall(record)
         day.begin(now_s)
         before, end_s = record, now_s + run_s
@@ -227,7 +229,7 @@ def test_no_record_lasts_longer_than_a_day():
     """A file that says so is refused, and rounding must not write one."""
     for number in range(1000):
         now_s = number * 1234.567891 / 7.0
-        day = Day(LIMIT)
+        day = DataQuota(LIMIT)
         day.begin(now_s)
         assert 0.0 <= day.record(now_s).remaining_s <= DAY_S
         assert 0.0 <= day.take_due_record(now_s).remaining_s <= DAY_S
@@ -236,8 +238,8 @@ def test_no_record_lasts_longer_than_a_day():
 def test_without_a_limit_nothing_is_counted_told_or_kept():
     device = device_of(limit=None)
     welcomed(device)
-    device.day.count(10**15, 101.0)
-    assert device.day.take_due_record(101.0) is None
-    assert device.day.left_bytes(101.0) is None
+    device.data_quota.count(10**15, 101.0)
+    assert device.data_quota.take_due_record(101.0) is None
+    assert device.data_quota.left_bytes(101.0) is None
     assert device._hello(101.0).profile == DeviceProfile(examples=5)
     assert device._hello(101.0).piece_bytes_max == 0

@@ -8,31 +8,31 @@ import pytest
 
 from edgeasync.core.device.bounds import LOCAL_STEPS_MAX
 from edgeasync.core.device.effects import (
+    CloseConnection,
     Connect,
-    Disconnect,
+    DeviceReport,
+    EndAgent,
     InstallModel,
-    Join,
-    Report,
+    PrepareTraining,
     ResolvePush,
-    Send,
     SendPush,
-    Stop,
+    SendToHub,
     Train,
 )
 from edgeasync.core.device.events import (
     Connected,
+    DeviceReceived,
+    DeviceReceivedMalformed,
+    DeviceStopRequested,
     Disconnected,
     GraphBroken,
     GraphForged,
     GraphHeld,
     GraphMissing,
     Kept,
-    Malformed,
     ModelInstalled,
     PauseRequested,
-    Received,
     ResumeRequested,
-    StopRequested,
 )
 from edgeasync.core.device.hub_rotation import BACKOFF_MIN_S
 from edgeasync.errors import AccessError, ModelMismatchError, RefusedError
@@ -41,8 +41,8 @@ from edgeasync.protocol.messages import (
     Ack,
     Applied,
     Fetch,
+    Goodbye,
     Hello,
-    Leave,
     ModelVersion,
     Ping,
     Pong,
@@ -70,9 +70,9 @@ from tests.support.parts.device_bench import (
 def test_the_happy_way():
     device = DeviceBench()
     hello = Hello("pi-1", b"s" * 16, 3, profile=PROFILE)
-    assert device.effects == [Connect(), Send(hello)]
+    assert device.effects == [Connect(), SendToHub(hello)]
     device.welcome(seq_last=6)
-    assert device.kinds == [Report, Join, Send]
+    assert device.kinds == [DeviceReport, PrepareTraining, SendToHub]
     assert device.told == ["joined"]
     assert device.said == [Fetch(device.session, device.core.work.version)]
     device.assigned(10)
@@ -88,7 +88,11 @@ def test_the_happy_way():
         assert (push.loss_variance, push.step_s, push.codec) == (0.25, 0.125, "identity")
         answer = assignment(17, Ack(seq, Applied(17)))
         device.hears(answer)
-        assert device.effects == [Report("answered", "applied 17"), ResolvePush(Applied(17)), InstallModel(answer)]
+        assert device.effects == [
+            DeviceReport("answered", "applied 17"),
+            ResolvePush(Applied(17)),
+            InstallModel(answer),
+        ]
         device.give(ModelInstalled(answer))
         assert device.effects == [Train(8)]
     assert device.core.work.updates_answered == 2
@@ -108,7 +112,7 @@ def test_the_way_to_an_absent_hub_is_tried_for_as_long_as_it_takes(seed):
         device.tick(device.core.next_deadline_s())
         assert device.now_s == opened_s + 3.0
         waits += "waiting" in device.told
-        assert Disconnect in device.kinds
+        assert CloseConnection in device.kinds
         silent_s = device.now_s
         device.until(Connect)
         assert isinstance(device.said[0], Hello)
@@ -139,7 +143,7 @@ def test_a_hub_that_does_not_greet_is_given_up(accepted_s, given_up_s):
     device.give(Connected(), at_s=begun_s + accepted_s)
     assert device.core.next_deadline_s() == pytest.approx(begun_s + given_up_s)
     device.tick(begun_s + given_up_s + 0.001)
-    assert device.kinds[0] is Disconnect
+    assert device.kinds[0] is CloseConnection
     assert device.give(Connected()).effects == [], "this connection is closed"
 
 
@@ -151,7 +155,7 @@ def unreachable(device, until_s):
         told += [
             (device.now_s, effect.since_s)
             for effect in device.effects
-            if isinstance(effect, Report) and effect.event == "unreachable"
+            if isinstance(effect, DeviceReport) and effect.event == "unreachable"
         ]
     return told
 
@@ -178,7 +182,7 @@ def test_a_hub_that_is_lost_is_unreachable_since_it_was_last_heard():
     device.until(Connect)
     device.welcome()
     heard_s = device.now_s
-    device.hears(Leave("stopping"))
+    device.hears(Goodbye("stopping"))
     assert unreachable(device, heard_s + 10.0)[0][1] == heard_s, "another time, told at once"
 
 
@@ -207,7 +211,7 @@ def test_a_hub_that_is_busy_was_reached():
     for _ in range(10):
         device.hears(Refuse("busy", "the hub's disk cannot be written", 0.5))
         device.tick(device.core.next_deadline_s())
-        assert Disconnect in device.kinds
+        assert CloseConnection in device.kinds
         assert "unreachable" not in device.told
         device.until(Connect)
 
@@ -220,17 +224,17 @@ def test_several_hubs_are_unreachable_once_each_was_tried():
 
 def told_of_silence():
     device = DeviceBench().tick(103.0)
-    return [effect for effect in device.effects if isinstance(effect, Report)]
+    return [effect for effect in device.effects if isinstance(effect, DeviceReport)]
 
 
 def test_what_speaks_of_something_else_is_told_with_the_reason_and_no_oftener():
     device = DeviceBench()
     told = []
     while device.now_s < 200.0:
-        device.give(Malformed("unknown kind of message"))
+        device.give(DeviceReceivedMalformed("unknown kind of message"))
         assert device.effects == []
         device.tick(device.core.next_deadline_s())
-        told += [effect.detail for effect in device.effects if isinstance(effect, Report)]
+        told += [effect.detail for effect in device.effects if isinstance(effect, DeviceReport)]
         device.until(Connect)
     assert [detail for detail in told if "unknown kind" in detail] == ["unknown kind of message"] * 2
     (silent, *_) = [effect for effect in told_of_silence() if effect.event == "unreachable"]
@@ -238,8 +242,8 @@ def test_what_speaks_of_something_else_is_told_with_the_reason_and_no_oftener():
 
 
 def test_a_message_of_a_hub_that_cannot_be_read_is_warned_of():
-    device = DeviceBench().welcome().give(Malformed("unknown kind of message"))
-    assert device.effects == [Report("warning", "from the hub: unknown kind of message")]
+    device = DeviceBench().welcome().give(DeviceReceivedMalformed("unknown kind of message"))
+    assert device.effects == [DeviceReport("warning", "from the hub: unknown kind of message")]
 
 
 def test_a_welcome_resets_the_back_off():
@@ -248,8 +252,8 @@ def test_a_welcome_resets_the_back_off():
         device.until(Connect)
     device.welcome()
     since_s = device.now_s
-    device.hears(Leave("stopping"))
-    assert device.kinds == [Disconnect, Report]
+    device.hears(Goodbye("stopping"))
+    assert device.kinds == [CloseConnection, DeviceReport]
     device.until(Connect)
     assert device.now_s - since_s <= 0.1
 
@@ -271,7 +275,7 @@ def test_training_goes_on_while_the_hub_is_silent():
     hello = device.until(Hello)
     assert (hello.session, hello.seq_answered) == (device.session, 0)
     device.welcome()
-    assert Join not in device.kinds
+    assert PrepareTraining not in device.kinds
     assert device.pushed == [1]
     (effect,) = [effect for effect in device.effects if isinstance(effect, SendPush)]
     assert effect.push.session == device.session
@@ -279,7 +283,7 @@ def test_training_goes_on_while_the_hub_is_silent():
 
 def test_what_is_trained_on_goes_on_after_the_reconnect():
     device = DeviceBench().training().reconnect()
-    assert (device.kinds, device.core.work.state) == ([Report], "training")
+    assert (device.kinds, device.core.work.state) == ([DeviceReport], "training")
     device.trained()
     assert device.pushed == [1]
 
@@ -299,7 +303,7 @@ def test_a_hub_that_forgot_gets_a_hello_on_a_fresh_connection(code):
     """On the old one more refusals may be on their way: each would void the session that comes next."""
     device = DeviceBench().training().trained()
     device.hears(Refuse(code, "say hello"))
-    assert device.kinds == [Disconnect, Report]
+    assert device.kinds == [CloseConnection, DeviceReport]
     refused_s = device.now_s
     device.hears(Refuse(code, "say hello"))
     assert device.ignored == ["Refuse of a session while offline"]
@@ -322,7 +326,7 @@ def test_a_model_that_never_comes_is_fetched_again():
 
 def test_another_model_at_the_same_address_is_an_error():
     device = DeviceBench().training()
-    device.hears(Leave("stopping"))
+    device.hears(Goodbye("stopping"))
     device.until(Connect)
     device.welcome(spec=ParameterSpec((Parameter("weights", (4,)),)))
     (finish,) = device.effects
@@ -331,10 +335,10 @@ def test_another_model_at_the_same_address_is_an_error():
 
 def test_other_training_of_the_same_model_is_taken_up():
     device = DeviceBench().training()
-    device.hears(Leave("stopping"))
+    device.hears(Goodbye("stopping"))
     device.until(Connect)
     device.welcome(settings={"learning_rate": 0.2})
-    assert [effect.welcome.settings for effect in device.effects if isinstance(effect, Join)] == [
+    assert [effect.welcome.settings for effect in device.effects if isinstance(effect, PrepareTraining)] == [
         {"learning_rate": 0.2}
     ]
     assert device.core.work.state == "training"
@@ -378,7 +382,7 @@ def test_refusals_that_time_may_fix(code):
         device = DeviceBench(seed)
         device.hears(Refuse(code, "later", 30.0))
         assert device.told[0] == "warning"
-        assert Disconnect in device.kinds
+        assert CloseConnection in device.kinds
         since_s = device.now_s
         device.until(Connect)
         pauses.append(device.now_s - since_s)
@@ -400,17 +404,17 @@ def test_a_duplicate_gives_up_after_three_leases():
         device.hears(Refuse("duplicate_device_id", "another is live", 15.0))
         device.until(Connect)
         device.welcome()
-        device.hears(Leave("stopping"))
+        device.hears(Goodbye("stopping"))
         device.until(Connect)
 
 
 def test_a_hub_that_has_finished_ends_the_device_and_one_that_stops_does_not():
-    device = DeviceBench().training().hears(Leave("stopping"))
-    assert device.kinds == [Disconnect, Report]
+    device = DeviceBench().training().hears(Goodbye("stopping"))
+    assert device.kinds == [CloseConnection, DeviceReport]
     assert device.core.work.state == "training"
     device.until(Connect)
-    device.welcome().hears(Leave("finished"))
-    assert device.effects == [Stop("the hub has finished training")]
+    device.welcome().hears(Goodbye("finished"))
+    assert device.effects == [EndAgent("the hub has finished training")]
 
 
 @pytest.mark.parametrize("link", ["handshake", "joined", "offline"])
@@ -419,10 +423,10 @@ def test_a_person_who_stops_it_makes_it_say_goodbye(link):
     if link != "handshake":
         device.training()
     if link == "offline":
-        device.hears(Leave("stopping"))
-    device.give(StopRequested())
-    goodbye = [Send(Leave("stopping", device.session))] if link == "joined" else []
-    assert device.effects == [*goodbye, Stop("stopped")]
+        device.hears(Goodbye("stopping"))
+    device.give(DeviceStopRequested())
+    goodbye = [SendToHub(Goodbye("stopping", device.session))] if link == "joined" else []
+    assert device.effects == [*goodbye, EndAgent("stopped")]
     assert device.core.next_deadline_s() is None
 
 
@@ -432,10 +436,10 @@ def test_a_pause_is_without_traffic_until_it_is_over(link):
     if link != "handshake":
         device.training()
     if link == "offline":
-        device.hears(Leave("stopping"))
+        device.hears(Goodbye("stopping"))
     device.give(PauseRequested(training=False))
-    goodbye = [Send(Leave("paused", device.session))] if link == "joined" else []
-    cut = [] if link == "offline" else [Disconnect(goodbye=True)]
+    goodbye = [SendToHub(Goodbye("paused", device.session))] if link == "joined" else []
+    cut = [] if link == "offline" else [CloseConnection(goodbye=True)]
     assert device.effects == [*goodbye, *cut]
     device.give(PauseRequested(training=True))
     assert (device.effects, device.core.next_deadline_s()) == ([], math.inf)
@@ -445,7 +449,7 @@ def test_a_pause_is_without_traffic_until_it_is_over(link):
         device.trained()
         assert device.effects == [Train(LOCAL_STEPS_MAX, overlap=True)], "it trains further, and pushes nothing"
     device.give(ResumeRequested())
-    assert device.kinds == [Connect, Send]
+    assert device.kinds == [Connect, SendToHub]
     device.welcome()
     assert device.pushed == ([] if link == "handshake" else [1])
     assert device.give(ResumeRequested()).effects == []
@@ -457,7 +461,7 @@ def test_a_pause_may_be_without_training_and_be_stopped():
     assert overlap_steps(device) == []
     device.give(PauseRequested(training=True))
     assert overlap_steps(device) == [LOCAL_STEPS_MAX]
-    assert device.give(StopRequested()).effects == [Stop("stopped")]
+    assert device.give(DeviceStopRequested()).effects == [EndAgent("stopped")]
 
 
 # -- what does not fit -----------------------------------------------------------------------------------------
@@ -472,7 +476,7 @@ def joined():
 
 
 def lost():
-    return DeviceBench().welcome().hears(Leave("stopping"))
+    return DeviceBench().welcome().hears(Goodbye("stopping"))
 
 
 def training():
@@ -484,24 +488,24 @@ def pushing():
 
 
 TOLD = {
-    "Ack while handshake": (DeviceBench, Received(Ack(1, Applied(1)))),
-    "Assignment while handshake": (DeviceBench, Received(assignment(1))),
-    "Graph while offline": (lost, Received(GRAPH)),
-    "Pong while handshake": (DeviceBench, Received(Pong(99.0))),
-    "Hello while joined": (joined, Received(Hello("pi-1", b"s" * 16, 3))),
-    "Push while joined": (joined, Received(KEPT)),
-    "Status while joined": (joined, Received(Status())),
-    "Welcome while joined": (joined, Received(WELCOME)),
-    "Welcome while offline": (lost, Received(WELCOME)),
-    "Refuse of a session while handshake": (DeviceBench, Received(Refuse("unknown_session", "who?"))),
-    "Refuse of a session while offline": (lost, Received(Refuse("sequence", "which?"))),
-    "Ack while fetching_graph": (wanting_a_graph, Received(Ack(1, Applied(1)))),
-    "Assignment while fetching_graph": (wanting_a_graph, Received(assignment(1))),
-    "Graph while idle": (joined, Received(GRAPH)),
+    "Ack while handshake": (DeviceBench, DeviceReceived(Ack(1, Applied(1)))),
+    "Assignment while handshake": (DeviceBench, DeviceReceived(assignment(1))),
+    "GraphHeader while offline": (lost, DeviceReceived(GRAPH)),
+    "Pong while handshake": (DeviceBench, DeviceReceived(Pong(99.0))),
+    "Hello while joined": (joined, DeviceReceived(Hello("pi-1", b"s" * 16, 3))),
+    "Push while joined": (joined, DeviceReceived(KEPT)),
+    "Status while joined": (joined, DeviceReceived(Status())),
+    "Welcome while joined": (joined, DeviceReceived(WELCOME)),
+    "Welcome while offline": (lost, DeviceReceived(WELCOME)),
+    "Refuse of a session while handshake": (DeviceBench, DeviceReceived(Refuse("unknown_session", "who?"))),
+    "Refuse of a session while offline": (lost, DeviceReceived(Refuse("sequence", "which?"))),
+    "Ack while fetching_graph": (wanting_a_graph, DeviceReceived(Ack(1, Applied(1)))),
+    "Assignment while fetching_graph": (wanting_a_graph, DeviceReceived(assignment(1))),
+    "Graph while idle": (joined, DeviceReceived(GRAPH)),
     "GraphForged while idle": (joined, GraphForged()),
-    "Assignment while training": (training, Received(assignment(1))),
-    "Assignment while pushing": (pushing, Received(assignment(1))),
-    "Ack of another update": (pushing, Received(Ack(2, Applied(1)))),
+    "Assignment while training": (training, DeviceReceived(assignment(1))),
+    "Assignment while pushing": (pushing, DeviceReceived(assignment(1))),
+    "Ack of another update": (pushing, DeviceReceived(Ack(2, Applied(1)))),
     "Trained while idle": (joined, TRAINED),
     "Trained while pushing": (pushing, TRAINED),
 }
@@ -538,14 +542,14 @@ NORMAL = {
     "GraphMissing while training": (training, GraphMissing()),
     "GraphBroken while idle": (joined, GraphBroken("late")),
     "Disconnected while offline": (lost, Disconnected()),
-    "Trained after the end": (lambda: joined().hears(Leave("finished")), TRAINED),
-    "Received after the end": (lambda: joined().hears(Leave("finished")), Received(Pong(99.0))),
-    "Graph while idle": (lambda: waited(joined), Received(GRAPH)),
-    "Assignment while pushing": (lambda: waited(pushing), Received(assignment(1))),
-    "Ack of another update": (lambda: waited(pushing), Received(Ack(0, Applied(1)))),
+    "Trained after the end": (lambda: joined().hears(Goodbye("finished")), TRAINED),
+    "DeviceReceived after the end": (lambda: joined().hears(Goodbye("finished")), DeviceReceived(Pong(99.0))),
+    "Graph while idle": (lambda: waited(joined), DeviceReceived(GRAPH)),
+    "Assignment while pushing": (lambda: waited(pushing), DeviceReceived(assignment(1))),
+    "Ack of another update": (lambda: waited(pushing), DeviceReceived(Ack(0, Applied(1)))),
     "Assignment while training": (
         lambda: waited(joined).assigned(1).give(ModelInstalled(assignment(1))),
-        Received(assignment(1)),
+        DeviceReceived(assignment(1)),
     ),
 }  # fmt: skip
 
@@ -574,18 +578,18 @@ def test_a_welcome_lets_the_first_of_each_kind_be_told_again():
 
 def test_an_assignment_whose_answer_does_not_fit_is_taken_all_the_same():
     device = joined().assigned(1, Ack(3, Applied(1)))
-    assert device.kinds == [Report, InstallModel]
+    assert device.kinds == [DeviceReport, InstallModel]
     assert device.told == ["unexpected"]
 
 
 def test_a_broken_connection_is_opened_again_at_once():
     device = DeviceBench().welcome()
     device.give(Disconnected())
-    assert device.effects == [Disconnect(), Report("disconnected", "the connection broke")]
+    assert device.effects == [CloseConnection(), DeviceReport("disconnected", "the connection broke")]
     broken_s = device.now_s
     device.until(Hello)
     assert device.now_s - broken_s <= BACKOFF_MIN_S
-    assert device.give(Disconnected()).effects[0] == Disconnect(), "also during the handshake"
+    assert device.give(Disconnected()).effects[0] == CloseConnection(), "also during the handshake"
     assert device.give(Disconnected()).effects == [], "it knows already"
 
 

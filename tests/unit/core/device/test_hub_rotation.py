@@ -3,7 +3,7 @@
 import pytest
 
 from edgeasync.core.device.effects import Connect
-from edgeasync.protocol.messages import Leave, Refuse
+from edgeasync.protocol.messages import Goodbye, Refuse
 from tests.support.parts.device_bench import CHECKSUM, DeviceBench
 
 
@@ -41,7 +41,7 @@ def test_a_list_of_hubs_is_tried_no_faster_than_one():
 def test_a_hub_that_is_lost_is_tried_again_first():
     device = DeviceBench(hubs=2)
     assert openings(device, 1) == [1]
-    device.welcome().hears(Leave("stopping"))
+    device.welcome().hears(Goodbye("stopping"))
     assert openings(device, 3) == [1, 0, 1]
 
 
@@ -76,7 +76,7 @@ ELSEWHERE = {
 @pytest.mark.parametrize(("seq_last", "checksum_last", "expected"), ELSEWHERE.values(), ids=ELSEWHERE)
 def test_numbers_at_another_hub(seq_last, checksum_last, expected):
     device = DeviceBench(hubs=2).training(seq_last=5).trained()
-    device.hears(Leave("stopping"))
+    device.hears(Goodbye("stopping"))
     while device.core.hub != 1 or device.core.link != "handshake":
         device.until(Connect)
     assert device.said[-1].seq_answered == 7

@@ -6,7 +6,7 @@ import pytest
 
 from edgeasync.core.device.effects import Connect, SendPush, Train
 from edgeasync.core.device.events import Kept, ModelInstalled, OverlapTrained, Trained
-from edgeasync.protocol.messages import Ack, Applied, Buffered, Duplicate, Fetch, Leave, Refuse, Rejected
+from edgeasync.protocol.messages import Ack, Applied, Buffered, Duplicate, Fetch, Goodbye, Refuse, Rejected
 from tests.support.parts.device_bench import DeviceBench, assignment, offline_bench, overlap_steps
 
 
@@ -62,14 +62,14 @@ def test_steps_that_went_on_from_a_diverged_update_do_not_count(outcome):
 
 def test_a_device_pauses_by_default_when_the_hub_is_gone():
     device = DeviceBench().training()
-    device.hears(Leave("stopping"))
+    device.hears(Goodbye("stopping"))
     assert device.trained().effects == []
 
 
 def test_a_device_that_is_cut_off_trains_on_to_its_limit_and_merges_when_it_is_back():
     device = offline_bench(20)
     assert device.core.work.may_overlap
-    device.hears(Leave("stopping"))
+    device.hears(Goodbye("stopping"))
     assert overlap_steps(device) == [], "the assigned steps are not done yet"
     device.trained()
     assert device.told == ["alone"]
@@ -95,12 +95,12 @@ def test_a_device_goes_alone_when_the_hub_goes_after_its_update(work):
     assert overlap_steps(device) == []
     if work == "answered":
         device.hears(Ack(1, Buffered(1)))
-    device.hears(Leave("stopping"))
+    device.hears(Goodbye("stopping"))
     assert device.told == ["disconnected", "alone"]
     assert overlap_steps(device) == [20]
     device.until(Connect)
     device.welcome()
-    device.hears(Leave("stopping"))
+    device.hears(Goodbye("stopping"))
     assert overlap_steps(device) == [], "they are not done yet"
 
 
@@ -114,7 +114,7 @@ def test_a_busy_hub_leaves_a_device_alone():
 
 def test_steps_that_were_not_taken_are_allowed_later():
     device = offline_bench(20)
-    device.hears(Leave("stopping"))
+    device.hears(Goodbye("stopping"))
     device.trained()
     assert overlap_steps(device) == [20]
     device.give(OverlapTrained(Trained(7, 56, 0.5, 0.25, 0.125)))
@@ -142,7 +142,7 @@ def test_a_device_that_trains_at_rest_takes_its_steps_alone(trains_at_rest, step
 def test_alone_the_larger_limit_holds_and_one_call_at_a_time(alone, more):
     device = offline_bench(alone, overlap=4).trained()
     assert overlap_steps(device) == [4]
-    device.hears(Leave("stopping"))
+    device.hears(Goodbye("stopping"))
     assert overlap_steps(device) == [], "the first four are not done yet"
     device.give(OverlapTrained(Trained(4, 32, 0.5, 0.25, 0.125)))
     assert overlap_steps(device) == more
@@ -152,14 +152,14 @@ def test_alone_the_larger_limit_holds_and_one_call_at_a_time(alone, more):
 def test_a_device_does_not_go_on_from_what_diverged():
     device = offline_bench(20).trained()
     device.hears(Ack(1, Rejected("not_finite")))
-    device.hears(Leave("stopping"))
+    device.hears(Goodbye("stopping"))
     assert overlap_steps(device) == []
 
 
 def test_a_device_without_a_model_does_not_go_alone():
     device = DeviceBench(offline_steps_max=20).welcome()
-    device.hears(Leave("stopping"))
+    device.hears(Goodbye("stopping"))
     assert overlap_steps(device) == []
     device.until(Connect)
-    device.welcome().assigned(0).hears(Leave("stopping"))
+    device.welcome().assigned(0).hears(Goodbye("stopping"))
     assert overlap_steps(device) == []

@@ -7,24 +7,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from edgeasync.core.device.throttle import HOLD_S, Care, CareLimits, CareReadings, Pace
+from edgeasync.core.device.throttle import HOLD_S, Pace, Throttle, ThrottleLimits, ThrottleReadings
 from tests.support.size import repetitions
 
-HOT = CareLimits(temperature_c_max=80.0, temperature_c_slow=75.0)
+HOT = ThrottleLimits(temperature_c_max=80.0, temperature_c_slow=75.0)
 FULL = Pace(1.0, "")
 
 
 def paces(limits, *told):
     """Return the pace after each of the readings, `HOLD_S` apart."""
-    care, found = Care(limits), []
+    throttle, found = Throttle(limits), []
     for number, readings in enumerate(told):
-        care.observe(readings, number * HOLD_S)
-        found.append((care.pace.share, care.pace.reason))
+        throttle.observe(readings, number * HOLD_S)
+        found.append((throttle.pace.share, throttle.pace.reason))
     return found
 
 
 def degrees(*values):
-    return [CareReadings(temperature_c=value) for value in values]
+    return [ThrottleReadings(temperature_c=value) for value in values]
 
 
 def test_a_device_pauses_while_it_is_hot_and_slows_down_while_it_is_warm():
@@ -51,37 +51,37 @@ MIB = 1 << 20
     ],
 )  # fmt: skip
 def test_each_limit_pauses_the_device_until_it_is_kept_for_sure(limit, reading, values, reason):
-    told = [CareReadings(**{reading: value}) for value in [values[-1], *values]]
-    found = paces(CareLimits(**limit), *told)
+    told = [ThrottleReadings(**{reading: value}) for value in [values[-1], *values]]
+    found = paces(ThrottleLimits(**limit), *told)
     assert found[0] == found[-1] == (1.0, "")
     assert found[1] == (0.0, reason)
     assert all(share == 0.0 for share, _ in found[1:-1])
-    assert paces(CareLimits(), told[1]) == [(1.0, "")], "without the limit nothing is wrong"
+    assert paces(ThrottleLimits(), told[1]) == [(1.0, "")], "without the limit nothing is wrong"
 
 
 def test_what_no_sensor_tells_holds_nothing_up():
-    limits = CareLimits(80.0, 75.0, True, True, 0.5, 1 << 30, (0, 1439))
-    odd = CareReadings(temperature_c=math.nan, battery=math.nan, memory_pressure=7.0)
-    assert paces(limits, CareReadings(), odd, CareReadings(temperature_c=1000.0)) == [(1.0, "")] * 3
+    limits = ThrottleLimits(80.0, 75.0, True, True, 0.5, 1 << 30, (0, 1439))
+    odd = ThrottleReadings(temperature_c=math.nan, battery=math.nan, memory_pressure=7.0)
+    assert paces(limits, ThrottleReadings(), odd, ThrottleReadings(temperature_c=1000.0)) == [(1.0, "")] * 3
 
 
 def test_a_throttled_board_is_slowed_unless_its_heat_is_of_no_interest():
-    assert paces(HOT, CareReadings(throttled="throttled")) == [(0.5, "throttled")]
-    assert paces(CareLimits(), CareReadings(throttled="throttled")) == [(1.0, "")]
+    assert paces(HOT, ThrottleReadings(throttled="throttled")) == [(0.5, "throttled")]
+    assert paces(ThrottleLimits(), ThrottleReadings(throttled="throttled")) == [(1.0, "")]
 
 
 def test_a_share_of_the_processor_holds_at_once_and_a_warm_device_takes_half_of_it():
-    limits = CareLimits(temperature_c_slow=75.0, cpu_share=0.4)
-    assert Care(limits).pace == Pace(0.4)
+    limits = ThrottleLimits(temperature_c_slow=75.0, cpu_share=0.4)
+    assert Throttle(limits).pace == Pace(0.4)
     assert paces(limits, *degrees(60.0, 76.0)) == [(0.4, ""), (0.2, "76 C")]
 
 
 def test_a_pause_holds_for_a_while_though_its_cause_is_over():
-    care = Care(CareLimits(only_on_mains=True))
+    throttle = Throttle(ThrottleLimits(only_on_mains=True))
     at = [(0.0, False), (1.0, True), (HOLD_S - 0.1, True), (HOLD_S, True)]
-    changed = [care.observe(CareReadings(on_mains=mains), now_s) for now_s, mains in at]
+    changed = [throttle.observe(ThrottleReadings(on_mains=mains), now_s) for now_s, mains in at]
     assert changed == [True, False, False, True]
-    assert care.pace == FULL
+    assert throttle.pace == FULL
 
 
 class Governed(RuleBasedStateMachine):
@@ -89,16 +89,16 @@ class Governed(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.limits = CareLimits(80.0, 75.0, True, True, 0.3, 1 << 20, (1320, 420), 0.5)
-        self.care = Care(self.limits)
+        self.limits = ThrottleLimits(80.0, 75.0, True, True, 0.3, 1 << 20, (1320, 420), 0.5)
+        self.throttle = Throttle(self.limits)
         self.now_s = 0.0
         self.slowed_s = -math.inf
-        self.readings = CareReadings()
+        self.readings = ThrottleReadings()
 
     @rule(
         passed_s=st.floats(0.0, 10.0),
         readings=st.builds(
-            CareReadings,
+            ThrottleReadings,
             temperature_c=st.none() | st.floats(60.0, 90.0) | st.just(math.nan),
             throttled=st.sampled_from(["", "throttled"]),
             on_mains=st.sampled_from([None, True, True, False]),
@@ -111,9 +111,9 @@ class Governed(RuleBasedStateMachine):
     )
     def sense(self, passed_s, readings):
         self.now_s += passed_s
-        self.readings, before = readings, self.care.pace
-        changed = self.care.observe(readings, self.now_s)
-        after = self.care.pace
+        self.readings, before = readings, self.throttle.pace
+        changed = self.throttle.observe(readings, self.now_s)
+        after = self.throttle.pace
         assert changed == (before.share != after.share)
         if after.share > before.share:
             assert self.now_s >= self.slowed_s + HOLD_S
@@ -122,7 +122,7 @@ class Governed(RuleBasedStateMachine):
 
     @invariant()
     def the_pace_fits_the_readings(self):
-        pace, told = self.care.pace, self.readings
+        pace, told = self.throttle.pace, self.readings
         assert pace.share in (0.0, 0.25, 0.5)
         assert (pace.share == 0.5) == (pace.reason == "")
         assert len(pace.reason) <= 32

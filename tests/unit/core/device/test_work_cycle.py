@@ -5,19 +5,20 @@ import pytest
 
 from edgeasync.core.device.effects import (
     Connect,
+    DeviceReport,
     FindGraph,
     InstallModel,
-    Join,
+    PrepareTraining,
     PutAside,
-    Report,
     ResolvePush,
     ScaleLearningRate,
-    Send,
     SendPush,
+    SendToHub,
     TakeGraph,
     Train,
 )
 from edgeasync.core.device.events import (
+    DeviceReceived,
     GraphBroken,
     GraphForged,
     GraphHeld,
@@ -25,7 +26,6 @@ from edgeasync.core.device.events import (
     InstallFailed,
     Kept,
     ModelInstalled,
-    Received,
     Trained,
     TransferMoved,
 )
@@ -40,8 +40,8 @@ from edgeasync.protocol.messages import (
     Duplicate,
     Fetch,
     FetchGraph,
+    Goodbye,
     Hello,
-    Leave,
     Ping,
     Refuse,
     Rejected,
@@ -76,7 +76,7 @@ def test_the_trainers_rate_is_scaled_when_an_assignments_factor_changes():
 def test_an_acknowledgement_alone_is_followed_by_the_assignment():
     device = DeviceBench().training().trained()
     device.hears(Ack(1, Buffered(2)))
-    assert device.effects == [Report("answered", "buffered 2"), ResolvePush(Buffered(2))]
+    assert device.effects == [DeviceReport("answered", "buffered 2"), ResolvePush(Buffered(2))]
     device.assigned(1)
     assert device.kinds == [InstallModel]
     device.give(ModelInstalled(assignment(1))).trained()
@@ -102,7 +102,7 @@ def test_an_assignment_that_does_not_follow_is_fetched():
 def test_every_outcome_ends_the_push(outcome, words):
     device = DeviceBench().training().trained()
     device.assigned(4, Ack(1, outcome))
-    assert device.effects[0] == Report("answered", words)
+    assert device.effects[0] == DeviceReport("answered", words)
     device.give(ModelInstalled(assignment(4, Ack(1, outcome)))).trained()
     assert device.pushed == [2]
 
@@ -127,7 +127,7 @@ def test_a_push_is_repeated_under_its_number_until_it_is_answered():
     device.assigned(1, Ack(4, Applied(1)))
     assert device.ignored == ["Ack of another update"]
     device.assigned(1, Ack(5, Duplicate(Applied(1))))
-    assert device.kinds == [Report, ResolvePush, InstallModel]
+    assert device.kinds == [DeviceReport, ResolvePush, InstallModel]
 
 
 def test_a_transfer_that_moves_is_given_time():
@@ -203,7 +203,7 @@ def test_numbers_after_a_reconnect(seq_last, checksum_last, expected):
 def test_numbers_that_went_back_stay_back():
     """A hub put back to older state and then started again must not hold the numbers of before for answered."""
     device = DeviceBench().training(seq_last=5).trained().reconnect(seq_last=2)
-    device.hears(Leave("stopping"))
+    device.hears(Goodbye("stopping"))
     assert device.until(Hello).seq_answered == 4, "the number after that of the update, which is 3 by now"
     device.welcome(seq_last=2)
     assert device.pushed == [3]
@@ -240,7 +240,7 @@ def test_a_number_names_an_update_only_with_its_checksum(seq_last, checksum_last
 
 def test_an_update_that_never_left_takes_whatever_number_is_next():
     device = DeviceBench().training(seq_last=5)
-    device.hears(Leave("stopping"))
+    device.hears(Goodbye("stopping"))
     device.trained()
     device.until(Connect)
     assert device.welcome(seq_last=9, checksum_last=1).pushed == [10]
@@ -331,10 +331,10 @@ def test_a_model_that_was_coming_in_when_the_link_broke_is_fetched_again():
 
 def test_a_graph_that_is_kept_is_not_fetched():
     device = DeviceBench().welcome(**OFFER)
-    assert device.effects == [Report("joined", "as pi-1"), FindGraph(FINGERPRINT)]
+    assert device.effects == [DeviceReport("joined", "as pi-1"), FindGraph(FINGERPRINT)]
     device.give(GraphHeld(fetched=False))
-    assert device.kinds == [Report, Join, Send]
-    assert device.effects[0] == Report("graph", "from the cache, 1000 bytes")
+    assert device.kinds == [DeviceReport, PrepareTraining, SendToHub]
+    assert device.effects[0] == DeviceReport("graph", "from the cache, 1000 bytes")
     assert device.said == [Fetch(device.session, device.core.work.version)]
 
 
@@ -353,13 +353,13 @@ def test_nothing_is_answered_before_the_graph_is_here():
 
 def test_a_graph_that_is_missing_is_fetched_before_anything_else():
     device = DeviceBench().welcome(**OFFER).give(GraphMissing())
-    assert device.effects == [Send(FetchGraph(device.session))]
+    assert device.effects == [SendToHub(FetchGraph(device.session))]
     assert device.assigned(1).ignored == ["Assignment while fetching_graph"]
     device.hears(GRAPH)
     assert device.effects == [TakeGraph(GRAPH)]
     device.give(GraphHeld(fetched=True))
-    assert device.effects[0] == Report("graph", "fetched, 1000 bytes")
-    assert device.kinds == [Report, Join, Send]
+    assert device.effects[0] == DeviceReport("graph", "fetched, 1000 bytes")
+    assert device.kinds == [DeviceReport, PrepareTraining, SendToHub]
     device.assigned(1).give(ModelInstalled(assignment(1))).trained()
     assert device.pushed == [1]
 
@@ -409,33 +409,33 @@ def test_a_graph_survives_an_offline_spell(way):
     device = wanting()
     if way == "coming in":
         device.hears(GRAPH)
-    device.hears(Leave("stopping"))
+    device.hears(Goodbye("stopping"))
     device.until(Connect)
     device.welcome(**OFFER)
     assert device.effects[-1] == FindGraph(FINGERPRINT)
     device.give(GraphMissing())
     assert device.said == [FetchGraph(device.session)]
     device.hears(GRAPH).give(GraphHeld(fetched=True))
-    assert Join in device.kinds
+    assert PrepareTraining in device.kinds
 
 
 def test_a_graph_that_is_kept_while_the_link_is_down_is_there_at_the_next_welcome():
-    device = wanting().hears(GRAPH).hears(Leave("stopping"))
+    device = wanting().hears(GRAPH).hears(Goodbye("stopping"))
     device.give(GraphHeld(fetched=True))
-    assert device.kinds == [Report]
+    assert device.kinds == [DeviceReport]
     device.until(Connect)
     device.welcome(**OFFER)
-    assert device.kinds == [Report, Join, Send]
+    assert device.kinds == [DeviceReport, PrepareTraining, SendToHub]
     assert device.said == [Fetch(device.session, device.core.work.version)]
 
 
 def test_a_graph_that_is_held_is_not_asked_for_after_a_reconnect():
     device = DeviceBench().welcome(**OFFER).give(GraphHeld(fetched=False)).assigned(1)
-    device.give(ModelInstalled(assignment(1))).trained().hears(Leave("stopping"))
+    device.give(ModelInstalled(assignment(1))).trained().hears(Goodbye("stopping"))
     device.until(Connect)
     device.welcome(**OFFER)
     assert device.pushed == [1]
-    assert device.kinds == [Report, SendPush]
+    assert device.kinds == [DeviceReport, SendPush]
 
 
 def test_what_is_known_of_a_graph_too_late_changes_nothing():
@@ -444,7 +444,7 @@ def test_what_is_known_of_a_graph_too_late_changes_nothing():
         assert device.give(event).effects == []
     assert device.give(GraphForged()).ignored == ["GraphForged while idle"]
     assert device.hears(GRAPH).ignored == ["Graph while idle"]
-    offline = wanting().hears(Leave("stopping"))
+    offline = wanting().hears(Goodbye("stopping"))
     assert offline.give(GraphMissing()).effects == []
 
 
@@ -460,8 +460,8 @@ def test_a_graph_of_a_wrong_size_ends_the_device_before_it_is_fetched(size):
     "event",
     [
         GraphForged(),
-        Received(msgspec.structs.replace(GRAPH, fingerprint="cd" * 32)),
-        Received(msgspec.structs.replace(GRAPH, payload_bytes=999)),
+        DeviceReceived(msgspec.structs.replace(GRAPH, fingerprint="cd" * 32)),
+        DeviceReceived(msgspec.structs.replace(GRAPH, payload_bytes=999)),
     ],
 )
 def test_a_graph_that_is_not_the_one_announced_ends_the_device(event):
@@ -471,7 +471,7 @@ def test_a_graph_that_is_not_the_one_announced_ends_the_device(event):
 
 @pytest.mark.parametrize("graph", [None, "cd" * 32])
 def test_another_graph_at_the_same_address_is_another_model(graph):
-    device = DeviceBench().welcome(**OFFER).give(GraphHeld(fetched=False)).hears(Leave("stopping"))
+    device = DeviceBench().welcome(**OFFER).give(GraphHeld(fetched=False)).hears(Goodbye("stopping"))
     device.until(Connect)
     device.welcome(**{**OFFER, "graph": graph})
     (finish,) = device.effects
@@ -492,7 +492,7 @@ def test_a_kept_update_is_repeated_under_its_number():
     device = recalling()
     assert device.effects[1].message.seq_answered == 8, "it may have been answered"
     device.welcome(seq_last=6)
-    assert device.kinds == [Report, Join, SendPush]
+    assert device.kinds == [DeviceReport, PrepareTraining, SendPush]
     (push,) = [effect.push for effect in device.effects if isinstance(effect, SendPush)]
     assert push == msgspec.structs.replace(KEPT, session=device.session)
     device.until(SendPush)
@@ -508,7 +508,7 @@ def test_a_kept_update_that_was_answered_gets_its_outcome():
     device.hears(Refuse("busy", "later", 0.5))
     device.until(SendPush)
     device.assigned(9, Ack(7, Duplicate(Applied(4))))
-    assert device.kinds == [Report, ResolvePush, InstallModel]
+    assert device.kinds == [DeviceReport, ResolvePush, InstallModel]
     device.give(ModelInstalled(assignment(9, Ack(7, Duplicate(Applied(4)))))).trained()
     assert device.pushed == [8]
 
@@ -523,7 +523,7 @@ def test_a_hub_that_forgot_the_device_never_counts_a_kept_update():
 
 
 @pytest.mark.parametrize("away_s", [BACKOFF_MIN_S, LEASE_S + 1, 1e6], ids=["a blink", "over a lease", "days"])
-@pytest.mark.parametrize("cut_off", [Leave("stopping"), Refuse("unknown_session", "hello?")])
+@pytest.mark.parametrize("cut_off", [Goodbye("stopping"), Refuse("unknown_session", "hello?")])
 @pytest.mark.parametrize("said", [True, False])
 def test_what_a_device_says_of_its_numbers_when_it_comes_back(said, cut_off, away_s):
     """A hub that knows the device goes by its own record; one that forgot it must not count an update twice.
@@ -560,7 +560,7 @@ def test_a_hub_that_went_past_a_kept_update_never_gets_it():
 @pytest.mark.parametrize("key", [ModelKey("f" * 32, None, "delta"), ModelKey(SPEC.fingerprint, None, "model")])
 def test_a_kept_update_of_another_model_is_put_aside(key):
     device = recalling(key).welcome(seq_last=6)
-    assert device.kinds == [Report, PutAside, Join, Send]
+    assert device.kinds == [DeviceReport, PutAside, PrepareTraining, SendToHub]
     assert device.said == [Fetch(device.session, None)]
     device.assigned(4).give(ModelInstalled(assignment(4))).trained()
     assert device.pushed == [7]
@@ -581,7 +581,7 @@ def test_differences_from_a_model_that_went_with_the_power_are_not_taken_in():
     device = recalling().welcome(seq_last=6)
     deltas = Deltas(3, (12,), 0, "identity")
     device.hears(msgspec.structs.replace(assignment(4, Ack(7, Applied(4))), deltas=deltas))
-    assert device.kinds == [Report, ResolvePush]
+    assert device.kinds == [DeviceReport, ResolvePush]
     answered_s = device.now_s
     assert device.until(Fetch) == Fetch(device.session, None)
     assert device.now_s == pytest.approx(answered_s + BACKOFF_MIN_S)
@@ -591,7 +591,7 @@ def test_differences_from_a_model_that_went_with_the_power_are_not_taken_in():
 def test_an_update_is_said_once_it_is_kept(seq):
     device = recalling().welcome(seq_last=6).give(Kept(seq))
     assert device.pushed == ([7] if seq == 7 else [])
-    device.hears(Leave("stopping"))
+    device.hears(Goodbye("stopping"))
     assert device.give(Kept(7)).effects == []
 
 

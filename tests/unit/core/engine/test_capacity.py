@@ -9,8 +9,8 @@ from edgeasync.protocol.messages import (
     Assignment,
     Credit,
     Fetch,
-    Graph,
-    Leave,
+    Goodbye,
+    GraphHeader,
     ModelVersion,
     Piece,
     Ping,
@@ -118,14 +118,14 @@ def test_a_graph_is_sent_to_so_many_at_once_and_whoever_stalls_makes_way():
     bench = Bench(GRAPH, snapshots_max=2)
     for name in (b"a", b"b", b"c"):
         bench.join(name)
-    assert isinstance(fetch_graph(bench, b"a"), Graph)
-    assert isinstance(fetch_graph(bench, b"b"), Graph)
-    assert isinstance(fetch_graph(bench, b"b"), Graph), "its own place, again"
+    assert isinstance(fetch_graph(bench, b"a"), GraphHeader)
+    assert isinstance(fetch_graph(bench, b"b"), GraphHeader)
+    assert isinstance(fetch_graph(bench, b"b"), GraphHeader), "its own place, again"
     assert fetch_graph(bench, b"c", at_s=1.0).code == "busy"
     bench.say(b"b", Credit(3, 0), at_s=4.0)
     assert fetch_graph(bench, b"c", at_s=4.5).code == "busy"
-    assert isinstance(fetch_graph(bench, b"c", at_s=5.5), Graph)
+    assert isinstance(fetch_graph(bench, b"c", at_s=5.5), GraphHeader)
     assert bench.engine._outgoing.graphs == 2
     for name in (b"b", b"c"):
-        bench.engine.on_message(name, wire.encode(Leave("stopping", bench.sessions[name])), None, 6.0)
+        bench.engine.on_message(name, wire.encode(Goodbye("stopping", bench.sessions[name])), None, 6.0)
     assert bench.engine._outgoing.graphs == 0

@@ -9,7 +9,17 @@ import pytest
 from edgeasync.core.engine.device_transfers import DeviceTransfers
 from edgeasync.errors import ProtocolError
 from edgeasync.protocol import wire
-from edgeasync.protocol.messages import Assignment, Credit, Fetch, Graph, Hello, ModelVersion, Piece, Ping, Push
+from edgeasync.protocol.messages import (
+    Assignment,
+    Credit,
+    Fetch,
+    GraphHeader,
+    Hello,
+    ModelVersion,
+    Piece,
+    Ping,
+    Push,
+)
 
 PIECE = 1 << 16
 PAYLOAD = bytes(range(256)) * 1024  # four pieces
@@ -38,8 +48,8 @@ class Bench:
 
     def receive(self, transfer=1, payload=PAYLOAD, kind=Assignment):
         checksum = wire.checksum(payload)
-        if kind is Graph:
-            message = Graph("0" * 64, checksum, len(payload), transfer)
+        if kind is GraphHeader:
+            message = GraphHeader("0" * 64, checksum, len(payload), transfer)
         else:
             message = Assignment(VERSION, 1, "identity", checksum, len(payload), transfer)
         self.transfers.receive(message)
@@ -64,7 +74,7 @@ class Bench:
         self.now_s = until_s
 
 
-@pytest.mark.parametrize("kind", [Assignment, Graph])
+@pytest.mark.parametrize("kind", [Assignment, GraphHeader])
 def test_what_was_cut_off_is_resumed_under_another_number(kind):
     bench = Bench()
     bench.receive(kind=kind)
@@ -146,7 +156,7 @@ def do_anything(random, bench, number):
     bench.pass_time(bench.now_s + random.choice([0.0, 1.0]))
     transfers, event = bench.transfers, random.randrange(9)
     if event == 0:
-        bench.receive(number, random.choice([PAYLOAD, PAYLOAD[::-1]]), random.choice([Assignment, Graph]))
+        bench.receive(number, random.choice([PAYLOAD, PAYLOAD[::-1]]), random.choice([Assignment, GraphHeader]))
     elif event == 1:
         bench.push(random.choice([PAYLOAD * 2, bytes(10)]))
     elif event == 2:

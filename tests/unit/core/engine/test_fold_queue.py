@@ -3,7 +3,7 @@
 import pytest
 
 from edgeasync.core.engine.fold_queue import BROADCAST_AT_A_TIME, INLINE_BYTES_MAX, SLICE_BYTES
-from edgeasync.protocol.messages import Assignment, Leave, Refuse, Wake
+from edgeasync.protocol.messages import Assignment, Goodbye, Refuse, Wake
 from tests.support.parts.turns import Bench
 
 
@@ -41,6 +41,6 @@ def test_all_are_told_of_the_end_before_the_hub_ends():
     bench = Bench(2 * BROADCAST_AT_A_TIME)
     bench.engine.request_stop(0.0)
     assert not bench.shell.stopped
-    assert max(bench.counts(Leave)) <= BROADCAST_AT_A_TIME
-    assert bench.to(Leave) == bench.peers
+    assert max(bench.counts(Goodbye)) <= BROADCAST_AT_A_TIME
+    assert bench.to(Goodbye) == bench.peers
     assert bench.shell.stopped == "stopping"

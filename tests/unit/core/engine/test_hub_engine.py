@@ -10,7 +10,7 @@ from edgeasync.config import ByteCount
 from edgeasync.core.arrays.hub_model import Snapshot
 from edgeasync.core.engine.fold_queue import INLINE_BYTES_MAX
 from edgeasync.core.engine.sender import Sender
-from edgeasync.core.hub.events import Heard, StopRequested, Ticked
+from edgeasync.core.hub.events import Heard, HubStopRequested, Ticked
 from edgeasync.core.hub.hub_core import UNCOUNTED_BYTES_MAX
 from edgeasync.core.hub.settings import CodecSettings
 from edgeasync.parameters import Parameter, ParameterSpec
@@ -26,7 +26,7 @@ from edgeasync.protocol.messages import (
     Assignment,
     Credit,
     Fetch,
-    Graph,
+    GraphHeader,
     Hello,
     ModelVersion,
     Piece,
@@ -123,7 +123,7 @@ def test_a_piece_after_the_end_is_for_the_core_to_answer(end):
     bench.join(b"pi")
     core, member = bench.engine.core, bench.engine.core.members.members["pi"]
     assert core.accept_silently(member, "piece", 0.1)
-    core.handle(Ticked() if end == "lost" else StopRequested(), 5.0)
+    core.handle(Ticked() if end == "lost" else HubStopRequested(), 5.0)
     member.seen_s = 5.0
     assert not core.accept_silently(member, "piece", 5.0)
 
@@ -208,7 +208,7 @@ def test_a_small_graph_goes_out_in_one_message():
     graph = ShippedGraph(b"a graph")
     bench = Bench(graph)
     bench.join(b"pi")
-    assert fetch_graph(bench, b"pi") == Graph(graph.fingerprint, graph.checksum, 7)
+    assert fetch_graph(bench, b"pi") == GraphHeader(graph.fingerprint, graph.checksum, 7)
     assert bench.notes.payloads[-1] is graph.payload
 
 
@@ -216,7 +216,7 @@ def test_a_graph_goes_out_in_pieces_of_the_one_object():
     bench = Bench(GRAPH)
     bench.join(b"pi")
     announced = fetch_graph(bench, b"pi")
-    assert announced == Graph(GRAPH.fingerprint, GRAPH.checksum, len(GRAPH.payload), 1)
+    assert announced == GraphHeader(GRAPH.fingerprint, GRAPH.checksum, len(GRAPH.payload), 1)
     assert bench.notes.payloads[-1] is None
     received = b""
     while len(received) < len(GRAPH.payload):
@@ -253,7 +253,9 @@ def test_every_byte_is_counted_both_ways():
 
 
 def test_a_whole_model_is_not_taken_from_a_codec_that_does_not_bear_it():
-    bench = Bench(policy=Policy(aggregate=ModelAverageAggregator(), optimizer=(SGD(),), monitor=Monitor(watch=())))
+    bench = Bench(
+        policy=Policy(aggregate=ModelAverageAggregator(), optimizer=(SGD(),), monitor=Monitor(detectors=()))
+    )
     bench.join(b"pi")
     for name, answer in (("int8", Refuse), ("float16", Assignment)):
         codec = make_codec(name, SPEC)

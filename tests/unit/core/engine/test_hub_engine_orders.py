@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from edgeasync.core.arrays.hub_model import Model
+from edgeasync.core.arrays.hub_model import HubModel
 from edgeasync.core.engine.hub_engine import HubEngine
 from edgeasync.core.engine.sender import ANYBODY, Sender
 from edgeasync.core.hub.divergence import PastAlarm
@@ -59,7 +59,7 @@ class Bench:
             make_session=sessions,
             now_s=0.0,
         )
-        model = Model(SPEC, np.zeros(3, np.float32), 0, policy)
+        model = HubModel(SPEC, np.zeros(3, np.float32), 0, policy)
         self.engine = HubEngine(self.core, model, self, sessions=sessions, log=self.log)
         self.say(Hello("pi", b"p" * 16, 1), sender)
         self.write()

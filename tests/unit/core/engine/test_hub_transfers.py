@@ -8,9 +8,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from edgeasync.core.engine.hub_transfers import SUSPENDED_S, IncomingTransfers, OutgoingTransfers
 from edgeasync.core.hub.membership import Member
 from edgeasync.errors import ProtocolError
-from edgeasync.policies.measurements import DeviceHistory
+from edgeasync.policies.measurements import DeviceMeasurements
 from edgeasync.protocol import wire
-from edgeasync.protocol.messages import Assignment, Credit, DeviceProfile, Graph, ModelVersion, Piece, Push
+from edgeasync.protocol.messages import Assignment, Credit, DeviceProfile, GraphHeader, ModelVersion, Piece, Push
 
 PIECE = 1 << 16
 PAYLOADS = [bytes(range(256)) * 1024, bytes(range(255, -1, -1)) * 1024]
@@ -113,7 +113,7 @@ class IncomingMachine(HubTransfersMachine):
         assert transfer is (kept.transfer if of_this else None)
         assert not self.hub.is_suspended(owner)
         if transfer is None:
-            member = Member(*owner, 1, DeviceProfile(), DeviceHistory(), peer=peer)
+            member = Member(*owner, 1, DeviceProfile(), DeviceMeasurements(), peer=peer)
             transfer = self.hub.receive(peer, member, push, memoryview(bytearray(len(payload))), self.now_s)
             self.transfers.append(transfer)
         assert transfer.credit().transfer == self.count
@@ -141,7 +141,7 @@ class IncomingMachine(HubTransfersMachine):
 
 
 def _member(peer, owner):
-    return Member(owner[0], owner[1], 1, DeviceProfile(), DeviceHistory(), peer=peer)
+    return Member(owner[0], owner[1], 1, DeviceProfile(), DeviceMeasurements(), peer=peer)
 
 
 class OutgoingMachine(HubTransfersMachine):
@@ -162,7 +162,7 @@ class OutgoingMachine(HubTransfersMachine):
         checksum = wire.checksum(payload)
         message = Assignment(VERSION, 1, "identity", checksum, len(payload))
         if graph:
-            message = Graph("0" * 64, checksum, len(payload))
+            message = GraphHeader("0" * 64, checksum, len(payload))
         elif (kept := self.hub.resume(member)) is not None:
             message, payload = kept
             assert message.checksum == wire.checksum(payload)
@@ -201,7 +201,7 @@ class OutgoingMachine(HubTransfersMachine):
         if hasattr(self, "hub"):
             assert len(self.hub._suspended) <= SUSPENDED_MAX
             assert all(isinstance(kept.message, Assignment) for kept in self.hub._suspended.values())
-            graphs = [active for active in self.hub._active.values() if isinstance(active.message, Graph)]
+            graphs = [active for active in self.hub._active.values() if isinstance(active.message, GraphHeader)]
             assert self.hub.graphs == len(graphs)
 
 

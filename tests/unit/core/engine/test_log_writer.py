@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from edgeasync.core.arrays.hub_model import Model
+from edgeasync.core.arrays.hub_model import HubModel
 from edgeasync.core.engine.hub_engine import HubEngine
 from edgeasync.core.engine.log_writer import ANSWERS_MIN as HELD_MAX
 from edgeasync.core.hub.hub_core import HubCore
@@ -64,7 +64,7 @@ def test_what_waits_for_a_disk_that_hangs_is_bounded_and_nobody_is_lost():
         make_session=sessions,
         now_s=0.0,
     )
-    model = Model(SPEC, np.zeros(10, np.float32), 0, Policy())
+    model = HubModel(SPEC, np.zeros(10, np.float32), 0, Policy())
     engine = HubEngine(core, model, notes, sessions=sessions, log=log)
 
     def hear(message, now_s):

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from edgeasync.core.hub.effects import Assign, Broadcast, Fold, Report
-from edgeasync.core.hub.events import Heard, Malformed, Received, StopRequested
+from edgeasync.core.hub.effects import Assign, Broadcast, Fold, HubReport
+from edgeasync.core.hub.events import Heard, HubReceived, HubReceivedMalformed, HubStopRequested
 from edgeasync.core.hub.settings import CheckpointSettings
 from edgeasync.policies.aggregation import QuorumAggregator
 from edgeasync.policies.frequency import FixedFrequency
@@ -20,7 +20,7 @@ LEASE_S = 15.0
 def test_a_quarantine_that_is_over_holds_no_place(hub_bench):
     hub = hub_bench(limits={"devices_max": 1, "strikes_max": 1, "quarantine_s": 30.0})
     hub.hello("a")
-    hub.give(Malformed(hub.peers["a"], "nonsense"))
+    hub.give(HubReceivedMalformed(hub.peers["a"], "nonsense"))
     hub.tick(29.0)
     hub.hello("b")
     assert hub.refused == "hub_full"
@@ -40,8 +40,8 @@ def test_exactly_the_silent_are_lost_at_the_deadline(hub_bench):
     lost = []
     while (deadline_s := hub.core.next_deadline_s()) < 100.0:
         hub.tick(deadline_s)
-        lost += [(deadline_s, report.device_id) for report in hub.all_of(Report) if report.event == "lost"]
-        lost_peers = [hub.peers[report.device_id] for report in hub.all_of(Report)]
+        lost += [(deadline_s, report.device_id) for report in hub.all_of(HubReport) if report.event == "lost"]
+        lost_peers = [hub.peers[report.device_id] for report in hub.all_of(HubReport)]
         assert hub.forgotten == lost_peers
     assert lost == [(15.0, "a"), (17.0, "c"), (25.0, "b")]
     assert hub.core.members.live_count == 0
@@ -135,7 +135,7 @@ def test_who_left_is_not_lost_and_may_come_back(hub_bench):
 def test_a_quarantine_for_ever_is_told_as_long_as_the_wire_can(hub_bench):
     hub = hub_bench(limits={"strikes_max": 1, "quarantine_s": math.inf})
     hub.join()
-    hub.give(Malformed(hub.peers["a"], "nonsense"))
+    hub.give(HubReceivedMalformed(hub.peers["a"], "nonsense"))
     hub.hello(start=2)
     told = wire.decode(wire.encode(hub.refusal))
     assert (told.code, told.retry_after_s) == ("quarantined", 1e9)
@@ -145,13 +145,13 @@ def test_strikes_quarantine_a_member_and_time_heals_it(hub_bench):
     hub = hub_bench(limits={"strikes_max": 3, "quarantine_s": 30.0})
     hub.join()
     for strikes in (1, 2, 3):
-        hub.give(Malformed(hub.peers["a"], "nonsense"))
+        hub.give(HubReceivedMalformed(hub.peers["a"], "nonsense"))
         assert hub.refused == "malformed"
         assert (hub.reports == ["quarantined"]) == (strikes == 3)
     assert hub.forgotten == [hub.peers["a"]]
-    hub.give(Malformed(hub.peers["a"], "nonsense"))
+    hub.give(HubReceivedMalformed(hub.peers["a"], "nonsense"))
     assert hub.effects == []
-    hub.give(Malformed(hub.peers["a"], "a piece too late", strike=False))
+    hub.give(HubReceivedMalformed(hub.peers["a"], "a piece too late", strike=False))
     assert hub.effects == []
     for say in (hub.ping, hub.push, hub.fetch, lambda: hub.hello(start=2), lambda: hub.hello(state=2)):
         say()
@@ -162,7 +162,7 @@ def test_strikes_quarantine_a_member_and_time_heals_it(hub_bench):
     hub.hello(start=2)
     assert hub.reports == ["rejoined"]
     for _ in range(2):
-        hub.give(Malformed(hub.peers["a"], "nonsense"))
+        hub.give(HubReceivedMalformed(hub.peers["a"], "nonsense"))
         assert hub.reports == []
     assert hub.state_of() == "joining"
 
@@ -172,10 +172,10 @@ def test_what_a_connection_did_as_a_strangers_does_not_decide_about_the_member_i
     hub = hub_bench(limits={"strikes_max": 2})
     hub.join("a")
     for _ in range(3):
-        hub.give(Malformed(b"x", "nonsense"))
+        hub.give(HubReceivedMalformed(b"x", "nonsense"))
     hub.hello("b", peer=b"x")
     assert "b" not in hub.core.members.members
-    hub.give(Received(b"x", Ping(hub.sessions["a"], 0.0, 1)))
+    hub.give(HubReceived(b"x", Ping(hub.sessions["a"], 0.0, 1)))
     hub.hello("b", peer=b"x")
     assert hub.core.members.members["b"].peer == b"x"
 
@@ -184,20 +184,20 @@ def test_a_ping_after_the_quarantine_clears_the_strikes(hub_bench):
     hub = hub_bench(limits={"strikes_max": 2, "quarantine_s": 5.0})
     hub.join()
     for _ in range(2):
-        hub.give(Malformed(hub.peers["a"], "nonsense"))
+        hub.give(HubReceivedMalformed(hub.peers["a"], "nonsense"))
     hub.ping(at_s=5.0)
     assert hub.reports == ["rejoined"]
-    hub.give(Malformed(hub.peers["a"], "nonsense"))
+    hub.give(HubReceivedMalformed(hub.peers["a"], "nonsense"))
     assert hub.state_of() == "joining"
 
 
 def test_a_stranger_is_answered_until_it_has_too_many_strikes(hub_bench):
     hub = hub_bench(limits={"strikes_max": 3})
     for _ in range(3):
-        hub.give(Malformed(b"x", "nonsense"))
+        hub.give(HubReceivedMalformed(b"x", "nonsense"))
         assert hub.refused == "malformed"
     for _ in range(5):
-        hub.give(Malformed(b"x", "nonsense"))
+        hub.give(HubReceivedMalformed(b"x", "nonsense"))
         assert hub.effects == []
     hub.hello(peer=b"x")
     assert (hub.refused, hub.refusal.retry_after_s) == ("quarantined", 300.0)
@@ -208,7 +208,7 @@ def test_a_stranger_is_answered_until_it_has_too_many_strikes(hub_bench):
 def test_strangers_are_remembered_within_bounds(hub_bench):
     hub = hub_bench()
     for number in range(5000):
-        hub.give(Malformed(number.to_bytes(4, "big"), "nonsense"))
+        hub.give(HubReceivedMalformed(number.to_bytes(4, "big"), "nonsense"))
 
 
 # -- paces ---------------------------------------------------------------------------------------------------
@@ -223,14 +223,14 @@ def test_a_device_that_pauses_is_paused_with_its_reason_until_it_says_otherwise(
     hub = hub_bench()
     hub.join()
     hub.ping(steps=3, **PAUSED)
-    assert hub.one(Report) == Report("paused", "a", "85 C")
+    assert hub.one(HubReport) == HubReport("paused", "a", "85 C")
     assert hub.state_of() == "paused"
     hub.ping(steps=4, pace_percent=0, pace_reason="86 C", temperature_c=86.0)
     assert (hub.state_of(), hub.reports) == ("paused", []), "the running step ended"
     (device,) = hub.core.status(0.0)["devices"]
     assert [device[key] for key in ("state", "pace_reason", "temperature_c")] == ["paused", "86 C", 86.0]
     hub.ping(steps=4, pace_percent=50, pace_reason="76 C", temperature_c=76.0)
-    assert hub.one(Report) == Report("training", "a", "takes local steps again")
+    assert hub.one(HubReport) == HubReport("training", "a", "takes local steps again")
     (device,) = hub.core.status(0.0)["devices"]
     assert [device[key] for key in ("state", "pace_percent", "pace_reason")] == ["training", 50, "76 C"]
 
@@ -293,7 +293,7 @@ def test_a_device_that_says_goodbye_for_a_pause_is_shown_as_paused_and_holds_no_
     hub = hub_bench()
     hub.join()
     hub.leave(reason="paused")
-    assert hub.one(Report) == Report("left", "a", "paused")
+    assert hub.one(HubReport) == HubReport("left", "a", "paused")
     assert shown(hub) == ("paused", 0, "its program asked for a pause")
     assert (hub.core.members.live_count, hub.core.members.voters) == (0, {})
     hub.tick(10 * LEASE_S)
@@ -333,7 +333,7 @@ def test_nothing_is_ever_sent_to_no_one(hub_bench):
     hub = hub_bench()
     hub.join("a", peer=b"x")
     hub.hello("b", peer=b"x")
-    hub.give(StopRequested())
+    hub.give(HubStopRequested())
     assert [sent.peers for sent in hub.all_of(Broadcast)] == [(b"x",)]
 
 
@@ -341,6 +341,6 @@ def test_a_fetch_of_a_lost_device_is_answered(hub_bench):
     hub = hub_bench()
     hub.join()
     hub.tick(20.0)
-    hub.give(Received(b"a 1", Fetch(hub.sessions["a"])))
+    hub.give(HubReceived(b"a 1", Fetch(hub.sessions["a"])))
     assert hub.reports == ["rejoined"]
     assert hub.one(Assign).version.number == 0

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from edgeasync.config import ByteCount
-from edgeasync.core.hub.effects import Report
+from edgeasync.core.hub.effects import HubReport
 from edgeasync.errors import ProtocolError
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import COUNT_MAX, DAY_S, DeviceProfile, Hello
@@ -80,7 +80,7 @@ def test_a_limit_that_bears_no_exchange_of_so_many_devices_is_warned_of_once(hub
     warned = []
     for number in [*range(1, 8), 5, 5]:
         hub.hello(f"d{number}")
-        warned += [(number, each.detail) for each in hub.all_of(Report) if each.event == "warning"]
+        warned += [(number, each.detail) for each in hub.all_of(HubReport) if each.event == "warning"]
         if number == 5:
             hub.leave("d5")
     ((devices, said),) = warned

@@ -8,7 +8,7 @@ import pytest
 from edgeasync.core.hub.codec_agreement import CodecAgreement
 from edgeasync.core.hub.membership import Member
 from edgeasync.core.hub.settings import CodecSettings
-from edgeasync.policies.measurements import DeviceHistory
+from edgeasync.policies.measurements import DeviceMeasurements
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol.codecs import STAGES
 from edgeasync.protocol.messages import DeviceProfile, ModelVersion, Push
@@ -24,7 +24,7 @@ class Exchanges:
     def __init__(self, seed, *, bytes_per_s, load, step_s=0.004, local_steps=5):
         self.random = random.Random(seed)
         self.codecs = CodecAgreement(CodecSettings(), Policy(), VALUES)
-        self.member = Member("pi", bytes(16), 1, DeviceProfile(), DeviceHistory())
+        self.member = Member("pi", bytes(16), 1, DeviceProfile(), DeviceMeasurements())
         self.codecs.greet(self.member, STAGES)
         self.bytes_per_s, self.load, self.step_s, self.local_steps = bytes_per_s, load, step_s, local_steps
         self.now_s, self.seq = 0.0, 0
@@ -38,7 +38,7 @@ class Exchanges:
         member, end_s = self.member, self.now_s + seconds
         while self.now_s < end_s:
             version = ModelVersion("0" * 16, self.seq)
-            member.history.assigned_steps = self.local_steps
+            member.measurements.assigned_steps = self.local_steps
             member.assign(version, self.local_steps, self.now_s)
             up, down = round(BYTES_PER_VALUE[member.codec_push] * VALUES), round(1.02 * VALUES)
             step_s = self.overhead_s(self.step_s)

@@ -7,9 +7,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from edgeasync.core.arrays.hub_model import Model
+from edgeasync.core.arrays.hub_model import HubModel
 from edgeasync.core.hub.divergence import PAST_MAX, WATCHED_PER_MEMBER, Exclusion
-from edgeasync.core.hub.effects import Assign, Discard, Fold, Report, SendStatus
+from edgeasync.core.hub.effects import Assign, Discard, Fold, HubReport, SendStatus
 from edgeasync.core.hub.events import PushArrived, Revoked
 from edgeasync.core.recovery.state import dump_state, load_state
 from edgeasync.policies.aggregation import (
@@ -22,12 +22,12 @@ from edgeasync.policies.aggregation import (
 from edgeasync.policies.combining import CentredClipCombiner, MeanCombiner
 from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.monitor import (
-    LossWatch,
-    MisfitWatch,
+    DataMismatchDetector,
+    LossDetector,
     Monitor,
-    NotFiniteWatch,
-    RefusedWatch,
-    UpdateNormWatch,
+    NotFiniteDetector,
+    RefusedDetector,
+    UpdateNormDetector,
 )
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
@@ -37,7 +37,7 @@ from edgeasync.protocol.messages import Rejected
 from tests.support.parts.hub_bench import SPEC, HubBench
 
 AT_ONCE = ImmediateAggregator()
-LONG = Monitor(watch=(UpdateNormWatch(count_max=1),), calm_updates=2)
+LONG = Monitor(detectors=(UpdateNormDetector(count_max=1),), calm_updates=2)
 
 
 def policy(**parts):
@@ -114,20 +114,20 @@ AGGREGATORS = {
 }
 # What a device sends until it is warned of, and whether that counts itself.
 ODD = {
-    "update_norm": (UpdateNormWatch(), {"norm": 100.0}, None),
-    "misfit": (MisfitWatch(), {"base_loss": 9.0, "loss_mean": 9.0}, None),
-    "not_finite": (NotFiniteWatch(), {"norm": math.nan}, "not_finite"),
-    "a loss that is not": (NotFiniteWatch(), {"loss_mean": math.nan}, None),
-    "refused": (RefusedWatch(), {"base": 10**6}, "future_version"),
+    "update_norm": (UpdateNormDetector(), {"norm": 100.0}, None),
+    "data_mismatch": (DataMismatchDetector(), {"base_loss": 9.0, "loss_mean": 9.0}, None),
+    "not_finite": (NotFiniteDetector(), {"norm": math.nan}, "not_finite"),
+    "a loss that is not": (NotFiniteDetector(), {"loss_mean": math.nan}, None),
+    "refused": (RefusedDetector(), {"base": 10**6}, "future_version"),
 }
 
 
 @pytest.mark.parametrize("aggregator", AGGREGATORS)
 @pytest.mark.parametrize("odd", ODD)
 def test_no_warning_refuses_a_finite_update_or_takes_its_weight(aggregator, odd):
-    """Not by default, whatever the watch and however long the warning lasts."""
-    watch, fields, refused = ODD[odd]
-    hub = Bench(policy(aggregate=AGGREGATORS[aggregator], monitor=Monitor(watch=(watch, LossWatch()))))
+    """Not by default, whatever the detector and however long the warning lasts."""
+    detector, fields, refused = ODD[odd]
+    hub = Bench(policy(aggregate=AGGREGATORS[aggregator], monitor=Monitor(detectors=(detector, LossDetector()))))
     counted = []
     for number in range(60):
         hub.round(base_loss=2.0 if number < 4 else 0.05, loss_mean=2.0 if number < 4 else 0.05)
@@ -192,7 +192,7 @@ def slack_of(hub, name, norm=10.0):
 
 def settled(*names, keyed=False):
     """A hub whose first voters have learnt: their updates were 10 long, and are 0.1; and others that come."""
-    hub = Bench(policy(monitor=Monitor(watch=())), "abc", keyed=keyed)
+    hub = Bench(policy(monitor=Monitor(detectors=())), "abc", keyed=keyed)
     for number in range(200):
         hub.round(norm=10.0 if number < 8 else 0.1)
     hub.enter(*names)
@@ -240,7 +240,7 @@ def length_counted(hub, name, norm):
     found = hub.send(name, norm)
     fold = msgspec.structs.replace(hub.one(Fold), number=1, scale=1.0, bases=(-1,))
     core = hub.core.policy_engine
-    model = Model(SPEC, np.zeros(3, np.float32), 0, core.policy)
+    model = HubModel(SPEC, np.zeros(3, np.float32), 0, core.policy)
     values = np.array([norm, 0.0, 0.0], np.float32)
     snapshot, _ = model.fold(fold, [VectorSource(values)])
     assert hub.weights[found] > 0.0
@@ -401,7 +401,7 @@ def test_who_is_released_is_waited_for_again():
 
 
 def test_alarms_of_the_excluded_do_not_say_that_the_model_is_at_fault():
-    monitor = Monitor(watch=(NotFiniteWatch(count_max=1), LossWatch()))
+    monitor = Monitor(detectors=(NotFiniteDetector(count_max=1), LossDetector()))
     hub = Bench(policy(monitor=monitor), "abcdef")
     hub.round("abcdef")
     for name in "ab":
@@ -493,7 +493,7 @@ def calm_of(hub):
 @pytest.mark.parametrize("how", ["leaves", "is lost", "starts again at once"])
 def test_a_restart_of_a_device_changes_nothing(how):
     """Neither its alarm, nor the updates in a row before one, nor its calm ones, nor its slack."""
-    monitor = Monitor(watch=(UpdateNormWatch(count_max=4),), calm_updates=4)
+    monitor = Monitor(detectors=(UpdateNormDetector(count_max=4),), calm_updates=4)
     random, hubs = Random(0), [Bench(policy(monitor=monitor)) for _ in range(2)]
     plain, restarted = hubs
     for hub in hubs:
@@ -530,7 +530,9 @@ def test_a_restart_on_probation_does_not_end_it():
 def test_what_is_known_of_devices_that_the_hub_has_forgotten_is_bounded(norm):
     """Otherwise every new name that sends something and goes would stay for ever."""
     hub = Bench(
-        policy(monitor=Monitor(watch=(NotFiniteWatch(), UpdateNormWatch()))), "", limits={"devices_max": 3}
+        policy(monitor=Monitor(detectors=(NotFiniteDetector(), UpdateNormDetector()))),
+        "",
+        limits={"devices_max": 3},
     )
     for number in range(100):
         name = f"device{number}"
@@ -547,7 +549,7 @@ def test_what_is_known_of_devices_that_the_hub_has_forgotten_is_bounded(norm):
 
 
 def test_an_alarm_about_a_device_that_is_known_is_not_dropped():
-    hub = Bench(policy(monitor=Monitor(watch=(NotFiniteWatch(),))), "a", limits={"devices_max": 3})
+    hub = Bench(policy(monitor=Monitor(detectors=(NotFiniteDetector(),))), "a", limits={"devices_max": 3})
     for _ in range(3):
         hub.send("a", math.nan)
     for number in range(50):
@@ -562,6 +564,6 @@ def test_a_warning_is_a_report_with_figures():
     hub = Bench(policy(monitor=LONG))
     hub.round()
     hub.send("d", 9.0)
-    report = hub.one(Report)
+    report = hub.one(HubReport)
     assert (report.event, report.device_id, report.figures) == ("alarm", "d", {"times_usual": 9.0, "updates": 1})
     assert report.detail.endswith("'edgeasync device quarantine d' excludes it")

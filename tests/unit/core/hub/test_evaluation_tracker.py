@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from edgeasync.core.hub.effects import Report, SaveBest
+from edgeasync.core.hub.effects import HubReport, WriteBest
 from edgeasync.core.hub.evaluation_tracker import EvaluationTracker
 from edgeasync.core.hub.events import Evaluated
 from edgeasync.core.hub.settings import StopCondition, StopPlateau
@@ -29,7 +29,7 @@ def run(told, *, plateau=None, held_out=True, **stop):
 def test_the_best_version_is_saved(told, bests):
     progress, seen = run(told)
     saved = {number: effects[1:] for number, effects in enumerate(seen) if len(effects) > 1}
-    assert saved == {number: [SaveBest(*told[number])] for number in bests}
+    assert saved == {number: [WriteBest(*told[number])] for number in bests}
     assert progress.best == Evaluated(bests[-1], *told[bests[-1]])
     assert progress.last.number == len(told) - 1
     assert [effects[0].event for effects in seen] == ["evaluated"] * len(told)
@@ -40,8 +40,8 @@ def test_the_best_version_is_saved(told, bests):
 
 def test_what_is_said_of_an_evaluation():
     _, seen = run([(0.51234567, 0.98765), (0.6, 0.9)])
-    assert seen[0][0] == Report("evaluated", detail="version 0, loss 0.5123, accuracy 98.77%, the best so far")
-    assert seen[1] == [Report("evaluated", detail="version 1, loss 0.6, accuracy 90.00%")]
+    assert seen[0][0] == HubReport("evaluated", detail="version 0, loss 0.5123, accuracy 98.77%, the best so far")
+    assert seen[1] == [HubReport("evaluated", detail="version 1, loss 0.6, accuracy 90.00%")]
 
 
 HALVING = Plateau(patience=2, factor=0.5, improvement=0.1, factor_min=0.2)
@@ -67,7 +67,7 @@ def test_the_learning_rate_falls_on_a_plateau(losses, factors):
         progress, seen = run([(loss, None) for loss in losses[:count]], plateau=HALVING)
         assert progress.learning_rate_factor == factor
         lowered = count > 1 and factor < factors[count - 2]
-        assert ("plateau" in [effect.event for effect in seen[-1] if isinstance(effect, Report)]) == (
+        assert ("plateau" in [effect.event for effect in seen[-1] if isinstance(effect, HubReport)]) == (
             lowered or (count == 1 and factor < 1.0)
         )
 
@@ -129,7 +129,7 @@ def warnings_in(seen):
         place: effect.detail
         for place, effects in enumerate(seen)
         for effect in effects
-        if isinstance(effect, Report) and effect.event == "warning"
+        if isinstance(effect, HubReport) and effect.event == "warning"
     }
     return list(found), found[max(found)] if found else ""
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from edgeasync.core.hub.effects import Report
+from edgeasync.core.hub.effects import HubReport
 from edgeasync.core.hub.events import Revoked
 from edgeasync.core.recovery.state import dump_state, load_state, succeed
 from edgeasync.protocol.messages import Frozen
@@ -16,7 +16,7 @@ def hello(hub, device_id, frozen, **fields):
 
 
 def warnings(hub):
-    return [(each.device_id, each.detail) for each in hub.all_of(Report) if each.event == "warning"]
+    return [(each.device_id, each.detail) for each in hub.all_of(HubReport) if each.event == "warning"]
 
 
 def test_the_hubs_own_arrays_are_right():

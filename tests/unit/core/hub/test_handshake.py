@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from edgeasync.core.hub.effects import Assign, Discard, Send
-from edgeasync.core.hub.events import Received
+from edgeasync.core.hub.effects import Assign, Discard, SendToDevice
+from edgeasync.core.hub.events import HubReceived
 from edgeasync.core.hub.settings import CheckpointSettings, CodecSettings
 from edgeasync.policies.aggregation import BufferedAggregator
 from edgeasync.policies.frequency import FixedFrequency
@@ -19,7 +19,7 @@ def test_a_new_device_is_welcomed(hub_bench):
     hub = hub_bench()
     hub.hello("pi-1", seq_answered=4, codecs=("identity", "float16"))
     assert hub.reports == ["joined"]
-    send = hub.one(Send)
+    send = hub.one(SendToDevice)
     assert send.peer == hub.peers["pi-1"]
     assert send.message == Welcome(
         session=hub.sessions["pi-1"], spec=hub.spec, settings={"learning_rate": 0.1}, seq_last=4,
@@ -86,7 +86,7 @@ def test_who_is_who(hub_bench, before, last, expected):
     hub.ping(session=session_before)
     assert hub.refused == "unknown_session"
     hub.ping()
-    assert hub.one(Send).message == Pong(123.0)
+    assert hub.one(SendToDevice).message == Pong(123.0)
 
 
 def test_a_duplicate_is_told_when_the_other_lease_ends(hub_bench):
@@ -107,7 +107,7 @@ def test_a_new_state_begins_a_new_sequence(hub_bench):
     hub.push(seq=2)
     hub.leave()
     hub.hello(state=2, seq_answered=2)
-    assert hub.one(Send).message.seq_last == 2
+    assert hub.one(SendToDevice).message.seq_last == 2
     hub.push(seq=2)
     assert [type(effect) for effect in hub.effects] == [Discard]
     hub.push(seq=3)
@@ -117,7 +117,7 @@ def test_a_new_state_begins_a_new_sequence(hub_bench):
 def greeted(hub, **fields):
     """Return what the hub says is the last update of a device that greets it again."""
     hub.hello(session=hub.sessions["a"], **fields)
-    welcome = hub.one(Send).message
+    welcome = hub.one(SendToDevice).message
     return welcome.seq_last, welcome.checksum_last
 
 
@@ -151,7 +151,7 @@ def test_eight_retired_states_are_remembered(hub_bench):
 def test_what_a_device_must_share(hub_bench, fingerprint, code):
     hub = hub_bench()
     fingerprint = hub.spec.fingerprint if fingerprint == "own" else fingerprint
-    hub.give(Received(b"x", Hello("a", b"s" * 16, 1, fingerprint=fingerprint)))
+    hub.give(HubReceived(b"x", Hello("a", b"s" * 16, 1, fingerprint=fingerprint)))
     assert hub.refused == code
     assert bool(hub.sessions) == (code is None)
 
@@ -159,11 +159,11 @@ def test_what_a_device_must_share(hub_bench, fingerprint, code):
 def test_a_hub_uses_only_codecs_that_the_device_named(hub_bench):
     hub = hub_bench(codec=CodecSettings(push="float16", model="float16", delta="off"))
     hub.hello("plain")
-    assert hub.one(Send).message.push_codec == "identity"
+    assert hub.one(SendToDevice).message.push_codec == "identity"
     hub.fetch("plain")
     assert hub.one(Assign).codec == "identity"
     hub.hello("able", codecs=("identity", "float16"))
-    assert hub.one(Send).message.push_codec == "float16"
+    assert hub.one(SendToDevice).message.push_codec == "float16"
     hub.fetch("able")
     assert hub.one(Assign).codec == "float16"
 

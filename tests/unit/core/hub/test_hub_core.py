@@ -8,21 +8,28 @@ from edgeasync.core.hub.effects import (
     Assign,
     Broadcast,
     Discard,
+    EndHub,
     Evaluate,
     Fold,
     Publish,
     Save,
-    SaveBest,
-    Send,
     SendGraph,
     SendStatus,
-    Stop,
+    SendToDevice,
+    WriteBest,
 )
-from edgeasync.core.hub.events import Evaluated, Malformed, PushArrived, Received, Resumed, StopRequested
+from edgeasync.core.hub.events import (
+    Evaluated,
+    HubReceived,
+    HubReceivedMalformed,
+    HubStopRequested,
+    PushArrived,
+    Resumed,
+)
 from edgeasync.core.hub.settings import CheckpointSettings, CodecSettings
 from edgeasync.policies.aggregation import BufferedAggregator, ImmediateAggregator
 from edgeasync.policies.frequency import FixedFrequency
-from edgeasync.policies.monitor import DisagreementWatch, Monitor
+from edgeasync.policies.monitor import DisagreementDetector, Monitor
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
 from edgeasync.policies.staleness import PolynomialStaleness
@@ -32,7 +39,7 @@ from edgeasync.protocol.messages import (
     Applied,
     Duplicate,
     Fetch,
-    Leave,
+    Goodbye,
     ModelVersion,
     Rejected,
     StatusRequest,
@@ -48,7 +55,7 @@ def test_a_graph_is_offered_to_everybody_and_sent_to_members_who_ask(hub_bench):
     graph = ShippedGraph(b"a graph")
     hub = hub_bench(graph=graph)
     hub.hello()
-    welcome = hub.one(Send).message
+    welcome = hub.one(SendToDevice).message
     assert (welcome.graph, welcome.graph_bytes) == (graph.fingerprint, 7)
     hub.fetch_graph()
     assert hub.effects == [SendGraph(hub.peers["a"])]
@@ -62,7 +69,7 @@ def test_a_graph_is_offered_to_everybody_and_sent_to_members_who_ask(hub_bench):
 def test_who_asks_for_a_graph_that_was_not_offered_is_at_fault(hub_bench):
     hub = hub_bench(limits={"strikes_max": 2})
     hub.hello()
-    assert (hub.one(Send).message.graph, hub.one(Send).message.graph_bytes) == (None, 0)
+    assert (hub.one(SendToDevice).message.graph, hub.one(SendToDevice).message.graph_bytes) == (None, 0)
     hub.fetch_graph()
     assert hub.refused == "malformed"
     hub.fetch_graph()
@@ -84,7 +91,7 @@ def test_an_update_is_folded_with_the_weight_of_its_staleness(hub_bench):
         assert hub.ack == Ack(seq, Applied(seq))
         assert hub.one(Assign).version == ModelVersion(hub.lineage, seq)
         assert hub.effects.index(fold) < hub.effects.index(hub.one(Assign))
-        assert hub.core.members.histories["a"].staleness == seq - 1 - base
+        assert hub.core.members.measurements["a"].staleness == seq - 1 - base
     assert hub.core.updates_applied == 4
     assert hub.state_of() == "training"
 
@@ -184,7 +191,7 @@ def test_a_granted_transfer_is_applied_even_without_room(hub_bench):
     assert hub.granted == [1]
     hub.push(seq=1, transfer=1, capacity=False)
     assert hub.one(Fold).number == 1
-    sends = [send.message for send in hub.all_of(Send)]
+    sends = [send.message for send in hub.all_of(SendToDevice)]
     assert sends[0] == Ack(1, Applied(1))
     assert (sends[1].code, len(sends)) == ("busy", 2)
     assert not hub.all_of(Assign)
@@ -194,7 +201,7 @@ def test_a_granted_transfer_is_applied_even_without_room(hub_bench):
     assert hub.one(Assign).version.number == 1
     assert hub.core.messages_accepted["piece"] == 1
     hub.push(seq=1, capacity=False)
-    assert hub.all_of(Send)[0].message == Ack(1, Duplicate(Applied(1)))
+    assert hub.all_of(SendToDevice)[0].message == Ack(1, Duplicate(Applied(1)))
     assert hub.refused == "busy"
 
 
@@ -215,8 +222,8 @@ def test_a_session_nobody_has(hub_bench, event):
     [
         ({"updates": 3}, "finished", lambda hub: hub.push("a", 3)),
         ({"minutes": 0.5}, "finished", lambda hub: hub.tick(30.0)),
-        ({}, "stopping", lambda hub: hub.give(StopRequested())),
-        ({}, "finished", lambda hub: hub.give(StopRequested(finished=True))),
+        ({}, "stopping", lambda hub: hub.give(HubStopRequested())),
+        ({}, "finished", lambda hub: hub.give(HubStopRequested(finished=True))),
     ],
     ids=["updates", "minutes", "asked to stop", "asked to finish"],
 )
@@ -229,17 +236,17 @@ def test_the_end(hub_bench, stop, reason, trigger):
     hub.push("a", 2, base=1)
     assert not hub.core.stopped
     trigger(hub)
-    assert hub.all_of(Broadcast) == [Broadcast((hub.peers["a"], hub.peers["b"]), Leave(reason))]
+    assert hub.all_of(Broadcast) == [Broadcast((hub.peers["a"], hub.peers["b"]), Goodbye(reason))]
     assert hub.reports == [reason]
     assert isinstance(hub.effects[-2], Save)
-    assert hub.effects[-1] == Stop(reason)
+    assert hub.effects[-1] == EndHub(reason)
     assert hub.core.next_deadline_s() == math.inf
     accepted = dict(hub.core.messages_accepted)
     hub.hello("d")
     assert hub.effects == []
     hub.give(PushArrived(b"x", hub.make_push("a", 9), 7, 1.0))
     assert hub.effects == [Discard(7)]
-    hub.give(StopRequested())
+    hub.give(HubStopRequested())
     assert hub.effects == []
     hub.tick(1e6)
     assert hub.effects == []
@@ -251,14 +258,14 @@ def test_the_last_version_is_evaluated_before_the_end(hub_bench):
     hub = hub_bench(held_out=True)
     hub.join()
     hub.push(seq=1)
-    hub.give(StopRequested(finished=True))
+    hub.give(HubStopRequested(finished=True))
     assert [type(effect) for effect in hub.effects[-2:]] == [Save, Evaluate]
     hub.give(Evaluated(0, 2.0, None))
     assert hub.effects[-1] == Evaluate(), "one that was begun before the end"
     hub.hello("d")
     assert hub.effects == []
     hub.give(Evaluated(1, 1.0, None))
-    assert hub.effects[-3:] == [SaveBest(1.0, None), Save(), Stop("finished")]
+    assert hub.effects[-3:] == [WriteBest(1.0, None), Save(), EndHub("finished")]
     assert hub.core.policy_engine.state.evaluations.best == Evaluated(1, 1.0, None)
     hub.give(Evaluated(1, 0.5, None))
     assert hub.effects == []
@@ -266,10 +273,10 @@ def test_the_last_version_is_evaluated_before_the_end(hub_bench):
 
 def test_a_stop_ends_the_last_evaluation(hub_bench):
     hub = hub_bench(held_out=True)
-    hub.give(StopRequested(finished=True))
+    hub.give(HubStopRequested(finished=True))
     assert hub.effects[-1] == Evaluate()
-    hub.give(StopRequested())
-    assert hub.effects == [Stop("finished")]
+    hub.give(HubStopRequested())
+    assert hub.effects == [EndHub("finished")]
     hub.give(Evaluated(0, 1.0, None))
     assert hub.effects == []
 
@@ -289,14 +296,14 @@ def test_which_last_version_is_evaluated(hub_bench, events, evaluates):
     hub = hub_bench(held_out=True)
     for event in events:
         hub.core.handle(event, 0.0)
-    hub.give(StopRequested(finished=True))
-    assert hub.effects[-1] == (Evaluate() if evaluates else Stop("finished"))
+    hub.give(HubStopRequested(finished=True))
+    assert hub.effects[-1] == (Evaluate() if evaluates else EndHub("finished"))
 
 
 def test_a_stop_is_not_held_up_by_an_evaluation(hub_bench):
     hub = hub_bench(held_out=True)
-    hub.give(StopRequested())
-    assert hub.effects[-1] == Stop("stopping")
+    hub.give(HubStopRequested())
+    assert hub.effects[-1] == EndHub("stopping")
 
 
 def test_the_model_is_saved_every_so_often(hub_bench):
@@ -330,8 +337,8 @@ def test_status_is_the_contract(hub_bench):
     hub.push("a", 1, at_s=2.0, examples=64, step_s=0.25)
     hub.push("a", 1)
     hub.push("a", 2, base=9)
-    hub.give(Malformed(b"x", "nonsense"))
-    hub.give(Received(b"y", StatusRequest()))
+    hub.give(HubReceivedMalformed(b"x", "nonsense"))
+    hub.give(HubReceived(b"y", StatusRequest()))
     assert hub.effects == [SendStatus(b"y")]
     assert hub.core.status(3.5) == {
         "lineage": hub.lineage,
@@ -390,7 +397,7 @@ def test_status_is_the_contract(hub_bench):
             "bytes_per_day_max": None,
             "day_left_bytes": None,
         },
-        "tempo": {
+        "cadence": {
             "period_s": 4.0,
             "aim_s": 4.0,
             "bound": "",
@@ -420,7 +427,7 @@ KNOWN = ("identity", "float16", "int8")
 
 def fetch_holding(hub, number, *, lineage=None, device_id="a"):
     held = ModelVersion(lineage or hub.lineage, number)
-    return hub.give(Received(hub.peers[device_id], Fetch(hub.sessions[device_id], held, held_checksum=9)))
+    return hub.give(HubReceived(hub.peers[device_id], Fetch(hub.sessions[device_id], held, held_checksum=9)))
 
 
 def test_a_device_is_led_on_from_what_it_says_it_holds(hub_bench):
@@ -454,7 +461,7 @@ def test_a_device_that_does_not_know_a_codec_is_given_what_it_knows(hub_bench):
         (KNOWN, "int8", "float16", 0),
     ):
         hub.hello(codecs=known)
-        assert hub.one(Send).message.push_codec == push
+        assert hub.one(SendToDevice).message.push_codec == push
         fetch_holding(hub, 0)
         assert (hub.one(Assign).codec, hub.one(Assign).base) == (model, held)
 
@@ -482,7 +489,7 @@ def test_without_a_chain_nothing_is_published(hub_bench):
 
 
 def test_a_leap_back_is_published_at_once_and_whole(hub_bench):
-    monitor = Monitor(watch=(DisagreementWatch(remedy="rollback"),))
+    monitor = Monitor(detectors=(DisagreementDetector(remedy="rollback"),))
     settings = CodecSettings(push="int8", model="float16", delta="int8", publish_s=1000.0)
     hub = hub_bench(Policy(**STEADY, monitor=monitor), codec=settings)
     hub.join(codecs=KNOWN)

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from edgeasync.core.hub.effects import Assign, Fold, Send
-from edgeasync.core.hub.events import Folded, PushArrived, Received, Ticked
+from edgeasync.core.hub.effects import Assign, Fold, SendToDevice
+from edgeasync.core.hub.events import Folded, HubReceived, PushArrived, Ticked
 from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.hub.membership import SAMPLE
 from edgeasync.core.hub.settings import HubCoreSettings, Limits
@@ -40,8 +40,8 @@ class Fleet:
             key = b"" if "/" not in device_id else device_id.partition("/")[0].encode().ljust(32, b".")
             self.keys.append(key)
             hello = Hello(device_id, number.to_bytes(16, "big"), 1)
-            self.give("join", Received(peer, hello, key=key))
-            self.give("fetch", Received(peer, Fetch(self.sessions[number]), key=key))
+            self.give("join", HubReceived(peer, hello, key=key))
+            self.give("fetch", HubReceived(peer, Fetch(self.sessions[number]), key=key))
 
     def give(self, kind, event):
         made = 0
@@ -60,7 +60,7 @@ class Fleet:
         for effect in effects:
             if isinstance(effect, Assign):
                 self.bases[effect.peer] = effect.version
-            elif isinstance(effect, Send) and isinstance(effect.message, Welcome):
+            elif isinstance(effect, SendToDevice) and isinstance(effect.message, Welcome):
                 self.sessions.append(effect.message.session)
             elif isinstance(effect, Fold) and effect.measure:
                 self.core.handle(Folded(effect.number, 1.0), self.now_s)
@@ -76,7 +76,7 @@ class Fleet:
             for number in range(devices):
                 self.now_s += 1.0 / devices
                 peer, session = number.to_bytes(4, "big"), self.sessions[number]
-                self.give("ping", Received(peer, Ping(session, self.now_s, 8 * seq)))
+                self.give("ping", HubReceived(peer, Ping(session, self.now_s, 8 * seq)))
                 self.push(number, seq)
                 if self.core.next_deadline_s() <= self.now_s:
                     self.give("tick", Ticked())
@@ -110,7 +110,7 @@ class Looked(list):
         return found
 
 
-@pytest.mark.parametrize("odd", ["none", "refused", "pausing", "rare", "shared"])
+@pytest.mark.parametrize("odd", ["none", "refused", "pausing", "infrequent", "shared"])
 @pytest.mark.parametrize(
     "aggregate", [QuorumAggregator(share=0.1, grace=100.0, patience=100.0), SynchronousAggregator()]
 )
@@ -123,11 +123,11 @@ def test_a_push_looks_at_no_update_that_was_counted_before(aggregate, odd):
     waiting = engine.state.contributions = Looked()
     engine.load_state(engine.state)
     engine.state.retune_in, engine.state.cadence = 999, Cadence(period_s=1.0)
-    if odd == "rare":
-        engine.state.rare = {f"key-{devices - 1}/{devices - 1}": 1.0}
+    if odd == "infrequent":
+        engine.state.infrequent = {f"key-{devices - 1}/{devices - 1}": 1.0}
     elif odd == "pausing":
         ping = Ping(fleet.sessions[0], 0.0, 0, pace_percent=0)
-        fleet.give("ping", Received(bytes(4), ping, key=fleet.keys[0]))
+        fleet.give("ping", HubReceived(bytes(4), ping, key=fleet.keys[0]))
     elif odd == "refused":
         fleet.push(0, norm=math.nan)
     for number in range(1, devices - 2):

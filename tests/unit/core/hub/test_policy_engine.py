@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from edgeasync.core.hub import policy_engine
 from edgeasync.core.hub.divergence import KEEP_EVERY_UPDATES
-from edgeasync.core.hub.effects import Assign, Discard, Evaluate, Fold, Keep, Report, Restore, SaveBest
+from edgeasync.core.hub.effects import Assign, Discard, Evaluate, Fold, HubReport, Keep, Restore, WriteBest
 from edgeasync.core.hub.events import Evaluated, Folded, PushArrived, Revoked
 from edgeasync.core.hub.settings import CheckpointSettings
 from edgeasync.policies.aggregation import (
@@ -24,14 +24,14 @@ from edgeasync.policies.combining import MedianCombiner
 from edgeasync.policies.frequency import AdaptiveFrequency, Cadence, FixedFrequency
 from edgeasync.policies.measurements import WINDOW, median
 from edgeasync.policies.monitor import (
-    DisagreementWatch,
+    DataMismatchDetector,
+    DisagreementDetector,
     Evidence,
-    LossVarianceWatch,
-    LossWatch,
-    MisfitWatch,
+    LossDetector,
+    LossVarianceDetector,
     Monitor,
-    NotFiniteWatch,
-    UpdateNormWatch,
+    NotFiniteDetector,
+    UpdateNormDetector,
 )
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Plateau, Policy, WarmUp
@@ -39,7 +39,7 @@ from edgeasync.policies.staleness import BoundedStaleness, ConstantStaleness, Po
 from edgeasync.protocol.messages import Ack, Applied, Buffered, DeviceProfile, Rejected
 from tests.support.parts.hub_bench import HubBench
 
-QUIET = Monitor(watch=())
+QUIET = Monitor(detectors=())
 AT_ONCE = ImmediateAggregator()
 FREQUENCY = FixedFrequency()
 
@@ -75,7 +75,7 @@ def warned(hub):
 
 
 def kinds(hub):
-    return [type(effect) for effect in hub.effects if not isinstance(effect, Assign | SaveBest)]
+    return [type(effect) for effect in hub.effects if not isinstance(effect, Assign | WriteBest)]
 
 
 # -- staleness -----------------------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ def test_a_limit_in_seconds_refuses_what_is_older(hub_bench):
 
 def rising(hub_bench, *, calm_updates=6, **parts):
     """A hub whose devices' losses have been calm for 32 updates."""
-    monitor = Monitor(watch=(LossWatch(),), calm_updates=calm_updates)
+    monitor = Monitor(detectors=(LossDetector(),), calm_updates=calm_updates)
     hub = joined(hub_bench, policy(aggregate=BufferedAggregator(count=4), monitor=monitor, **parts), "abc")
     for number in range(31):
         push(hub, "abc"[number % 3])
@@ -132,10 +132,10 @@ def test_a_rollback_drops_what_waits_and_what_comes_of_versions_that_are_no_more
     assert [push(hub, name, loss_mean=100.0) for name in "abcabcab"] == [None] * 8
     assert push(hub, "c", loss_mean=100.0) == "rolled_back"
     last = next(hub.handles)
-    assert kinds(hub) == [Report, Discard, Discard, Discard, Restore, Discard]
+    assert kinds(hub) == [HubReport, Discard, Discard, Discard, Restore, Discard]
     assert [effect.handle for effect in hub.all_of(Discard)] == [last - 4, last - 3, last - 2, last - 1]
-    assert hub.one(Report).event == "alarm"
-    assert hub.one(Report).detail.startswith("the loss is 50.2, 100.5 times its median; back to the model kept")
+    assert hub.one(HubReport).event == "alarm"
+    assert hub.one(HubReport).detail.startswith("the loss is 50.2, 100.5 times its median; back to the model kept")
     assert hub.one(Restore).number == hub.core.version == 11
     assert hub.one(Assign).version.number == 11
     status = hub.core.status(0.0)
@@ -163,7 +163,7 @@ def test_a_single_device_does_not_speak_for_the_fleet(hub_bench):
 
 
 def test_one_key_that_sends_often_neither_sets_the_first_losses_nor_hides_a_rise(hub_bench):
-    hub = joined(hub_bench, policy(monitor=Monitor(watch=(LossWatch(),))), "abcd")
+    hub = joined(hub_bench, policy(monitor=Monitor(detectors=(LossDetector(),))), "abcd")
 
     def round_of(loss_mean):
         for name in "abc":
@@ -190,7 +190,7 @@ def test_one_key_that_sends_often_neither_sets_the_first_losses_nor_hides_a_rise
 
 @pytest.mark.parametrize(("rising", "rollbacks"), [("ab", 0), ("abc", 1)])
 def test_half_of_the_keys_do_not_move_the_model_back(hub_bench, rising, rollbacks):
-    hub = joined(hub_bench, policy(monitor=Monitor(watch=(LossWatch(),))), "abcd")
+    hub = joined(hub_bench, policy(monitor=Monitor(detectors=(LossDetector(),))), "abcd")
     for number in range(2 * WINDOW):
         name = "abcd"[number % 4]
         push(hub, name, loss_mean=1e6 if number >= WINDOW and name in rising else 1.0)
@@ -208,7 +208,7 @@ def test_after_a_rollback_the_optimizer_counts_anew_and_nothing_is_looked_back_o
 
 
 def test_who_waits_for_a_flush_that_was_rolled_back_gets_the_old_model(hub_bench):
-    monitor = Monitor(watch=(LossWatch(),))
+    monitor = Monitor(detectors=(LossDetector(),))
     hub = joined(hub_bench, policy(aggregate=SynchronousAggregator(), monitor=monitor), "abc")
     for _ in range(11):
         for name in "abc":
@@ -233,21 +233,23 @@ def test_one_rollback_for_one_alarm(hub_bench):
         def cause(self, update, fleet):
             return Evidence("always")
 
-    hub = joined(hub_bench, policy(monitor=Monitor(watch=(Always(),))))
+    hub = joined(hub_bench, policy(monitor=Monitor(detectors=(Always(),))))
     assert [push(hub) for _ in range(20)] == ["rolled_back"] + [None] * 19
     assert hub.core.policy_engine.state.divergence.rollbacks == 1
 
 
 @pytest.mark.parametrize("leaves", [False, True])
 def test_the_first_updates_are_looked_at_again_once_there_are_others_to_compare_them_with(hub_bench, leaves):
-    hub = joined(hub_bench, policy(monitor=Monitor(watch=(LossWatch(),))), "abcd")
+    hub = joined(hub_bench, policy(monitor=Monitor(detectors=(LossDetector(),))), "abcd")
     assert push(hub, "d", norm=50.0) is None, "nobody knows yet how long updates are"
     if leaves:
         hub.leave("d")
     assert [push(hub, name) for name in "abcabc"] == [None] * 6
     assert push(hub, "a") == "rolled_back"
-    assert (hub.one(Report).event, hub.one(Report).device_id) == ("alarm", "d")
-    assert hub.one(Report).detail.startswith("one of its first updates was 50 times as long as is usual; back to")
+    assert (hub.one(HubReport).event, hub.one(HubReport).device_id) == ("alarm", "d")
+    assert hub.one(HubReport).detail.startswith(
+        "one of its first updates was 50 times as long as is usual; back to"
+    )
     assert hub.one(Restore).number == 8
     assert push(hub, "a") is None
     if not leaves:
@@ -256,16 +258,16 @@ def test_the_first_updates_are_looked_at_again_once_there_are_others_to_compare_
 
 
 def test_without_a_remedy_that_goes_back_a_long_first_update_is_told_and_stays(hub_bench):
-    hub = joined(hub_bench, policy(monitor=Monitor(watch=(UpdateNormWatch(),))), "abcd")
+    hub = joined(hub_bench, policy(monitor=Monitor(detectors=(UpdateNormDetector(),))), "abcd")
     push(hub, "d", norm=50.0)
     assert [push(hub, name) for name in "abcabca"] == [None] * 7
     words, figures = "one of its first updates was 50 times as long as is usual", {"times_usual": 50.0}
-    assert hub.one(Report) == Report("alarm", "d", words, figures)
+    assert hub.one(HubReport) == HubReport("alarm", "d", words, figures)
 
 
 def test_devices_that_never_counted_do_not_say_that_the_model_is_at_fault(hub_bench):
     """They may have been broken from the start."""
-    hub = joined(hub_bench, policy(monitor=Monitor(watch=(NotFiniteWatch(), LossWatch()))), "abcde")
+    hub = joined(hub_bench, policy(monitor=Monitor(detectors=(NotFiniteDetector(), LossDetector()))), "abcde")
     for _ in range(20):
         assert [push(hub, name, norm=math.nan) for name in "abc"] == ["not_finite"] * 3
         assert [push(hub, name) for name in "de"] == [None] * 2
@@ -274,7 +276,7 @@ def test_devices_that_never_counted_do_not_say_that_the_model_is_at_fault(hub_be
 
 
 def test_devices_that_counted_and_then_alarm_make_the_hub_return_each_time(hub_bench):
-    hub = joined(hub_bench, policy(monitor=Monitor(watch=(NotFiniteWatch(), LossWatch()))), "abc")
+    hub = joined(hub_bench, policy(monitor=Monitor(detectors=(NotFiniteDetector(), LossDetector()))), "abc")
     for rollbacks in range(1, 4):
         assert [push(hub, name) for name in "abc"] == [None] * 3
         told = [push(hub, name, norm=math.nan) for name in "ababab"]
@@ -284,7 +286,7 @@ def test_devices_that_counted_and_then_alarm_make_the_hub_return_each_time(hub_b
 
 @pytest.mark.parametrize(("devices", "every"), [("a", KEEP_EVERY_UPDATES), ("abcdefghijklmnopqrst", 40)])
 def test_how_often_a_version_is_kept(hub_bench, devices, every):
-    hub = joined(hub_bench, policy(monitor=Monitor(watch=(LossWatch(),))), devices)
+    hub = joined(hub_bench, policy(monitor=Monitor(detectors=(LossDetector(),))), devices)
     kept = []
     for number in range(1, 130):
         push(hub, devices[number % len(devices)])
@@ -294,7 +296,9 @@ def test_how_often_a_version_is_kept(hub_bench, devices, every):
 
 def test_no_version_is_kept_in_an_alarm_of_the_fleet_but_that_of_a_device_is_none(hub_bench):
     hub = joined(
-        hub_bench, policy(monitor=Monitor(watch=(NotFiniteWatch(), DisagreementWatch(), LossWatch()))), "ab"
+        hub_bench,
+        policy(monitor=Monitor(detectors=(NotFiniteDetector(), DisagreementDetector(), LossDetector()))),
+        "ab",
     )
     kept = []
     for number in range(1, 101):
@@ -307,7 +311,7 @@ def test_no_version_is_kept_in_an_alarm_of_the_fleet_but_that_of_a_device_is_non
 
 
 def test_without_a_remedy_that_needs_it_nothing_is_kept(hub_bench):
-    hub = joined(hub_bench, policy(monitor=Monitor(watch=(LossWatch(remedy="alert"),))))
+    hub = joined(hub_bench, policy(monitor=Monitor(detectors=(LossDetector(remedy="alert"),))))
     for _ in range(70):
         push(hub)
         assert not hub.all_of(Keep)
@@ -415,7 +419,7 @@ def test_one_by_one_the_names_of_a_key_take_turns(hub_bench):
 
 
 def test_alarms_about_many_names_of_a_key_are_no_epidemic(hub_bench):
-    monitor = Monitor(watch=(NotFiniteWatch(count_max=1), LossWatch()))
+    monitor = Monitor(detectors=(NotFiniteDetector(count_max=1), LossDetector()))
     hub = of_keys(hub_bench, policy(monitor=monitor), *LIARS, "a", "b")
     for name in (*LIARS, "a", "b"):
         assert push(hub, name) is None
@@ -455,7 +459,7 @@ def test_parts_of_votes_add_up_to_the_same_bits_whatever_the_devices_are_called(
 
 # -- what is said, and how long an update may be ---------------------------------------------------------------
 
-CLIPPING = Monitor(watch=(), clip=2.0)
+CLIPPING = Monitor(detectors=(), clip=2.0)
 
 
 def test_an_update_counts_with_a_length_that_is_usual_among_the_voters(hub_bench):
@@ -468,7 +472,7 @@ def test_an_update_counts_with_a_length_that_is_usual_among_the_voters(hub_bench
 
 
 def test_a_fleet_whose_first_updates_were_tiny_grows_out_of_them(hub_bench):
-    hub = joined(hub_bench, policy(monitor=Monitor(watch=(UpdateNormWatch(),))), "abcde")
+    hub = joined(hub_bench, policy(monitor=Monitor(detectors=(UpdateNormDetector(),))), "abcde")
     for name in "abcde":
         push(hub, name, norm=0.001)
     # Three are far over the median until they are the median themselves: shortened meanwhile, and not shut out.
@@ -509,16 +513,16 @@ def test_an_assignment_that_was_repeated_is_no_lie(hub_bench):
     member = hub.core.members.members["a"]
     for _ in range(2):
         push(hub, local_steps=64)
-        assert member.history.local_steps == 64
-    member.history.local_steps_max = 4
+        assert member.measurements.local_steps == 64
+    member.measurements.local_steps_max = 4
     hub.fetch("a")
-    assert member.history.assigned_steps == 4
+    assert member.measurements.assigned_steps == 4
     push(hub, local_steps=64)
-    assert member.history.local_steps == 64, "of the assignment before"
+    assert member.measurements.local_steps == 64, "of the assignment before"
     push(hub, local_steps=64)
-    assert member.history.local_steps == 64, "it may have come late"
+    assert member.measurements.local_steps == 64, "it may have come late"
     push(hub, local_steps=64)
-    assert member.history.local_steps == 4
+    assert member.measurements.local_steps == 4
 
 
 def test_examples_beyond_reason_weigh_no_more_than_ten_times_the_median(hub_bench):
@@ -536,7 +540,7 @@ def test_a_loss_that_one_key_makes_up_ends_nothing_and_is_not_the_best(hub_bench
     for _ in range(3):
         for name in (*LIARS, "a", "b"):
             push(hub, name, loss_mean=0.0 if name in LIARS else 0.5, examples=2**50)
-            assert all(effect.loss >= 0.5 for effect in hub.all_of(SaveBest))
+            assert all(effect.loss >= 0.5 for effect in hub.all_of(WriteBest))
     assert not hub.core.stopped
     push(hub, "a", loss_mean=0.1)
     assert hub.core.stopped, "two of three keys are most"
@@ -706,7 +710,7 @@ def test_who_starts_over_gets_the_version_that_the_others_make(hub_bench):
 def test_a_score_of_ones_own_parameters_is_no_loss_of_the_hubs_model(hub_bench):
     hub = joined(hub_bench, policy(take="better"), "a")
     push(hub, "a", score=0.5, validation_loss=0.25)
-    history = hub.core.members.members["a"].history
+    history = hub.core.members.members["a"].measurements
     assert (history.score, history.base_losses.newest) == (0.25, 0.5)
 
 
@@ -760,7 +764,7 @@ def test_a_loss_that_nobody_tells_ends_nothing_and_that_is_said_once(hub_bench, 
     warnings = []
     for _ in range(8):
         assert push(hub, **SILENT) is None
-        warnings += [report.detail for report in hub.all_of(Report) if report.event == "warning"]
+        warnings += [report.detail for report in hub.all_of(HubReport) if report.event == "warning"]
     wanted = f"no device tells a loss, so {waits} cannot be judged: give evaluation.data"
     assert warnings == ([wanted] if waits else [])
     assert not hub.core.stopped
@@ -891,7 +895,8 @@ def test_devices_that_are_known_but_gone_do_not_make_the_looks_rarer(hub_bench):
 
 def test_updates_folded_together_are_measured_and_pulling_apart_is_alarming(hub_bench):
     hub = joined(
-        hub_bench, policy(aggregate=BufferedAggregator(count=2), monitor=Monitor(watch=(DisagreementWatch(),)))
+        hub_bench,
+        policy(aggregate=BufferedAggregator(count=2), monitor=Monitor(detectors=(DisagreementDetector(),))),
     )
     seen = []
     for norm in (1.0, math.sqrt(0.5), 0.0, 0.0, math.nan):
@@ -936,7 +941,7 @@ def test_a_measure_of_a_version_nobody_asked_for_is_nothing(hub_bench):
 
 
 def test_losses_that_vary_make_all_devices_hurry(hub_bench):
-    hub = joined(hub_bench, policy(monitor=Monitor(watch=(LossVarianceWatch(),), calm_updates=1)))
+    hub = joined(hub_bench, policy(monitor=Monitor(detectors=(LossVarianceDetector(),), calm_updates=1)))
     for _ in range(32):
         push(hub)
     assert hub.one(Assign).local_steps == 16
@@ -946,11 +951,11 @@ def test_losses_that_vary_make_all_devices_hurry(hub_bench):
         seen.append(hub.one(Assign).local_steps)
     # The median is high as long as eight of the last 16 are.
     assert seen == [16] * 7 + [8] * 9 + [16] * 2
-    assert hub.core.members.members["a"].history.why == "fixed"
+    assert hub.core.members.members["a"].measurements.why == "fixed"
 
 
 def test_plateaus_and_alarms_both_lower_the_learning_rate(hub_bench):
-    monitor = Monitor(watch=(DisagreementWatch(),), calm_updates=2)
+    monitor = Monitor(detectors=(DisagreementDetector(),), calm_updates=2)
     hub = joined(
         hub_bench, policy(plateau=Plateau(patience=1), monitor=monitor), held_out=True, evaluate_every_updates=2
     )
@@ -970,9 +975,9 @@ def test_the_loss_that_most_devices_reach_stands_for_an_evaluation(hub_bench):
     saved = []
     for name, loss in zip("abcabcab", (0.9, 0.5, 0.7, 0.8, 0.9, 0.9, 0.9, 0.0), strict=True):
         push(hub, name, loss_mean=loss)
-        saved += hub.all_of(SaveBest)
+        saved += hub.all_of(WriteBest)
     # After four: 0.8, 0.5 and 0.7. After eight: 0.9, 0 and 0.9; b alone does not say what is best.
-    assert saved == [SaveBest(0.7, None)]
+    assert saved == [WriteBest(0.7, None)]
     assert hub.core.status(0.0)["evaluation"]["loss"] == 0.9
 
 
@@ -1030,13 +1035,13 @@ PUSHES = st.lists(
     max_size=6,
 )
 EVERYTHING = Monitor(
-    watch=(
-        NotFiniteWatch(),
-        UpdateNormWatch(),
-        MisfitWatch(),
-        LossWatch(),
-        LossVarianceWatch(),
-        DisagreementWatch(),
+    detectors=(
+        NotFiniteDetector(),
+        UpdateNormDetector(),
+        DataMismatchDetector(),
+        LossDetector(),
+        LossVarianceDetector(),
+        DisagreementDetector(),
     )
 )
 
@@ -1118,7 +1123,7 @@ def test_a_revoked_key_has_no_vote_on_norms(hub_bench):
 
 
 def test_the_status_tells_how_many_updates_were_refused_shortened_and_kept(hub_bench):
-    hub = joined(hub_bench, policy(monitor=Monitor(watch=())), "abcd")
+    hub = joined(hub_bench, policy(monitor=Monitor(detectors=())), "abcd")
     for name in "abcabc":
         push(hub, name)
     assert push(hub, "d", norm=4.0) is None

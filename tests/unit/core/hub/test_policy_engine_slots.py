@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from edgeasync.core.arrays.combine import norm_of
-from edgeasync.core.arrays.hub_model import Model
-from edgeasync.core.hub.effects import Assign, Discard, Fold, Send
+from edgeasync.core.arrays.hub_model import HubModel
+from edgeasync.core.hub.effects import Assign, Discard, Fold, SendToDevice
 from edgeasync.core.hub.settings import CheckpointSettings
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.aggregation import ImmediateAggregator
@@ -66,7 +66,7 @@ def assigned(hub):
 
 
 def acks(hub):
-    return [(send.peer, send.message) for send in hub.all_of(Send) if isinstance(send.message, Ack)]
+    return [(send.peer, send.message) for send in hub.all_of(SendToDevice) if isinstance(send.message, Ack)]
 
 
 def test_buffered_devices_wait_for_their_flush(hub_bench):
@@ -303,7 +303,7 @@ def test_a_transform_reaches_from_plan_to_fold(hub_bench):
     policy = own_policy(optimizer=optimizer)
     hub = hub_bench(policy)
     spec = ParameterSpec((Parameter("weights", (3,)),))
-    model = Model(spec, np.zeros(3, np.float32), 0, policy)
+    model = HubModel(spec, np.zeros(3, np.float32), 0, policy)
     hub.join()
     delta = np.array([3.0, 0.0, 4.0], np.float32)
     for seq, expected in enumerate([[0.6, 0.0, 0.8], [0.2, -1.0, 0.6]], start=1):

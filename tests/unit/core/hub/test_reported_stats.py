@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeasync.core.hub.reported_stats import LOSS_MAX, VARIANCE_MAX, hold
+from edgeasync.core.hub.reported_stats import LOSS_MAX, VARIANCE_MAX, clamp
 from edgeasync.protocol.messages import ModelVersion, Push
 
 HONEST = Push(bytes(16), 1, ModelVersion("0" * 16, 3), 12, 384, 0.5, 0.1, 0.02, "identity", 0, 64, overlap_steps=4)
@@ -16,7 +16,7 @@ ANY = st.floats() | st.sampled_from([0.0, 5e-324, 1.7e308, -1.7e308, math.inf, -
 
 
 def held(known=KNOWN, **fields):
-    return hold(msgspec.structs.replace(HONEST, **fields), **known)
+    return clamp(msgspec.structs.replace(HONEST, **fields), **known)
 
 
 def test_what_an_honest_device_says_is_not_touched():

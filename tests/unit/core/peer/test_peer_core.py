@@ -1,7 +1,7 @@
 import pytest
 
-from edgeasync.core.peer.effects import Report, Send
-from edgeasync.core.peer.events import Received, TrainingBegun
+from edgeasync.core.peer.effects import PeerReport, SendToPeer
+from edgeasync.core.peer.events import PeerReceived, TrainingBegun
 from edgeasync.core.peer.peer_core import PeerCore
 from edgeasync.core.peer.settings import PeerSettings
 from edgeasync.protocol.messages import Frozen
@@ -15,13 +15,15 @@ def test_a_peer_that_has_yet_to_begin_is_in_no_round():
     settings = PeerSettings(lease_s=10.0, ping_s=2.0, round_every_s=1.0, begins_ready=False)
     core = PeerCore("a", 1, ("b",), settings)
     effects = core.begin(0.0)
-    core.handle(Received("b", PeerPing(1, 1, "", 0, True, ("a",))), 0.0)
+    core.handle(PeerReceived("b", PeerPing(1, 1, "", 0, True, ("a",))), 0.0)
     while core.next_deadline_s < 5.0:
         effects += core.tick(core.next_deadline_s)
-    assert [effect.message.ready for effect in effects if isinstance(effect, Send)] == [False] * 3
+    assert [effect.message.ready for effect in effects if isinstance(effect, SendToPeer)] == [False] * 3
     assert core.round is None
     core.handle(TrainingBegun(), 5.0)
-    ping, proposal = [effect.message for effect in core.tick(core.next_deadline_s) if isinstance(effect, Send)]
+    ping, proposal = [
+        effect.message for effect in core.tick(core.next_deadline_s) if isinstance(effect, SendToPeer)
+    ]
     assert ping.ready
     assert proposal.round == core.round.id
 
@@ -31,7 +33,7 @@ def test_a_peer_without_round_numbers_left_does_not_run_hot():
     core = PeerCore("a", 1, ("b",), PeerSettings(lease_s=10.0, ping_s=2.0, round_every_s=1.0))
     core.begin(0.0)
     core._number = ROUND_NUMBER_MAX - 1  # it would take a liar 2**30 pings
-    core.handle(Received("b", PeerPing(1, 1, "", ROUND_NUMBER_MAX, True, ("a",))), 0.0)
+    core.handle(PeerReceived("b", PeerPing(1, 1, "", ROUND_NUMBER_MAX, True, ("a",))), 0.0)
     assert core.live == ("b",)
     ticks = 0
     while (now_s := core.next_deadline_s) < 9.0 and ticks < TICKS_MAX:
@@ -57,12 +59,12 @@ RIGHT, OTHER, ONNX = Frozen("torch", "a" * 32), Frozen("torch", "b" * 32), Froze
 def test_a_peer_with_other_frozen_arrays(frozen, theirs, event, live):
     """It is refused, or people are warned, once; one of which nothing is known, or with other names, is heard."""
     core = PeerCore("a", 1, ("b",), PeerSettings(frozen=frozen, frozen_arrays=RIGHT))
-    (ping,) = [effect.message for effect in core.begin(0.0) if isinstance(effect, Send)]
+    (ping,) = [effect.message for effect in core.begin(0.0) if isinstance(effect, SendToPeer)]
     assert ping.frozen == RIGHT
     effects = []
     for count in (1, 2):
-        effects += core.handle(Received("b", PeerPing(1, count, "", 0, True, ("a",), frozen=theirs)), 0.0)
-    told = [each for each in effects if isinstance(each, Report) and each.event in ("refused", "warning")]
+        effects += core.handle(PeerReceived("b", PeerPing(1, count, "", 0, True, ("a",), frozen=theirs)), 0.0)
+    told = [each for each in effects if isinstance(each, PeerReport) and each.event in ("refused", "warning")]
     assert [each.event for each in told] == ([] if event is None else [event])
     assert all("frozen arrays, which do not travel, differ" in each.detail for each in told)
     assert core.live == live

@@ -9,15 +9,22 @@ import numpy as np
 import pytest
 from safetensors.numpy import load, save
 
-from edgeasync.core.arrays.hub_model import POOLED_BYTES_MIN, Model, Update
+from edgeasync.core.arrays.hub_model import POOLED_BYTES_MIN, HubModel, WaitingUpdate
 from edgeasync.core.arrays.model_executor import ModelExecutor
 from edgeasync.core.arrays.published_model import Publisher
 from edgeasync.core.arrays.state_codec import FORMAT, decode_state, encode_state
 from edgeasync.core.hub import divergence
 from edgeasync.core.hub.divergence import DivergenceGuard, DivergenceState
-from edgeasync.core.hub.effects import Assign, Discard, Fold, Keep, Publish, Restore, Send
+from edgeasync.core.hub.effects import Assign, Discard, Fold, Keep, Publish, Restore, SendToDevice
 from edgeasync.core.hub.evaluation_tracker import EvaluationState, EvaluationTracker
-from edgeasync.core.hub.events import Evaluated, Malformed, PushArrived, Received, StopRequested, Ticked
+from edgeasync.core.hub.events import (
+    Evaluated,
+    HubReceived,
+    HubReceivedMalformed,
+    HubStopRequested,
+    PushArrived,
+    Ticked,
+)
 from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.hub.link import LinkEstimate
 from edgeasync.core.hub.policy_engine import PolicyEngine, PolicyEngineState
@@ -43,8 +50,8 @@ from edgeasync.protocol.codecs import STAGES, VectorSource, make_codec
 from edgeasync.protocol.messages import (
     DeviceProfile,
     Fetch,
+    Goodbye,
     Hello,
-    Leave,
     ModelVersion,
     Order,
     Ping,
@@ -129,7 +136,7 @@ class Hub:
             now_s=now_s,
         )
         initial = np.random.default_rng(0).standard_normal(spec.length).astype(F)
-        self.model = Model(spec, initial, 0, policy)
+        self.model = HubModel(spec, initial, 0, policy)
         self.publisher = Publisher(spec, self.model, codec)
         self.executor = ModelExecutor(self.model, self.publisher)
         self.sessions = 0
@@ -154,7 +161,7 @@ class Hub:
         codec = make_codec(push.codec, self.spec)
         source = codec.open(payload)
         norm = self.model.norm(source) if norm is None else norm
-        handle = self.model.keep(Update(source, push.codec, payload))
+        handle = self.model.keep(WaitingUpdate(source, push.codec, payload))
         return self.give(PushArrived(peer, push, handle, norm, capacity), now_s)
 
     def tick(self, now_s, *, capacity):
@@ -206,7 +213,7 @@ class Drive:
             assert plain(other) == plain(first)
         for effect in first:
             self.seen.add(type(effect).__name__)
-            if isinstance(effect, Send) and isinstance(effect.message, Welcome):
+            if isinstance(effect, SendToDevice) and isinstance(effect.message, Welcome):
                 (device,) = [name for name, peer in self.peers.items() if peer == effect.peer]
                 self.sessions[device] = effect.message.session
         return first
@@ -226,7 +233,7 @@ class Drive:
         profile = DeviceProfile(examples=random.choice((0, 200, 500)))
         codecs = random.choice((STAGES, STAGES, ("identity",)))
         hello = Hello(device, state, self.starts[device], profile=profile, codecs=codecs)
-        self.give(Received(self.peers[device], hello))
+        self.give(HubReceived(self.peers[device], hello))
 
     def push(self, device):
         random, member = self.random, self.hub.core.members.members[device]
@@ -263,17 +270,17 @@ class Drive:
         elif chance < 0.7:
             self.push(device)
         elif chance < 0.75:
-            self.give(Received(peer, Ping(session, 1.0, random.randint(0, 3), random.random())))
+            self.give(HubReceived(peer, Ping(session, 1.0, random.randint(0, 3), random.random())))
         elif chance < 0.85:
             number = self.hub.core.publish_schedule.state.number - 1
             held = random.choice((None, ModelVersion(LINEAGE, max(0, number))))
-            self.give(Received(peer, Fetch(session, held), random.random() < 0.9))
+            self.give(HubReceived(peer, Fetch(session, held), random.random() < 0.9))
         elif chance < 0.87:
-            self.give(Received(peer, Leave("stopping", session)))
+            self.give(HubReceived(peer, Goodbye("stopping", session)))
         elif chance < 0.88:
-            self.give(Malformed(peer, "nonsense"))
+            self.give(HubReceivedMalformed(peer, "nonsense"))
         elif chance < 0.89:
-            self.give(Received(b"operator", Order(device, random.choice(("quarantine", "release", "release")))))
+            self.give(HubReceived(b"operator", Order(device, random.choice(("quarantine", "release", "release")))))
         elif chance < 0.9:
             self.now_s += 16.0
         elif chance < 0.93:
@@ -316,7 +323,7 @@ def plain(effects):
     def blur(effect):
         if isinstance(effect, Assign):
             return msgspec.structs.replace(effect, push_codec=effect.push_codec and "any", coarse=False)
-        if isinstance(effect, Send) and isinstance(effect.message, Welcome):
+        if isinstance(effect, SendToDevice) and isinstance(effect.message, Welcome):
             return msgspec.structs.replace(effect.message, push_codec="any")
         return effect
 
@@ -370,7 +377,7 @@ def test_a_hub_that_is_put_back_decides_and_computes_the_same(name, seed):
         drive.check()
         drive.restart()
         drive.check()
-    drive.give(StopRequested())
+    drive.give(HubStopRequested())
     drive.check()
     assert drive.hub.core.stopped
 
@@ -401,7 +408,7 @@ def test_large_vectors_and_payloads_are_counted_as_before():
             | {"aggregate", "frequency", "pacing", "overlap_steps_max", "leaves_out"}
             | {"waiting"},  # which follows from the contributions
         ),
-        (DivergenceGuard, DivergenceState, {"watches", "causes", "rolls_back", "calm_updates", "probation"}),
+        (DivergenceGuard, DivergenceState, {"detectors", "causes", "rolls_back", "calm_updates", "probation"}),
         (EvaluationTracker, EvaluationState, {"plateau", "stop", "held_out"}),
         (PublishSchedule, PublishState, {"settings"}),
         (Rest, RestState, set()),
@@ -425,7 +432,7 @@ def test_every_attribute_of_the_core_and_its_tables_is_durable_or_known_not_to_b
     drive = Drive("immediate", 0)
     drive.go(20)
     core = drive.hub.core
-    derived = {"spec", "settings", "graph", "codecs", "presence"}
+    derived = {"spec", "settings", "graph", "codecs", "admission"}
     derived |= {"_checkpoint_every_s", "_checkpoint_every_updates", "_renewal_s"}
     counted = {"messages_accepted", "messages_refused", "messages_ignored"}
     parts = set(durable.CoreState.__struct_fields__) - {"fingerprint", "hub"}
@@ -435,7 +442,7 @@ def test_every_attribute_of_the_core_and_its_tables_is_durable_or_known_not_to_b
     tables = {
         "members",
         "_in_order",
-        "histories",
+        "measurements",
         "_by_session",
         "_by_peer",
         "_by_key",
@@ -469,7 +476,7 @@ def test_what_is_measured_of_connections_begins_anew():
 
 def test_arrays_have_names_that_people_understand_and_each_vector_is_there_once():
     drive = Drive("immediate, goes back", 0)
-    kinds = {"layer.weights", "layer.bias", "mean", "optimizer", "kept", "history", "published", "chain"}
+    kinds = {"layer.weights", "layer.bias", "mean", "optimizer", "kept", "recent", "published", "chain"}
     while not kinds <= {name.partition("/")[0] for name in drive.write().tensors}:
         drive.step()
     state, hub = drive.write(), drive.hub
@@ -512,8 +519,10 @@ def test_updates_that_stood_in_line_are_not_written_down_and_those_that_wait_are
     durable.restore(state.tensors, other.core, other.model, other.publisher)
     assert [one.handle for one in other.core.policy_engine.state.contributions] == handles
     assert other.model.updates_waiting == len(handles)
-    next_handle = other.model.keep(Update(VectorSource(np.zeros(3, F)), "identity", b""))
-    assert next_handle == hub.model.keep(Update(VectorSource(np.zeros(3, F)), "identity", b"")) > max(handles)
+    next_handle = other.model.keep(WaitingUpdate(VectorSource(np.zeros(3, F)), "identity", b""))
+    assert (
+        next_handle == hub.model.keep(WaitingUpdate(VectorSource(np.zeros(3, F)), "identity", b"")) > max(handles)
+    )
 
 
 # -- damage --------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 
 from edgeasync.errors import ConfigError
 from edgeasync.ops.service.installation import (
-    Place,
+    InstallPlace,
     activate,
     check_program,
     find_others,
@@ -38,7 +38,7 @@ def place(request, tmp_path):
     home = Path("/home/pi") if request.param == "of a user" else None
     (root / "home/pi/.config/systemd/user").mkdir(parents=True)
     (root / "home/pi/.local/share").mkdir(parents=True)
-    return Place(root, home)
+    return InstallPlace(root, home)
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_an_install_without_settings_says_so_and_writes_nothing(place):
 @pytest.mark.parametrize("name", ["", "a/b", "a.b", "a b", "%i", "x" * 65, "-now", "küche"])
 def test_a_name_that_is_none(name, tmp_path):
     with pytest.raises(ConfigError, match="--name"):
-        find_unit("agent", Place(tmp_path), name)
+        find_unit("agent", InstallPlace(tmp_path), name)
 
 
 @pytest.mark.parametrize("folder", ["units", "packaged"])
@@ -163,7 +163,7 @@ def test_the_unit_names_the_link_if_there_is_one(environments):
 
 def test_a_service_that_runs_as_installed_is_not_started_again(tmp_path):
     manager = Manager(lambda: Path("env-1"), {})
-    place = Place(tmp_path, Path("/home/pi"))
+    place = InstallPlace(tmp_path, Path("/home/pi"))
     activate(AGENT, place, manager, [], start=True)
     assert (manager.starts, manager.asked) == ([], [])
     activate(AGENT, place, manager, [Path("unit")], start=True)
