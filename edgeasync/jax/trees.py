@@ -132,8 +132,11 @@ def gpu_of(tree: Any) -> Any:
 
 
 PIECE = 2**20
-"""Values that travel between host and GPU at once, 4 MB: what a loop copies itself, such as a loss, may wait behind
-that. It never waits behind a whole model."""
+"""Values that travel between host and GPU at once, 4 MB.
+
+What a loop copies itself, such as a loss, may wait behind them, because JAX has few streams. It does not wait behind
+the model.
+"""
 
 PIECES_MAX = 32
 """More would take long to compile."""
@@ -174,7 +177,7 @@ def _split(pieces: Sequence[Any], shapes: tuple[tuple[int, ...], ...]) -> list[A
     ]
 
 
-@jax.jit
+@partial(jax.jit)
 def _added(tree: Any, pieces: Sequence[Any]) -> Any:
     """Return the sums of a tree's leaves and the values of pieces."""
     leaves, structure = jax.tree_util.tree_flatten(tree)
