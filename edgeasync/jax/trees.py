@@ -96,6 +96,8 @@ class Layout(NamedTuple):
     shapes: dict[str, tuple[int, ...]]
     gpu: Any
     """The one GPU that all arrays are on, or None."""
+    is_committed: bool
+    """Whether some are committed to their device: the loop would compile its step again for arrays that differ."""
 
     def stage(self, arrays: Mapping[str, Any]) -> list[Any]:
         """Copy the arrays' values to the device, and wait until they are there."""
@@ -103,7 +105,8 @@ class Layout(NamedTuple):
             return [jax.numpy.array(arrays[name]) for name in self.shapes]
         sources = [arrays[name] for name in self.shapes]
         pieces = (np.concatenate(list(_parts(sources, start, end))) for start, end in _cuts(sources))
-        return [jax.device_put(piece, self.gpu).block_until_ready() for piece in pieces]
+        device = self.gpu if self.is_committed else None
+        return [jax.device_put(piece, device).block_until_ready() for piece in pieces]
 
     def tree(self, staged: list[Any]) -> Any:
         """Return a tree of what was staged."""
@@ -119,7 +122,9 @@ class Layout(NamedTuple):
 
 def layout_of(tree: Any) -> Layout:
     """Return the layout of a tree."""
-    return Layout(jax.tree_util.tree_structure(tree), shapes_of(tree), gpu_of(tree))
+    leaves, structure = jax.tree_util.tree_flatten(tree)
+    is_committed = any(getattr(leaf, "committed", False) for leaf in leaves)
+    return Layout(structure, shapes_of(tree), gpu_of(tree), is_committed)
 
 
 def gpu_of(tree: Any) -> Any:
@@ -134,8 +139,8 @@ def gpu_of(tree: Any) -> Any:
 PIECE = 2**20
 """Values that travel between host and GPU at once, 4 MB.
 
-What a loop copies itself, such as a loss, may wait behind them, because JAX has few streams. It does not wait behind
-the model.
+What a loop copies itself, such as a loss, may wait behind them, because JAX has few streams. It does not wait for
+the whole model.
 """
 
 PIECES_MAX = 32

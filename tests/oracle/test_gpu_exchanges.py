@@ -228,7 +228,13 @@ def on_gpu(monkeypatch):
     for module in (trees, edgeasync.jax.models):
         monkeypatch.setattr(module, "gpu_of", lambda _: jax.devices()[0])
     monkeypatch.setattr(trees.jax, "device_put", lambda *given: transfers.append("in") or put(*given))
-    monkeypatch.setattr(trees, "_gathered", lambda *given: transfers.append("out") or gathered(*given))
+
+    def counted(*given):
+        transfers.append("out")
+        return gathered(*given)
+
+    counted.__wrapped__ = gathered
+    monkeypatch.setattr(trees, "_gathered", counted)
     return transfers
 
 
@@ -285,19 +291,24 @@ def test_a_tree_on_a_gpu_may_be_donated_once_its_read_has_begun(shape, on_gpu):
     np.testing.assert_array_equal(np.ravel(model.value["w"]), np.arange(6.0) + 3)
 
 
-def test_a_loop_of_jax_only_launches_what_an_exchange_needs(on_gpu, monkeypatch):
-    """It copies nothing between host and GPU, waits for nothing, and compiles nothing after two exchanges."""
+@pytest.mark.parametrize("device", [None, jax.devices()[0]])
+def test_a_loop_of_jax_only_launches_what_an_exchange_needs(device, on_gpu, monkeypatch):
+    """It copies nothing between host and GPU, and compiles nothing after the first exchange."""
     monkeypatch.setattr(trees, "PIECE", 4)
-    copied, put = [], trees.jax.device_put
+    copied, put, gathered = [], trees.jax.device_put, trees._gathered.__wrapped__
     counting = types.SimpleNamespace(**vars(np))
     counting.asarray = lambda array: copied.append("out") or np.asarray(array)
     monkeypatch.setattr(trees, "np", counting)
     monkeypatch.setattr(trees.jax, "device_put", lambda *given: copied.append("in") or put(*given))
-    model = held.params(tree())
+    model = held.params(jax.device_put(tree(), device))
+    on_gpu.clear()
+    copied.clear()
     spec = edgeasync.ParameterSpec(tuple(model.parameters))
     vector = np.zeros(spec.length, np.float32)
-    sizes = []
+    step = jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf + 1, tree))
+    compiled = []
     for _ in range(3):
+        model.value = step(model.value)
         fill = model.begin_read(spec.views(vector))
         assert copied == []
         fill()
@@ -306,8 +317,12 @@ def test_a_loop_of_jax_only_launches_what_an_exchange_needs(on_gpu, monkeypatch)
         copied.clear()
         model.add(spec.views(vector))
         assert copied == []
-        sizes.append(trees._added._cache_size())
-    assert sizes[1] == sizes[2]
+        model.value = step(model.value)
+        compiled.append([each._cache_size() for each in (gathered, trees._added, step)])
+    assert compiled[0] == compiled[-1]
+    model.write(spec.views(vector))
+    model.value = step(model.value)
+    assert step._cache_size() == compiled[-1][-1]
 
 
 def test_a_jax_trainer_on_a_gpu_copies_once_each_way_in_an_assignment(on_gpu, monkeypatch):
