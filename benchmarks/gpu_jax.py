@@ -34,7 +34,7 @@ SPENT = (
     *("ms in session.step", "ms the loop reads", "ms the loop adds"),
     *("ms the agent reads", "ms the agent stages"),
 )
-"""What is timed, per exchange. The first is the loop's, and has the next two in it."""
+"""Milliseconds of an exchange. The first is the loop's, and has the next two in it."""
 
 
 @contextmanager
@@ -48,7 +48,10 @@ def timed(spent_s: dict[str, float], name: str) -> Iterator[None]:
 
 
 class Loop:
-    """A training loop of JAX: a compiled step on a batch, and products of matrices that draw it out."""
+    """A training loop of JAX: a compiled step on a batch, and products of matrices that draw it out.
+
+    Their number is compiled in: a GPU asks the host after each pass through a loop of unknown length.
+    """
 
     def __init__(self, case: Case, device: Any) -> None:
         import jax
@@ -110,10 +113,12 @@ class Loop:
             value, gradients = jax.value_and_grad(loss)(params, x, y)
             return jax.tree.map(lambda own, slope: own - LEARNING_RATE * slope, params, gradients), value
 
-        def work(left: Any, count: Any) -> Any:
-            return jax.lax.fori_loop(0, count, lambda _, product: product @ left, left)[0, 0]
+        def work(value: Any, left: Any, count: int) -> Any:
+            """Return the value, once the products are computed."""
+            product = jax.lax.fori_loop(0, count, lambda _, product: product @ left, left)
+            return value + 1e-30 * product[0, 0]
 
-        self._step, self._work, self._scores = jax.jit(step), jax.jit(work), jax.jit(scores)
+        self._step, self._work, self._scores = jax.jit(step), jax.jit(work, static_argnums=2), jax.jit(scores)
 
     def take(self, steps: int, session: Any = None) -> float:
         """Take steps; return the seconds."""
@@ -122,8 +127,7 @@ class Loop:
         for _ in range(steps):
             start = int(self._order.integers(len(self._x) - BATCH))
             self.held.value, value = self._step(self.held.value, start)
-            drawn_out = self._work(self._left, self.products)
-            float(value + 0 * drawn_out)
+            float(self._work(value, self._left, self.products))
             if session is not None:
                 with timed(self.spent_s, "ms in session.step"):
                     session.step()

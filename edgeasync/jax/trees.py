@@ -62,7 +62,7 @@ def read_tree(tree: Any, arrays: Arrays) -> None:
 def begin_read_tree(tree: Any, arrays: Arrays) -> Callable[[], None]:
     """Copy the tree's values as they are now; return what fills the arrays, in any thread.
 
-    Arrays on one GPU are only gathered there. What is returned waits for that, and moves them to the host.
+    Arrays on one GPU are only gathered there. The returned function waits for that, and moves them to the host.
     """
     named = _named(tree)
     if gpu_of(tree) is None:
