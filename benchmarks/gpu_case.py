@@ -50,16 +50,16 @@ def cases() -> dict[str, Callable[[Case], Figures]]:
         return gpu_fleet.fleet(case)
 
     return {
-        "float32": joined("float32"),
+        "jax": jax,
         "bfloat16": joined("bfloat16"),
         "float16": joined("float16"),
-        "jax": jax,
+        "float32": joined("float32"),
+        "compile": joined("compile"),
         "agent": agent,
         "fleet": fleet,
         "tutorial": tutorial,
         "waiting": waiting,
         "profiled": profiled,
-        "compile": joined("compile"),
     }
 
 

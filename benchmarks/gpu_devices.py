@@ -153,13 +153,29 @@ def hub_process(make: Callable[[int], Any], width: int, overlap_steps: int) -> I
             child.kill()
 
 
+class Traffic:
+    """Counts the copies between host and GPU, and those that are part of exchanges which have ended."""
+
+    def __init__(self) -> None:
+        self.copies = self.bytes = 0
+        self.ended = (0, 0)
+        """Copies and bytes up to the last model that a loop has taken. Later ones are of the next exchange."""
+
+    def count(self, nbytes: int) -> None:
+        """Count a copy."""
+        self.copies, self.bytes = self.copies + 1, self.bytes + nbytes
+
+    def end_exchange(self) -> None:
+        """Note that the loop has taken a model."""
+        self.ended = self.copies, self.bytes
+
+
 class CountingLink:
     """A link between host and GPU that counts the copies."""
 
-    def __init__(self, link: Any) -> None:
-        self._link = link
+    def __init__(self, link: Any, traffic: Traffic) -> None:
+        self._link, self._traffic = link, traffic
         self._on_device: set[int] = set()
-        self.to_host = self.to_device = self.bytes = self.device_bytes = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._link, name)
@@ -168,16 +184,13 @@ class CountingLink:
         """Return a buffer on the GPU."""
         buffer = self._link.device_buffer(length)
         self._on_device.add(buffer.data_ptr())
-        self.device_bytes += 4 * length
         return buffer
 
     def copy(self, target: Any, source: Any, after: Any) -> Any:
-        """Copy, and count it."""
-        if source.data_ptr() in self._on_device:
-            self.to_host += 1
-        else:
-            self.to_device += 1
-        self.bytes += 4 * len(source)
+        """Copy, and count it; the loop's thread copies a model to the GPU once it takes it."""
+        self._traffic.count(4 * len(source))
+        if source.data_ptr() not in self._on_device:
+            self._traffic.end_exchange()
         return self._link.copy(target, source, after)
 
 
@@ -209,22 +222,58 @@ class HostLink:
 
 
 @contextmanager
-def counted_links(case: Case) -> Iterator[list[CountingLink]]:
+def counted_links(case: Case) -> Iterator[Traffic]:
     """Count what edgeasync copies between host and GPU: each module has a link of its own."""
     from edgeasync.sdk import torch_copies  # noqa: PLC0415
 
-    links: list[CountingLink] = []
+    traffic = Traffic()
     link_to = torch_copies.link_to
 
     def counted(device: Any) -> CountingLink:
-        links.append(CountingLink(link_to(device) if case.on_gpu else HostLink()))
-        return links[-1]
+        return CountingLink(link_to(device) if case.on_gpu else HostLink(), traffic)
 
     torch_copies.link_to = counted
     try:
-        yield links
+        yield traffic
     finally:
         torch_copies.link_to = link_to
+
+
+FIT_STEPS = 16
+FIT_ROUNDS = 5
+FIT_WITHIN = 0.02
+"""How far a step may be from the time that it is to take, as a share of that, to need no other round."""
+
+
+def fit(take: Callable[[int], float], draw_out: Callable[[int], None], step_s: float) -> int:
+    """Let a loop's steps take this time; return how many steps that took.
+
+    `take` takes some and returns their seconds, `draw_out` sets how many products of matrices a step computes.
+    """
+    taken = 0
+
+    def measured(products: int) -> float:
+        """Return a step's seconds; the first steps of a kind are slow, so until two figures agree."""
+        nonlocal taken
+        draw_out(products)
+        before_s, now_s = 0.0, float("inf")
+        for _ in range(FIT_ROUNDS):
+            before_s, now_s = now_s, take(FIT_STEPS) / FIT_STEPS
+            taken += FIT_STEPS
+            if abs(now_s - before_s) <= FIT_WITHIN * now_s:
+                break
+        return now_s
+
+    products = 16
+    for _ in range(FIT_ROUNDS):
+        own_s, drawn_out_s = measured(0), measured(products)
+        product_s = max((drawn_out_s - own_s) / products, drawn_out_s / products / 8)  # the device may be slow yet
+        fitting = max(0, round((step_s - own_s) / product_s))
+        draw_out(fitting)
+        if own_s >= step_s or abs(measured(fitting) - step_s) <= FIT_WITHIN * step_s:
+            break
+        products = max(fitting, 1)
+    return taken
 
 
 WARM_UP = 3
@@ -245,6 +294,7 @@ def summed_up(turns: list[tuple[float, float, int, int]]) -> Figures:
     return {
         "steps/s alone": round(steps / alone_s, 2),
         "steps/s joined": round(steps / joined_s, 2),
+        "ms a step alone": round(1000 * alone_s / steps, 3),
         "joined over alone": round(alone_s / joined_s, 4),
         "held up %": round(100 * float(np.median(held)), 2),
         "ms held up an exchange": round(1000 * (joined_s - alone_s) / max(1, exchanges), 2),
@@ -252,13 +302,14 @@ def summed_up(turns: list[tuple[float, float, int, int]]) -> Figures:
     }
 
 
-def copied(links: list[CountingLink], exchanges: int) -> Figures:
-    """Return the copies of a session, or of assignments; the last one may have no new model."""
-    copies = sum(link.to_host + link.to_device for link in links)
-    nbytes = sum(link.bytes for link in links)
+def copied(before: tuple[int, int], after: tuple[int, int], exchanges: int) -> Figures:
+    """Return the copies of exchanges, or of assignments, from the counts before and after them."""
+    if exchanges < 1:
+        raise RuntimeError("no exchange took place in the time that was measured")
+    copies, nbytes = (later - sooner for sooner, later in zip(before, after, strict=True))
     return {
-        "copies an exchange": round(copies / max(1, exchanges), 3),
-        "MB copied an exchange": round(nbytes / max(1, exchanges) / 1e6, 3),
+        "copies an exchange": round(copies / exchanges, 3),
+        "MB copied an exchange": round(nbytes / exchanges / 1e6, 3),
         "exchanges": float(exchanges),
     }
 

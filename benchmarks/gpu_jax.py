@@ -1,7 +1,10 @@
 """A case of the GPU benchmark: a tree of JAX that joins."""
 
 import os
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -11,8 +14,11 @@ from benchmarks.gpu_devices import (
     START_S,
     Case,
     Figures,
+    Traffic,
     accuracies,
+    copied,
     digits,
+    fit,
     hub_process,
     summed_up,
     tree,
@@ -24,8 +30,28 @@ LEARNING_RATE = 0.05
 SETTLE_S = 0.5
 
 
+SPENT = (
+    *("ms in session.step", "ms the loop reads", "ms the loop adds"),
+    *("ms the agent reads", "ms the agent stages"),
+)
+"""Milliseconds of an exchange. The first is the loop's, and has the next two in it."""
+
+
+@contextmanager
+def timed(spent_s: dict[str, float], name: str) -> Iterator[None]:
+    """Add the seconds that it takes."""
+    begun_s = time.perf_counter()
+    try:
+        yield
+    finally:
+        spent_s[name] += time.perf_counter() - begun_s
+
+
 class Loop:
-    """A training loop of JAX: a compiled step on a batch, and products of matrices that draw it out."""
+    """A training loop of JAX: a compiled step on a batch, and products of matrices that draw it out.
+
+    Their number is compiled in: a GPU asks the host after each pass through a loop of unknown length.
+    """
 
     def __init__(self, case: Case, device: Any) -> None:
         import jax
@@ -33,24 +59,38 @@ class Loop:
 
         from edgeasync.jax.params import Params  # noqa: PLC0415
 
-        class Counted(Params):
-            """Counts what a session copies: each method is one copy on a GPU."""
+        traffic, spent_s = self.traffic, self.spent_s = Traffic(), dict.fromkeys(SPENT, 0.0)
 
-            copies = 0
+        class Counted(Params):
+            """Counts what a session copies, and times its calls: the loop's, and the agent's."""
 
             def begin_read(self, arrays: Any) -> Any:
-                self.copies += 1
-                return super().begin_read(arrays)
+                traffic.count(4 * sum(array.size for array in arrays.values()))
+                with timed(spent_s, "ms the loop reads"):
+                    fill = super().begin_read(arrays)
+
+                def end() -> None:
+                    with timed(spent_s, "ms the agent reads"):
+                        fill()
+
+                return end
 
             def write(self, arrays: Any) -> None:
-                self.copies += 1
+                traffic.count(4 * sum(array.size for array in arrays.values()))
                 super().write(arrays)
+                traffic.end_exchange()
 
             def stage(self, arrays: Any) -> None:
-                self.copies += 1
-                super().stage(arrays)
+                traffic.count(4 * sum(array.size for array in arrays.values()))
+                with timed(spent_s, "ms the agent stages"):
+                    super().stage(arrays)
 
-        self._jax, self._case, self._products = jax, case, 0
+            def add(self, arrays: Any) -> None:
+                with timed(spent_s, "ms the loop adds"):
+                    super().add(arrays)
+                traffic.end_exchange()
+
+        self._jax, self._case, self.products = jax, case, 0
         params = {name: jax.device_put(array, device) for name, array in tree(case.effort.width).items()}
         self.held = Counted(params, None, None)
         (x, y), _ = digits()
@@ -73,10 +113,12 @@ class Loop:
             value, gradients = jax.value_and_grad(loss)(params, x, y)
             return jax.tree.map(lambda own, slope: own - LEARNING_RATE * slope, params, gradients), value
 
-        def work(left: Any, count: Any) -> Any:
-            return jax.lax.fori_loop(0, count, lambda _, product: product @ left, left)[0, 0]
+        def work(value: Any, left: Any, count: int) -> Any:
+            """Return the value, once the products are computed."""
+            product = jax.lax.fori_loop(0, count, lambda _, product: product @ left, left)
+            return value + 1e-30 * product[0, 0]
 
-        self._step, self._work, self._scores = jax.jit(step), jax.jit(work), jax.jit(scores)
+        self._step, self._work, self._scores = jax.jit(step), jax.jit(work, static_argnums=2), jax.jit(scores)
 
     def take(self, steps: int, session: Any = None) -> float:
         """Take steps; return the seconds."""
@@ -85,25 +127,16 @@ class Loop:
         for _ in range(steps):
             start = int(self._order.integers(len(self._x) - BATCH))
             self.held.value, value = self._step(self.held.value, start)
-            drawn_out = self._work(self._left, self._products)
-            float(value + 0 * drawn_out)
+            float(self._work(value, self._left, self.products))
             if session is not None:
-                session.step()
+                with timed(self.spent_s, "ms in session.step"):
+                    session.step()
         self._jax.block_until_ready(self.held.value)
         return time.perf_counter() - begun_s
 
-    def fit(self) -> int:
-        """Let a step take the time that it is to take; return the number of products for that."""
-        self.take(3)
-        own_s = self.take(8) / 8
-        self._products = 16
-        self.take(1)
-        product_s = max(1e-6, (self.take(8) / 8 - own_s) / 16)
-        return max(0, round((self._case.effort.step_s - own_s) / product_s))
-
     def draw_out(self, products: int) -> None:
         """Let a step compute this number of products."""
-        self._products = products
+        self.products = products
 
     def accuracy(self) -> float:
         """Return the accuracy on digits that it was not trained on."""
@@ -123,35 +156,61 @@ def joined(case: Case) -> Figures:
 
         device = jax.devices("gpu" if case.on_gpu else "cpu")[0]
         alone, other = Loop(case, device), Loop(case, device)
-        products = alone.fit()
-        other.take(3 + 8 + 1 + 8)
-        for loop in (alone, other):
-            loop.draw_out(products)
+        other.take(fit(alone.take, alone.draw_out, effort.step_s))
+        other.draw_out(alone.products)
         before = _used(device)
         turns = []
         with join(address(), other.held, name="loop", own_start=True, timeout_s=START_S) as session:
             for _ in warm_up(session):
                 alone.take(16)
                 other.take(16, session)
+            begun, before_copies = session.exchanges, other.traffic.ended
+            other.spent_s.update(dict.fromkeys(SPENT, 0.0))
             for _ in range(effort.rounds):
                 time.sleep(SETTLE_S * case.on_gpu)
                 alone_s, had = alone.take(effort.steps), session.exchanges
                 joined_s = other.take(effort.steps, session)
                 turns.append((alone_s, joined_s, effort.steps, session.exchanges - had))
-            extra = _used(device) - before
-        if session.exchanges < 2:
-            raise RuntimeError(f"only {session.exchanges} exchanges")
+            extra, spent_s = _used(device) - before, dict(other.spent_s)
+            exchanges = session.exchanges - begun
+            figures = copied(before_copies, other.traffic.ended, exchanges) | summed_up(turns)
         if case.on_gpu and trees.gpu_of(other.held.value) is None:
             raise RuntimeError("the tree has left the GPU")
-        nbytes = 4 * sum(array.size for array in tree(effort.width).values())
         return {
-            **summed_up(turns),
-            "copies an exchange": round(other.held.copies / (session.exchanges + 1), 3),
-            "MB copied an exchange": round(other.held.copies * nbytes / (session.exchanges + 1) / 1e6, 3),
-            "exchanges": float(session.exchanges),
+            **figures,
             "MB on the GPU beside the module's": round(extra / 1e6, 3),
+            **{name: round(1000 * taken_s / exchanges, 2) for name, taken_s in spent_s.items()},
+            **held_up_by(alone, other.held),
             **accuracies(alone.accuracy(), other.accuracy()),
         }
+
+
+PROBES = 3
+
+
+def held_up_by(loop: Loop, held: Any) -> Figures:
+    """Return how long a loop, and any thread of Python, waits while the agent reads or stages."""
+    arrays = {parameter.name: np.zeros(parameter.shape, np.float32) for parameter in held.parameters}
+    waited_s: dict[str, list[float]] = {}
+
+    def probe(name: str, wait: Callable[[], object], call: Callable[[], object]) -> None:
+        thread = threading.Thread(target=call)
+        thread.start()
+        longest_s = 0.0
+        while True:
+            begun_s = time.perf_counter()
+            wait()
+            longest_s = max(longest_s, time.perf_counter() - begun_s)
+            if not thread.is_alive():
+                break
+        thread.join()
+        waited_s.setdefault(name, []).append(longest_s)
+
+    for _ in range(PROBES):
+        for what, wait in (("slowest step", lambda: loop.take(1)), ("longest pause", lambda: time.sleep(0.0005))):
+            probe(f"ms of the {what} while it reads", wait, held.begin_read(arrays))
+            probe(f"ms of the {what} while it stages", wait, lambda: held.stage(arrays))
+    return {name: round(1000 * float(np.median(each)), 2) for name, each in waited_s.items()}
 
 
 def _used(device: Any) -> int:

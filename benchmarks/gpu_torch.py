@@ -3,7 +3,6 @@
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -15,12 +14,12 @@ from benchmarks.gpu_devices import (
     OVERLAP_STEPS,
     START_S,
     Case,
-    CountingLink,
     Figures,
     accuracies,
     copied,
     counted_links,
     digits,
+    fit,
     hub_process,
     network,
     open_hub,
@@ -88,7 +87,7 @@ class Loop:
 
 
 class Work:
-    """Work on the device that draws a step out, by products of matrices; `fit` chooses how many."""
+    """Work on the device that draws a step out, by products of matrices."""
 
     def __init__(self, case: Case) -> None:
         size = 2048 if case.on_gpu else 64
@@ -101,13 +100,9 @@ class Work:
         for _ in range(self._count):
             torch.mm(self._left, self._left, out=self._out)
 
-    def fit(self, take: Callable[[int], float], step_s: float) -> None:
-        """Let a loop's steps take this time; `take` takes some and returns their seconds."""
-        take(3)
-        own_s = take(8) / 8
-        self._count = 16
-        products_s = max(1e-6, (take(8) / 8 - own_s) / 16)
-        self._count = max(0, round((step_s - own_s) / products_s))
+    def draw_out(self, count: int) -> None:
+        """Let a step compute this number of products."""
+        self._count = count
 
 
 def prepare(case: Case) -> None:
@@ -140,29 +135,26 @@ def joined(case: Case, kind: str, overlap_steps: int = OVERLAP_STEPS) -> Figures
     """Measure a loop alone and joined, in turns; both take the same steps on the same data."""
     prepare(case)
     effort = case.effort
-    with counted_links(case) as links, hub_process(torch_model, effort.width, overlap_steps) as address:
+    with counted_links(case) as traffic, hub_process(torch_model, effort.width, overlap_steps) as address:
         work = Work(case)
         alone, other = Loop(case, kind, work), Loop(case, kind, work)
-        work.fit(alone.take, effort.step_s)
-        other.take(3 + 8 + 8)
+        other.take(fit(alone.take, work.draw_out, effort.step_s))
         before = allocated(case)
         turns = []
-        figures: Figures = {}
         session = join(address(), other.module, other.optimizer, name="loop", own_start=True, timeout_s=START_S)
         with session:
             for _ in warm_up(session):
                 for loop in (alone, other):
                     loop.take(16)
+            begun, before_copies = session.exchanges, traffic.ended
             for _ in range(effort.rounds):
                 time.sleep(SETTLE_S * case.on_gpu)
                 alone_s, had = alone.take(effort.steps), session.exchanges
                 joined_s = other.take(effort.steps)
                 turns.append((alone_s, joined_s, effort.steps, session.exchanges - had))
             extra = allocated(case) - before
+            figures = copied(before_copies, traffic.ended, session.exchanges - begun) | summed_up(turns)
             figures["MB on the GPU beside the module's"] = round(extra / 1e6, 3)
-        if session.exchanges < 2:
-            raise RuntimeError(f"only {session.exchanges} exchanges")
-        figures |= copied(links, session.exchanges + 1) | summed_up(turns)
         return figures | accuracies(alone.accuracy(), other.accuracy())
 
 
@@ -239,10 +231,10 @@ def _trained(case: Case) -> Figures:
     """Measure the trainer that an agent has: its steps, and what it copies in an assignment of 16 steps."""
     effort, ((x, y), _) = case.effort, digits()
     width, assignments = effort.width, max(2, effort.steps // 16)
-    with counted_links(case) as links:
+    with counted_links(case) as traffic:
         work = Work(case)
         plain = Plain(case, width, work, x, y)
-        work.fit(plain.take, effort.step_s)
+        fit(plain.take, work.draw_out, effort.step_s)
 
         def loss(found: Any, targets: Any) -> Any:
             work.do()
@@ -268,10 +260,9 @@ def _trained(case: Case) -> Figures:
             if number:  # the first one allocates
                 turns.append((alone_s, joined_s, 16, 1))
         extra = allocated(case) - before - own
-        counted: list[CountingLink] = links
         return {
             **summed_up(turns),
-            **copied(counted, assignments),
+            **copied((0, 0), (traffic.copies, traffic.bytes), assignments),
             "MB on the GPU beside the module's": round(extra / 1e6, 3),
         }
 

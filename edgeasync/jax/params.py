@@ -76,12 +76,12 @@ class Params:
 
     def stage(self, arrays: Arrays) -> None:
         """Move these arrays to the device, for the next `add`; called in another thread than the loop's."""
-        self._staged = self._layout.tree(arrays)
+        self._staged = self._layout.stage(arrays)
 
     def add(self, arrays: Arrays) -> None:  # noqa: ARG002 - `stage` has them
         """Add the arrays of the last `stage` to the tree's values."""
         self.note_step()
-        self.value = jax.tree.map(jax.numpy.add, self.value, self._staged)
+        self.value = self._layout.sum(self.value, self._staged)
         self._staged = None
 
     def reset_optimizer(self) -> None:

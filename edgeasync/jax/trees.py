@@ -1,14 +1,13 @@
 """Trees of JAX as named arrays, and back."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import numpy.typing as npt
 
 from edgeasync.errors import ConfigError
 from edgeasync.parameters import Parameter
@@ -63,24 +62,31 @@ def read_tree(tree: Any, arrays: Arrays) -> None:
 def begin_read_tree(tree: Any, arrays: Arrays) -> Callable[[], None]:
     """Copy the tree's values as they are now; return what fills the arrays, in any thread.
 
-    Arrays on one GPU are gathered there, and move to the host in one copy.
+    Arrays on one GPU are only gathered there. The returned function waits for that, and moves them to the host.
     """
     named = _named(tree)
-    if gpu_of(tree) is not None:
-        flat = _gathered([leaf for _, leaf in named])
-        flat.copy_to_host_async()
-        return lambda: _scatter(np.asarray(flat), [arrays[name] for name, _ in named])
-    for name, leaf in named:
-        arrays[name][...] = np.asarray(leaf)
-    return lambda: None
+    if gpu_of(tree) is None:
+        for name, leaf in named:
+            arrays[name][...] = np.asarray(leaf)
+        return lambda: None
+    targets = [arrays[name] for name, _ in named]
+    cuts = _cuts(targets)
+    pieces = _gathered([leaf for _, leaf in named], cuts)
+
+    def fill() -> None:
+        for (start, end), piece in zip(cuts, pieces, strict=True):
+            values, done = np.asarray(piece), 0
+            for part in _parts(targets, start, end):
+                np.copyto(part, values[done : done + part.size])
+                done += part.size
+
+    return fill
 
 
 def tree_like(tree: Any, arrays: Mapping[str, Any]) -> Any:
-    """Return a tree like this one with copies of the arrays' values: JAX may keep what it is given.
-
-    They move to a GPU in one copy.
-    """
-    return layout_of(tree).tree(arrays)
+    """Return a tree like this one with copies of the arrays' values: JAX may keep what it is given."""
+    layout = layout_of(tree)
+    return layout.tree(layout.stage(arrays))
 
 
 class Layout(NamedTuple):
@@ -90,20 +96,35 @@ class Layout(NamedTuple):
     shapes: dict[str, tuple[int, ...]]
     gpu: Any
     """The one GPU that all arrays are on, or None."""
+    is_committed: bool
+    """Whether some are committed to their device: the loop would compile its step again for arrays that differ."""
 
-    def tree(self, arrays: Mapping[str, Any]) -> Any:
-        """Return a tree of copies of the arrays' values."""
+    def stage(self, arrays: Mapping[str, Any]) -> list[Any]:
+        """Copy the arrays' values to the device, and wait until they are there."""
         if self.gpu is None:
-            leaves = [jax.numpy.array(arrays[name]) for name in self.shapes]
-        else:
-            host = np.concatenate([np.ravel(arrays[name]) for name in self.shapes])
-            leaves = _split(jax.device_put(host, self.gpu), tuple(self.shapes.values()))
+            return [jax.numpy.array(arrays[name]) for name in self.shapes]
+        sources = [arrays[name] for name in self.shapes]
+        pieces = (np.concatenate(list(_parts(sources, start, end))) for start, end in _cuts(sources))
+        device = self.gpu if self.is_committed else None
+        return [jax.device_put(piece, device).block_until_ready() for piece in pieces]
+
+    def tree(self, staged: list[Any]) -> Any:
+        """Return a tree of what was staged."""
+        leaves = staged if self.gpu is None else _split(staged, tuple(self.shapes.values()))
         return jax.tree_util.tree_unflatten(self.structure, leaves)
+
+    def sum(self, tree: Any, staged: list[Any]) -> Any:
+        """Return a tree of the sums with what was staged; a tree on a GPU in one launch."""
+        if self.gpu is None:
+            return jax.tree.map(jax.numpy.add, tree, self.tree(staged))
+        return _added(tree, staged)
 
 
 def layout_of(tree: Any) -> Layout:
     """Return the layout of a tree."""
-    return Layout(jax.tree_util.tree_structure(tree), shapes_of(tree), gpu_of(tree))
+    leaves, structure = jax.tree_util.tree_flatten(tree)
+    is_committed = any(getattr(leaf, "committed", False) for leaf in leaves)
+    return Layout(structure, shapes_of(tree), gpu_of(tree), is_committed)
 
 
 def gpu_of(tree: Any) -> Any:
@@ -115,19 +136,55 @@ def gpu_of(tree: Any) -> Any:
     return next((device for device in devices if len(devices) == 1 and device.platform != "cpu"), None)
 
 
-@partial(jax.jit)
-def _gathered(leaves: Sequence[Any]) -> Any:
-    return jax.numpy.concatenate([leaf.ravel() for leaf in leaves])
+PIECE = 2**20
+"""Values that travel between host and GPU at once, 4 MB.
+
+What a loop copies itself, such as a loss, may wait behind them, because JAX has few streams. It does not wait for
+the whole model.
+"""
+
+PIECES_MAX = 32
+"""More would take long to compile."""
+
+
+def _cuts(arrays: Sequence[Any]) -> tuple[tuple[int, int], ...]:
+    """Return where the pieces begin and end in the values of all arrays."""
+    length = sum(array.size for array in arrays)
+    size = max(PIECE, -(-length // PIECES_MAX))
+    return tuple((start, min(start + size, length)) for start in range(0, length, size))
+
+
+def _parts(arrays: Iterable[Any], start: int, end: int) -> Iterator[Any]:
+    """Yield the flat parts of contiguous arrays that are the values from `start` to `end` of all of them."""
+    before = 0
+    for array in arrays:
+        first, last = max(start - before, 0), min(end - before, array.size)
+        if first < last:
+            yield array.reshape(-1)[first:last]
+        before += array.size
 
 
 @partial(jax.jit, static_argnums=1)
-def _split(flat: Any, shapes: tuple[tuple[int, ...], ...]) -> list[Any]:
+def _gathered(leaves: Sequence[Any], cuts: tuple[tuple[int, int], ...]) -> list[Any]:
+    """Return copies of the leaves' values, in pieces; the loop may donate the leaves to its next step."""
+    return [jax.numpy.copy(jax.numpy.concatenate(list(_parts(leaves, start, end)))) for start, end in cuts]
+
+
+@partial(jax.jit, static_argnums=1)
+def _split(pieces: Sequence[Any], shapes: tuple[tuple[int, ...], ...]) -> list[Any]:
+    """Return the values of pieces in these shapes."""
     ends = accumulate((math.prod(shape) for shape in shapes), initial=0)
-    return [flat[start:end].reshape(shape) for (start, end), shape in zip(pairwise(ends), shapes, strict=True)]
+    return [
+        jax.numpy.concatenate(list(_parts(pieces, start, end))).reshape(shape)
+        if start < end
+        else jax.numpy.zeros(shape, np.float32)
+        for (start, end), shape in zip(pairwise(ends), shapes, strict=True)
+    ]
 
 
-def _scatter(flat: npt.NDArray[np.float32], arrays: Sequence[npt.NDArray[np.float32]]) -> None:
-    start = 0
-    for array in arrays:
-        np.copyto(array, flat[start : start + array.size].reshape(array.shape))
-        start += array.size
+@partial(jax.jit)
+def _added(tree: Any, pieces: Sequence[Any]) -> Any:
+    """Return the sums of a tree's leaves and the values of pieces."""
+    leaves, structure = jax.tree_util.tree_flatten(tree)
+    parts = _split(pieces, tuple(leaf.shape for leaf in leaves))
+    return jax.tree_util.tree_unflatten(structure, [leaf + part for leaf, part in zip(leaves, parts, strict=True)])

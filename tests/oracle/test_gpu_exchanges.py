@@ -1,6 +1,7 @@
 """Modules and trees on a GPU, for which a CPU stands: what is copied in an exchange, and that nothing is lost."""
 
 import threading
+import types
 
 import numpy as np
 import pytest
@@ -227,7 +228,13 @@ def on_gpu(monkeypatch):
     for module in (trees, edgeasync.jax.models):
         monkeypatch.setattr(module, "gpu_of", lambda _: jax.devices()[0])
     monkeypatch.setattr(trees.jax, "device_put", lambda *given: transfers.append("in") or put(*given))
-    monkeypatch.setattr(trees, "_gathered", lambda leaves: transfers.append("out") or gathered(leaves))
+
+    def counted(*given):
+        transfers.append("out")
+        return gathered(*given)
+
+    counted.__wrapped__ = gathered
+    monkeypatch.setattr(trees, "_gathered", counted)
     return transfers
 
 
@@ -245,6 +252,77 @@ def test_a_tree_on_a_gpu_is_copied_once_each_way(on_gpu):
     for name, array in tree().items():
         np.testing.assert_array_equal(found[name], array + 1)
     assert on_gpu == ["out", "in"]
+
+
+@pytest.mark.parametrize(("piece", "pieces"), [(9, 1), (4, 3), (1, 9), (0, 5)])
+def test_a_tree_travels_in_pieces(piece, pieces, on_gpu, monkeypatch):
+    """Pieces end inside of arrays, at their ends, or have several; an empty array is in none."""
+    monkeypatch.setattr(trees, "PIECE", piece)
+    monkeypatch.setattr(trees, "PIECES_MAX", 5 if piece == 0 else 9)
+    ours = tree() | {"empty": jax.numpy.zeros((0, 2)), "bias": jax.numpy.full(2, 7.0)}
+    model = held.params(ours)
+    spec = edgeasync.ParameterSpec(tuple(model.parameters))
+    vector = np.full(spec.length, np.nan, np.float32)
+    model.read(spec.views(vector))
+    for name, array in spec.views(vector).items():
+        np.testing.assert_array_equal(array, ours[name])
+    model.stage(spec.views(vector + 1))
+    model.add(spec.views(vector + 1))
+    for name, array in ours.items():
+        np.testing.assert_array_equal(model.value[name], 2 * array + 1)
+    assert on_gpu == ["out"] + ["in"] * pieces
+    model.write(spec.views(vector))
+    for name, array in ours.items():
+        np.testing.assert_array_equal(model.value[name], array)
+
+
+@pytest.mark.parametrize("shape", [(6,), (3, 2)])
+def test_a_tree_on_a_gpu_may_be_donated_once_its_read_has_begun(shape, on_gpu):
+    donating = jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf + 1, tree), donate_argnums=0)
+    model = held.params({"w": jax.numpy.arange(6.0).reshape(shape)})
+    arrays = {"w": np.empty(shape, np.float32)}
+    fill = model.begin_read(arrays)
+    model.value = donating(model.value)
+    fill()
+    np.testing.assert_array_equal(arrays["w"].ravel(), np.arange(6.0))
+    model.stage({"w": np.ones(shape, np.float32)})
+    model.value = donating(model.value)
+    model.add(arrays)
+    np.testing.assert_array_equal(np.ravel(model.value["w"]), np.arange(6.0) + 3)
+
+
+@pytest.mark.parametrize("device", [None, jax.devices()[0]])
+def test_a_loop_of_jax_only_launches_what_an_exchange_needs(device, on_gpu, monkeypatch):
+    """It copies nothing between host and GPU, and compiles nothing after the first exchange."""
+    monkeypatch.setattr(trees, "PIECE", 4)
+    copied, put, gathered = [], trees.jax.device_put, trees._gathered.__wrapped__
+    counting = types.SimpleNamespace(**vars(np))
+    counting.asarray = lambda array: copied.append("out") or np.asarray(array)
+    monkeypatch.setattr(trees, "np", counting)
+    monkeypatch.setattr(trees.jax, "device_put", lambda *given: copied.append("in") or put(*given))
+    model = held.params(jax.device_put(tree(), device))
+    on_gpu.clear()
+    copied.clear()
+    spec = edgeasync.ParameterSpec(tuple(model.parameters))
+    vector = np.zeros(spec.length, np.float32)
+    step = jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf + 1, tree))
+    compiled = []
+    for _ in range(3):
+        model.value = step(model.value)
+        fill = model.begin_read(spec.views(vector))
+        assert copied == []
+        fill()
+        model.stage(spec.views(vector))
+        assert copied == ["out"] * 3 + ["in"] * 3
+        copied.clear()
+        model.add(spec.views(vector))
+        assert copied == []
+        model.value = step(model.value)
+        compiled.append([each._cache_size() for each in (gathered, trees._added, step)])
+    assert compiled[0] == compiled[-1]
+    model.write(spec.views(vector))
+    model.value = step(model.value)
+    assert step._cache_size() == compiled[-1][-1]
 
 
 def test_a_jax_trainer_on_a_gpu_copies_once_each_way_in_an_assignment(on_gpu, monkeypatch):
