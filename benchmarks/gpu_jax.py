@@ -57,7 +57,7 @@ class Loop:
         import jax
         from jax import numpy as jnp
 
-        from edgeasync.jax.params import Params  # noqa: PLC0415
+        from edgeasync.jax.parameters import Params  # noqa: PLC0415
 
         traffic, spent_s = self.traffic, self.spent_s = Traffic(), dict.fromkeys(SPENT, 0.0)
 

@@ -5,6 +5,6 @@ imported unless it is asked for; it needs the extra `jax`.
 """
 
 from edgeasync.jax.models import model
-from edgeasync.jax.params import params
+from edgeasync.jax.parameters import params
 
 __all__ = ["model", "params"]

@@ -16,7 +16,7 @@ from torch import Tensor
 from edgeasync.sdk.torch_modules import Arrays, read_tensors, write_tensors
 
 
-class Event(Protocol):
+class CopyEnd(Protocol):
     """The end of a copy."""
 
     def synchronize(self) -> None:
@@ -32,13 +32,13 @@ class Link(Protocol):
     def device_buffer(self, length: int) -> Tensor:
         """Return float32 values on the GPU."""
 
-    def mark(self) -> Event:
+    def mark(self) -> CopyEnd:
         """Return the end of the work that the current stream has been given so far."""
 
-    def copy(self, target: Tensor, source: Tensor, after: Event) -> Event:
+    def copy(self, target: Tensor, source: Tensor, after: CopyEnd) -> CopyEnd:
         """Copy on the side stream, after its own earlier copies and after an event."""
 
-    def order(self, event: Event) -> None:
+    def order(self, event: CopyEnd) -> None:
         """Let later work of the current stream wait for a copy; the caller does not wait."""
 
 
@@ -59,23 +59,23 @@ class CudaLink:
         buffer.record_stream(self._side)
         return buffer
 
-    def mark(self) -> Event:
+    def mark(self) -> CopyEnd:
         """Return the end of the work that the current stream has been given so far."""
         return self._event_on(torch.cuda.current_stream(self._device))
 
-    def copy(self, target: Tensor, source: Tensor, after: Event) -> Event:
+    def copy(self, target: Tensor, source: Tensor, after: CopyEnd) -> CopyEnd:
         """Copy on the side stream, after its own earlier copies and after an event."""
         self._side.wait_event(after)
         with torch.cuda.stream(self._side):
             target.copy_(source, non_blocking=True)
         return self._event_on(self._side)
 
-    def order(self, event: Event) -> None:
+    def order(self, event: CopyEnd) -> None:
         """Let later work of the current stream wait for a copy; the caller does not wait."""
         torch.cuda.current_stream(self._device).wait_event(event)
 
-    def _event_on(self, stream: Any) -> Event:
-        event: Event = torch.cuda.Event(blocking=True)  # a thread that waits leaves the processor to the loop
+    def _event_on(self, stream: Any) -> CopyEnd:
+        event: CopyEnd = torch.cuda.Event(blocking=True)  # a thread that waits leaves the processor to the loop
         stream.record_event(event)
         return event
 
@@ -144,7 +144,7 @@ class _Staged(NamedTuple):
     """Values in pinned memory, and the copy that read them last."""
 
     host: Tensor
-    sent: Event | None
+    sent: CopyEnd | None
 
 
 class _Flat:
@@ -159,7 +159,7 @@ class _Flat:
         self._device = link.device_buffer(length)
         self._host = link.host_buffer(length)
         self._host_is_free = threading.Semaphore()
-        self._copied: Event | None = None
+        self._copied: CopyEnd | None = None
         """The end of the last copy."""
         self._used = link.mark()
         """The end of what the training stream last did with the flat buffer, or with its memory before."""

@@ -12,7 +12,7 @@ jax = pytest.importorskip("jax")
 import edgeasync.jax
 import edgeasync.torch
 from edgeasync import SGD, Dataset, Hub, join
-from edgeasync.jax import params, trees
+from edgeasync.jax import parameters, trees
 from edgeasync.policies.aggregation import ImmediateAggregator
 from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.monitor import Monitor
@@ -23,7 +23,7 @@ from edgeasync.sdk.torch_participant import TorchParticipant
 from edgeasync.training.plan import LocalTraining
 from edgeasync.training.trainer import take_local_steps
 from tests.support.models.slow_link import SlowLink
-from tests.support.processes import PATIENCE_S
+from tests.support.programs.processes import PATIENCE_S
 
 nn = torch.nn
 
@@ -260,7 +260,7 @@ def test_a_tree_travels_in_pieces(piece, pieces, on_gpu, monkeypatch):
     monkeypatch.setattr(trees, "PIECE", piece)
     monkeypatch.setattr(trees, "PIECES_MAX", 5 if piece == 0 else 9)
     ours = tree() | {"empty": jax.numpy.zeros((0, 2)), "bias": jax.numpy.full(2, 7.0)}
-    model = held.params(ours)
+    model = parameters.params(ours)
     spec = edgeasync.ParameterSpec(tuple(model.parameters))
     vector = np.full(spec.length, np.nan, np.float32)
     model.read(spec.views(vector))
@@ -279,7 +279,7 @@ def test_a_tree_travels_in_pieces(piece, pieces, on_gpu, monkeypatch):
 @pytest.mark.parametrize("shape", [(6,), (3, 2)])
 def test_a_tree_on_a_gpu_may_be_donated_once_its_read_has_begun(shape, on_gpu):
     donating = jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf + 1, tree), donate_argnums=0)
-    model = held.params({"w": jax.numpy.arange(6.0).reshape(shape)})
+    model = parameters.params({"w": jax.numpy.arange(6.0).reshape(shape)})
     arrays = {"w": np.empty(shape, np.float32)}
     fill = model.begin_read(arrays)
     model.value = donating(model.value)
@@ -300,7 +300,7 @@ def test_a_loop_of_jax_only_launches_what_an_exchange_needs(device, on_gpu, monk
     counting.asarray = lambda array: copied.append("out") or np.asarray(array)
     monkeypatch.setattr(trees, "np", counting)
     monkeypatch.setattr(trees.jax, "device_put", lambda *given: copied.append("in") or put(*given))
-    model = held.params(jax.device_put(tree(), device))
+    model = parameters.params(jax.device_put(tree(), device))
     on_gpu.clear()
     copied.clear()
     spec = edgeasync.ParameterSpec(tuple(model.parameters))
@@ -346,7 +346,7 @@ def test_a_jax_trainer_on_a_gpu_copies_once_each_way_in_an_assignment(on_gpu, mo
 
 
 def test_a_tree_of_a_loop_that_runs_ahead_keeps_its_steps(tmp_path):
-    model = params.params({"w": jax.numpy.zeros(3)})
+    model = parameters.params({"w": jax.numpy.zeros(3)})
     with serve({"w": np.zeros(3)}, tmp_path, 40) as hub:
         with join(hub.address, model, timeout_s=PATIENCE_S) as session:
             steps = 0

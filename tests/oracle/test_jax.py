@@ -11,7 +11,7 @@ optax = pytest.importorskip("optax")
 import edgeasync
 from edgeasync import Adam, Agent, Dataset, Hub, Run, Stop, join, train
 from edgeasync.errors import ConfigError, DataError, ModelMismatchError
-from edgeasync.jax import model, models, params
+from edgeasync.jax import model, models, parameters
 from edgeasync.training.plan import LocalTraining
 from tests.support.programs.processes import PATIENCE_S
 
@@ -112,13 +112,13 @@ def test_a_loop_joins_by_a_holder_and_resumes(tmp_path):
             with join(
                 hub.address, held, state=tmp_path / "device", keep_optimizer_state=True, timeout_s=PATIENCE_S
             ) as session:
-                assert params.value["body"][0].any(), "the hub's values at once"
+                assert held.value["body"][0].any(), "the hub's values at once"
                 for _ in range(40):
-                    params.value, params.optimizer_state, found = step(params.value, params.optimizer_state)
+                    held.value, held.optimizer_state, found = step(held.value, held.optimizer_state)
                     session.step(float(found), len(y))
                 assert session.steps == steps
     assert float(found) < 0.1
-    assert int(params.optimizer_state[0].count) > 60, "but for the last steps, which an exchange did not follow"
+    assert int(held.optimizer_state[0].count) > 60, "but for the last steps, which an exchange did not follow"
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_what_would_be_ignored_is_refused(given, told):
         train(model(tree(), loss), data, until=Stop(updates=1), **given)
 
 
-@pytest.mark.parametrize("module", [params, models])
+@pytest.mark.parametrize("module", [parameters, models])
 def test_the_examples_of_the_docstrings_run(module):
     found = doctest.testmod(module, extraglobs={"edgeasync": edgeasync, "np": np})
     assert found.failed == 0
@@ -167,7 +167,7 @@ def test_the_examples_of_the_docstrings_run(module):
     ids=["added", "gone", "more axes", "resized"],
 )
 def test_a_tree_that_is_another_than_at_join_is_told(change):
-    kept = params.params({"w": jnp.zeros(3), "b": jnp.zeros(1)})
+    kept = parameters.params({"w": jnp.zeros(3), "b": jnp.zeros(1)})
     kept.value = change(kept.value)
     for use in (kept.read, kept.write):
         with pytest.raises(ModelMismatchError, match="has another shape than at join, was added, or is gone"):
