@@ -165,7 +165,7 @@ def judged(devices: Sequence[Mapping[str, Any]], accuracy: float, named: Mapping
 
 
 def _behind(fleet: Fleet, exchanges: int) -> bool:
-    return min(history.updates for history in fleet.hub.core.members.measurements.values()) < exchanges
+    return min(one.updates for one in fleet.hub.core.members.measurements.values()) < exchanges
 
 
 def _note_named(fleet: Fleet, named: dict[str, int], *, obeys: bool) -> None:

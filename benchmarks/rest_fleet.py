@@ -219,9 +219,9 @@ def _data(case: Case) -> tuple[MlpModel, list[Dataset], Dataset, Dataset]:
     training, held_out = split_digits()
     if case.change not in ("joins", "slowest"):
         return DIGITS, iid(training, count, case.seed), training, held_out
-    infrequent = np.flatnonzero(training.y == case.seed % 10)
+    rare = np.flatnonzero(training.y == case.seed % 10)
     others = iid(training.take(np.flatnonzero(training.y != case.seed % 10)), count + 1, case.seed)
-    share, alone = others.pop(), training.take(infrequent)
+    share, alone = others.pop(), training.take(rare)
     own = Dataset(np.concatenate([share.x, alone.x]), np.concatenate([share.y, alone.y]))
     if case.change == "joins":
         return DIGITS, others, own, held_out

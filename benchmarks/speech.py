@@ -41,13 +41,13 @@ class Voice:
     pitch_hz: float
     tract: float
     breath: float
-    cadence: float
+    tempo: float
     accent: float
 
 
 VOICES = tuple(
-    Voice(pitch, tract, breath, cadence, accent)
-    for pitch, tract, breath, cadence, accent in (
+    Voice(pitch, tract, breath, tempo, accent)
+    for pitch, tract, breath, tempo, accent in (
         (95.0, 1.05, 0.02, 1.0, 1.0), (110.0, 1.0, 0.05, 1.1, 0.95), (120.0, 0.98, 0.02, 0.9, 1.05),
         (140.0, 0.95, 0.1, 1.0, 1.0), (180.0, 0.88, 0.03, 1.2, 0.9), (200.0, 0.85, 0.05, 0.8, 1.0),
         (220.0, 0.84, 0.2, 1.0, 1.1), (240.0, 0.8, 0.05, 1.1, 1.0), (280.0, 0.75, 0.05, 0.9, 0.95),
@@ -66,7 +66,7 @@ def speak(
 
 def _say(word: str, voice: Voice, random: np.random.Generator) -> npt.NDArray[np.float32]:
     points = np.linspace(0.0, 1.0, COUNT // GLIDE, dtype=np.float32)
-    place = points ** np.float32(voice.cadence * random.uniform(0.85, 1.15)) * (len(word) - 1)
+    place = points ** np.float32(voice.tempo * random.uniform(0.85, 1.15)) * (len(word) - 1)
     waver = 1.0 + 0.1 * np.sin(6.0 * points + random.uniform(0, 6))
     pitch_hz = voice.pitch_hz * random.uniform(0.9, 1.1) * waver
     harmonics = np.arange(1, int(RATE / 2 / pitch_hz.max()), dtype=np.float32)[:, None]

@@ -91,7 +91,7 @@ def way_of_a_push(folder: Path) -> Way:
             await hub.wait_async()
 
     with Agent(address, DATA, state=folder / "pusher"):
-        return follow(Way("HubListener._on_message", "Model.fold"), lambda: asyncio.run(serve()))
+        return follow(Way("HubListener._on_message", "HubModel.fold"), lambda: asyncio.run(serve()))
 
 
 def main() -> None:

@@ -35,9 +35,9 @@ class AsyncTrainingMonitor:
     """Watches training by thresholds, and tells `alerts`.
 
     - `model`: the model, or an `AsyncTrainer` of one. If a class of the toolbox trains it through a hub here, that
-      hub detectors all workers, and carries the remedy out. Make the monitor before training begins. In a loop of
+      hub watches all workers, and carries the remedy out. Make the monitor before training begins. In a loop of
       your own call `step`.
-    - `divergence_metrics`: of "loss", "loss_variance" and "gradient_norm", those to detector.
+    - `divergence_metrics`: of "loss", "loss_variance" and "gradient_norm", those to watch.
     - `alert_threshold`: the highest value that is calm, or a dict with one for each metric.
     - `remediation_strategy`: "increase_sync_frequency", "reduce_lr", "rollback" or "alert", which does no more.
       In a loop of your own the first has no meaning, and `reduce_lr` is about the optimizers that step the model.

@@ -1,4 +1,4 @@
-"""Which monitors detector a model, so that the hub which trains the model carries their remedies out."""
+"""Which monitors watch a model, so that the hub which trains the model carries their remedies out."""
 
 import weakref
 from collections.abc import Callable
@@ -17,7 +17,7 @@ class Watcher(Protocol):
     """What the hub watches for."""
 
     def begin(self) -> None:
-        """Note that a hub detectors from now on, and carries the remedy out."""
+        """Note that a hub watches from now on, and carries the remedy out."""
 
     def see(self, event: Event) -> None:
         """Be told what happens at the hub."""
@@ -33,7 +33,7 @@ class WatchedModels:
         self._watchers: dict[int, tuple[Callable[[], Any], list[Watcher]]] = {}
 
     def add(self, model: object, watcher: Watcher) -> Callable[[], Any]:
-        """Let a watcher detector a model; return what returns the model, or `None` once it is gone."""
+        """Let a watcher watch a model; return what returns the model, or `None` once it is gone."""
         number = id(model)
         if number not in self._watchers:
             self._watchers[number] = self._refer(model), []
@@ -46,7 +46,7 @@ class WatchedModels:
         return list(self._watchers[id(model)][1]) if id(model) in self._watchers else []
 
     def begin(self, model: object) -> list[Watcher]:
-        """Tell the watchers of a model that a hub detectors from now on; return them."""
+        """Tell the watchers of a model that a hub watches from now on; return them."""
         for watcher in (found := self.of(model)):
             watcher.begin()
         return found

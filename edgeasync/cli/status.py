@@ -180,7 +180,7 @@ def _totals(status: Mapping[str, Any]) -> Iterator[str]:
             cost = "training continues; if the hub crashes, what came after the last checkpoint is lost"
         yield f"the run's folder cannot be written: {trouble}; {cost}"
     if (cadence := status.get("cadence")) is not None:
-        yield _tempo(cadence, status.get("learning_rate_factor", 1.0))
+        yield _cadence(cadence, status.get("learning_rate_factor", 1.0))
     traffic = status.get("traffic", {})
     if (left_bytes := traffic.get("day_left_bytes")) is not None:
         yield f"today: {in_bytes(left_bytes)} left of {in_bytes(traffic['bytes_per_day_max'])} for all devices"
@@ -190,7 +190,7 @@ def _totals(status: Mapping[str, Any]) -> Iterator[str]:
         yield f"best: {_evaluation(best)}"
 
 
-def _tempo(cadence: Mapping[str, Any], learning_rate_factor: float) -> str:
+def _cadence(cadence: Mapping[str, Any], learning_rate_factor: float) -> str:
     """Return how often the fleet exchanges, and what is less than set."""
     words = f"period {_seconds(cadence['period_s'])}" if cadence["period_s"] else "no period yet"
     if bound := cadence.get("bound"):

@@ -1,4 +1,4 @@
-"""The gate of a hub with keys: CURVE on its socket, who may come in, enrolment by token, whose each message is."""
+"""Who may connect to a hub with keys: CURVE on its socket, enrolment by token, and whose each message is."""
 
 import asyncio
 import time

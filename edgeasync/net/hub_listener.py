@@ -1,4 +1,4 @@
-"""A hub's end of ZeroMQ: a ROUTER that all devices connect to, with its bounds and its gate of keys."""
+"""A hub's end of ZeroMQ: a ROUTER that all devices connect to, with its bounds and its keys."""
 
 import asyncio
 from collections import Counter
@@ -129,7 +129,7 @@ class HubListener:
 
     def close(self) -> None:
         """Let nobody in any more, and close; goodbyes that were sent have a moment to leave."""
-        self._close_gate()
+        self._close_auth()
         self._channel.close(LINGER_MS)
         self._close_network()
 
@@ -154,7 +154,7 @@ class HubListener:
             )
         if self._keys is not None:
             frame_bytes_max += FRAME_BYTES
-            self._auth = self._make_gate(self._keys, socket)
+            self._auth = self._make_auth(self._keys, socket)
         elif self._shared is None:
             refuse_old_peers(socket)
         socket.set(zmq.MAXMSGSIZE, frame_bytes_max)
@@ -170,12 +170,12 @@ class HubListener:
         try:
             self.address = bind(socket, self.address)
         except AddressError:
-            self._close_gate()
+            self._close_auth()
             socket.close(0)
             raise
         return socket
 
-    def _make_gate(self, keys: HubKeys, socket: "zmq.Socket[bytes]") -> ConnectionAuth:
+    def _make_auth(self, keys: HubKeys, socket: "zmq.Socket[bytes]") -> ConnectionAuth:
         """Return the gate of a socket that is not bound yet; raises what `ConnectionAuth` raises."""
         assert self._connections is not None
         try:
@@ -193,7 +193,7 @@ class HubListener:
             self._connections.close()
             raise
 
-    def _close_gate(self) -> None:
+    def _close_auth(self) -> None:
         if self._auth is not None:
             self._auth.close()
         if self._connections is not None:

@@ -158,7 +158,7 @@ class Waiting(Sequence[Contribution]):
         self.of_device.setdefault(one.device_id, one)
 
     def ballot(self, fleet: Fleet, *, all_devices: bool = True) -> Ballot:
-        """Return who has spoken; all is counted afresh only once the fleet has other names or rare devices."""
+        """Return who has spoken; counted afresh only once the fleet has other names, or other infrequent ones."""
         found = self._ballots.get(all_devices)
         if found is None or not found.holds(fleet):
             found = self._ballots[all_devices] = Ballot(fleet, all_devices=all_devices)
@@ -324,8 +324,8 @@ class QuorumAggregator(MeanAggregator, frozen=True, tag_field="kind", tag="quoru
     """Fold when all live devices have pushed, or a short grace after a share of them have pushed.
 
     The devices wait for the fold, but slow devices do not delay it: their updates count in the next version, as
-    stale ones. Nobody waits for rare devices once all others have pushed. Times are in periods, the usual time
-    between two exchanges of a device.
+    stale ones. Nobody waits for infrequent devices once all others have pushed. Times are in periods, the usual
+    time between two exchanges of a device.
     """
 
     paper: ClassVar[str] = "backup workers, Chen et al. 2016 (arXiv:1604.00981)"

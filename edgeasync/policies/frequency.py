@@ -1,7 +1,7 @@
 """Frequency controllers: how many local steps a device takes between two exchanges.
 
 A controller decides in two stages. Now and then `retune` sets the *cadence* of the whole fleet. With every answer
-`interval` sets the local steps of one device from the cadence. All times come from the measured measurements.
+`interval` sets the local steps of one device from the cadence. All times come from the measurements.
 """
 
 import math
@@ -23,7 +23,7 @@ FIRST_STEPS = 8
 AIM = 0.95
 """Safety margin on the communication share of a slow link: measurements are noisy."""
 
-RARE = 4.0
+INFREQUENT = 4.0
 """Nobody waits for a device that needs more than this many periods of the quick devices for an exchange."""
 
 GAIN_MIN = 0.25
@@ -63,13 +63,13 @@ class Cadence(msgspec.Struct, frozen=True):
     quick_s: float = 0.0
 
     def is_infrequent(self, device: DeviceMeasurements) -> bool:
-        """Return whether the device's cycle is longer than `RARE` periods of the quick devices."""
+        """Return whether the device's cycle is longer than `INFREQUENT` periods of the quick devices."""
         return device.cycle_s > self.infrequent_s
 
     @property
     def infrequent_s(self) -> float:
-        """The longest cycle of a device that is not rare; infinity before anything is measured."""
-        return RARE * self.quick_s or math.inf
+        """The longest cycle of a device that is not infrequent; infinity before anything is measured."""
+        return INFREQUENT * self.quick_s or math.inf
 
 
 class Interval(msgspec.Struct, frozen=True, gc=False):
@@ -118,9 +118,9 @@ class FixedFrequency(Section, frozen=True, tag_field="kind", tag="fixed"):
     local_steps: Annotated[LocalSteps, Meta(description="between two exchanges")] = 16
 
     def retune(self, cadence: Cadence, fleet: FleetMeasurements, devices: Sequence[DeviceMeasurements]) -> Cadence:  # noqa: ARG002
-        """Return the median cycle of the devices that are not rare as the period."""
+        """Return the median cycle of the devices that are not infrequent as the period."""
         quick_s = _quick(cycles := [device.cycle_s for device in devices])
-        period_s = _median([cycle_s for cycle_s in cycles if cycle_s <= RARE * quick_s])
+        period_s = _median([cycle_s for cycle_s in cycles if cycle_s <= INFREQUENT * quick_s])
         return msgspec.structs.replace(cadence, period_s=period_s, quick_s=quick_s)
 
     def interval(self, device: DeviceMeasurements, cadence: Cadence) -> Interval:
@@ -170,8 +170,8 @@ class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
     The period is the longer of two times: `period_steps_min` steps and one exchange of the median device; and the
     time of which that device's communication takes `communication_share`. While `metric` demands it, the period
     shrinks, down to a quarter. A device exchanges less often if communication would take more than
-    `communication_share_max` of its time. A device that is rare for that or for its slow steps does not count for
-    the median.
+    `communication_share_max` of its time. A device that is infrequent for that or for its slow steps does not
+    count for the median.
 
     A hub that is quiet lets the period grow to `period_s_max` while the model stands still (`Rest`).
 
@@ -244,9 +244,11 @@ class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
         share, steps = self.communication_share, self.period_steps_min
         times_s = _times_s(measured, share, max(steps, self.local_steps_min))
         quick_s = _quick(times_s)
-        if max(times_s) > RARE * quick_s:
+        if max(times_s) > INFREQUENT * quick_s:
             shortest_s = _times_s(measured, self.communication_share_max, self.local_steps_min)
-            measured = [one for one, least in zip(measured, shortest_s, strict=True) if least <= RARE * quick_s]
+            measured = [
+                one for one, least in zip(measured, shortest_s, strict=True) if least <= INFREQUENT * quick_s
+            ]
         step_s, communication_s = map(median, zip(*measured, strict=True))
         period_s = max(least_s, *_times_s([(step_s, communication_s)], share, steps))
         gain, cause = self._gain(cadence.gain, fleet)

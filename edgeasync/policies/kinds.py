@@ -1,4 +1,4 @@
-"""The only table of kinds, with `TransformKind` and `WatchKind`: a new kind needs no other code."""
+"""The only table of kinds, with `TransformKind` and `DetectorKind`: a new kind needs no other code."""
 
 from edgeasync.config import Kinds, declare_kinds
 from edgeasync.plugins import POLICIES, find_policy, installed, is_plugin
@@ -18,7 +18,7 @@ from edgeasync.policies.combining import (
     TrimmedMeanCombiner,
 )
 from edgeasync.policies.frequency import AdaptiveFrequency, FixedFrequency, FrequencyController, TimeFrequency
-from edgeasync.policies.monitor import Detector, WatchKind
+from edgeasync.policies.monitor import Detector, DetectorKind
 from edgeasync.policies.optimizers import TransformKind
 from edgeasync.policies.staleness import (
     AdaptiveLearningRate,
@@ -51,7 +51,7 @@ OWN = {
     Combiner: CombinerKind,
     FrequencyController: FrequencyKind,
     Transform: TransformKind,
-    Detector: WatchKind,
+    Detector: DetectorKind,
 }
 """Edgeasync's own kinds of each part, by the part's protocol."""
 

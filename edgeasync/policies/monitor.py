@@ -305,7 +305,7 @@ class ThresholdDetector(_FleetDetector, frozen=True, tag_field="kind", tag="thre
         return Evidence(words, {self.metric: found})
 
 
-WatchKind = (
+DetectorKind = (
     UpdateNormDetector
     | NotFiniteDetector
     | RefusedDetector
@@ -320,7 +320,7 @@ WatchKind = (
 class Monitor(Section, frozen=True):
     """Watch for divergence. An empty list watches nothing."""
 
-    detectors: Annotated[tuple[Detector, ...], Meta(description="the detectors")] = (
+    detectors: Annotated[tuple[Detector, ...], Meta(description="what to watch for")] = (
         NotFiniteDetector(),
         RefusedDetector(),
         UpdateNormDetector(),

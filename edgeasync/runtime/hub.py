@@ -76,10 +76,10 @@ class HubRuntime:
 
     - `initial` makes the first vector of the spec. If the folder `run` already holds a run, the hub resumes that
       run's model instead.
-    - `evaluator` is a function. It takes the vector and returns an `edgeasync.training.evaluation.Evaluation` with
-      `loss`, `accuracy` (or `None`) and `examples`. The hub calls
-      it every `settings.evaluate_every_updates` updates and keeps the best version in `best_file`. If the
-      settings need an evaluator and there is no evaluator, the constructor raises `ConfigError`.
+    - `evaluator` is a function. It takes the vector and returns an `EvaluationResult` (`training.evaluation`) with
+      `loss`, `accuracy` (or `None`) and `examples`. The hub calls it every `settings.evaluate_every_updates`
+      updates and keeps the best version in `best_file`. If the settings need an evaluator and there is none, the
+      constructor raises `ConfigError`.
     - `training` are settings that the hub sends to every device that joins, as `Welcome.settings`. The command
       `edgeasync agent` makes its trainer from them. If your agents make trainers of their own, leave it out.
     - `graph` is a serialized ONNX training graph for the devices. The run folder keeps a copy of it, and of the

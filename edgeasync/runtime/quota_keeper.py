@@ -27,7 +27,7 @@ class QuotaKeeper:
     ) -> None:
         self._file = file
         self._quota = data_quota
-        self._worker = Worker("day", fail)
+        self._worker = Worker("quota", fail)
         self._disk = DiskWatch(warn, "a restart forgets bytes of the day")
 
     def begin(self) -> None:

@@ -180,7 +180,7 @@ class Agent(Service):
         self._epochs = epochs
         self._passes = passes
         self._throttle = (
-            None if throttle is None else convert(dict(throttle), ThrottleSection, where="Agent(care=...)")
+            None if throttle is None else convert(dict(throttle), ThrottleSection, where="Agent(throttle=...)")
         )
         self._callbacks = Callbacks(callbacks, events.OF_AN_AGENT)
         self._on_report = on_report

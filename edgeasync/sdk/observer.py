@@ -136,7 +136,7 @@ class Observer:
         member, outcome = core.members.by_peer(event.peer), first_outcome(effects)
         if member is None or outcome is None:
             return
-        history = member.measurements
+        measurements = member.measurements
         if not isinstance(outcome, Rejected):
             self._trained += push.examples
         if self._not_finite or isinstance(outcome, Rejected):
@@ -147,10 +147,10 @@ class Observer:
             number=push.seq,
             outcome=outcome_name(outcome),
             version=core.version,
-            loss=history.loss_mean,
+            loss=measurements.loss_mean,
             examples=push.examples,
-            local_steps=history.local_steps,
-            staleness=history.staleness,
+            local_steps=measurements.local_steps,
+            staleness=measurements.staleness,
             metrics=push.metrics or {},
         ))  # fmt: skip
         epochs = self._until.epochs

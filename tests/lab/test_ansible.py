@@ -180,7 +180,7 @@ if repetitions("fleets that Ansible installs"):
         board_vars = {
             "ansible_connection": "ssh", "ansible_ssh_executable": str(boards.ssh), "ansible_user": "root",
             "ansible_ssh_transfer_method": "piped", "ansible_python_interpreter": "python3",
-            "edgeasync_agent": {"step_s_min": 0.01}, "edgeasync_care": {"temperature_c_max": 90},
+            "edgeasync_agent": {"step_s_min": 0.01}, "edgeasync_throttle": {"temperature_c_max": 90},
             "edgeasync_hub_keys": str(keys), "edgeasync_hub_user": "root", "edgeasync_hub_program": str(program),
         }  # fmt: skip
         inventory = {

@@ -93,10 +93,11 @@ def plugin_of_a_package_in_the_folder(run, outside):
 
 
 def many_plugins(run, outside):
-    watch = [EVIL]
+    detectors = [EVIL]
     warm_up = {"updates": 3, "aggregate": EVIL, "frequency": EVIL}
     stages = [EVIL, EVIL]
-    table = naming(EVIL) | {"optimizer": stages, "monitor": {"watch": watch}, "warm_up": warm_up, "combine": EVIL}
+    monitor = {"detectors": detectors}
+    table = naming(EVIL) | {"optimizer": stages, "monitor": monitor, "warm_up": warm_up, "combine": EVIL}
     rewrite(run, policy=table)
 
 

@@ -3,7 +3,7 @@
 All devices follow one published chain, so the hub keeps no copy of the model for each device. The published model
 p moves by the coded difference w - p; the next difference contains what the codec dropped from this one. Every sum
 is rounded to values that the model's codec can represent. So a device that receives the whole model holds the same
-bits as a device that applied the differences. A few devices hold a coarse model instead (`apart_models.py`).
+bits as a device that applied the differences. A few devices hold a coarse model instead (`off_chain_models.py`).
 """
 
 import weakref

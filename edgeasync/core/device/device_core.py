@@ -1,9 +1,9 @@
 """`DeviceCore`: the device as a deterministic state machine. Events in, effects out; no I/O, no clock.
 
 It consists of two small machines. The *link*, in this file, is `offline`, `handshake` or `joined`: it decides when
-to connect and to which hub, when to ping, and when the hub counts as lost. The *work* is in `work.py`. They meet
-only when the hub comes or goes: by `WorkCycle.welcomed` the work repeats what was not answered, and by `cut_off`
-it continues without the hub.
+to connect and to which hub, when to ping, and when the hub counts as lost. The *work* is in `work_cycle.py`. They
+meet only when the hub comes or goes: by `WorkCycle.welcomed` the work repeats what was not answered, and by
+`cut_off` it continues without the hub.
 """
 
 import math

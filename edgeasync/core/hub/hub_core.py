@@ -580,7 +580,7 @@ class HubCore:
 
     def describe(self, members: Sequence[Member], now_s: float) -> dict[str, Any]:
         """Return the status without its devices; the times in it are of these members, or of some of many."""
-        measurements = self.members.live_histories(members[:: len(members) // SAMPLE + 1])
+        measurements = self.members.live_measurements(members[:: len(members) // SAMPLE + 1])
         return {
             "lineage": self.lineage,
             "version": self.version,

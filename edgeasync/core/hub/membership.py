@@ -598,7 +598,7 @@ class Membership:
         stride = self.stride
         return [member for member in self._in_order[turn % stride :: stride] if member.state in LIVE]
 
-    def live_histories(self, members: Iterable[Member]) -> list[DeviceMeasurements]:
+    def live_measurements(self, members: Iterable[Member]) -> list[DeviceMeasurements]:
         """Return the measurements of those members that are live and not paused: one of each voter."""
         if not self.shared:
             return [member.measurements for member in members if member.state in ("training", "joining")]
@@ -613,7 +613,7 @@ class Membership:
 
     def note_infrequent(
         self,
-        rare_votes: dict[str, float],
+        infrequent_votes: dict[str, float],
         members: Iterable[Member],
         infrequent_s: float,
         overdue_s: float,
@@ -623,7 +623,7 @@ class Membership:
         So is a device without an update, once its first assignment was sent before `overdue_s` or, without one,
         since it joined before that. Of others the answer is as before, and so is the object if nothing changes.
         """
-        found = dict(rare_votes)
+        found = dict(infrequent_votes)
         for member in members:
             if member.device_id in self.pausing:
                 infrequent = False
@@ -635,7 +635,7 @@ class Membership:
                 found[member.device_id] = 1.0 / self.shared.get(member.voter, 1)
             elif found:
                 found.pop(member.device_id, None)
-        return rare_votes if found == rare_votes else found
+        return infrequent_votes if found == infrequent_votes else found
 
     def loss_of_majority(self, members: Iterable[Member]) -> float | None:
         """Return the lowest loss that more than half of these members' voters reach, `None` if fewer tell a loss.

@@ -24,7 +24,7 @@ from edgeasync.core.hub.reported_stats import ReportedStats
 from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.policies.aggregation import Aggregator, Contribution, Fleet, Waiting
 from edgeasync.policies.budget import EXCHANGES_UNCHANGED, has_changed
-from edgeasync.policies.frequency import RARE, AdaptiveFrequency, Cadence, FrequencyController, Interval
+from edgeasync.policies.frequency import INFREQUENT, AdaptiveFrequency, Cadence, FrequencyController, Interval
 from edgeasync.policies.guards import guarded
 from edgeasync.policies.measurements import (
     DEVICES_MIN,
@@ -377,7 +377,7 @@ class PolicyEngine:
         return len(voters) - sum(voter in voters for voter in orders) if orders else len(voters)
 
     def _count_as_usual(self, member: Member) -> None:
-        """Forget that a device was rare; the table is replaced, never changed: votes are counted by it."""
+        """Forget that a device was infrequent; the table is replaced, never changed: votes are counted by it."""
         infrequent = self.state.infrequent
         if member.device_id in infrequent:
             self.state.infrequent = {name: vote for name, vote in infrequent.items() if name != member.device_id}
@@ -478,7 +478,7 @@ class PolicyEngine:
         state.folds += 1
         self._advance(now_s)
         combine = self.policy.combine
-        # A rare device's update is an old one: whether it agrees with the others says nothing of the period.
+        # An infrequent device's update is old: whether it agrees with the others says nothing of the period.
         infrequent = state.infrequent and any(one.device_id in state.infrequent for one in contributions)
         measure = count > 1 and not combine.robust and not infrequent
         if measure:
@@ -721,33 +721,29 @@ class PolicyEngine:
         """Retune the cadence to the fleet, or to a sample: after half as many updates as it looks at devices."""
         state, devices_live = self.state, self._members.live_count
         sample = self._members.sample(state.version)
-        measurements = self._members.live_histories(sample)
+        measurements = self._members.live_measurements(sample)
         state.fleet.note_peaks(self._voters_live)
         self.divergence.keep_only(self._members.members)
         state.devices = devices_live
         state.retune_in = max(1, min(devices_live, SAMPLE) // 2)
         least = state.fleet.scores.least_credible
-        scores = [
-            measurements.score
-            for measurements in measurements
-            if measurements.counted and measurements.score >= least
-        ]
+        scores = [one.score for one in measurements if one.counted and one.score >= least]
         state.score_best = min(scores, default=math.inf)
-        with_data = [measurements.examples for measurements in measurements if measurements.examples]
+        with_data = [one.examples for one in measurements if one.examples]
         state.examples_median = float(median(with_data)) if len(with_data) >= DEVICES_MIN else 0.0
         with_data = [self._examples(examples) for examples in with_data]
         state.examples_mean = sum(with_data) / len(with_data) if with_data else 0.0
         state.examples_total = float(sum(with_data) * self._members.stride)
         pacing = self.pacing
         retune = self.frequency.retune if pacing is None else pacing.retune_quietly
-        active = [measurements for measurements in measurements if measurements.updates]
+        active = [one for one in measurements if one.updates]
         cadence = retune(state.cadence, state.fleet, active)
         # Updates come that rarely only if more than half of the devices rest so long for their day's bytes.
-        rests_s = sorted([measurements.period_s_min for measurements in active])
+        rests_s = sorted([one.period_s_min for one in active])
         if rests_s and (rest_s := rests_s[(len(rests_s) - 1) // 2]) > cadence.period_s:
             cadence = msgspec.structs.replace(cadence, period_s=rest_s)
         state.cadence = cadence
-        overdue_s = now_s - RARE * cadence.period_s if cadence.period_s else -math.inf
+        overdue_s = now_s - INFREQUENT * cadence.period_s if cadence.period_s else -math.inf
         voting = [one for one in sample if one.voter not in state.divergence.orders]
         state.infrequent = self._members.note_infrequent(state.infrequent, voting, cadence.infrequent_s, overdue_s)
         loss = state.fleet.loss
@@ -826,7 +822,7 @@ class PolicyEngine:
     def describe(self, devices: Sequence[DeviceMeasurements] = ()) -> dict[str, Any]:
         """Return the policies' part of the status (docs/reference/json.md), and the period of these devices.
 
-        `period_s` is the median of the times between their exchanges, but for rare ones; `aim_s` is what the
+        `period_s` is the median of the times between their exchanges, but for infrequent ones; `aim_s` is what the
         controller aims at: bounds may keep the devices from it.
         """
         state = self.state

@@ -1,7 +1,7 @@
 """`PeerCore`: a peer as a deterministic state machine. Events and time in, effects out; no I/O, no clock.
 
-`neighbours.py` knows who is live, `round.py` what happens within a round, `blame.py` who is left out for a while.
-This file decides when a round begins, with whom, and when it is given up.
+`neighbours.py` knows who is live, `round.py` what happens within a round, `suspicion.py` who is left out for a
+while. This file decides when a round begins, with whom, and when it is given up.
 """
 
 import math
@@ -87,7 +87,7 @@ class PeerCore:
         """The last round whose mean is in the model."""
         self.over = False
         self.neighbours = Neighbours(name, peers, settings)
-        self._blame = Suspicion(settings.lease_s)
+        self._suspicion = Suspicion(settings.lease_s)
         self._backoff = Backoff(settings.lease_s)
         self._told: set[tuple[str, str]] = set()
         self._owed = 0
@@ -255,7 +255,7 @@ class PeerCore:
         is_new = not self.neighbours.hears(neighbour, now_s)
         if neighbour.ping is None or neighbour.ping.incarnation != ping.incarnation:
             is_new = True
-            self._blame.forgive((neighbour.name,))
+            self._suspicion.forgive((neighbour.name,))
         neighbour.ping = ping
         neighbour.heard_s = -math.inf if ping.leaving else now_s
         self._number = max(self._number, ping.number)
@@ -377,7 +377,7 @@ class PeerCore:
         unknown = tuple([member.name for member in others if not self.neighbours.knows(member, now_s)])
         if unknown:
             return [*told, SendToPeer(peer, Abandon(proposal.round, "unknown_member", OWN_WORK, unknown))]
-        if self._blame.declines(peer, now_s):
+        if self._suspicion.declines(peer, now_s):
             return [*told, SendToPeer(peer, Abandon(proposal.round, "left_out"))]
         if self._is_early(now_s) or now_s < self._backoff.until_s(peer):
             return [*told, SendToPeer(peer, Abandon(proposal.round, "early"))]
@@ -486,7 +486,7 @@ class PeerCore:
 
     def _accuse(self, accuser: str, abandon: Abandon) -> None:
         if {accuser, *abandon.awaited} <= {*self._given_up_members}:
-            self._blame.accuse(accuser, abandon)
+            self._suspicion.accuse(accuser, abandon)
 
     # -- work --------------------------------------------------------------------------------------------------
 
@@ -526,7 +526,7 @@ class PeerCore:
         for name, norms in round_.received.items():
             if name in self.neighbours:
                 self.neighbours[name].norms = norms
-        self._blame.forgive(round_.names)
+        self._suspicion.forgive(round_.names)
         self._backoff.note_whole(round_.names)
         self._declined.clear()
         effects: list[PeerEffect] = [
@@ -563,7 +563,7 @@ class PeerCore:
         step, awaited = blamed or (0, ())
         abandon = Abandon(round_.id, reason, step, awaited, ready=not self._owed and reason != "left")
         self._given_up, self._given_up_members = abandon, round_.names
-        self._blame.accuse(self.name, abandon)
+        self._suspicion.accuse(self.name, abandon)
         round_.move("over")
         self.round = None
         half_s = max(self.settings.ping_s, (self.settings.interval_s or 0.0) / 2)
@@ -689,7 +689,7 @@ class PeerCore:
             and neighbour.ping.ready
             and neighbour.heard_s > neighbour.doubted_s
             and not self._lags(neighbour.ping)
-            and not self._blame.leaves_out(neighbour.name, now_s)
+            and not self._suspicion.leaves_out(neighbour.name, now_s)
             and now_s >= self._backoff.until_s(neighbour.name)
         ]
 
@@ -707,7 +707,7 @@ class PeerCore:
         if not self._begun:
             return math.inf
         candidates = self._candidates(now_s)
-        if not candidates or self._blame.leaves_out(self.name, now_s):
+        if not candidates or self._suspicion.leaves_out(self.name, now_s):
             return math.inf
         lower = sum(neighbour.name < self.name for neighbour in candidates)
         due_s = max(self._due_s + lower * self.settings.lease_s, self._backoff.until_s(self.name))
@@ -724,13 +724,13 @@ class PeerCore:
         """Leave out who kept the last round from becoming whole; by now all of its members have said so."""
         return [
             PeerReport("warning", "left out of rounds for a while: others waited for it", culprit)
-            for culprit in self._blame.judge(now_s)
+            for culprit in self._suspicion.judge(now_s)
         ]
 
     def _propose(self, now_s: float) -> list[PeerEffect]:
         """Propose a round to all candidates that hear one another."""
         effects = self._judge(now_s)
-        if self._blame.leaves_out(self.name, now_s):
+        if self._suspicion.leaves_out(self.name, now_s):
             return effects
         chosen = all_hear_each_other(self._candidates(now_s))[: PEERS_MAX - 1]
         members = [RoundMember(self.name, self.incarnation)]

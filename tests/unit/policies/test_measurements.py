@@ -22,7 +22,7 @@ ANY = st.floats() | st.sampled_from([0.0, -0.0, 5e-324, 1e200, 1.7e308, -1.7e308
 STEPS = st.sampled_from([1, 8, 2**31])
 LOSS = st.floats(-LOSS_MAX, LOSS_MAX) | st.sampled_from([-LOSS_MAX, LOSS_MAX, math.inf, -math.inf, math.nan])
 VARIANCE = st.floats(0.0, VARIANCE_MAX) | st.sampled_from([VARIANCE_MAX, math.inf, math.nan])
-"""Numbers as the hub lets them through: `Claims` holds them within these bounds."""
+"""Numbers as the hub lets them through: `ReportedStats` has them within these bounds."""
 
 
 def observe(history, **fields):

@@ -180,7 +180,7 @@ class OwnSgd(SGD, frozen=True):
 
 
 @dataclass(frozen=True)
-class OwnWatch:
+class OwnDetector:
     remedy: str = "alert"
     scope: str = "fleet"
     count_max: int = 1
@@ -212,7 +212,7 @@ OWN = {
     "policy.staleness: <function": Policy(staleness=lambda staleness: 1.0),
     "policy.staleness: Local": Policy(staleness=Local()),
     "policy.optimizer: ": Policy(optimizer=(OwnSgd(),)),
-    "policy.monitor: ": Policy(monitor=Monitor(detectors=(OwnWatch(),))),
+    "policy.monitor: ": Policy(monitor=Monitor(detectors=(OwnDetector(),))),
     "policy: Judged": Judged(),
 }
 
