@@ -31,7 +31,7 @@ GOODBYE_S = 0.2
 class ConnectionAuth:
     """Made before the hub's socket is bound, closed before it is. Used on the hub's loop.
 
-    Raises `StorageError` for a folder of keys that cannot be read, `AddressError` if the context has a gate.
+    Raises `StorageError` for a folder of keys that cannot be read, `AddressError` if the context has keys already.
     `on_revoked` is called with keys that count no more, `on_trouble` with a sentence about a list or a disk. With
     `knocking`, keys that are not known are noted, for a person to accept.
     """

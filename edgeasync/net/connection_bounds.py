@@ -171,14 +171,14 @@ class ConnectionBounds:
         of_address = self._strangers_of[new.address]
         of_address[new.descriptor] = new
         if len(self._strangers) + len(self._spoken) > self._files_max:
-            return [self._doom(next(iter(self._strangers.values())), "files")]
+            return [self._to_close(next(iter(self._strangers.values())), "files")]
         if len(self._strangers) > STRANGERS_MAX:
-            return [self._doom(next(iter(self._strangers.values())), "connections")]
+            return [self._to_close(next(iter(self._strangers.values())), "connections")]
         if not self._counts(new.address):
             return []
         excess = len(of_address) - self._strangers_max(new.address, now_s)
         oldest = [*itertools.islice(of_address.values(), max(0, min(excess, 2)))]
-        return [self._doom(connection, "connections") for connection in oldest]
+        return [self._to_close(connection, "connections") for connection in oldest]
 
     def spoke(self, connection: Connection, key: Key) -> ToClose | None:
         """Note the first message of a connection; return the connection if its key has too many."""
@@ -188,12 +188,12 @@ class ConnectionBounds:
         self._of_key[key] += 1
         too_many = bool(key) and self._of_key[key] > self._connections_per_key_max
         if too_many or len(self._spoken) > self._connections_max:
-            return self._doom(connection, "connections")
+            return self._to_close(connection, "connections")
         return None
 
     def said_too_much(self, connection: Connection, reason: Reason) -> ToClose | None:
         """Return a connection that says what it must not, to be shut, unless it is being shut."""
-        return None if connection.shut else self._doom(connection, reason)
+        return None if connection.shut else self._to_close(connection, reason)
 
     def closed(self, connection: Connection, now_s: float) -> None:
         """Note that a connection has ended; for one that has said nothing its address is blamed."""
@@ -227,7 +227,7 @@ class ConnectionBounds:
         for connection in [*self._strangers.values()]:
             if connection.accepted_s > now_s - SILENT_S:
                 break  # all others are younger
-            yield self._doom(connection, "silent")
+            yield self._to_close(connection, "silent")
 
     def idle(self, now_s: float) -> Iterator[ToClose]:
         """Yield the connections that have been silent too long; this walks over all."""
@@ -235,7 +235,7 @@ class ConnectionBounds:
             if connection.heard:
                 connection.heard, connection.heard_s = False, now_s
             elif connection.heard_s < now_s - self._idle_s and not connection.shut:
-                yield self._doom(connection, "silent")
+                yield self._to_close(connection, "silent")
 
     # -- what lies unread ------------------------------------------------------------------------------------
 
@@ -293,14 +293,14 @@ class ConnectionBounds:
         self._unread[connection.descriptor] = connection
         self._unread_bytes += unread_bytes
         if is_too_much:
-            return self._doom(connection, "unread")
+            return self._to_close(connection, "unread")
         if self._unread_bytes > self._unread_max:
-            return self._doom(max(self._unread.values(), key=lambda each: each.unread_bytes), "unread")
+            return self._to_close(max(self._unread.values(), key=lambda each: each.unread_bytes), "unread")
         return None
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    def _doom(self, connection: Connection, reason: Reason) -> ToClose:
+    def _to_close(self, connection: Connection, reason: Reason) -> ToClose:
         """Count a connection that is to be shut; it no longer counts for its address."""
         connection.shut = True
         self.denied[reason] += 1

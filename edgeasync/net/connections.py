@@ -247,9 +247,9 @@ class Connections:
         if (connection := self._connections.get(descriptor)) is not None:
             _shut(connection)
 
-    def _shut(self, doomed: ToClose | None) -> None:
-        if doomed is not None:
-            connection, reason = doomed
+    def _shut(self, to_close: ToClose | None) -> None:
+        if to_close is not None:
+            connection, reason = to_close
             _shut(connection, at_once=reason in ("frames", "header", "messages", "unread"))
 
     def _sweep(self) -> None:
@@ -261,12 +261,12 @@ class Connections:
         if self._bounds.unread and self._look_timer is None:
             self._on_arrival()
         now_s = self._loop.time()
-        for doomed in self._bounds.silent(now_s):
-            self._shut(doomed)
+        for to_close in self._bounds.silent(now_s):
+            self._shut(to_close)
         self._sweeps += 1
         if self._sweeps % IDLE_SWEEPS == 0:
-            for doomed in self._bounds.idle(now_s):
-                self._shut(doomed)
+            for to_close in self._bounds.idle(now_s):
+                self._shut(to_close)
             self._give_memory_back()
 
     def _give_memory_back(self) -> None:
@@ -315,8 +315,8 @@ class Connections:
         address = str(far_end[0]) if isinstance(far_end, tuple) else ""
         connection = Connection(descriptor, address, now_s, far_end)
         self._connections[descriptor] = connection
-        for doomed in self._bounds.accepted(connection, now_s):
-            self._shut(doomed)
+        for to_close in self._bounds.accepted(connection, now_s):
+            self._shut(to_close)
         if len(self._bounds.held_off) > len(self._held_off):
             self._hold_off()
         if isinstance(far_end, tuple) and not connection.shut:

@@ -176,7 +176,7 @@ class HubListener:
         return socket
 
     def _make_auth(self, keys: HubKeys, socket: "zmq.Socket[bytes]") -> ConnectionAuth:
-        """Return the gate of a socket that is not bound yet; raises what `ConnectionAuth` raises."""
+        """Return what checks the keys of a socket that is not bound yet; raises what `ConnectionAuth` raises."""
         assert self._connections is not None
         try:
             return ConnectionAuth(

@@ -329,7 +329,7 @@ class PolicyPart(NamedTuple):
     part: Any
 
 
-def places(policy: Any) -> Iterator[PolicyPart]:
+def policy_parts(policy: Any) -> Iterator[PolicyPart]:
     """Yield every part of a policy that may be somebody else's."""
     yield PolicyPart("staleness", StalenessGuard, policy.staleness)
     yield PolicyPart("aggregate", AggregatorGuard, policy.aggregate)
@@ -348,7 +348,7 @@ def plugins_of(policy: Any) -> dict[str, Any]:
     """Return the parts of a policy that are not edgeasync's own, by their place."""
     return {
         place.path: place.part.part if isinstance(place.part, Guard) else place.part
-        for place in places(policy)
+        for place in policy_parts(policy)
         if type(place.part) not in _OWN_CLASSES
     }
 
@@ -361,7 +361,7 @@ def plugin_name(part: object) -> str:
 
 def try_plugins(policy: Any) -> None:
     """Try every part that is not edgeasync's own; raises `PluginError` if one cannot be used."""
-    for path, guard, part in places(policy):
+    for path, guard, part in policy_parts(policy):
         if type(part) in _OWN_CLASSES or isinstance(part, Guard):
             continue
         if missing := [name for name in _members(guard.protocol) if not hasattr(part, name)]:
@@ -385,7 +385,7 @@ def guarded(policy: Any) -> Any:
         _, make, part = by_path[path]
         return part if type(part) in _OWN_CLASSES or isinstance(part, Guard) else make(part, path)
 
-    by_path = {place.path: place for place in places(policy)}
+    by_path = {one.path: one for one in policy_parts(policy)}
     warm_up, monitor = policy.warm_up, policy.monitor
     if warm_up is not None:
         warm_up = msgspec.structs.replace(

@@ -7,7 +7,7 @@ The sum is what the hub holds at once if everybody sends as much as it may. A fl
 import msgspec
 
 from edgeasync.core.arrays.hub_model import POOLED_BYTES_MIN
-from edgeasync.core.arrays.off_chain_models import APART_MAX
+from edgeasync.core.arrays.off_chain_models import OFF_CHAIN_MAX
 from edgeasync.core.engine.log_writer import ANSWERS_MIN, ANSWERS_PER_DEVICE, WAITING_BYTES_MIN
 from edgeasync.core.engine.message_bounds import SENDERS_MAX
 from edgeasync.core.hub.settings import HubCoreSettings
@@ -77,7 +77,7 @@ def most_memory(
         Part("process", resident_bytes() + THREADS_BYTES, "interpreter, libraries, data, threads"),
         Part("model", copies * model, f"{copies} copies: versions, optimizer, scratch"),
         Part("published", 3 * payload, "the published chain and what is offered of it"),
-        Part("beside the chain", APART_MAX * (model + payload), f"what {APART_MAX} devices hold"),
+        Part("beside the chain", OFF_CHAIN_MAX * (model + payload), f"what {OFF_CHAIN_MAX} devices hold"),
         Part("snapshots", snapshots, f"limits.snapshots_max = {limits.snapshots_max} versions being sent"),
         Part(
             "updates",

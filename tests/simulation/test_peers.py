@@ -520,4 +520,4 @@ def test_no_message_makes_a_core_raise_or_its_memory_grow():
         for name in world.names[:3]:
             core = world.devices[name].core
             assert len(core._told) <= 4 * REFUSED_KINDS_MAX
-            assert len(core._blame._left_out) <= 4
+            assert len(core._suspicion._left_out) <= 4

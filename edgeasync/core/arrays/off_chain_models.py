@@ -18,7 +18,7 @@ from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.protocol import wire
 from edgeasync.protocol.codecs import VectorCodec, VectorSource, copy_range
 
-APART_MAX = 8
+OFF_CHAIN_MAX = 8
 """How many devices' models are remembered, each a vector. Any further device is sent the whole model exactly."""
 
 DIFFERENCES_MAX = 8
@@ -79,7 +79,7 @@ class OffChainModels:
     def may_hold(self, owner: Hashable, off_chain: OffChainModel | None) -> bool:
         """Return whether a device may be sent a model beside the chain now; `off_chain` is what it holds there."""
         if off_chain is None:
-            return owner in self._held or len(self._held) < APART_MAX
+            return owner in self._held or len(self._held) < OFF_CHAIN_MAX
         return off_chain.differences < DIFFERENCES_MAX
 
     def put(self, owner: Hashable, number: int, sent: Coarse, before: OffChainModel | None) -> None:

@@ -225,7 +225,7 @@ class Publisher:
         return bool(self._steps) and self._off_chain.may_hold(owner, off_chain)
 
     def _offer_off_chain(self, owner: Hashable, off_chain: OffChainModel | None) -> PublishedPayload | None:
-        """Return the difference from what the device holds apart, or a coarse whole model, if one will do."""
+        """Return the difference from what a device holds beside the chain, or a coarse model, if one will do."""
         published = self.published
         if off_chain is not None and off_chain.number == published.number:
             deltas = Deltas(off_chain.number, (), off_chain.checksum, self._codec.name)

@@ -114,12 +114,12 @@ class Admission:
         member = self._members.by_peer(peer)
         return [] if member is None else [member]
 
-    def leave(self, member: Member, leave: Goodbye) -> list[HubEffect]:
+    def leave(self, member: Member, goodbye: Goodbye) -> list[HubEffect]:
         """End the lease of a device that says goodbye."""
         self._retire(member, "left")
-        if leave.reason == "paused":
+        if goodbye.reason == "paused":
             self._members.set_pace(member, 0, ASKED)
-        return [SuspendTransfers(member.peer), HubReport("left", member.device_id, leave.reason)]
+        return [SuspendTransfers(member.peer), HubReport("left", member.device_id, goodbye.reason)]
 
     def revoke(self, member: Member, now_s: float) -> list[HubEffect]:
         """Shut a member out whose key counts no more, and tell it while its connection is there."""

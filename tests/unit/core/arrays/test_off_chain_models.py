@@ -5,7 +5,7 @@ import pytest
 
 from edgeasync.core.arrays.device_model import DeviceModel
 from edgeasync.core.arrays.hub_model import HubModel, Snapshot
-from edgeasync.core.arrays.off_chain_models import APART_MAX, DIFFERENCES_MAX, UNUSED_MAX
+from edgeasync.core.arrays.off_chain_models import DIFFERENCES_MAX, OFF_CHAIN_MAX, UNUSED_MAX
 from edgeasync.core.arrays.published_model import Publisher
 from edgeasync.core.hub.settings import CodecSettings
 from edgeasync.parameters import Parameter, ParameterSpec
@@ -109,8 +109,8 @@ def test_who_stays_holds_the_chains_model_in_the_end():
 
 def test_only_so_many_devices_are_remembered_and_none_for_ever():
     hub = Hub()
-    kinds = [Device(hub, number).catch_up()[1] for number in range(APART_MAX + 2)]
-    assert kinds == ["whole int8"] * APART_MAX + ["whole float16"] * 2
+    kinds = [Device(hub, number).catch_up()[1] for number in range(OFF_CHAIN_MAX + 2)]
+    assert kinds == ["whole int8"] * OFF_CHAIN_MAX + ["whole float16"] * 2
     hub.step(UNUSED_MAX)
     assert Device(hub, "late").catch_up()[1] == "whole float16"
     hub.step()
