@@ -421,7 +421,7 @@ async def test_a_live_hub_outlives_ten_thousand_messages_and_counts_them_all(tmp
         counted = sum(accepted.values()) + status["messages_refused"] + too_often
         assert counted == thrown + agent.messages_sent + asker.asked
         assert set(accepted) == {
-            "hello", "fetch", "push", "piece", "credit", "ping", "leave", "statusrequest", "wake",
+            "hello", "fetch", "push", "piece", "credit", "ping", "goodbye", "statusrequest", "wake",
         }  # fmt: skip
         assert status["messages_refused"] > thrown // 4
         assert status["updates_rejected"] > 0

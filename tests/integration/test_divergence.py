@@ -18,7 +18,7 @@ import sys
 import numpy as np
 from edgeasync import StepResult
 from edgeasync.durable.identity import DeviceIdentity
-from edgeasync.runtime.agent import Agent
+from edgeasync.runtime.agent import AgentRuntime
 from edgeasync.cli.serving import serve
 
 class BrokenSensor:
@@ -34,7 +34,7 @@ def make_trainer(welcome):
     trainer.spec = welcome.spec
     return trainer
 
-agent = Agent(
+agent = AgentRuntime(
     sys.argv[1], identity=DeviceIdentity("broken", "0" * 32, 1), make_trainer=make_trainer, step_s_min=0.005
 )
 print(serve(agent, 60, int))

@@ -251,7 +251,7 @@ import os, sys, threading, time
 import numpy as np
 from edgeasync import StepResult
 from edgeasync.durable.identity import DeviceIdentity
-from edgeasync.runtime.agent import Agent
+from edgeasync.runtime.agent import AgentRuntime
 from edgeasync.cli.serving import serve
 
 class Busy:
@@ -268,7 +268,7 @@ def make_trainer(welcome):
     trainer.spec = welcome.spec
     return trainer
 
-agent = Agent(sys.argv[1], identity=DeviceIdentity("busy", "0" * 32, 1), make_trainer=make_trainer)
+agent = AgentRuntime(sys.argv[1], identity=DeviceIdentity("busy", "0" * 32, 1), make_trainer=make_trainer)
 print(serve(agent, 60, int), flush=True)
 os._exit(0)  # as commands end
 """

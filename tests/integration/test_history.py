@@ -63,7 +63,7 @@ def test_a_run_that_continues_adds_its_rows(tmp_path, durability):
     first, before = trained(tmp_path, 20, settings=settings)
     run, after = trained(tmp_path, 40, settings=settings)
     history = run.history
-    assert len(first.measurements) == len(history)  # it is read from the folder
+    assert len(first.history) == len(history)  # it is read from the folder
     keys = list(zip(history["device"], history["update"], strict=True))
     assert keys == [(event.device, event.number) for event in before + after]
     assert list(history["row"]) == list(range(1, len(keys) + 1))

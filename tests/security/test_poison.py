@@ -69,7 +69,7 @@ def test_no_honest_device_is_clamped_whatever_dies(monkeypatch):
         )
         return claims
 
-    monkeypatch.setattr(membership, "hold", watch)
+    monkeypatch.setattr(membership, "clamp", watch)
     for seed in range(10):
         assert not run(seed).failure
     assert clamped == []

@@ -53,6 +53,7 @@ def test_what_a_killed_program_left_is_removed_by_the_next_one(temporary):
         assert [path.name for path in temporary.iterdir()] == [kept.name]
 
 
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # JAX warns of it, if a test before has imported it
 def test_a_forked_child_does_not_keep_what_its_parent_left(temporary):
     folder = TemporaryFolder()
     begun, begins = os.pipe()

@@ -25,7 +25,7 @@ aggregate = { kind = "immediate" }
 staleness = { kind = "constant" }
 optimizer = [{ kind = "sgd", learning_rate = 1.0 }]
 frequency = { kind = "fixed", local_steps = 1 }
-monitor = { watch = [], clip = 0 }
+monitor = { detectors = [], clip = 0 }
 [codec]
 push = "identity"
 model = "identity"

@@ -135,6 +135,7 @@ def test_what_begins_after_the_main_thread_has_ended_says_so(tmp_path):
         assert "EdgeAsyncError: the program is ending, and nothing can be started any more; let its main" in line
 
 
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # JAX warns of it, if a test before has imported it
 def test_a_forked_child_is_told_where_its_parents_hub_runs(tmp_path):
     """Red before: it was said that the hub had ended."""
     with Hub({"w": np.zeros(2, np.float32)}, run=tmp_path, bind="tcp://127.0.0.1:*") as hub:
