@@ -70,8 +70,7 @@ class Agent(Service):
     - `optimizer`, `batch_size`, `metrics`, `keep_optimizer_state`: of this device, instead of the hub's.
     - `loss`: the loss that this device expects the hub's training graph to have; another one is refused.
     - `throttle`: keys of `[throttle]` in a settings file, by their names: then the agent pauses when this device
-    is too
-      hot, from 80 C on, or as the keys say. Without it the agent looks at no sensor.
+      is too hot, from 80 C on, or as the keys say. Without it the agent looks at no sensor.
     - `epochs`: passes over this device's data between two exchanges, instead of the hub's number of local steps.
     - `passes`: over its own data, after which the agent ends; each takes every example once. With a `state` folder
       and `spool="full"` they are counted over all starts: an agent that was killed continues where it was.
