@@ -21,7 +21,7 @@ from edgeasync.errors import ConfigError, HubUnreachableError
 from edgeasync.losses import LossSetting, check_loss
 from edgeasync.net.network import ZmqNetwork
 from edgeasync.parameters import Vector
-from edgeasync.runtime.agent import AgentRuntime as RuntimeAgent
+from edgeasync.runtime.agent import AgentRuntime
 from edgeasync.runtime.agent_settings import AgentSection, PeersSection, ThrottleSection
 from edgeasync.runtime.device import Device, find_device
 from edgeasync.runtime.peer import Peer
@@ -291,7 +291,7 @@ class Agent(Service):
 
     async def _make(self, worker: AgentWorker | PeerWorker) -> None:
         self._workers.append(worker)  # which is closed at the end, whatever happens meanwhile
-        agent: RuntimeAgent | Peer = await asyncio.to_thread(worker.make)
+        agent: AgentRuntime | Peer = await asyncio.to_thread(worker.make)
         if self._stopping:
             agent.request_stop()
 

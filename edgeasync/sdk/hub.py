@@ -16,7 +16,7 @@ from edgeasync.errors import ConfigError, EdgeAsyncError
 from edgeasync.losses import LossSetting
 from edgeasync.net.address import DEFAULT_ADDRESS
 from edgeasync.policies.policy import Policy
-from edgeasync.runtime.hub import HubRuntime as RuntimeHub
+from edgeasync.runtime.hub import HubRuntime
 from edgeasync.sdk.callbacks import Callback, Callbacks
 from edgeasync.sdk.events import Best, End, Event, Join, Leave
 from edgeasync.sdk.history import History
@@ -108,7 +108,7 @@ class Hub(Service):
             "settings": settings,
             "local": local,
         }
-        self._hub: RuntimeHub | None = None
+        self._hub: HubRuntime | None = None
         self._told: Callbacks | None = None
         self._observer: Observer | None = None
         self._finishing = ""
@@ -195,7 +195,7 @@ class Hub(Service):
     # -- how it runs -----------------------------------------------------------------------------------------
 
     @property
-    def _running(self) -> RuntimeHub:
+    def _running(self) -> HubRuntime:
         if self._hub is None:
             self._call(lambda: None)  # which says why not
         assert self._hub is not None

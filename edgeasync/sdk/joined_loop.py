@@ -18,7 +18,7 @@ from edgeasync.core.device.effects import DeviceReport
 from edgeasync.durable.identity import DeviceFolder, DeviceIdentity, default_device_id
 from edgeasync.errors import ConfigError, EdgeAsyncError
 from edgeasync.protocol.messages import Welcome
-from edgeasync.runtime.agent import AgentRuntime as RuntimeAgent
+from edgeasync.runtime.agent import AgentRuntime
 from edgeasync.runtime.agent_settings import AgentSection
 from edgeasync.runtime.device import find_device, make_agent
 from edgeasync.sdk.joined_peers import JoinedPeers, peers_section
@@ -61,7 +61,7 @@ class JoinedLoop(UserLoop):
         self._section = section
         self._examples = examples
         self._initial = maker_of(_values_of(participant)) if own_start else None
-        self._agent: RuntimeAgent | None = None
+        self._agent: AgentRuntime | None = None
         self._welcomed: concurrent.futures.Future[Lockstep] = concurrent.futures.Future()
         self._welcome_before: Welcome | None = None
         self._timeout_s = timeout_s

@@ -12,7 +12,7 @@ from edgeasync.errors import ConfigError
 from edgeasync.policies.aggregation import ImmediateAggregator, ModelAverageAggregator
 from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.optimizers import SGD
-from edgeasync.runtime.agent import AgentRuntime as RuntimeAgent
+from edgeasync.runtime.agent import AgentRuntime
 from edgeasync.training.numpy_models import SoftmaxModel
 from tests.support.programs.command_line import CONFIG, mistake
 from tests.support.programs.processes import LIVELINESS, PATIENCE_S, trained, until
@@ -85,13 +85,13 @@ class WithSpec:
 def sent(monkeypatch):
     """All that agents of this process send: headers and payloads."""
     frames = []
-    send = RuntimeAgent.send
+    send = AgentRuntime.send
 
     def record(self, header, payload):
         frames.append((bytes(header), None if payload is None else bytes(payload)))
         send(self, header, payload)
 
-    monkeypatch.setattr(RuntimeAgent, "send", record)
+    monkeypatch.setattr(AgentRuntime, "send", record)
     return frames
 
 
