@@ -195,7 +195,7 @@ class CountingLink:
 
 
 class HostLink:
-    """What stands for a GPU in tests: its memory is the host's, and a copy ends at once."""
+    """A stand-in for a GPU in tests: its memory is the host's, and a copy ends at once."""
 
     def host_buffer(self, length: int) -> Any:
         """Return values in memory."""

@@ -256,7 +256,7 @@ def test_a_tree_on_a_gpu_is_copied_once_each_way(on_gpu):
 
 @pytest.mark.parametrize(("piece", "pieces"), [(9, 1), (4, 3), (1, 9), (0, 5)])
 def test_a_tree_travels_in_pieces(piece, pieces, on_gpu, monkeypatch):
-    """Pieces end inside of arrays, at their ends, or have several; an empty array is in none."""
+    """A piece ends inside an array or at its end, or holds several arrays. An empty array is in no piece."""
     monkeypatch.setattr(trees, "PIECE", piece)
     monkeypatch.setattr(trees, "PIECES_MAX", 5 if piece == 0 else 9)
     ours = tree() | {"empty": jax.numpy.zeros((0, 2)), "bias": jax.numpy.full(2, 7.0)}

@@ -1,4 +1,4 @@
-"""The input shape, from the layers or from the first batch."""
+"""The input shape comes from the layers, or from the first batch."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Reports to the user about the hub's answers, each only once."""
+"""The device warns its user of trouble in the hub's answers once, until it is over."""
 
 import pytest
 

@@ -300,7 +300,7 @@ def test_pongs_keep_the_link_and_measure_it():
 
 @pytest.mark.parametrize("code", ["unknown_session", "sequence"])
 def test_a_hub_that_forgot_gets_a_hello_on_a_fresh_connection(code):
-    """On the old one more refusals may be on their way: each would void the session that comes next."""
+    """The old connection may still deliver refusals, and each would void the next session."""
     device = DeviceBench().training().trained()
     device.hears(Refuse(code, "say hello"))
     assert device.kinds == [CloseConnection, DeviceReport]
