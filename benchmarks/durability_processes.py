@@ -23,15 +23,16 @@ BACK_TO_BACK = CheckpointSettings(every="0.02 seconds")
 
 PROBE_FILE = "probe"
 
-WITH_JOURNAL: Serve = partial(serve_ours, durability="journal")
+RECOVERABLE = make_settings(durability="journal", checkpoint=JOURNAL_ALONE)
+WITH_JOURNAL: Serve = partial(serve_ours, settings=make_settings(durability="journal"))
 WITHOUT_JOURNAL: Serve = serve_ours
-NEVER_RECOVERED: Serve = partial(serve_ours, settings=make_settings(JOURNAL_ALONE), durability="journal")
-ALWAYS_SAVING: Serve = partial(serve_ours, settings=make_settings(BACK_TO_BACK))
+NEVER_RECOVERED: Serve = partial(serve_ours, settings=RECOVERABLE)
+ALWAYS_SAVING: Serve = partial(serve_ours, settings=make_settings(checkpoint=BACK_TO_BACK))
 
 
 def open_run(length: int, folder: str, pipe: "Connection[tuple[float, int, int], None]") -> None:
     """Recover a run that `NEVER_RECOVERED` made; tell how many seconds it took, its updates and its entries."""
-    spec, settings = make_spec(length), make_settings(JOURNAL_ALONE)
+    spec, settings = make_spec(length), RECOVERABLE.core_settings()
 
     run = HubRun(FolderDisk(Path(folder)), Rules(spec, POLICY, settings))
     begin_s = time.perf_counter()

@@ -9,18 +9,19 @@ import itertools
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 import uvloop
 import zmq
+from msgspec.structs import replace
 
+from edgeasync.config import FilePath
 from edgeasync.core.arrays.buffers import BufferPool
 from edgeasync.core.arrays.combine import norm_of
 from edgeasync.core.arrays.hub_model import HubModel, Snapshot
 from edgeasync.core.hub.effects import Fold, HubReport
-from edgeasync.core.hub.settings import FLOAT32, CheckpointSettings, HubCoreSettings, Limits, Liveness
+from edgeasync.core.hub.settings import FLOAT32, CheckpointSettings, Limits, Liveness
 from edgeasync.durable.run import Durability
 from edgeasync.host.host_info import prepare_for_service
 from edgeasync.net.channel import COPY_BELOW_BYTES
@@ -48,7 +49,8 @@ from edgeasync.protocol.messages import (
     Welcome,
 )
 from edgeasync.protocol.transfers import CreditWindow, IncomingTransfer, OutgoingTransfer
-from edgeasync.runtime.hub import HubRuntime
+from edgeasync.runtime.hub import HostedModel, HubRuntime
+from edgeasync.runtime.hub_settings import HubSection, RunSettings
 
 ADDRESS = "tcp://127.0.0.1:*"
 LINEAGE = "0" * 16
@@ -67,39 +69,37 @@ def make_spec(length: int) -> ParameterSpec:
     return ParameterSpec((Parameter("weights", (length,)),))
 
 
-def make_settings(checkpoint: CheckpointSettings = NEVER, liveness: Liveness | None = None) -> HubCoreSettings:
-    """Return the settings of the real hub in all benchmarks: float32 both ways."""
-    return HubCoreSettings(codec=FLOAT32, checkpoint=checkpoint, liveness=liveness or Liveness())
-
-
-def make_hub(
-    length: int,
-    run: str,
-    pipe: "Connection[Any, None]",
-    settings: HubCoreSettings | None = None,
-    durability: Durability = "checkpoint",
+def make_settings(
     *,
-    policy: Policy = POLICY,
+    durability: Durability = "checkpoint",
     history_rows_max: int = 0,
-) -> HubRuntime:
-    """Return the real hub on a model of zeros; it tells its address through the pipe.
+    policy: Policy = POLICY,
+    checkpoint: CheckpointSettings = NEVER,
+    liveness: Liveness | None = None,
+) -> RunSettings:
+    """Return the settings of the real hub in all benchmarks: float32 both ways.
 
     It keeps no journal and no history unless told to, for neither do the baselines.
     """
+    return RunSettings(
+        hub=HubSection(bind=ADDRESS, durability=durability, history_rows_max=history_rows_max),
+        policy=policy,
+        codec=FLOAT32,
+        checkpoint=checkpoint,
+        liveness=liveness or Liveness(),
+    )
+
+
+def make_hub(length: int, run: str, pipe: "Connection[Any, None]", settings: RunSettings) -> HubRuntime:
+    """Return the real hub on a model of zeros, in the folder `run`; it tells its address through the pipe."""
 
     def on_report(report: HubReport) -> None:
         if report.event == "listening":
             pipe.send(report.detail)
 
     return HubRuntime(
-        spec=make_spec(length),
-        initial=lambda: np.zeros(length, np.float32),
-        policy=policy,
-        bind=ADDRESS,
-        run=Path(run),
-        settings=settings or make_settings(),
-        durability=durability,
-        history_rows_max=history_rows_max,
+        replace(settings, hub=replace(settings.hub, run=FilePath(run))),
+        HostedModel(spec=make_spec(length), initial=lambda: np.zeros(length, np.float32)),
         on_report=on_report,
     )
 
@@ -108,15 +108,12 @@ def serve_ours(
     length: int,
     run: str,
     pipe: "Connection[str, None]",
-    settings: HubCoreSettings | None = None,
-    durability: Durability = "checkpoint",
-    *,
-    history_rows_max: int = 0,
+    settings: RunSettings | None = None,
 ) -> None:
     """Run the real hub, as `edgeasync hub` would."""
     prepare_for_service()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        hub = make_hub(length, run, pipe, settings, durability, history_rows_max=history_rows_max)
+        hub = make_hub(length, run, pipe, settings or make_settings())
         runner.run(hub.run())
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.exchange import Bench as Hubs
 from benchmarks.exchange import Case, Measured, median
-from benchmarks.exchange_servers import Serve, serve_ours
+from benchmarks.exchange_servers import Serve, make_settings, serve_ours
 from benchmarks.report import Form, Results, enforce_targets, make_parser, show_progress, show_results
 from benchmarks.scale import Bench
 from edgeasync.core.hub.effects import HubEffect
@@ -40,8 +40,8 @@ CASES = (
 TINY_CASES = (Case("4 KB x 2", 1_000, 2, 1, 0.4),)
 
 SERVERS: dict[str, Serve] = {
-    "history": partial(serve_ours, durability="journal", history_rows_max=ROWS_MAX),
-    "no history": partial(serve_ours, durability="journal"),
+    "history": partial(serve_ours, settings=make_settings(durability="journal", history_rows_max=ROWS_MAX)),
+    "no history": partial(serve_ours, settings=make_settings(durability="journal")),
 }
 
 

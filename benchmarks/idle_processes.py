@@ -105,8 +105,8 @@ def run_hub(
     """Run the real hub; send its address, then the measurements of its loop's probe whenever asked."""
     allow_many_files()
     prepare_for_service()
-    settings = make_settings(liveness=Liveness(heartbeat_s=HEARTBEAT_S, lease_s=LEASE_S))
-    hub = make_hub(length, run, pipe, settings, policy=policy)
+    settings = make_settings(policy=policy, liveness=Liveness(heartbeat_s=HEARTBEAT_S, lease_s=LEASE_S))
+    hub = make_hub(length, run, pipe, settings)
     slowest = SlowestEvent() if time_events else None
 
     seen: Counter[str] = Counter()

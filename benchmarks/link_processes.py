@@ -11,8 +11,9 @@ import numpy as np
 import uvloop
 
 from benchmarks.processes import peak_resident_bytes
+from edgeasync.config import FilePath
 from edgeasync.core.hub.effects import HubReport
-from edgeasync.core.hub.settings import FLOAT32, CheckpointSettings, HubCoreSettings, Liveness, StopCondition
+from edgeasync.core.hub.settings import FLOAT32, CheckpointSettings, Liveness, StopCondition
 from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.parameters import Parameter, ParameterSpec, Vector
 from edgeasync.policies.aggregation import ImmediateAggregator
@@ -24,7 +25,8 @@ from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Fetch, Pong, Push
 from edgeasync.protocol.wire import Buffer
 from edgeasync.runtime.agent import AgentRuntime
-from edgeasync.runtime.hub import HubRuntime
+from edgeasync.runtime.hub import HostedModel, HubRuntime
+from edgeasync.runtime.hub_settings import HubSection, RunSettings
 from edgeasync.training.trainer import StepResult
 
 HEARTBEAT_S = 0.5
@@ -95,24 +97,20 @@ def run_hub(length: int, updates: int | None, run: str, pipe: "Connection[str, N
             pipe.send(hub.address)
         told.append(report.event)
 
-    spec = spec_of(length)
     hub = HubRuntime(
-        spec=spec,
-        initial=lambda: np.zeros(length, np.float32),
-        policy=Policy(
-            aggregate=ImmediateAggregator(),
-            optimizer=(SGD(),),
-            frequency=FixedFrequency(local_steps=1),
-            monitor=Monitor(detectors=()),
-        ),
-        bind="tcp://127.0.0.1:*",
-        run=Path(run),
-        settings=HubCoreSettings(
+        RunSettings(
+            hub=HubSection(bind="tcp://127.0.0.1:*", run=FilePath(run), stop=StopCondition(updates=updates)),
+            policy=Policy(
+                aggregate=ImmediateAggregator(),
+                optimizer=(SGD(),),
+                frequency=FixedFrequency(local_steps=1),
+                monitor=Monitor(detectors=()),
+            ),
             codec=FLOAT32,
             liveness=Liveness(heartbeat_s=HEARTBEAT_S, lease_s=LEASE_S),
-            stop=StopCondition(updates=updates),
             checkpoint=CheckpointSettings(every="1000 hours"),
         ),
+        HostedModel(spec=spec_of(length), initial=lambda: np.zeros(length, np.float32)),
         on_report=on_report,
     )
     pipe.send(uvloop.run(hub.run()))

@@ -3,15 +3,15 @@
 import asyncio
 import time
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import uvloop
 
 from benchmarks.link_processes import Adder, spec_of
+from edgeasync.config import FilePath
 from edgeasync.core.hub.effects import HubReport
-from edgeasync.core.hub.settings import FLOAT32, CheckpointSettings, HubCoreSettings
+from edgeasync.core.hub.settings import FLOAT32, CheckpointSettings
 from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.policies.aggregation import ImmediateAggregator
 from edgeasync.policies.frequency import FixedFrequency
@@ -19,7 +19,8 @@ from edgeasync.policies.monitor import Monitor
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
 from edgeasync.runtime.agent import AgentRuntime
-from edgeasync.runtime.hub import HubRuntime
+from edgeasync.runtime.hub import HostedModel, HubRuntime
+from edgeasync.runtime.hub_settings import HubSection, RunSettings
 
 SHARE = 0.2
 LENGTH = 1 << 18
@@ -35,18 +36,19 @@ def run_hub(steps: int, run: str, pipe: "Connection[str, None]") -> None:
             pipe.send(hub.address)
 
     hub = HubRuntime(
-        spec=spec_of(LENGTH),
-        initial=lambda: np.zeros(LENGTH, np.float32),
-        policy=Policy(
-            aggregate=ImmediateAggregator(),
-            optimizer=(SGD(),),
-            frequency=FixedFrequency(local_steps=steps),
-            delay_steps=steps,
-            monitor=Monitor(detectors=()),
+        RunSettings(
+            hub=HubSection(bind="tcp://127.0.0.1:*", run=FilePath(run)),
+            policy=Policy(
+                aggregate=ImmediateAggregator(),
+                optimizer=(SGD(),),
+                frequency=FixedFrequency(local_steps=steps),
+                delay_steps=steps,
+                monitor=Monitor(detectors=()),
+            ),
+            codec=FLOAT32,
+            checkpoint=CheckpointSettings(every="1000 hours"),
         ),
-        bind="tcp://127.0.0.1:*",
-        run=Path(run),
-        settings=HubCoreSettings(codec=FLOAT32, checkpoint=CheckpointSettings(every="1000 hours")),
+        HostedModel(spec=spec_of(LENGTH), initial=lambda: np.zeros(LENGTH, np.float32)),
         on_report=on_report,
     )
     uvloop.run(hub.run())

@@ -13,9 +13,10 @@ import uvloop
 
 from benchmarks.exchange_servers import make_spec
 from benchmarks.idle_processes import Looked, allow_many_files, run_probed
+from edgeasync.config import FilePath
 from edgeasync.core.device.effects import DeviceReport
 from edgeasync.core.hub.effects import HubReport
-from edgeasync.core.hub.settings import HubCoreSettings, Limits, Liveness
+from edgeasync.core.hub.settings import Limits, Liveness
 from edgeasync.durable.device_keys import DeviceKeys
 from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.parameters import ParameterSpec, Vector
@@ -24,7 +25,8 @@ from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
 from edgeasync.runtime.agent import AgentRuntime
-from edgeasync.runtime.hub import HubRuntime
+from edgeasync.runtime.hub import HostedModel, HubRuntime
+from edgeasync.runtime.hub_settings import HubSection, RunSettings
 from edgeasync.training.trainer import StepResult
 
 POLICY = Policy(aggregate=ImmediateAggregator(), optimizer=(SGD(),), frequency=FixedFrequency(local_steps=1))
@@ -58,15 +60,13 @@ def run_hub(run: str, keys: str, pipe: "Connection[Any, None]") -> None:
         lost[report.device_id] += report.event == "lost" and report.device_id.startswith("honest")
 
     hub = HubRuntime(
-        spec=make_spec(LENGTH),
-        initial=lambda: np.zeros(LENGTH, np.float32),
-        policy=POLICY,
-        bind="tcp://127.0.0.1:*",
-        run=Path(run),
-        settings=HubCoreSettings(
-            limits=Limits(devices_max=DEVICES_MAX), liveness=Liveness(heartbeat_s=2.0, lease_s=6.0)
+        RunSettings(
+            hub=HubSection(bind="tcp://127.0.0.1:*", run=FilePath(run), keys=FilePath(keys)),
+            policy=POLICY,
+            limits=Limits(devices_max=DEVICES_MAX),
+            liveness=Liveness(heartbeat_s=2.0, lease_s=6.0),
         ),
-        keys=Path(keys),
+        HostedModel(spec=make_spec(LENGTH), initial=lambda: np.zeros(LENGTH, np.float32)),
         on_report=on_report,
     )
     most_bytes = sum(part.nbytes for part in hub.most_memory())

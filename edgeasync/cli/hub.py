@@ -25,7 +25,9 @@ from edgeasync.net.address import is_within_machine
 from edgeasync.net.connections import connections_that_fit
 from edgeasync.plugins import refuse_modules_in
 from edgeasync.runtime.hub import HubRuntime
-from edgeasync.runtime.hub_settings import HubSection, HubSettings, has_checkpoint, read_record
+from edgeasync.runtime.hub_record import has_checkpoint, read_record
+from edgeasync.runtime.hub_settings import HubSection, HubSettings
+from edgeasync.runtime.hub_start import make_hub
 
 PROGRESS_S = 10.0
 
@@ -74,7 +76,7 @@ def check_hub(config: Path | None, flags: Flags, printer: Printer) -> None:
     """
     settings = _all_settings(config, flags)
     allow_many_files()
-    parts = settings.make_hub(load=load_graph_apart, trust_code=flags.trust_code).most_memory()
+    parts = make_hub(settings, load=load_graph_apart, trust_code=flags.trust_code).most_memory()
     needed, machine = sum(part.nbytes for part in parts), memory_limit_bytes()
     connections, files = settings.limits.devices_max, connections_that_fit()
     if printer.json:
@@ -124,7 +126,7 @@ def run_hub(config: Path | None, flags: Flags, printer: Printer) -> None:
 
     allow_many_files()
     prepare_for_service()
-    hub = settings.make_hub(on_report, load=load_graph_apart, trust_code=flags.trust_code)
+    hub = make_hub(settings, on_report, load=load_graph_apart, trust_code=flags.trust_code)
     reason = serve(hub, PROGRESS_S, _progress_of(hub, notifier, printer), hub.model_file.parent, notifier=notifier)
     _print_end(hub, reason, printer)
 

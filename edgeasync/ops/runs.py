@@ -11,7 +11,7 @@ from edgeasync.durable.files import is_locked
 from edgeasync.durable.run_replay import JournalEnd, follow_journal, look_at
 from edgeasync.errors import StorageError
 from edgeasync.graphs.model_file import BEST_FILE, MODEL_FILE, read_header
-from edgeasync.runtime.hub import RECORD_FILE
+from edgeasync.runtime.hub_record import RECORD_FILE
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,7 +23,7 @@ from edgeasync.durable.run_replay import Line, RunReplay, look_at
 from edgeasync.errors import ConfigError, StorageError
 from edgeasync.graphs.model_file import BEST_FILE, MODEL_FILE, read_model
 from edgeasync.protocol.messages import ModelVersion
-from edgeasync.runtime.hub import RECORD_FILE
+from edgeasync.runtime.hub_record import RECORD_FILE
 
 
 class TrainedModel(msgspec.Struct, frozen=True, kw_only=True):

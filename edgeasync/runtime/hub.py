@@ -9,11 +9,11 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
+from edgeasync.config import expanded
 from edgeasync.core.arrays.hub_model import Snapshot
 from edgeasync.core.engine.clock import OffsetClock
 from edgeasync.core.engine.hub_engine import HubEngine, Observe
@@ -22,18 +22,16 @@ from edgeasync.core.engine.sender import Sender
 from edgeasync.core.hub.effects import HubEffect, HubReport
 from edgeasync.core.hub.events import Evaluated, HubEvent, Peer
 from edgeasync.core.hub.hub_core import HubCore
-from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.core.recovery.replay import Sessions
 from edgeasync.core.recovery.state import HubState, capture
 from edgeasync.durable.allow_list import Key
 from edgeasync.durable.commit import GroupCommit
 from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.files import FolderLock
-from edgeasync.durable.history import ROWS_MAX
 from edgeasync.durable.history_writer import HistoryLog
 from edgeasync.durable.keys import HubKeys
 from edgeasync.durable.recovery import Rules
-from edgeasync.durable.run import Durability, HubRun
+from edgeasync.durable.run import HubRun
 from edgeasync.errors import AddressError, ConfigError, EdgeAsyncError, PluginError, StorageError
 from edgeasync.graphs.graph_model import keep_file, keep_files
 from edgeasync.graphs.model_file import BEST_FILE, MODEL_FILE, load_model, read_header, save_model
@@ -44,20 +42,20 @@ from edgeasync.net.hub_listener import HubListener, ListenerSettings
 from edgeasync.net.network import ZmqNetwork
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.plugins import refuse_modules_in
-from edgeasync.policies.policy import PolicySet
 from edgeasync.protocol import wire
 from edgeasync.protocol.graph import ShippedGraph
 from edgeasync.protocol.messages import Frozen, ModelVersion
+from edgeasync.runtime.hub_record import RECORD_FILE
+from edgeasync.runtime.hub_settings import RunSettings
 from edgeasync.runtime.memory import Part, most_memory
 from edgeasync.training.evaluation import Evaluator, plain
+from edgeasync.training.numpy_models import Model
+from edgeasync.training.plan import CodeModel, ShippedModel, TrainingPlan
 
 MANY_NAMES = "without keys a machine can take many names: policy.trust = 'open' does not protect against that"
 
 CLOSE_S = 60.0
 """How long a stopping hub waits for its last fold and for the disk."""
-
-RECORD_FILE = "hub.json"
-"""The settings of a run's last start, in its folder."""
 
 PROGRESS_S = 5.0
 """How often a hub that replays a long journal says how far it is."""
@@ -69,31 +67,39 @@ OnReport = Callable[[HubReport], None]
 Result = TypeVar("Result")
 
 
+class HostedModel(msgspec.Struct, frozen=True, kw_only=True):
+    """The model that a hub holds, and what it gives to the devices that join.
+
+    - `initial` makes the first vector of the `spec`.
+    - `shipped` is what devices are told to train: the command `edgeasync agent` makes its trainer from it and from
+      the hub's `[local]` settings. If your agents make trainers of their own, leave it out.
+    - `graph` is a serialized ONNX training graph for the devices, and `forward` the model that it was built from.
+    - `frozen` is the checksum of the model's arrays that do not travel, if it has any. `[hub] frozen` says what
+      happens to a device whose arrays differ.
+    """
+
+    spec: ParameterSpec
+    initial: Callable[[], Vector]
+    shipped: Model | ShippedModel | CodeModel | None = None
+    graph: bytes | None = None
+    forward: bytes | None = None
+    frozen: Frozen | None = None
+
+
 class HubRuntime:
     """Holds the model and trains it with the devices that join.
 
     `run` serves until the stop condition or `request_stop`, and returns why it ended. A hub runs once.
 
-    - `initial` makes the first vector of the spec. If the folder `run` already holds a run, the hub resumes that
-      run's model instead.
+    - If the folder `[hub] run` already holds a run, the hub resumes that run's model instead of the first values.
+      The folder keeps a copy of the graph and of its forward model. It also keeps `record`, the settings.
     - `evaluator` is a function. It takes the vector and returns an `EvaluationResult` (`training.evaluation`) with
-      `loss`, `accuracy` (or `None`) and `examples`. The hub calls it every `settings.evaluate_every_updates`
-      updates and keeps the best version in `best_file`. If the settings need an evaluator and there is none, the
-      constructor raises `ConfigError`.
-    - `training` are settings that the hub sends to every device that joins, as `Welcome.settings`. The command
-      `edgeasync agent` makes its trainer from them. If your agents make trainers of their own, leave it out.
-    - `graph` is a serialized ONNX training graph for the devices. The run folder keeps a copy of it, and of the
-      `forward` model that it was built from. It also keeps `record`, the settings.
-    - `frozen` is the checksum of the model's arrays that do not travel, if it has any. `settings.frozen` says what
-      happens to a device whose arrays differ.
-    - `keys` is a folder from `edgeasync keys init`. Then every connection is encrypted, and only keys on the
-      folder's allow-list are admitted. With `knocking` the hub records other keys, so that a person can accept
-      them.
-    - `insecure` lets a hub without keys listen beyond this machine.
+      `loss`, `accuracy` (or `None`) and `examples`. The hub calls it `[evaluation] every` so often, and keeps the
+      best version in `best_file`. If the stop condition needs an evaluator and there is none, the constructor
+      raises `ConfigError`.
     - With `trust_code` the hub imports plugins that only the run's folder names.
     - `recordable` is `False` for a run that nobody resumes: its policy then need not have a name.
     - `on_best` is called on the loop with the best version so far and its evaluation, when that is to be written.
-    - `history_rows_max` bounds the rows of the history in the run folder; with 0 there is none.
     - `observe` is called on the loop with every event that the core has decided about, and with its effects.
 
     `run` raises `AddressError` if it cannot bind the address. It raises `StorageError` or `ModelMismatchError`
@@ -104,60 +110,30 @@ class HubRuntime:
 
     def __init__(
         self,
+        settings: RunSettings,
+        model: HostedModel,
         *,
-        spec: ParameterSpec,
-        initial: Callable[[], Vector],
-        policy: PolicySet,
-        bind: str,
-        run: Path,
-        settings: HubCoreSettings,
-        training: dict[str, Any] | None = None,
-        graph: bytes | None = None,
-        forward: bytes | None = None,
-        frozen: Frozen | None = None,
         evaluator: Evaluator | None = None,
-        durability: Durability = "journal",
-        history_rows_max: int = ROWS_MAX,
-        keys: Path | None = None,
-        knocking: bool = False,
-        insecure: bool = False,
-        trust_code: bool = False,
-        recordable: bool = True,
         record: bytes | None = None,
+        recordable: bool = True,
+        trust_code: bool = False,
         on_report: OnReport | None = None,
         on_best: Callable[[Snapshot, Evaluated], None] | None = None,
         observe: Observe | None = None,
         network: ZmqNetwork | None = None,
     ) -> None:
+        run = expanded(settings.hub.run)
         refuse_modules_in(run)
-        check_bind(bind, insecure=insecure or keys is not None)
-        if keys is not None and bind.startswith("inproc:"):
-            raise AddressError(
-                f"{bind}: ZeroMQ does not encrypt within a process; leave out keys, or write tcp://"
-            )
-        if spec.length > settings.limits.parameters_max:
-            raise ConfigError(
-                f"the model has {spec.length} parameters, over limits.parameters_max = "
-                f"{settings.limits.parameters_max}; raise that limit"
-            )
-        if evaluator is None and (settings.held_out or settings.stop.accuracy is not None):
-            asked = "held_out" if settings.held_out else "stop.accuracy"
-            raise ConfigError(f"{asked} needs held-out data to measure on: give Hub an evaluator, or leave it out")
-        settings = msgspec.structs.replace(settings, held_out=evaluator is not None, frozen_arrays=frozen)
-        self.spec = spec
+        _check(settings, model.spec, evaluator)
+        self.spec = model.spec
         """The arrays of the model."""
         self.model_file = run / MODEL_FILE
         """The newest model that was saved, the last one once `run` has returned; `load_model` reads it."""
         self.best_file = run / BEST_FILE
         """The best version: by the evaluator or, without one, by the losses that most devices reach."""
-        self._initial = initial
-        self._training = training or {}
-        self._graph = graph
-        self._forward = forward
-        self._settings = settings
-        self._policy = policy
-        self._durability = durability
-        self._history_rows_max = history_rows_max
+        self._settings, self._model = settings, model
+        plan = None if model.shipped is None else TrainingPlan(model=model.shipped, local=settings.local)
+        self._training = None if plan is None else plan.table()
         self._record = record
         self._evaluator = evaluator
         self._on_report = on_report or (lambda _: None)
@@ -167,21 +143,18 @@ class HubRuntime:
         self._evaluating = self._stopping = self._finishing = self._opened = False
         self._write_best: Callable[[], None] | None = None
         self._unsaved: StorageError | None = None
-        self._keys = None if keys is None else HubKeys(keys)
         self._told_denied: Counter[str] = Counter()
         self._tell_at_s = 0.0
-        bounds = ListenerSettings(
-            limits=settings.limits,
-            lease_s=settings.liveness.lease_s,
-            model_bytes=spec.nbytes,
-            knocking=knocking,
+        self._keys = None if settings.hub.keys is None else HubKeys(expanded(settings.hub.keys))
+        self._network: HubNetwork = HubListener(
+            settings.hub.bind, _bounds(settings, self.spec), self._keys, network
         )
-        self._network: HubNetwork = HubListener(bind, bounds, self._keys, network)
         self._folder = FolderLock(run, "run (--run)")
+        core = settings.core_settings(held_out=evaluator is not None, frozen_arrays=model.frozen)
         self._run = HubRun(
             FolderDisk(run, self._folder.check),
-            Rules(spec, policy, settings, graph is not None, recordable),
-            history_rows_max=history_rows_max,
+            Rules(model.spec, settings.policy, core, model.graph is not None, recordable),
+            history_rows_max=settings.hub.history_rows_max,
             trust_code=trust_code,
         )
         self._log: GroupCommit | None = None
@@ -228,14 +201,7 @@ class HubRuntime:
 
     def most_memory(self) -> list[Part]:
         """Return what the most memory consists of that this hub may need; to be called before `run`."""
-        return most_memory(
-            self.spec,
-            self._policy,
-            self._settings,
-            journal=self._durability == "journal",
-            evaluated=self._evaluator is not None,
-            history_rows_max=self._history_rows_max,
-        )
+        return most_memory(self.spec, self._settings, evaluated=self._evaluator is not None)
 
     def last_events(self) -> list[str]:
         """Return a line for each of the last events and effects of the core, without secrets."""
@@ -308,9 +274,9 @@ class HubRuntime:
             created_s=time.time(),
             on_entry=on_entry,
         )
-        if self._graph is not None:
+        if self._model.graph is not None:
             names = {parameter.name for parameter in self.spec.parameters}
-            keep_files(self.model_file.parent, self._graph, self._forward, names)
+            keep_files(self.model_file.parent, self._model.graph, self._model.forward, names)
         if self._record is not None:
             keep_file(self.model_file.parent / RECORD_FILE, self._record)
         if not self.model_file.exists():
@@ -336,17 +302,17 @@ class HubRuntime:
 
     def _begin(self) -> tuple[Vector, int]:
         """Return the model that a run without checkpoints begins with."""
-        return load_model(self.model_file, self.spec) if self.model_file.exists() else (self._initial(), 0)
+        return load_model(self.model_file, self.spec) if self.model_file.exists() else (self._model.initial(), 0)
 
     def _make_core(self, rules: Rules, version: ModelVersion, now_s: float, sessions: Sessions) -> HubCore:
-        graph = None if self._graph is None else ShippedGraph(self._graph)
+        graph = None if self._model.graph is None else ShippedGraph(self._model.graph)
         return rules.make_core(version, now_s, sessions, training=self._training, graph=graph)
 
     def _make_engine(self) -> HubEngine:
         run = self._run
         # The core's time stands still while there is no hub.
         self._now_s = OffsetClock(time.monotonic, run.now_s)
-        if self._durability == "journal":
+        if self._settings.hub.durability == "journal":
             self._log = GroupCommit(run.journal, self, on_durable=self._on_durable, on_failing=self._on_failing)
         return HubEngine(
             run.core,
@@ -379,7 +345,7 @@ class HubRuntime:
             worker.start()
         try:
             self.report(HubReport("listening", detail=self.address))
-            if self._policy.trust == "open" and self._keys is None:
+            if self._settings.policy.trust == "open" and self._keys is None:
                 self.report(HubReport("warning", detail=MANY_NAMES))
             self._resume()
             if self._keys is not None:
@@ -621,7 +587,7 @@ class HubRuntime:
 
         def work() -> None:
             found = plain(evaluator(snapshot.vector))
-            if found.accuracy is None and self._settings.stop.accuracy is not None:
+            if found.accuracy is None and self._settings.hub.stop.accuracy is not None:
                 raise ConfigError(
                     "stop.accuracy would never end training: the evaluator returns none; leave out stop.accuracy"
                 )
@@ -645,7 +611,7 @@ class HubRuntime:
             "uptime_s": round(time.monotonic() - self._started_s, 3),
             "model_file": str(self.model_file.resolve()),
             "parameters": self.spec.length,
-            "durability": self._durability,
+            "durability": self._settings.hub.durability,
             "version_durable": self._version_saved if log is None else None,
             "disk_trouble": (log and log.failing) or self._unwritten,
             "denied": self._denied(),
@@ -658,3 +624,31 @@ class HubRuntime:
 
     def _fail_from_thread(self, error: BaseException) -> None:
         self._loop.call_soon_threadsafe(self._ending.fail, error)
+
+
+def _check(settings: RunSettings, spec: ParameterSpec, evaluator: Evaluator | None) -> None:
+    """Raise `AddressError` or `ConfigError` for what such a hub cannot do."""
+    hub = settings.hub
+    check_bind(hub.bind, insecure=hub.insecure or hub.keys is not None)
+    if hub.keys is not None and hub.bind.startswith("inproc:"):
+        raise AddressError(
+            f"{hub.bind}: ZeroMQ does not encrypt within a process; leave out keys, or write tcp://"
+        )
+    if spec.length > settings.limits.parameters_max:
+        raise ConfigError(
+            f"the model has {spec.length} parameters, over limits.parameters_max = "
+            f"{settings.limits.parameters_max}; raise that limit"
+        )
+    if evaluator is None and hub.stop.accuracy is not None:
+        raise ConfigError(
+            "stop.accuracy needs held-out data to measure on: give Hub an evaluator, or leave it out"
+        )
+
+
+def _bounds(settings: RunSettings, spec: ParameterSpec) -> ListenerSettings:
+    return ListenerSettings(
+        limits=settings.limits,
+        lease_s=settings.liveness.lease_s,
+        model_bytes=spec.nbytes,
+        knocking=settings.hub.knocking,
+    )

@@ -10,14 +10,13 @@ from edgeasync.core.arrays.hub_model import POOLED_BYTES_MIN
 from edgeasync.core.arrays.off_chain_models import OFF_CHAIN_MAX
 from edgeasync.core.engine.log_writer import ANSWERS_MIN, ANSWERS_PER_DEVICE, WAITING_BYTES_MIN
 from edgeasync.core.engine.message_bounds import SENDERS_MAX
-from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.durable.history_writer import WAITING_MAX
 from edgeasync.host.host_info import resident_bytes
 from edgeasync.net.connection_bounds import ADDRESSES_MAX, SPARE_MAX, STRANGERS_MAX, unread_bytes_max
 from edgeasync.parameters import ParameterSpec
-from edgeasync.policies.policy import PolicySet
 from edgeasync.policies.transforms import state_vectors
 from edgeasync.protocol.codecs import payload_bytes_limit
+from edgeasync.runtime.hub_settings import RunSettings
 
 THREADS_BYTES = 32 << 20
 """Stacks of threads, and what the allocator keeps of memory that was freed."""
@@ -52,17 +51,10 @@ class Part(msgspec.Struct, frozen=True):
     why: str
 
 
-def most_memory(
-    spec: ParameterSpec,
-    policy: PolicySet,
-    settings: HubCoreSettings,
-    *,
-    journal: bool,
-    evaluated: bool,
-    history_rows_max: int = 0,
-) -> list[Part]:
+def most_memory(spec: ParameterSpec, settings: RunSettings, *, evaluated: bool) -> list[Part]:
     """Return the parts of a hub that is made in this process, and does not run yet."""
-    limits, model = settings.limits, spec.nbytes
+    limits, policy, model = settings.limits, settings.policy, spec.nbytes
+    journal, history_rows_max = settings.hub.durability == "journal", settings.hub.history_rows_max
     optimizer = state_vectors(tuple(policy.optimizer))
     versions = 0 if policy.compensation is None else policy.compensation.versions
     copies = 2 + 2 * policy.monitor.rolls_back + versions + optimizer + 2 + evaluated

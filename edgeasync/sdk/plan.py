@@ -9,14 +9,15 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from edgeasync.config import convert, expanded
+from edgeasync.config import FilePath, convert, expanded
 from edgeasync.core.hub.settings import StopCondition
 from edgeasync.data.dataset import Dataset
 from edgeasync.errors import ConfigError
 from edgeasync.net.network import ZmqNetwork
 from edgeasync.plugins import refuse_modules_in
 from edgeasync.policies.policy import Policy
-from edgeasync.runtime.hub import HubRuntime
+from edgeasync.runtime.hub import HostedModel, HubRuntime
+from edgeasync.runtime.hub_record import record_of
 from edgeasync.runtime.hub_settings import HubSettings, RunSettings
 from edgeasync.sdk.models import (
     GraphArguments,
@@ -32,7 +33,7 @@ from edgeasync.sdk.stop import Stop
 from edgeasync.training.evaluation import Evaluator
 from edgeasync.training.local_parameters import Patterns, choose_local
 from edgeasync.training.numpy_models import Model
-from edgeasync.training.plan import CodeModel, ShippedModel, TrainingPlan
+from edgeasync.training.plan import CodeModel, ShippedModel
 
 SEEDS = 1 << 62
 """As many as a settings file may name."""
@@ -133,31 +134,27 @@ def make_hub(
 
     With `trust_code` it imports plugins that only the run's folder names.
     """
-    prepared, sections = plan.prepared, plan.sections
-    graph, settings = prepared.graph, sections.hub
-    model: Model | ShippedModel | CodeModel = prepared.shipped or CodeModel()
+    prepared, hub = plan.prepared, plan.sections.hub
+    shipped: Model | ShippedModel | CodeModel = prepared.shipped or CodeModel()
     if plan.local:
-        model = replace(model, local=plan.local)
-    return HubRuntime(
+        shipped = replace(shipped, local=plan.local)
+    graph = prepared.graph
+    model = HostedModel(
         spec=prepared.spec,
         initial=lambda: np.array(prepared.initial),
-        policy=sections.policy,
-        bind=bind,
-        run=plan.folder,
-        settings=sections.core_settings(),
-        training=TrainingPlan(model=model, local=sections.local).table(),
+        shipped=shipped,
         graph=None if graph is None else graph.graph,
         forward=None if graph is None else graph.forward,
         frozen=prepared.frozen,
+    )
+    own = replace(hub, bind=bind, keys=hub.keys or (keys and FilePath(keys)))
+    return HubRuntime(
+        replace(plan.sections, hub=own),
+        model,
         evaluator=plan.evaluator,
-        durability=settings.durability,
-        history_rows_max=settings.history_rows_max,
-        keys=keys if settings.keys is None else expanded(settings.keys),
-        knocking=settings.knocking,
-        insecure=settings.insecure,
-        trust_code=trust_code,
-        recordable=plan.recordable,
         record=_record(plan),
+        recordable=plan.recordable,
+        trust_code=trust_code,
         on_report=observer.on_report,
         on_best=partial(observer.on_best, prepared.restore),
         observe=observer,
@@ -174,7 +171,7 @@ def _record(plan: HubPlan) -> bytes | None:
     # Who resumes the run from the command line has no held-out data: an accuracy cannot end it there.
     fields["hub"] = replace(sections.hub, stop=replace(sections.hub.stop, accuracy=None))
     model = plan.prepared.described
-    return HubSettings(model=replace(model, local=plan.local) if plan.local else model, **fields).record()
+    return record_of(HubSettings(model=replace(model, local=plan.local) if plan.local else model, **fields))
 
 
 def _sections(

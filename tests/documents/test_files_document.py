@@ -13,7 +13,7 @@ from edgeasync.durable.history_file import HistoryFile
 from edgeasync.durable.local_file import LOCAL_FORMAT
 from edgeasync.durable.quota_file import QUOTA_FORMAT
 from edgeasync.protocol.messages import PROTOCOL_VERSION
-from edgeasync.runtime.hub_settings import RECORD_FORMAT
+from edgeasync.runtime.hub_record import RECORD_FORMAT
 
 PAGE = (Path(__file__).parents[2] / "docs/reference/files.md").read_text("utf-8")
 WRITTEN = {

@@ -15,6 +15,7 @@ from edgeasync.cli.main import app
 from edgeasync.config import FilePath, Section, convert, kinds_of, read_toml
 from edgeasync.runtime.agent_settings import AgentSection, AgentSettings, PeersSection
 from edgeasync.runtime.hub_settings import HubSettings
+from edgeasync.runtime.hub_start import make_hub
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
@@ -170,14 +171,14 @@ def beside(tmp_path, monkeypatch):
 
 def test_whole_files_in_the_document_are_read(beside):
     hub, agent = re.findall(r"```toml\n(.+?)```", TEXT, re.DOTALL)
-    convert(tomllib.loads(hub), HubSettings, where="the document").make_hub()
+    make_hub(convert(tomllib.loads(hub), HubSettings, where="the document"))
     convert(tomllib.loads(agent), AgentSettings, where="the document")
     assert tomllib.loads(hub)["model"] == tomllib.loads(agent)["model"]
 
 
 @pytest.mark.parametrize("path", HUB_FILES)
 def test_hub_files_are_read(path, beside):
-    read_toml(ROOT / path, HubSettings).make_hub()
+    make_hub(read_toml(ROOT / path, HubSettings))
 
 
 @pytest.mark.parametrize("path", AGENT_FILES)

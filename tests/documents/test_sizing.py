@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from edgeasync.core.hub.settings import HubCoreSettings, Limits
+from edgeasync.core.hub.settings import Limits
 from edgeasync.parameters import Parameter, ParameterSpec
-from edgeasync.policies.policy import Policy
-from edgeasync.runtime.hub_settings import HubSection
+from edgeasync.runtime.hub_settings import RunSettings
 from edgeasync.runtime.memory import THREADS_BYTES, most_memory
 
 HUB = Path(__file__).parents[2] / "docs/hub"
@@ -19,9 +18,10 @@ WORDS = {"thousand": 10**3, "million": 10**6}
 def parts(parameters, **limits):
     """Return the bytes of each part for a model of this size; the process is that of the page, not this one."""
     found = most_memory(
-        ParameterSpec((Parameter("weights", (parameters,)),)), Policy(), HubCoreSettings(limits=Limits(**limits)),
-        journal=True, evaluated=False, history_rows_max=HubSection(run="run").history_rows_max,
-    )  # fmt: skip
+        ParameterSpec((Parameter("weights", (parameters,)),)),
+        RunSettings(limits=Limits(**limits)),
+        evaluated=False,
+    )
     return {part.name: part.nbytes for part in found} | {"process": PROCESS_BYTES}
 
 

@@ -38,8 +38,8 @@ from edgeasync.errors import ProtocolError, StorageError
 from edgeasync.graphs.model_file import MODEL_FILE, load_model
 from edgeasync.ops.runs import list_runs
 from edgeasync.protocol import wire
-from edgeasync.runtime.hub import RECORD_FILE
-from edgeasync.runtime.hub_settings import RECORD_FORMAT, read_record
+from edgeasync.runtime.hub_record import RECORD_FILE, RECORD_FORMAT, read_record, record_of
+from edgeasync.runtime.hub_start import make_hub
 from tests.support.formats.write_formats import (
     DAY,
     EXPECTED_FILE,
@@ -152,7 +152,7 @@ def test_a_hub_goes_on_from_a_run_by_its_own_settings(run):
         if report.event == "resumed":
             asyncio.get_running_loop().call_soon(hub.request_stop)
 
-    hub = settings.make_hub(on_report)
+    hub = make_hub(settings, on_report)
     assert asyncio.run(hub.run()) == "stopping"
     expected = expected_of(run)
     assert [event for event, _ in reports if event == "warning"] == []
@@ -240,7 +240,7 @@ def test_another_number_is_refused_in_a_line_with_both_numbers_and_a_remedy(run,
     change(run, number + step)
     words = rf"{what} {number + step}, and this edgeasync reads format {number}[;:] start the version of edgeasync"
     with pytest.raises(StorageError, match=words) as refused:
-        asyncio.run(read_record(run).make_hub().run())
+        asyncio.run(make_hub(read_record(run)).run())
     assert "\n" not in str(refused.value)
 
 
@@ -324,7 +324,7 @@ def test_rows_of_the_history_are_written_as_they_were():
 def test_a_record_is_written_as_it_was(run):
     record = read_record(run)
     named = msgspec.structs.replace(record, hub=msgspec.structs.replace(record.hub, run=FilePath("/runs/first")))
-    assert named.record() == (run / RECORD_FILE).read_bytes()
+    assert record_of(named) == (run / RECORD_FILE).read_bytes()
 
 
 def test_what_a_device_keeps_is_written_as_it_was(tmp_path):

@@ -42,7 +42,8 @@ from edgeasync.losses import OnnxLoss
 from edgeasync.ops.doctor.state import examine_state
 from edgeasync.ops.trained import local_patterns
 from edgeasync.runtime.agent_settings import AgentSettings
-from edgeasync.runtime.hub_settings import HubSettings, read_record
+from edgeasync.runtime.hub_record import read_record, record_of
+from edgeasync.runtime.hub_settings import HubSettings
 from edgeasync.sdk.loop_state import LoopState
 from edgeasync.sdk.run import _restored
 from edgeasync.training.free_memory import free_bytes
@@ -265,7 +266,7 @@ class Record(FileTarget):
     def examples(self):
         (self.folder / "checkpoint-0000000000-0.json").write_bytes(b"{}")
         settings = convert({"model": {"kind": "onnx", "file": "m.onnx"}}, HubSettings, where="test")
-        return [settings.record(), *[path.read_bytes() for path in sorted(FOLDER.glob("run/hub.json"))]]
+        return [record_of(settings), *[path.read_bytes() for path in sorted(FOLDER.glob("run/hub.json"))]]
 
     def read(self):
         local_patterns(self.folder)

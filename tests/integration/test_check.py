@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from edgeasync.core.hub.settings import HubCoreSettings, Limits
+from edgeasync.core.hub.settings import Limits
 from edgeasync.host.host_info import memory_bytes, memory_limit_bytes
 from edgeasync.parameters import Parameter, ParameterSpec
-from edgeasync.policies.policy import Policy
+from edgeasync.runtime.hub_settings import HubSection, RunSettings
 from edgeasync.runtime.memory import most_memory
 from tests.support.programs.command_line import CAPACITY, assert_told
 from tests.support.programs.processes import Commands
@@ -43,12 +43,15 @@ def test_a_machine_that_is_too_small_is_told(commands):
 
 def test_a_thousand_devices_and_a_model_of_a_megabyte_fit_into_a_gibibyte():
     spec = ParameterSpec((Parameter("weights", (250_000,)),))
-    settings = HubCoreSettings(limits=Limits(devices_max=1_000))
-    parts = most_memory(spec, Policy(), settings, journal=True, evaluated=True)
+    settings = RunSettings(hub=HubSection(history_rows_max=0), limits=Limits(devices_max=1_000))
+    parts = most_memory(spec, settings, evaluated=True)
     others = sum(part.nbytes for part in parts if part.name != "process")
     assert others + 150 * MIB < 1 << 30
-    small = HubCoreSettings(limits=Limits(devices_max=10, updates_held_max=8, snapshots_max=4))
-    less = most_memory(spec, Policy(), small, journal=False, evaluated=False)
+    small = RunSettings(
+        hub=HubSection(durability="checkpoint", history_rows_max=0),
+        limits=Limits(devices_max=10, updates_held_max=8, snapshots_max=4),
+    )
+    less = most_memory(spec, small, evaluated=False)
     assert sum(part.nbytes for part in less) < sum(part.nbytes for part in parts)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from edgeasync import Policy
 from edgeasync.config import ByteCount
-from edgeasync.core.hub.settings import FLOAT32, HubCoreSettings, Limits, Liveness, StopCondition
+from edgeasync.core.hub.settings import FLOAT32, Limits, Liveness, StopCondition
 from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.graphs.model_file import load_model
 from edgeasync.parameters import Parameter, ParameterSpec
@@ -19,6 +19,7 @@ from edgeasync.protocol.messages import Assignment, Credit, Fetch, Push
 from edgeasync.protocol.transfers import CreditWindow
 from edgeasync.runtime.agent import AgentRuntime
 from edgeasync.runtime.hub import HubRuntime
+from tests.support.parts.hubs import run_settings, zeros
 from tests.support.programs.processes import PATIENCE_S
 from tests.support.programs.proxy import CuttingProxy
 from tests.support.simulation.adders import Adder, pattern
@@ -32,8 +33,8 @@ LOST_AT_A_CUT = CreditWindow(PIECE_BYTES).bytes_max + 2 * PIECE_BYTES
 class ListeningHub(HubRuntime):
     """A hub that keeps the headers it sees."""
 
-    def __init__(self, **arguments):
-        super().__init__(**arguments)
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
         self.heard, self.said = [], []
 
     def receive(self, peer, header, payload, sender):
@@ -49,19 +50,18 @@ async def train_through_cuts(run, *, cuts_up=(), cuts_down=()):
     """Train for one update through the proxy; return hub, proxy and what the device was told."""
     listening, told = asyncio.Event(), []
     hub = ListeningHub(
-        spec=SPEC,
-        initial=lambda: np.zeros(SPEC.length, np.float32),
-        policy=Policy(
-            aggregate=ImmediateAggregator(), optimizer=(SGD(),), frequency=FixedFrequency(local_steps=1)
-        ),
-        bind="tcp://127.0.0.1:*",
-        run=run,
-        settings=HubCoreSettings(
+        run_settings(
+            run,
+            "tcp://127.0.0.1:*",
+            policy=Policy(
+                aggregate=ImmediateAggregator(), optimizer=(SGD(),), frequency=FixedFrequency(local_steps=1)
+            ),
             codec=FLOAT32,
             stop=StopCondition(updates=1),
             liveness=Liveness(heartbeat_s=0.5, lease_s=4 * PATIENCE_S),  # waiting for the lease is no way out
             limits=Limits(piece_bytes=ByteCount(PIECE_BYTES)),
         ),
+        zeros(SPEC),
         on_report=lambda report: listening.set() if report.event == "listening" else None,
     )
 

@@ -11,7 +11,7 @@ from edgeasync.durable.keys import HubKeys
 from edgeasync.errors import AccessError, ConfigError, HubUnreachableError
 from edgeasync.net.status import fetch_status, give_order
 from edgeasync.policies.aggregation import QuorumAggregator
-from edgeasync.runtime.hub_settings import read_record
+from edgeasync.runtime.hub_record import read_record
 from tests.support.programs.processes import MODEL, PATIENCE_S, free_address, status_when, trained, until
 
 pytestmark = pytest.mark.process

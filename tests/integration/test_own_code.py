@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 from edgeasync import Agent, Run
 from edgeasync.config import convert, read_toml
 from edgeasync.runtime.hub_settings import HubSettings
+from edgeasync.runtime.hub_start import make_hub
 from tests.support.programs.command_line import CONFIG, DATA, MISMATCH, assert_told, mistake
 from tests.support.programs.processes import LIVELINESS, PATIENCE_S, trained
 
@@ -195,7 +196,7 @@ async def test_a_hub_cannot_name_code_to_its_agents(commands, importable):
     run = {"run": str(commands.folder / "run"), "bind": "tcp://127.0.0.1:*"}
     table = {"hub": run, "model": {"kind": "custom", "factory": "forecast:model"}}
     listens = asyncio.Event()
-    hub = convert(table, HubSettings, where="here").make_hub(lambda _: listens.set())
+    hub = make_hub(convert(table, HubSettings, where="here"), lambda _: listens.set())
     hub._training = {"model": model, "trainer": "evil:factory", "local": {"batch_size": 8}}
     running = asyncio.create_task(hub.run())
     async with asyncio.timeout(PATIENCE_S):

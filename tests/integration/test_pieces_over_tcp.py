@@ -12,7 +12,7 @@ import pytest
 
 from edgeasync import Policy
 from edgeasync.config import ByteCount
-from edgeasync.core.hub.settings import CodecSettings, HubCoreSettings, Limits, Liveness, StopCondition
+from edgeasync.core.hub.settings import CodecSettings, Limits, Liveness, StopCondition
 from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.graphs.model_file import load_model
 from edgeasync.parameters import Parameter, ParameterSpec
@@ -23,6 +23,7 @@ from edgeasync.policies.staleness import ConstantStaleness
 from edgeasync.protocol import wire
 from edgeasync.runtime.agent import AgentRuntime
 from edgeasync.runtime.hub import HubRuntime
+from tests.support.parts.hubs import run_settings, zeros
 from tests.support.programs.processes import PATIENCE_S
 from tests.support.simulation.adders import Adder, pattern
 
@@ -47,11 +48,11 @@ both_answers = pytest.mark.parametrize(
 class WatchedHub(HubRuntime):
     """A hub that notes, at every message in and out, how much it holds and what it says."""
 
-    def __init__(self, **arguments):
+    def __init__(self, *arguments, **options):
         self.sent = Counter()
         self.peaks = Counter()
         self.enough = lambda core: False
-        super().__init__(**arguments)
+        super().__init__(*arguments, **options)
 
     def send(self, peer, header, payload):
         message = wire.decode(header)
@@ -90,22 +91,21 @@ async def train(run, spec, *, aggregate, agents, limits, codec="identity", updat
                 device.request_stop()
 
     hub = WatchedHub(
-        spec=spec,
-        initial=lambda: np.zeros(spec.length, np.float32),
-        policy=Policy(
-            staleness=ConstantStaleness(),
-            aggregate=aggregate,
-            optimizer=(SGD(),),
-            frequency=FixedFrequency(local_steps=1),
-        ),
-        bind="tcp://127.0.0.1:*",
-        run=run,
-        settings=HubCoreSettings(
+        run_settings(
+            run,
+            "tcp://127.0.0.1:*",
+            policy=Policy(
+                staleness=ConstantStaleness(),
+                aggregate=aggregate,
+                optimizer=(SGD(),),
+                frequency=FixedFrequency(local_steps=1),
+            ),
             stop=StopCondition(updates=updates),
             liveness=Liveness(heartbeat_s=0.5, lease_s=PATIENCE_S),
             limits=limits,
             codec=CodecSettings(push=codec, model=codec, delta="off"),
         ),
+        zeros(spec),
         on_report=on_report,
     )
     hub.enough = enough or hub.enough

@@ -25,7 +25,8 @@ from edgeasync.policies.aggregation import ImmediateAggregator
 from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
-from edgeasync.runtime.hub_settings import read_record
+from edgeasync.runtime.hub_record import read_record
+from edgeasync.runtime.hub_start import make_hub
 from edgeasync.sdk import events
 from edgeasync.training.numpy_models import MlpModel, SoftmaxModel
 from tests.support.programs.processes import PATIENCE_S, wait_for_threads
@@ -202,7 +203,7 @@ def test_a_loss_of_ones_own(tmp_path):
     (tmp_path / "loss.onnx").unlink()
     settings = read_record(tmp_path / "run")
     assert settings.model.loss == OnnxLoss(graph=proto.SerializeToString())
-    asyncio.run(settings.make_hub().run())  # whose goal is reached
+    asyncio.run(make_hub(settings).run())  # whose goal is reached
 
 
 def test_a_model_of_two_inputs(tmp_path):

@@ -8,7 +8,8 @@ import time
 import pytest
 import zmq
 
-from edgeasync.core.hub.settings import HubCoreSettings, Limits
+from edgeasync.config import FilePath
+from edgeasync.core.hub.settings import Limits
 from edgeasync.durable.device_keys import DeviceKeys
 from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.durable.keys import HubKeys, KeyPair
@@ -19,10 +20,10 @@ from edgeasync.net.curve import CUTS_MIN, FRAME_BYTES, mechanism_at, serve_keys,
 from edgeasync.net.socket_monitor import DENIED
 from edgeasync.net.status import fetch_status
 from edgeasync.net.zap import ENDPOINT, ZapHandler
-from edgeasync.policies.policy import Policy
 from edgeasync.protocol.messages import Refuse, Status, StatusRequest
 from edgeasync.runtime.agent import AgentRuntime
 from edgeasync.runtime.hub import HubRuntime
+from tests.support.parts.hubs import run_settings, zeros
 from tests.support.programs.command_line import ACCESS, NO_HUB, assert_told
 from tests.support.programs.processes import MODEL, PATIENCE_S, until
 from tests.support.security.keyed import (
@@ -400,11 +401,8 @@ async def test_how_an_address_secures_connections():
 # -- in Python ----------------------------------------------------------------------------------------------------
 
 
-def make_hub(tmp_path, bind, **options):
-    return HubRuntime(
-        spec=MODEL.spec, initial=lambda: MODEL.initial(0), policy=Policy(), bind=bind, run=tmp_path / "run",
-        settings=HubCoreSettings(), **options,
-    )  # fmt: skip
+def make_hub(tmp_path, bind, keys=None):
+    return HubRuntime(run_settings(tmp_path / "run", bind, keys=keys and FilePath(keys)), zeros(MODEL.spec))
 
 
 def test_with_keys_a_hub_may_listen_anywhere(tmp_path, keys):

@@ -16,7 +16,8 @@ from edgeasync.errors import StorageError
 from edgeasync.graphs.graph_cache import GraphCache
 from edgeasync.graphs.model_file import save_model
 from edgeasync.protocol.graph import fingerprint_of
-from edgeasync.runtime.hub_settings import read_record
+from edgeasync.runtime.hub_record import read_record
+from edgeasync.runtime.hub_start import make_hub
 from edgeasync.training.numpy_models import SoftmaxModel
 from tests.support.formats.write_formats import FOLDER
 from tests.support.programs.processes import Commands
@@ -121,7 +122,7 @@ def run_hub(folder):
         if report.event == "resumed":
             asyncio.get_running_loop().call_soon(hub.request_stop)
 
-    hub = read_record(folder).make_hub(on_report)
+    hub = make_hub(read_record(folder), on_report)
     assert asyncio.run(hub.run()) == "stopping"
     return reports
 

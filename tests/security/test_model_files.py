@@ -10,12 +10,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from edgeasync import Policy, nn
+from edgeasync import nn
 from edgeasync.autodiff.build import build_training_graph, read_training_graph
 from edgeasync.autodiff.export import export_model
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.config import ByteCount
-from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.data.dataset import Dataset
 from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.errors import EdgeAsyncError, GraphError
@@ -30,6 +29,7 @@ from edgeasync.runtime.hub import HubRuntime
 from edgeasync.training.graph_check import check_graph
 from edgeasync.training.onnx_trainer import OnnxTrainer
 from edgeasync.training.scan_lengths import SCAN_STEPS_MAX
+from tests.support.parts.hubs import run_settings, zeros
 from tests.support.programs.command_line import GRAPH, mistake
 from tests.support.programs.processes import PATIENCE_S, Commands
 
@@ -333,10 +333,7 @@ async def test_an_agent_that_stops_ends_a_graph_that_never_returns(tmp_path):
     loop, step = asyncio.get_running_loop(), trainer.step
     trainer.step = lambda: loop.call_soon_threadsafe(stepping.set) and step()
     network, address = ZmqNetwork(), "inproc://hub"
-    hub = HubRuntime(
-        spec=spec, initial=lambda: np.zeros(2, np.float32), policy=Policy(), bind=address, run=tmp_path / "run",
-        settings=HubCoreSettings(), network=network,
-    )  # fmt: skip
+    hub = HubRuntime(run_settings(tmp_path / "run", address), zeros(spec), network=network)
     agent = AgentRuntime(
         address, identity=DeviceIdentity("pi", "0" * 32, 1), make_trainer=lambda _: trainer, network=network
     )

@@ -2,17 +2,15 @@
 
 import asyncio
 import contextlib
-from functools import partial
 
-import numpy as np
 import pytest
 
-from edgeasync import Parameter, ParameterSpec, Policy, fetch_status
-from edgeasync.core.hub.settings import HubCoreSettings
+from edgeasync import Parameter, ParameterSpec, fetch_status
 from edgeasync.net.network import ZmqNetwork
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import StatusRequest
 from edgeasync.runtime.hub import HubRuntime
+from tests.support.parts.hubs import run_settings, zeros
 from tests.support.programs.processes import PATIENCE_S
 from tests.support.security.keyed import client, is_welcome
 from tests.support.security.zmtp import tcp
@@ -45,10 +43,8 @@ async def test_in_a_context_of_somebody_else_such_a_peer_connects_and_is_not_hea
     """libzmq could ask a ZAP handler of that context, so the hub does not let it refuse them."""
     network, listening = ZmqNetwork(), asyncio.Event()
     spec = ParameterSpec((Parameter("w", (4,)),))
-    hub = HubRuntime(
-        spec=spec, initial=partial(np.zeros, spec.length, np.float32), policy=Policy(), bind="tcp://127.0.0.1:*",
-        run=tmp_path, settings=HubCoreSettings(), network=network, on_report=lambda _: listening.set(),
-    )  # fmt: skip
+    settings = run_settings(tmp_path, "tcp://127.0.0.1:*")
+    hub = HubRuntime(settings, zeros(spec), network=network, on_report=lambda _: listening.set())
     serving = asyncio.create_task(hub.run())
     async with asyncio.timeout(PATIENCE_S):
         await listening.wait()

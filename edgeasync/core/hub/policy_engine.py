@@ -21,7 +21,7 @@ from edgeasync.core.hub.lineage import Ancestry
 from edgeasync.core.hub.membership import SAMPLE, Member, Membership
 from edgeasync.core.hub.outcomes import QUARANTINED, ROLLED_BACK
 from edgeasync.core.hub.reported_stats import ReportedStats
-from edgeasync.core.hub.settings import HubCoreSettings
+from edgeasync.core.hub.settings import HubCoreSettings, parse_every
 from edgeasync.policies.aggregation import Aggregator, Contribution, Fleet, Waiting
 from edgeasync.policies.budget import EXCHANGES_UNCHANGED, has_changed
 from edgeasync.policies.frequency import INFREQUENT, AdaptiveFrequency, Cadence, FrequencyController, Interval
@@ -126,6 +126,7 @@ class PolicyEngine:
         )
         self._members = members
         self._settings = settings
+        self._evaluated_every = parse_every(settings.evaluation.every)
         self._waiting = Waiting(self.state.contributions)
         self._overlap_steps_max = max(policy.overlap_steps_max, policy.delay_steps)
         self._leaves_out = policy.behind_max is not None or policy.take != "all"
@@ -628,13 +629,11 @@ class PolicyEngine:
 
     def _evaluate_if_due(self, updates: int, now_s: float) -> list[HubEffect]:
         """Count applied updates; if an evaluation is due, evaluate the model, or use the devices' losses."""
-        settings, before = self._settings, self.state.updates_applied
+        before, evaluations = self.state.updates_applied, self.state.evaluations
         self.state.updates_applied += updates
-        evaluations = self.state.evaluations
-        every, every_s = settings.evaluate_every_updates, settings.evaluate_every_s
+        every_updates, every_s = self._evaluated_every
         passed_s = now_s - evaluations.begun_s
-        by_updates = self.state.updates_applied // every != before // every
-        due = by_updates if every_s is None else passed_s >= every_s
+        due = self.state.updates_applied // every_updates != before // every_updates or passed_s >= every_s
         if not due and not (self.rest.state.resting and passed_s >= EVALUATED_AT_REST_S):
             return []
         evaluations.begun_s = now_s

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from edgeasync.config import ByteCount, Section
+from edgeasync.config import ByteCount, FilePath, Section
 from edgeasync.parameters import PARAMETERS_MAX
 from edgeasync.protocol.codecs import ELEMENTWISE, check_codec_name
 from edgeasync.protocol.messages import DAY_S, HEARTBEAT_BYTES, SECONDS_MAX, Frozen, OtherFrozen
@@ -118,6 +118,16 @@ class CheckpointSettings(Section, frozen=True):
         return parse_every(self.every)[0]
 
 
+class EvaluationSettings(Section, frozen=True):
+    """`[evaluation]`: how often the model is evaluated, and on which data; without any, by the devices' losses."""
+
+    data: FilePath | None = None
+    every: str = "100 updates"
+
+    def __post_init__(self) -> None:
+        parse_every(self.every)
+
+
 class StopPlateau(Section, frozen=True):
     """`[hub.stop.plateau]`: training is finished once evaluations have stopped improving for so long.
 
@@ -148,9 +158,8 @@ class HubCoreSettings(Section, frozen=True):
     """All settings of the hub's core. They are fixed for a run.
 
     With `held_out` the hub evaluates the model; a `Hub` with an evaluator sets it. Without it the loss that most
-    of the devices reach takes the place of an evaluation. The model is evaluated every `evaluate_every_updates`
-    or, with `evaluate_every_s`, after that time. A `quiet` hub lets its devices rest while the model stands still,
-    if its frequency is adaptive.
+    of the devices reach takes the place of an evaluation. A `quiet` hub lets its devices rest while the model
+    stands still, if its frequency is adaptive.
 
     `frozen` says what happens to a device whose frozen arrays differ from those of the hub's model. A `Hub` sets
     their checksum, `frozen_arrays`. Without it the hub compares all devices with the first one.
@@ -160,8 +169,7 @@ class HubCoreSettings(Section, frozen=True):
     limits: Limits = Limits()
     stop: StopCondition = StopCondition()
     checkpoint: CheckpointSettings = CheckpointSettings()
-    evaluate_every_updates: Annotated[int, Meta(ge=1)] = 100
-    evaluate_every_s: Annotated[float, Meta(gt=0)] | None = None
+    evaluation: EvaluationSettings = EvaluationSettings()
     quiet: bool = False
     held_out: bool = False
     codec: CodecSettings = CodecSettings()

@@ -62,7 +62,7 @@ from edgeasync.protocol.messages import (
     Wake,
     Welcome,
 )
-from edgeasync.runtime.hub import RECORD_FILE
+from edgeasync.runtime.hub_record import RECORD_FILE, record_of
 from edgeasync.runtime.hub_settings import HubSection, HubSettings
 from edgeasync.simulation.clock import VirtualClock
 from edgeasync.simulation.fleet import SimulatedDevice
@@ -154,14 +154,14 @@ def write_run(folder):
     hub.receive(b"operator", wire.encode(Order("device-2", "quarantine")), None)
     assert clock.run(lambda: core.updates_applied >= UPDATES and core.policy_engine.updates_waiting > 0, 60.0)
     clock.run(lambda: hub.log.durable == hub.log.last, clock.now_s + 1.0)
-    record = HubSettings(
+    settings = HubSettings(
         model=MODEL,
         hub=HubSection(bind="tcp://127.0.0.1:*", run="/runs/first", quiet=False),
         policy=POLICY,
         checkpoint=CHECKPOINT,
         liveness=settings.liveness,
-    ).record()
-    (folder / RECORD_FILE).write_bytes(record)
+    )
+    (folder / RECORD_FILE).write_bytes(record_of(settings))
     save_model(folder / MODEL_FILE, MODEL.spec, hub.model, lineage=core.lineage, version=core.version)
     expected = {
         "version": core.version,

@@ -7,13 +7,15 @@ import numpy as np
 import pytest
 
 from edgeasync import Policy, StepResult
-from edgeasync.core.hub.settings import HubCoreSettings
+from edgeasync.config import FilePath
+from edgeasync.core.hub.settings import EvaluationSettings, StopCondition
 from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.policies.aggregation import ImmediateAggregator
 from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.optimizers import SGD
 from edgeasync.runtime.agent import AgentRuntime
-from edgeasync.runtime.hub import HubRuntime
+from edgeasync.runtime.hub import HostedModel, HubRuntime
+from edgeasync.runtime.hub_settings import HubSection, RunSettings
 from edgeasync.training.numpy_models import SoftmaxModel
 from tests.support.programs.processes import PATIENCE_S
 
@@ -43,9 +45,20 @@ class Adder:
         return StepResult(1.0, 1)
 
 
-def make_hub(run, network, *, settings=HubCoreSettings(), **options):  # noqa: B008 (it is frozen)
-    options = {"initial": lambda: np.zeros(SPEC.length, np.float32), "policy": ONE_BY_ONE} | options
-    return HubRuntime(spec=SPEC, bind=ADDRESS, run=run, settings=settings, network=network, **options)
+def run_settings(run, bind=ADDRESS, **keys):
+    """Return the settings of a hub; `keys` are keys of `[hub]`, and whole sections."""
+    hub = {name: keys.pop(name) for name in HubSection.__struct_fields__ if name in keys}
+    return RunSettings(hub=HubSection(bind=bind, run=FilePath(run), **hub), **keys)
+
+
+def zeros(spec=SPEC):
+    """Return a model that begins with zeros."""
+    return HostedModel(spec=spec, initial=lambda: np.zeros(spec.length, np.float32))
+
+
+def make_hub(run, network, *, stop=StopCondition(), evaluation=EvaluationSettings(), model=None, **options):  # noqa: B008 (frozen)
+    settings = run_settings(run, policy=ONE_BY_ONE, stop=stop, evaluation=evaluation)
+    return HubRuntime(settings, model or zeros(), network=network, **options)
 
 
 def make_agent(network, trainer=None, **options):

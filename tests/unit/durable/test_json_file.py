@@ -15,7 +15,7 @@ from edgeasync.errors import StorageError
 from edgeasync.ops.doctor.state import examine_state
 from edgeasync.ops.runs import list_checkpoints
 from edgeasync.ops.trained import local_patterns
-from edgeasync.runtime.hub_settings import read_record
+from edgeasync.runtime.hub_record import read_record
 
 DAMAGED = {
     "not UTF-8": b'{"device_id": "\xff\xfe"}',

@@ -11,16 +11,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from edgeasync import EdgeAsyncError, Parameter, ParameterSpec, Policy
+from edgeasync import EdgeAsyncError, Parameter, ParameterSpec
 from edgeasync.core.arrays.hub_model import Snapshot
-from edgeasync.core.hub.settings import HubCoreSettings, StopCondition
+from edgeasync.core.hub.settings import EvaluationSettings, StopCondition
 from edgeasync.errors import ConfigError, DataError
 from edgeasync.graphs.model_file import load_model
 from edgeasync.runtime import hub as hub_module
-from edgeasync.runtime.hub import HubRuntime
+from edgeasync.runtime.hub import HostedModel, HubRuntime
 from edgeasync.training.evaluation import EvaluationResult
 from tests.support.parts.hubs import (
-    ADDRESS,
     ONE_BY_ONE,
     SPEC,
     Adder,
@@ -28,10 +27,14 @@ from tests.support.parts.hubs import (
     make_agent,
     make_hub,
     odd_errors,
+    run_settings,
     serve,
     workers,
+    zeros,
 )
 from tests.support.programs.processes import PATIENCE_S
+
+OFTEN = EvaluationSettings(every="1 update")
 
 
 def open_files(folder):
@@ -46,8 +49,7 @@ def open_files(folder):
 @pytest.mark.asyncio
 @odd_errors
 async def test_an_evaluator_may_raise_anything(tmp_path, network, error):
-    settings = HubCoreSettings(evaluate_every_updates=1, held_out=True)
-    hub = make_hub(tmp_path, network, settings=settings, evaluator=lambda _: fail(error))
+    hub = make_hub(tmp_path, network, evaluation=OFTEN, evaluator=lambda _: fail(error))
     with pytest.raises(EdgeAsyncError, match=rf"raised {type(error).__name__}.*hubs.py.*in fail") as caught:
         await serve(hub, make_agent(network))
     assert caught.value.__cause__ is error
@@ -56,7 +58,7 @@ async def test_an_evaluator_may_raise_anything(tmp_path, network, error):
 @pytest.mark.asyncio
 @odd_errors
 async def test_what_makes_the_first_model_may_raise_anything(tmp_path, network, error):
-    hub = make_hub(tmp_path, network, initial=lambda: fail(error))
+    hub = make_hub(tmp_path, network, model=HostedModel(spec=SPEC, initial=lambda: fail(error)))
     with pytest.raises(EdgeAsyncError, match=rf"raised {type(error).__name__}.*hubs.py.*in fail"):
         await serve(hub)
     assert open_files(tmp_path) == []
@@ -163,7 +165,7 @@ async def test_a_hub_cancelled_while_it_opens_its_folder_keeps_it_until_it_has_e
         go_on.wait(PATIENCE_S)
         return np.zeros(SPEC.length, np.float32)
 
-    hub = make_hub(tmp_path, network, initial=initial)
+    hub = make_hub(tmp_path, network, model=HostedModel(spec=SPEC, initial=initial))
     serving = asyncio.create_task(hub.run())
     async with asyncio.timeout(PATIENCE_S):
         await opening.wait()
@@ -179,7 +181,7 @@ async def test_a_hub_cancelled_while_it_opens_its_folder_keeps_it_until_it_has_e
 
 @pytest.mark.asyncio
 async def test_a_hub_cancelled_while_it_replays_its_journal_is_cancelled(tmp_path, network):
-    hub = make_hub(tmp_path, network, settings=HubCoreSettings(stop=StopCondition(updates=5)))
+    hub = make_hub(tmp_path, network, stop=StopCondition(updates=5))
     await serve(hub, make_agent(network))
     for checkpoint in sorted(tmp_path.glob("checkpoint-*"))[2:]:
         checkpoint.unlink()  # all but the first: there is something to replay
@@ -191,10 +193,8 @@ async def test_a_hub_cancelled_while_it_replays_its_journal_is_cancelled(tmp_pat
             go_on.wait(PATIENCE_S)
             return super()._make_core(*arguments)
 
-    hub = Watched(
-        spec=SPEC, initial=lambda: np.zeros(SPEC.length, np.float32), policy=ONE_BY_ONE, bind=ADDRESS,
-        run=tmp_path, settings=HubCoreSettings(stop=StopCondition(updates=5)), network=network,
-    )  # fmt: skip
+    settings = run_settings(tmp_path, policy=ONE_BY_ONE, stop=StopCondition(updates=5))
+    hub = Watched(settings, zeros(), network=network)
     serving = asyncio.create_task(hub.run())
     async with asyncio.timeout(PATIENCE_S):
         await opening.wait()
@@ -231,8 +231,7 @@ async def test_a_hub_that_cannot_write_its_model_alone_says_that_it_is_the_model
         if report.event == "listening":  # by then it has written its first model
             (tmp_path / "model.safetensors.part").mkdir()
 
-    settings = HubCoreSettings(stop=StopCondition(updates=5))
-    hub = make_hub(tmp_path, network, settings=settings, on_report=on_report)
+    hub = make_hub(tmp_path, network, stop=StopCondition(updates=5), on_report=on_report)
     said = r"no model could be written: \S*model.safetensors: cannot be written"
     with pytest.raises(EdgeAsyncError, match=f"at the end {said}"):
         await serve(hub, make_agent(network))
@@ -252,10 +251,8 @@ async def test_a_hub_that_is_cancelled_twice_waits_for_nothing(tmp_path, network
                 go_on.wait(PATIENCE_S)
             super()._save_model(snapshot, lineage)
 
-    hub = SlowDisk(
-        spec=SPEC, initial=lambda: np.zeros(SPEC.length, np.float32), policy=ONE_BY_ONE, bind=ADDRESS,
-        run=tmp_path, settings=HubCoreSettings(), network=network, on_report=lambda _: listening.set(),
-    )  # fmt: skip
+    settings = run_settings(tmp_path, policy=ONE_BY_ONE)
+    hub = SlowDisk(settings, zeros(), network=network, on_report=lambda _: listening.set())
     serving = asyncio.create_task(hub.run())
     async with asyncio.timeout(PATIENCE_S):
         await listening.wait()
@@ -272,7 +269,7 @@ async def test_a_hub_that_is_cancelled_twice_waits_for_nothing(tmp_path, network
 
 @pytest.mark.asyncio
 async def test_a_run_leaves_no_file_open(tmp_path, network):
-    hub = make_hub(tmp_path, network, settings=HubCoreSettings(stop=StopCondition(updates=5)))
+    hub = make_hub(tmp_path, network, stop=StopCondition(updates=5))
     assert await serve(hub, make_agent(network)) == "finished"
     assert (open_files(tmp_path), workers()) == ([], [])
 
@@ -282,8 +279,10 @@ async def test_a_run_leaves_no_file_open(tmp_path, network):
 
 @pytest.mark.asyncio
 async def test_an_evaluator_that_is_given_is_asked(tmp_path, network):
-    settings = HubCoreSettings(evaluate_every_updates=1, stop=StopCondition(accuracy=0.5))
-    hub = make_hub(tmp_path, network, settings=settings, evaluator=lambda _: EvaluationResult(0.25, 0.75, 10))
+    stop = StopCondition(accuracy=0.5)
+    hub = make_hub(
+        tmp_path, network, stop=stop, evaluation=OFTEN, evaluator=lambda _: EvaluationResult(0.25, 0.75, 10)
+    )
     assert await serve(hub, make_agent(network)) == "finished"
     last = hub.core.policy_engine.state.evaluations.last
     assert (last.loss, last.accuracy) == (
@@ -294,17 +293,19 @@ async def test_an_evaluator_that_is_given_is_asked(tmp_path, network):
 
 @pytest.mark.asyncio
 async def test_training_that_is_to_end_at_an_accuracy_needs_an_evaluator_that_tells_one(tmp_path, network):
-    settings = HubCoreSettings(evaluate_every_updates=1, stop=StopCondition(accuracy=0.9))
-    hub = make_hub(tmp_path, network, settings=settings, evaluator=lambda _: EvaluationResult(0.25, None, 10))
+    stop = StopCondition(accuracy=0.9)
+    hub = make_hub(
+        tmp_path, network, stop=stop, evaluation=OFTEN, evaluator=lambda _: EvaluationResult(0.25, None, 10)
+    )
     with pytest.raises(ConfigError, match=r"stop.accuracy would never end training: the evaluator returns none"):
         await serve(hub, make_agent(network))
 
 
 @pytest.mark.asyncio
 async def test_an_evaluator_may_tell_numbers_of_numpy(tmp_path, network):
-    settings = HubCoreSettings(evaluate_every_updates=1, stop=StopCondition(accuracy=0.5))
+    stop = StopCondition(accuracy=0.5)
     found = EvaluationResult(np.float64(0.25), np.float32(0.75), np.int64(10))
-    hub = make_hub(tmp_path, network, settings=settings, evaluator=lambda _: found)
+    hub = make_hub(tmp_path, network, stop=stop, evaluation=OFTEN, evaluator=lambda _: found)
     assert await serve(hub, make_agent(network)) == "finished"
     assert type(hub.core.policy_engine.state.evaluations.last.loss) is float
 
@@ -312,37 +313,18 @@ async def test_an_evaluator_may_tell_numbers_of_numpy(tmp_path, network):
 @pytest.mark.asyncio
 @pytest.mark.parametrize("found", [None, EvaluationResult(None, None, 10)])
 async def test_an_evaluator_that_tells_something_else_is_an_error(tmp_path, network, found):
-    hub = make_hub(
-        tmp_path, network, settings=HubCoreSettings(evaluate_every_updates=1), evaluator=lambda _: found
-    )
+    hub = make_hub(tmp_path, network, evaluation=OFTEN, evaluator=lambda _: found)
     with pytest.raises(DataError, match=r"an evaluator returned .*; return Evaluation"):
         await serve(hub, make_agent(network))
 
 
-@pytest.mark.asyncio
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        (HubCoreSettings(held_out=True), "held_out"),
-        (HubCoreSettings(stop=StopCondition(accuracy=0.5)), r"stop\.accuracy"),
-    ],
-    ids=["held_out", "accuracy"],
-)
-async def test_what_needs_an_evaluator_is_refused_without_one(tmp_path, network, settings, words):
-    with pytest.raises(ConfigError, match=f"{words}.* evaluator"):
-        make_hub(tmp_path, network, settings=settings)
+def test_an_accuracy_that_ends_training_is_refused_without_an_evaluator(tmp_path, network):
+    with pytest.raises(ConfigError, match=r"stop\.accuracy.* evaluator"):
+        make_hub(tmp_path, network, stop=StopCondition(accuracy=0.5))
 
 
 def test_a_hub_that_goes_on_never_begins_before_it_stopped(tmp_path, monkeypatch):
-    hub = HubRuntime(
-        spec=ParameterSpec((Parameter("weights", (3,)),)),
-        initial=lambda: np.zeros(3, np.float32),
-        policy=Policy(),
-        bind="tcp://127.0.0.1:*",
-        run=tmp_path,
-        settings=HubCoreSettings(),
-        durability="checkpoint",
-    )
+    hub = HubRuntime(run_settings(tmp_path, "tcp://127.0.0.1:*", durability="checkpoint"), zeros())
     monkeypatch.setattr(hub_module, "HubEngine", lambda *_, **__: None)
     generator = random.Random(0)
     for _ in range(100):
@@ -377,14 +359,7 @@ class Saver:
 
 @pytest.mark.parametrize("at_once", [True, False])
 def test_the_newest_of_the_best_is_written(tmp_path, at_once):
-    hub = HubRuntime(
-        spec=WEIGHTS,
-        initial=lambda: np.zeros(3, np.float32),
-        policy=Policy(),
-        bind="tcp://127.0.0.1:*",
-        run=tmp_path,
-        settings=HubCoreSettings(),
-    )
+    hub = HubRuntime(run_settings(tmp_path, "tcp://127.0.0.1:*"), zeros(WEIGHTS))
     hub._engine, hub._opened = SimpleNamespace(core=SimpleNamespace(lineage="0" * 16)), True
     saver = Saver(at_once)
     hub._workers = {"save": saver}

@@ -12,7 +12,7 @@ from edgeasync.core.hub import policy_engine
 from edgeasync.core.hub.divergence import KEEP_EVERY_UPDATES
 from edgeasync.core.hub.effects import Assign, Discard, Evaluate, Fold, HubReport, Keep, Restore, WriteBest
 from edgeasync.core.hub.events import Evaluated, Folded, PushArrived, Revoked
-from edgeasync.core.hub.settings import CheckpointSettings
+from edgeasync.core.hub.settings import CheckpointSettings, EvaluationSettings
 from edgeasync.policies.aggregation import (
     BufferedAggregator,
     ImmediateAggregator,
@@ -536,7 +536,9 @@ def test_examples_beyond_reason_weigh_no_more_than_ten_times_the_median(hub_benc
 
 
 def test_a_loss_that_one_key_makes_up_ends_nothing_and_is_not_the_best(hub_bench):
-    hub = of_keys(hub_bench, policy(), *LIARS, "a", "b", stop={"loss": 0.1}, evaluate_every_updates=1)
+    hub = of_keys(
+        hub_bench, policy(), *LIARS, "a", "b", stop={"loss": 0.1}, evaluation=EvaluationSettings(every="1 updates")
+    )
     for _ in range(3):
         for name in (*LIARS, "a", "b"):
             push(hub, name, loss_mean=0.0 if name in LIARS else 0.5, examples=2**50)
@@ -760,7 +762,7 @@ def test_of_those_folded_together_one_without_a_loss_is_not_the_best(hub_bench):
     ],
 )
 def test_a_loss_that_nobody_tells_ends_nothing_and_that_is_said_once(hub_bench, parts, stop, waits):
-    hub = joined(hub_bench, policy(**parts), "a", stop=stop, evaluate_every_updates=2)
+    hub = joined(hub_bench, policy(**parts), "a", stop=stop, evaluation=EvaluationSettings(every="2 updates"))
     warnings = []
     for _ in range(8):
         assert push(hub, **SILENT) is None
@@ -957,7 +959,10 @@ def test_losses_that_vary_make_all_devices_hurry(hub_bench):
 def test_plateaus_and_alarms_both_lower_the_learning_rate(hub_bench):
     monitor = Monitor(detectors=(DisagreementDetector(),), calm_updates=2)
     hub = joined(
-        hub_bench, policy(plateau=Plateau(patience=1), monitor=monitor), held_out=True, evaluate_every_updates=2
+        hub_bench,
+        policy(plateau=Plateau(patience=1), monitor=monitor),
+        held_out=True,
+        evaluation=EvaluationSettings(every="2 updates"),
     )
     scales = []
     for number in range(6):
@@ -971,7 +976,7 @@ def test_plateaus_and_alarms_both_lower_the_learning_rate(hub_bench):
 
 
 def test_the_loss_that_most_devices_reach_stands_for_an_evaluation(hub_bench):
-    hub = joined(hub_bench, policy(), "abc", evaluate_every_updates=4)
+    hub = joined(hub_bench, policy(), "abc", evaluation=EvaluationSettings(every="4 updates"))
     saved = []
     for name, loss in zip("abcabcab", (0.9, 0.5, 0.7, 0.8, 0.9, 0.9, 0.9, 0.0), strict=True):
         push(hub, name, loss_mean=loss)
@@ -1060,7 +1065,9 @@ EVERYTHING = Monitor(
 @given(told=PUSHES)
 def test_nothing_a_device_says_of_its_update_stops_the_hub(hub_bench, parts, metric, told):
     parts = {"frequency": AdaptiveFrequency(metric=metric), "staleness": PolynomialStaleness()} | parts
-    hub = joined(hub_bench, policy(monitor=EVERYTHING, **parts), "abc", evaluate_every_updates=3)
+    hub = joined(
+        hub_bench, policy(monitor=EVERYTHING, **parts), "abc", evaluation=EvaluationSettings(every="3 updates")
+    )
     for number, (name, norm, fields) in enumerate(told * 14):
         push(hub, name, norm=norm, at_s=float(number), **fields)
         for fold in hub.all_of(Fold):

@@ -46,6 +46,7 @@ def test_how_often_is_refused_if_it_is_neither(every):
         ({"codec": {"delta": "auto"}}, "the chain is one for all devices"),
         ({"stop": {"plateau": {}}}, "plateau needs patience"),
         ({"checkpoint": {"every": "sometimes"}}, "write it as '1000 updates'"),
+        ({"evaluation": {"every": "sometimes"}}, "write it as '1000 updates'"),
         (
             {"limits": {"bytes_per_day_max": "1 kB"}},
             "limits.bytes_per_day_max is 1000 bytes, and a device's pings",

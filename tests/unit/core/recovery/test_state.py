@@ -29,7 +29,15 @@ from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.hub.link import LinkEstimate
 from edgeasync.core.hub.policy_engine import PolicyEngine, PolicyEngineState
 from edgeasync.core.hub.publish_schedule import PublishSchedule, PublishState
-from edgeasync.core.hub.settings import FLOAT32, CodecSettings, HubCoreSettings, Limits, Liveness, StopCondition
+from edgeasync.core.hub.settings import (
+    FLOAT32,
+    CodecSettings,
+    EvaluationSettings,
+    HubCoreSettings,
+    Limits,
+    Liveness,
+    StopCondition,
+)
 from edgeasync.core.recovery import state as durable
 from edgeasync.errors import StorageError
 from edgeasync.parameters import Parameter, ParameterSpec
@@ -129,7 +137,7 @@ class Hub:
                 liveness=Liveness(progress_s=20.0),
                 limits=Limits(devices_max=4, strikes_max=3, quarantine_s=20.0, updates_held_max=6),
                 stop=StopCondition(minutes=30.0),
-                evaluate_every_updates=4,
+                evaluation=EvaluationSettings(every="4 updates"),
             ),
             version=ModelVersion(LINEAGE, 0),
             make_session=self._make_session,
@@ -405,7 +413,7 @@ def test_large_vectors_and_payloads_are_counted_as_before():
             PolicyEngine,
             PolicyEngineState,
             {"policy", "members", "settings", "evaluations", "divergence", "rest"}
-            | {"aggregate", "frequency", "pacing", "overlap_steps_max", "leaves_out"}
+            | {"aggregate", "frequency", "pacing", "evaluated_every", "overlap_steps_max", "leaves_out"}
             | {"waiting"},  # which follows from the contributions
         ),
         (DivergenceGuard, DivergenceState, {"detectors", "causes", "rolls_back", "calm_updates", "probation"}),
