@@ -16,6 +16,7 @@ import zmq
 from edgeasync.core.engine.message_bounds import MessageBounds
 from edgeasync.core.engine.peer_engine import HEADER_BYTES_MAX
 from edgeasync.core.hub.settings import Limits
+from edgeasync.core.peer.settings import PeerSettings
 from edgeasync.durable.allow_list import Key
 from edgeasync.durable.keys import KeyPair, fingerprint
 from edgeasync.durable.peers_file import PeerEntry, Peers, read_peers
@@ -52,13 +53,11 @@ OnMessage = Callable[[str, bytes, Buffer | None], None]
 
 
 class PeerSockets:
-    """Listens at `bind`, and connects to all peers of a list but the own entry. Used on one loop.
+    """Listens at `bind`, or where the own entry says, and connects to all other peers of a list. Used on one loop.
 
     `on_message` is called with the name of the peer whose key a message came under, `on_trouble` with a sentence.
     `on_peers` is called with the names of the list when it has changed, and when one of them can be written to.
     With a `file` the list is read again when that changes.
-
-    Raises `AddressError` if it cannot listen.
     """
 
     def __init__(
@@ -66,21 +65,20 @@ class PeerSockets:
         own: PeerEntry,
         pair: KeyPair,
         peers: Peers,
+        settings: PeerSettings,
+        network: ZmqNetwork,
         *,
         bind: str | None,
         file: Path | None,
-        lease_s: float,
-        piece_bytes: int,
-        loop: asyncio.AbstractEventLoop,
-        network: ZmqNetwork,
         on_message: OnMessage,
         on_peers: Callable[[tuple[str, ...]], None],
         on_trouble: Callable[[str], None],
     ) -> None:
         self._own = own
         self._pair = pair
-        self._lease_ms = int(1000 * lease_s)
-        self._loop = loop
+        self._peers = peers
+        self._bind = own_bind(own.address) if bind is None else bind
+        self._lease_ms = int(1000 * settings.lease_s)
         self._context = network.context
         self._on_message = on_message
         self._on_peers = on_peers
@@ -89,15 +87,22 @@ class PeerSockets:
         self._links: dict[str, _Link] = {}
         self._message_bounds = MessageBounds()
         limits = Limits(devices_max=PEERS_MAX, connections_per_key_max=CONNECTIONS_PER_KEY_MAX)
-        self._bounds = ConnectionBounds(limits, lease_s=lease_s, files_max=connections_that_fit(), by_address=True)
-        self._frame_bytes_max = max(HEADER_BYTES_MAX, piece_bytes, PIECE_BYTES_MIN) + FRAME_BYTES
-        routing_ids.seed()
-        self._listen(own_bind(own.address) if bind is None else bind)
-        self._watch = None if file is None else FileWatch(file)
-        self._take(peers)
-        self._timer = loop.call_later(LOOK_S, self._look)
+        self._bounds = ConnectionBounds(
+            limits, lease_s=settings.lease_s, files_max=connections_that_fit(), by_address=True
+        )
+        self._frame_bytes_max = max(HEADER_BYTES_MAX, settings.piece_bytes, PIECE_BYTES_MIN) + FRAME_BYTES
+        self._file = file
 
-    def _listen(self, address: str) -> None:
+    def listen(self) -> None:
+        """Listen on the running loop, and connect to the peers; raises `AddressError` if it cannot listen."""
+        self._loop = asyncio.get_running_loop()
+        routing_ids.seed()
+        self._open(self._bind)
+        self._watch = None if self._file is None else FileWatch(self._file)
+        self._take(self._peers)
+        self._timer = self._loop.call_later(LOOK_S, self._look)
+
+    def _open(self, address: str) -> None:
         """Open the socket that the others write to; raises `AddressError`."""
         context, loop = self._context, self._loop
         router = context.socket(zmq.ROUTER)

@@ -215,20 +215,20 @@ class Peer:
 
     async def _serve(self, network: ZmqNetwork) -> str:
         try:
-            self._sockets = PeerSockets(
+            sockets = PeerSockets(
                 self._own,
                 self._pair,
                 self._peers,
+                self._settings,
+                network,
                 bind=self._bind,
                 file=self._file,
-                lease_s=self._settings.lease_s,
-                piece_bytes=self._settings.piece_bytes,
-                loop=self._loop,
-                network=network,
                 on_message=self._on_message,
                 on_peers=lambda names: self._do(lambda: self._engine.handle(PeersChanged(names))),
                 on_trouble=lambda sentence: self.report(PeerReport("warning", sentence)),
             )
+            sockets.listen()
+            self._sockets = sockets
             self._worker.start()
             self._aside.start()
             self._keeper.start()
