@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from edgeasync.core.peer.effects import PeerReport
-from edgeasync.core.peer.settings import PeerSettings
 from edgeasync.durable.keys import KeyPair
 from edgeasync.durable.peers_file import Peers
 from edgeasync.parameters import Parameter, ParameterSpec, Vector
 from edgeasync.protocol.peer_messages import Topology
-from edgeasync.runtime.peer import Peer
+from edgeasync.runtime.peer import PeerMember, PeerModel, PeerRuntime
+from edgeasync.runtime.peer_settings import PeerSection
 from edgeasync.training.trainer import StepResult
 
 
@@ -82,17 +82,12 @@ def run_member(member: Member, pipe: "Connection[Any, Any]") -> None:
             names = report.detail.partition(": ")[2].split(", ")
             pipe.send((report.event, time.monotonic(), len(names), peer.bytes_up, peer.payload_bytes_up))
 
-    peer = Peer(
-        own,
-        KeyPair.of(member.secret),
-        member.peers,
-        incarnation=1,
-        trainer=trainer,
-        parameters=first_values(member.number, member.length),
-        settings=PeerSettings(
-            topology=member.topology, lease_s=member.lease_s, round_every_s=member.round_every_s
+    peer = PeerRuntime(
+        PeerMember(own, KeyPair.of(member.secret), member.peers, 1),
+        PeerSection(
+            topology=member.topology, lease_s=member.lease_s, round_every_s=member.round_every_s, bind=member.bind
         ),
-        bind=member.bind,
+        PeerModel(trainer, first_values(member.number, member.length)),
         on_report=tell,
     )
     pipe.send("ready")

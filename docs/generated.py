@@ -130,7 +130,7 @@ def _part(part: str, kinds: list[Kind], shown: list[tuple[str, tuple[PolicyKey, 
 
 NAMES = {
     "Train": ("train", "train_async", "join", "Stop", "Run"),
-    "Run a hub and agents": ("Hub", "Agent", "fetch_status"),
+    "Run a hub and agents, or peers": ("Hub", "Agent", "Peer", "fetch_status"),
     "Callbacks": (
         *[f"callbacks.{name}" for name in ("Progress", "CSVLog", "StopWhen", "SaveBest", "StopTraining", "Event")],
         *[f"callbacks.{name}Event" for name in ("Join", "Leave", "Update", "Version", "Evaluation", "Best")],

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from edgeasync.sdk.agent import Agent
     from edgeasync.sdk.hub import Hub
     from edgeasync.sdk.joined_loop import join
+    from edgeasync.sdk.peer import Peer
     from edgeasync.sdk.run import Run
     from edgeasync.sdk.stop import Stop
     from edgeasync.sdk.train import train, train_async
@@ -41,6 +42,7 @@ _HOMES = {
     "OnnxTrainer": "training.onnx_trainer",
     "Parameter": "parameters",
     "ParameterSpec": "parameters",
+    "Peer": "sdk.peer",
     "Policy": "policies.policy",
     "Run": "sdk.run",
     "StepResult": "training.trainer",
@@ -67,6 +69,7 @@ __all__ = [
     "OnnxTrainer",
     "Parameter",
     "ParameterSpec",
+    "Peer",
     "Policy",
     "Run",
     "StepResult",

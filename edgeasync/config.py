@@ -11,7 +11,7 @@ from fractions import Fraction
 from functools import lru_cache, partial
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
 import msgspec
 from msgspec import inspect as types
@@ -35,6 +35,9 @@ _STEP = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Base of every table in a settings file: frozen, and unknown keys are refused."""
+
+    ELSEWHERE: ClassVar[Mapping[str, str]] = {}
+    """What to do about keys that people look for here and that are elsewhere."""
 
 
 class ByteCount(int):
@@ -345,6 +348,8 @@ def _advice(message: str, path: str, table: object, settings: type, more: Iterab
     word = value if key is None else key[1]
     if not isinstance(word, str) or not known:
         return ""
+    if not path and word in (elsewhere := getattr(settings, "ELSEWHERE", {})):
+        return f"; {elsewhere[word]}"
     if path.endswith("kind"):
         known = [*known, *more]
     return "; " + (suggest(word, known) or f"choose from {', '.join(known)}")

@@ -10,23 +10,21 @@ from edgeasync.cli.device import hang_of, read_settings, state_folder
 from edgeasync.cli.output import Printer
 from edgeasync.cli.serving import serve
 from edgeasync.cli.under_systemd import find_notifier
-from edgeasync.config import convert, expanded, to_table
+from edgeasync.config import expanded
 from edgeasync.core.device.effects import DeviceReport
 from edgeasync.data.files import load
 from edgeasync.durable.identity import DeviceFolder
 from edgeasync.errors import ConfigError, DataError
-from edgeasync.graphs.onnx_model import OnnxModel
 from edgeasync.host.notify import AWAY, JOINED
 from edgeasync.host.readings import Readings
 from edgeasync.net.address import DEFAULT_ADDRESS
 from edgeasync.plugins import find_code
 from edgeasync.protocol.messages import Welcome
 from edgeasync.runtime.agent import AgentRuntime
-from edgeasync.runtime.agent_settings import AgentSection, PeersSection, ThrottleSection
+from edgeasync.runtime.agent_settings import AgentSection, AgentSettings, ThrottleSection
 from edgeasync.runtime.device import find_device, make_agent, planned_trainer
 from edgeasync.runtime.profiles import Profile, with_profile
 from edgeasync.runtime.run_after_run import RunAfterRun
-from edgeasync.training.plan import LocalTraining
 from edgeasync.training.trainer import Trainer
 
 PROGRESS_S = 10.0
@@ -35,40 +33,12 @@ TOKEN_CHARACTERS_MAX = 65_536
 """More of a line of standard input is not read."""
 
 
-def run_agent(
-    config: Path | None, flags: dict[str, Any], printer: Printer, peers: dict[str, Any], model: dict[str, Any]
-) -> None:
-    """Run an agent by a settings file, flags, or both; a flag wins over the file.
-
-    `flags` are keys of `[agent]`, `peers` of `[peers]`, and `model` of a `[model]` of kind onnx.
-    """
+def run_agent(config: Path | None, flags: dict[str, Any], printer: Printer) -> None:
+    """Run an agent by a settings file, flags for keys of `[agent]`, or both; a flag wins over the file."""
     if flags.get("enrol") == "-":
         flags = flags | {"enrol": _read_token(sys.stdin)}
-    settings = read_settings(config, flags)
-    given = to_table(settings.peers) | peers
-    settings = replace(settings, peers=convert(given, PeersSection, where="flags"))
-    if model:
-        before = to_table(settings.model) if isinstance(settings.model, OnnxModel) else {}
-        if "file" not in before | model:
-            raise ConfigError(
-                "--loss, --train and the like are for an agent without a hub: give --model FILE.onnx and "
-                "--topology, too; with a hub give them to 'edgeasync hub'"
-            )
-        settings = replace(settings, model=convert(before | model, OnnxModel, where="flags"))
-    if settings.peers.topology != "star":
-        from edgeasync.cli.peer import run_peer  # noqa: PLC0415 - only who has no hub pays for it
-
-        run_peer(settings, printer)
-        return
-    for what, said in (
-        ("--model, or [model] of kind onnx,", isinstance(settings.model, OnnxModel)),
-        ("[local]", settings.local != LocalTraining()),
-        ("[peers], or a flag of it,", settings.peers != PeersSection()),
-    ):
-        if said:
-            raise ConfigError(f"{what} is for an agent without a hub: give --topology ring or all_to_all, too")
-    expected = settings.model
-    fingerprint = None if expected is None or isinstance(expected, OnnxModel) else expected.spec.fingerprint
+    settings = read_settings(config, AgentSettings, "agent", flags)
+    fingerprint = None if settings.model is None else settings.model.spec.fingerprint
     _Command(settings.agent, settings.throttle, fingerprint, printer).run()
 
 

@@ -10,12 +10,12 @@ from msgspec.structs import replace
 
 from edgeasync.cli.device import read_settings, state_folder
 from edgeasync.cli.output import Printer
-from edgeasync.config import expanded, to_table
+from edgeasync.config import to_table
 from edgeasync.errors import UnfitError
-from edgeasync.graphs.onnx_model import OnnxModel
 from edgeasync.host.readings import Readings
 from edgeasync.ops.doctor.examine import examine
 from edgeasync.ops.doctor.finding import Finding
+from edgeasync.runtime.agent_settings import AgentSettings
 from edgeasync.runtime.profiles import with_profile
 
 
@@ -23,14 +23,12 @@ def run_doctor(
     config: Path | None, flags: dict[str, Any], model: Path | None, root: Path, printer: Printer
 ) -> None:
     """Print a line for each thing that was looked at; raises `UnfitError` if one of them failed."""
-    settings = read_settings(config, flags)
+    settings = read_settings(config, AgentSettings, "agent", flags)
     section, _ = with_profile(settings.agent, Readings(root))
     folder = state_folder(section)
     failed = []
     with _errors_only():
-        found = settings.model
-        own = expanded(found.file) if isinstance(found, OnnxModel) else found
-        for finding in examine(replace(section, state=str(folder)), folder, model or own, root):
+        for finding in examine(replace(section, state=str(folder)), folder, model or settings.model, root):
             _print(finding, printer)
             if finding.level == "fail":
                 failed.append(finding.name)

@@ -30,15 +30,12 @@ from edgeasync.cli.options import (
     NoKeys,
     OperatorKeys,
     Output,
-    PeerFreeze,
-    PeerLoss,
-    PeerOutput,
-    PeerTarget,
-    PeerTrain,
     Provider,
     Source,
     State,
+    StepTime,
     Target,
+    Threads,
     Train,
     TrustCode,
     given,
@@ -153,13 +150,8 @@ def agent(
     ] = None,
     device_id: DeviceId = None,
     state: State = None,
-    step_s_min: Annotated[
-        float | None,
-        typer.Option(help="Least seconds that a local step takes, to imitate a slower device."),
-    ] = None,
-    threads: Annotated[
-        int | None, typer.Option(help="Cores for a step of an ONNX model [default: as suits the board, or 1].")
-    ] = None,
+    step_s_min: StepTime = None,
+    threads: Threads = None,
     provider: Provider = None,
     bandwidth_bytes_per_s_max: Annotated[
         str | None,
@@ -203,57 +195,10 @@ def agent(
         str | None,
         typer.Option(help="What to do after the end of training: exit, or wait for the next run [default: exit]."),
     ] = None,
-    topology: Annotated[
-        str | None,
-        typer.Option(
-            help="How devices exchange: star (with a hub), or without one ring or all_to_all [default: star]."
-        ),
-    ] = None,
-    peers: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE", help="Without a hub: the devices that average, a TOML file, the same on all."
-        ),
-    ] = None,
-    file: Annotated[
-        str | None,
-        typer.Option("--model", help="Without a hub: what to train, an ONNX model or a training graph."),
-    ] = None,
-    loss: PeerLoss = None,
-    train: PeerTrain = None,
-    freeze: PeerFreeze = None,
-    output: PeerOutput = None,
-    target: PeerTarget = None,
-    bind: Annotated[
-        str | None,
-        typer.Option(help="Without a hub: address to listen on [default: this device's in the file of peers]."),
-    ] = None,
-    steps_max: Annotated[
-        int | None,
-        typer.Option("--steps", help="Without a hub: local steps to take, over all starts [default: no end]."),
-    ] = None,
-    epochs: Annotated[
-        float | None, typer.Option(help="Without a hub: passes over this device's data, instead of --steps.")
-    ] = None,
-    rounds_max: Annotated[
-        int | None,
-        typer.Option("--rounds", help="Without a hub: end after this number of rounds [default: no end]."),
-    ] = None,
-    out: Annotated[
-        str | None,
-        typer.Option(help="Without a hub: where to write the trained model at the end, .onnx or .safetensors."),
-    ] = None,
-    frozen: Annotated[
-        str | None,
-        typer.Option(
-            help="Without a hub: what to do with a peer whose frozen arrays differ: refuse, or warn and average "
-            "with it [default: refuse]."
-        ),
-    ] = None,
     log_level: LogLevel = None,
     json: Json = False,
 ) -> None:
-    """Train on this device's data, for a hub or together with peers. Ends with the training, or at Ctrl-C."""
+    """Train on this device's data for a hub. Ends with the training, or at Ctrl-C."""
     from edgeasync.cli.agent import run_agent
     from edgeasync.cli.serving import log_to_stderr
 
@@ -266,12 +211,76 @@ def agent(
         spool=spool, alone_steps_max=alone_steps_max, local=local, insecure=insecure,
         enrol=enrol, hub_key=hub_key, when_finished=when_finished,
     )  # fmt: skip
-    peers_section = given(
-        topology=topology, peers=peers, bind=bind, steps_max=steps_max, epochs=epochs, rounds_max=rounds_max,
-        out=out, frozen=frozen,
+    run_agent(config, section, Printer(json=json))
+
+
+@app.command()
+def peer(
+    config: Annotated[Path | None, typer.Argument(help="The peer's settings, a TOML file.")] = None,
+    peers: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="The devices that average, a TOML file, the same on all."),
+    ] = None,
+    topology: Annotated[
+        str | None,
+        typer.Option(help="How devices average: in a ring, or each with all (all_to_all) [default: ring]."),
+    ] = None,
+    data: Data = None,
+    file: Annotated[
+        str | None,
+        typer.Option("--model", help="What to train: an ONNX model, or a training graph built from one."),
+    ] = None,
+    loss: Loss = None,
+    train: Train = None,
+    freeze: Freeze = None,
+    output: Output = None,
+    target: Target = None,
+    device_id: DeviceId = None,
+    state: State = None,
+    bind: Annotated[
+        str | None,
+        typer.Option(help="Address to listen on [default: this device's in the file of peers]."),
+    ] = None,
+    steps_max: Annotated[
+        int | None,
+        typer.Option("--steps", help="Local steps to take, over all starts [default: no end]."),
+    ] = None,
+    epochs: Annotated[
+        float | None, typer.Option(help="Passes over this device's data, instead of --steps.")
+    ] = None,
+    rounds_max: Annotated[
+        int | None,
+        typer.Option("--rounds", help="End after this number of rounds [default: no end]."),
+    ] = None,
+    out: Annotated[
+        str | None,
+        typer.Option(help="Where to write the trained model at the end, .onnx or .safetensors."),
+    ] = None,
+    frozen: Annotated[
+        str | None,
+        typer.Option(
+            help="What to do with a peer whose frozen arrays differ: refuse, or warn and average with it "
+            "[default: refuse]."
+        ),
+    ] = None,
+    step_s_min: StepTime = None,
+    threads: Threads = None,
+    provider: Provider = None,
+    log_level: LogLevel = None,
+    json: Json = False,
+) -> None:
+    """Train on this device's data, and average the model with peers, without a hub. Ends as told, or at Ctrl-C."""
+    from edgeasync.cli.peer import run_peer
+    from edgeasync.cli.serving import log_to_stderr
+
+    log_to_stderr(log_level)
+    section = given(
+        peers=peers, topology=topology, data=data, device_id=device_id, state=state, bind=bind,
+        steps_max=steps_max, epochs=epochs, rounds_max=rounds_max, out=out, frozen=frozen,
+        step_s_min=step_s_min, threads=threads, provider=provider,
     )  # fmt: skip
     model = given(file=file, loss=loss, train=train, freeze=freeze, output=output, target=target)
-    run_agent(config, section, Printer(json=json), peers_section, model)
+    run_peer(config, section, model, Printer(json=json))
 
 
 def _bytes_or_text(size: str | None) -> int | str | None:

@@ -1,6 +1,7 @@
 """What to do about a command or a flag that there is not."""
 
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -58,22 +59,33 @@ def _advice(flag: str, ctx: Any) -> str:
     if tables:
         places = " or ".join(f"[{table}]" for table in dict.fromkeys(tables) if table)
         return f"'{key}' is {f'a key of {places}' if places else 'a table'} in the settings file."
+    others = ctx.parent.command.commands if ctx.command.name in _SETTINGS else {}
+    if having := [name for name in _SETTINGS if name in others and _has_flag(others[name], flag)]:
+        return "It is a flag of " + " and ".join(f"'edgeasync {name}'" for name in having) + "."
     # The dashes, which all flags have, are not a likeness.
     near = find_near(flag.lstrip("-"), [name.lstrip("-") for name in flags])
     return f"Did you mean {' or '.join(f'--{name}' for name in near)}?" if near else ""
 
 
+_SETTINGS = {
+    "hub": ("runtime.hub_settings", "HubSettings"),
+    "agent": ("runtime.agent_settings", "AgentSettings"),
+    "peer": ("runtime.peer_settings", "PeerSettings"),
+    "doctor": ("runtime.agent_settings", "AgentSettings"),
+}
+"""The settings file of each command that takes one, by name: a device loads nothing of a hub."""
+
+
 def _settings_of(command: str) -> list[type]:
     """Return the settings file that a command takes."""
-    if command == "hub":
-        from edgeasync.runtime.hub_settings import HubSettings  # noqa: PLC0415 - a device loads nothing of a hub
+    if command not in _SETTINGS:
+        return []
+    module, name = _SETTINGS[command]
+    return [getattr(import_module(f"edgeasync.{module}"), name)]
 
-        return [HubSettings]
-    if command in ("agent", "doctor"):
-        from edgeasync.runtime.agent_settings import AgentSettings  # noqa: PLC0415
 
-        return [AgentSettings]
-    return []
+def _has_flag(command: Any, flag: str) -> bool:
+    return any(flag in option.opts for option in command.params)
 
 
 def _sentence(question: str) -> str:

@@ -14,30 +14,24 @@ LogLevel = Annotated[
     ),
 ]
 
-# What a training graph is made from: with a hub it says that, without one each agent.
-_LOSS = "Loss of a forward model: cross_entropy, mse, l1, huber or bce_with_logits."
-_TRAIN = "Parameters to train, a pattern such as 'head.*'. May be repeated."
-_FREEZE = "Parameters not to train, a pattern. May be repeated."
-_OUTPUT = "The tensor that the loss reads [default: the only output]."
-_TARGET = "What the loss compares the output with: label, or input for an autoencoder [default: label]."
-Loss = Annotated[str | None, typer.Option(help=_LOSS)]
-Train = Annotated[list[str] | None, typer.Option(help=_TRAIN)]
-Freeze = Annotated[list[str] | None, typer.Option(help=_FREEZE)]
-Output = Annotated[str | None, typer.Option(help=_OUTPUT)]
-Target = Annotated[str | None, typer.Option(help=_TARGET)]
+# What a training graph is made from.
+Loss = Annotated[
+    str | None, typer.Option(help="Loss of a forward model: cross_entropy, mse, l1, huber or bce_with_logits.")
+]
+Train = Annotated[
+    list[str] | None, typer.Option(help="Parameters to train, a pattern such as 'head.*'. May be repeated.")
+]
+Freeze = Annotated[list[str] | None, typer.Option(help="Parameters not to train, a pattern. May be repeated.")]
+Output = Annotated[str | None, typer.Option(help="The tensor that the loss reads [default: the only output].")]
+Target = Annotated[
+    str | None,
+    typer.Option(
+        help="What the loss compares the output with: label, or input for an autoencoder [default: label]."
+    ),
+]
 
 
-def _hubless(text: str) -> str:
-    return f"Without a hub: {text[0].lower()}{text[1:]}"
-
-
-PeerLoss = Annotated[str | None, typer.Option(help=_hubless(_LOSS))]
-PeerTrain = Annotated[list[str] | None, typer.Option(help=_hubless(_TRAIN))]
-PeerFreeze = Annotated[list[str] | None, typer.Option(help=_hubless(_FREEZE))]
-PeerOutput = Annotated[str | None, typer.Option(help=_hubless(_OUTPUT))]
-PeerTarget = Annotated[str | None, typer.Option(help=_hubless(_TARGET))]
-
-# A device, as `agent` runs it and `doctor` looks at it.
+# A device, as `agent` and `peer` run it and `doctor` looks at it.
 AgentConfig = Annotated[Path | None, typer.Argument(help="The agent's settings, a TOML file.")]
 Hubs = Annotated[
     list[str] | None,
@@ -48,6 +42,12 @@ DeviceId = Annotated[str | None, typer.Option(help="This device's name [default:
 State = Annotated[
     str | None,
     typer.Option(help="Folder of this device's identity [default: ~/.local/state/edgeasync/DEVICE_ID]."),
+]
+StepTime = Annotated[
+    float | None, typer.Option(help="Least seconds that a local step takes, to imitate a slower device.")
+]
+Threads = Annotated[
+    int | None, typer.Option(help="Cores for a step of an ONNX model [default: as suits the board, or 1].")
 ]
 Provider = Annotated[
     str | None,

@@ -1,4 +1,4 @@
-"""`edgeasync service` and `edgeasync bundle`: how systemd comes to run an agent or a hub."""
+"""`edgeasync service` and `edgeasync bundle`: how systemd comes to run an agent, a hub or a peer."""
 
 import contextlib
 import os
@@ -6,8 +6,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar, get_args
-
-from msgspec.structs import replace
 
 from edgeasync.cli.output import Printer
 from edgeasync.config import expanded, parse_toml, read_bytes
@@ -28,6 +26,7 @@ from edgeasync.ops.service.unit import USER, Kind, Unit
 from edgeasync.ops.service.upgrade import upgrade
 from edgeasync.runtime.agent_settings import AgentSettings
 from edgeasync.runtime.hub_settings import HubSettings
+from edgeasync.runtime.peer_settings import PeerSettings
 
 Word = TypeVar("Word", bound=str)
 
@@ -40,9 +39,9 @@ def install_service(
     live, kept = place.root == Path("/"), place.under(unit.settings)
     content = None if settings is None else read_bytes(settings)  # once: it may be a pipe
     if content is not None:
-        unit = _checked(unit, content, str(settings))
+        _check_settings(unit, content, str(settings))
     elif kept.exists():
-        unit = _checked(unit, read_bytes(kept), str(kept))
+        _check_settings(unit, read_bytes(kept), str(kept))
     if live and place.user is not None:
         check_program(unit.program, Path(sys.executable))
     changed = install(unit, place, content)
@@ -125,22 +124,19 @@ def bundle_wheels(
     )
 
 
-def _checked(unit: Unit, content: bytes, where: str) -> Unit:
-    """Return the unit for these settings; raises `ConfigError` for a mistake, which would end the service."""
-    with contextlib.suppress(PluginError):  # another system may have it
-        if unit.kind == "hub":
-            parse_toml(content, HubSettings, where=where)
-            return unit
-        settings = parse_toml(content, AgentSettings, where=where)
-        if settings.peers.topology != "star":
-            from edgeasync.cli.peer import check_settings  # noqa: PLC0415 - only who has no hub pays for it
+_SETTINGS: dict[Kind, type[AgentSettings | HubSettings | PeerSettings]] = {
+    "agent": AgentSettings,
+    "hub": HubSettings,
+    "peer": PeerSettings,
+}
 
-            try:
-                check_settings(settings)
-            except ConfigError as error:
-                raise ConfigError(f"{where}: {error}") from error
-            return replace(unit, has_hub=False)
-    return unit
+
+def _check_settings(unit: Unit, content: bytes, where: str) -> None:
+    """Raise `ConfigError` for settings with a mistake, which would end the service."""
+    with contextlib.suppress(PluginError):  # another system may have it
+        settings = parse_toml(content, _SETTINGS[unit.kind], where=where)
+        if isinstance(settings, PeerSettings) and (missing := settings.missing()):
+            raise ConfigError(f"{where}: {missing}")
 
 
 def _find(kind: str, name: str | None, root: Path) -> tuple[Unit, InstallPlace]:

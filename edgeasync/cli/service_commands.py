@@ -12,13 +12,15 @@ from edgeasync.cli.output import Printer
 app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
-    help="Let systemd run an agent or a hub: at every boot, again after a crash, and with a watchdog.",
+    help="Let systemd run an agent, a hub or a peer: at every boot, again after a crash, and with a watchdog.",
 )
 
-Kind = Annotated[str, typer.Argument(metavar="agent|hub", help="Which of the two.")]
+Kind = Annotated[str, typer.Argument(metavar="agent|hub|peer", help="Which of the three.")]
 UnitName = Annotated[
     str | None,
-    typer.Option("--name", help="Another name for the unit, for a second one [default: edgeasync-agent or -hub]."),
+    typer.Option(
+        "--name", help="Another name for the unit, for a second one [default: edgeasync-agent, -hub or -peer]."
+    ),
 ]
 
 

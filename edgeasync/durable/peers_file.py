@@ -34,7 +34,7 @@ class PeerEntry(Section, frozen=True):
             read_key(self.key)
         except ValueError as error:
             raise ValueError(
-                f"peer {self.name}: {error}; its agent prints its entry if it is not in the file"
+                f"peer {self.name}: {error}; it prints its entry itself if it is not in the file"
             ) from None
 
     @property

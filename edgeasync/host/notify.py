@@ -7,7 +7,7 @@ JOINED, AWAY = "joined", "looks for"
 """How an agent's status begins, before its hub's address; an upgrade waits for the first of them."""
 
 HUBLESS = "without a hub:"
-"""How the status of an agent without a hub begins; an upgrade waits for this one, too."""
+"""How a peer's status begins; an upgrade waits for this one, too."""
 
 
 class Notifier:

@@ -65,7 +65,7 @@ class PeerSockets:
         own: PeerEntry,
         pair: KeyPair,
         peers: Peers,
-        settings: PeerSettings,
+        settings: PeerCoreSettings,
         network: ZmqNetwork,
         *,
         bind: str | None,

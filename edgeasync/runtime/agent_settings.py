@@ -4,45 +4,44 @@ Apart from a hub's, so that a device loads nothing of a hub.
 """
 
 import re
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
 from msgspec.structs import force_setattr
 
-from edgeasync.config import ByteCount, FilePath, Section, whole_address
-from edgeasync.core.arrays.peer_round import check_peer_codec
+from edgeasync.config import ByteCount, Section, whole_address
 from edgeasync.core.device.data_quota import BYTES_PER_DAY_MIN
 from edgeasync.core.device.device_core import GRAPH_BYTES_MAX
 from edgeasync.core.device.throttle import HYSTERESIS_C, ThrottleLimits
-from edgeasync.core.peer.settings import PeerSettings
-from edgeasync.graphs.onnx_model import OnnxModel
 from edgeasync.parameters import PARAMETERS_MAX
 from edgeasync.plugins import check_name
-from edgeasync.protocol.messages import COUNT_MAX, DEVICE_ID_PATTERN, OtherFrozen
+from edgeasync.protocol.messages import COUNT_MAX
+from edgeasync.runtime.device_settings import DeviceSection
+from edgeasync.runtime.peer_settings import PeerSection
 from edgeasync.training.local_parameters import Patterns
 from edgeasync.training.micro_batches import MicroBatch
 from edgeasync.training.numpy_models import Model
-from edgeasync.training.plan import LocalTraining
 
 BANDWIDTH_BYTES_PER_S_MIN = 1 << 14
 """Under a lower cap a single piece would take longer than the hub waits for a sign of life."""
 
 
-class AgentSection(Section, frozen=True):
+OF_A_PEER = "a device without a hub is a peer: use edgeasync.Peer, or 'edgeasync peer' and a peer's settings file"
+
+
+class AgentSection(DeviceSection, frozen=True):
     """`[agent]`: which hub, which data, and who this device is."""
 
+    ELSEWHERE: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        PeerSection.__struct_fields__, OF_A_PEER
+    ) | dict.fromkeys(("output", "train", "freeze"), f"the hub says it, with the model; {OF_A_PEER}")
+
     hub: str | Annotated[tuple[str, ...], Meta(min_length=1, max_length=16)] | None = None
-    data: FilePath | None = None
     trainer: str | None = None
-    device_id: str | None = None
-    state: FilePath | None = None
-    seed: Annotated[int, Meta(ge=0, lt=2**62)] = 0
-    step_s_min: Annotated[float, Meta(ge=0, le=3600)] = 0.0
     micro_batch_size: MicroBatch | None = None
     local_steps_max: Annotated[int, Meta(ge=1, le=100_000)] | None = None
     delay_steps: Annotated[int, Meta(ge=0, le=100_000)] | None = None
-    threads: Annotated[int, Meta(ge=1, le=4096)] | None = None
-    provider: Literal["auto", "cpu", "cuda", "tensorrt"] = "auto"
     graph_bytes_max: ByteCount = ByteCount(GRAPH_BYTES_MAX)
     parameters_max: Annotated[int, Meta(ge=1, le=PARAMETERS_MAX)] | None = None
     bandwidth_bytes_per_s_max: ByteCount | None = None
@@ -55,12 +54,6 @@ class AgentSection(Section, frozen=True):
     hub_key: str | None = None
     insecure: bool = False
     when_finished: Literal["exit", "wait"] = "exit"
-    progress_s: Annotated[float, Meta(gt=0, le=86400)] = 300.0
-
-    @property
-    def cores_used(self) -> int:
-        """How many cores a step may use."""
-        return self.threads or 1
 
     @property
     def hubs(self) -> tuple[str, ...]:
@@ -68,17 +61,13 @@ class AgentSection(Section, frozen=True):
         return (self.hub,) if isinstance(self.hub, str) else self.hub or ()
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if isinstance(self.hub, str):
             force_setattr(self, "hub", whole_address(self.hub))
         elif self.hub is not None:
             force_setattr(self, "hub", tuple(map(whole_address, self.hub)))
         if self.trainer is not None:
             check_name(self.trainer, "trainer")
-        if self.device_id is not None and not re.match(DEVICE_ID_PATTERN, self.device_id):
-            raise ValueError(
-                f"device_id {self.device_id!r} is not a name: begin with a letter or digit, "
-                "then up to 63 letters, digits, '.', '_' or '-'"
-            )
         if (
             self.bandwidth_bytes_per_s_max is not None
             and self.bandwidth_bytes_per_s_max < BANDWIDTH_BYTES_PER_S_MIN
@@ -140,50 +129,14 @@ def _read_hours(text: str) -> tuple[int, int]:
     return begin, end
 
 
-class PeersSection(Section, frozen=True):
-    """`[peers]`: how this device averages its model with others' without a hub, and when it ends."""
-
-    topology: Literal["star", "ring", "all_to_all"] = "star"
-    peers: FilePath | None = None
-    bind: str | None = None
-    round_every_s: Annotated[float, Meta(gt=0, le=86400)] = 1.0
-    round_steps: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
-    codec: str = "identity"
-    lease_s: Annotated[float, Meta(ge=0.1, le=3600)] = 10.0
-    steps_max: Annotated[int, Meta(ge=0, le=2**62)] | None = None
-    epochs: Annotated[float, Meta(gt=0, le=1_000_000)] | None = None
-    rounds_max: Annotated[int, Meta(ge=1, le=2**62)] | None = None
-    frozen: OtherFrozen = "refuse"
-    out: FilePath | None = None
-
-    def core_settings(self) -> PeerSettings:
-        """Return what the core of a peer is told; there is no hub."""
-        assert self.topology != "star"
-        return PeerSettings(
-            topology=self.topology,
-            lease_s=self.lease_s,
-            round_every_s=self.round_every_s,
-            round_steps=self.round_steps,
-            codec=self.codec,
-            frozen=self.frozen,
-        )
-
-    def __post_init__(self) -> None:
-        if self.bind is not None:
-            force_setattr(self, "bind", whole_address(self.bind))
-        check_peer_codec(self.codec)
-        if self.steps_max is not None and self.epochs is not None:
-            raise ValueError("steps_max and epochs say the same: give one of the two")
-
-
 class AgentSettings(Section, frozen=True):
-    """An agent's settings file; with `[model]` it insists on that model, and trains it if there is no hub."""
+    """An agent's settings file; with `[model]` it insists on that model."""
+
+    ELSEWHERE: ClassVar[Mapping[str, str]] = dict.fromkeys(("peer", "peers", "local"), OF_A_PEER)
 
     agent: AgentSection = AgentSection()
     throttle: ThrottleSection = ThrottleSection()
-    peers: PeersSection = PeersSection()
-    local: LocalTraining = LocalTraining()
-    model: Model | OnnxModel | None = None
+    model: Model | None = None
 
     def __post_init__(self) -> None:
         if self.model is not None and self.model.local:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -20,11 +20,11 @@ from edgeasync.core.engine.peer_engine import PeerEngine
 from edgeasync.core.peer.effects import EndPeer, PeerReport
 from edgeasync.core.peer.events import PeersChanged, PeerStopRequested, RoundDue, RoundHalfDue, TrainingBegun
 from edgeasync.core.peer.peer_core import PeerCore
-from edgeasync.core.peer.settings import PeerSettings
+from edgeasync.core.peer.settings import PeerCoreSettings
 from edgeasync.durable.keys import KeyPair
 from edgeasync.durable.peers_file import PeerEntry, Peers
 from edgeasync.errors import StorageError
-from edgeasync.graphs.model_file import DIVERGED, check_finite, save_model
+from edgeasync.graphs.model_file import DIVERGED, check_finite, load_kept, save_model
 from edgeasync.host.awaited_step import AwaitedStep
 from edgeasync.host.completion import Completion
 from edgeasync.host.disk_watch import DiskWatch
@@ -36,6 +36,7 @@ from edgeasync.protocol.codecs import payload_bytes_limit
 from edgeasync.protocol.messages import COUNT_MAX, Frozen
 from edgeasync.protocol.wire import Buffer
 from edgeasync.runtime.engine_driver import EngineDriver
+from edgeasync.runtime.peer_settings import PeerSection
 from edgeasync.training.last_finite import LastFinite
 from edgeasync.training.trainer import (
     BufferedTrainer,
@@ -87,72 +88,82 @@ class PeerTimes(msgspec.Struct):
     standstill_s: float = 0.0
 
 
-class Peer:
+class PeerModel(NamedTuple):
+    """What a peer trains: its trainer, the values it begins with, and the forward model if it is of ONNX.
+
+    `frozen` is the checksum of the model's arrays that do not travel.
+    """
+
+    trainer: Trainer | CoroutineTrainer
+    initial: Vector
+    forward: bytes | None = None
+    frozen: Frozen | None = None
+
+
+class PeerMember(NamedTuple):
+    """A peer among the others: its entry in the list, its keys, the number of its start, and the list.
+
+    With a `file` the list is read again when the file changes.
+    """
+
+    own: PeerEntry
+    pair: KeyPair
+    peers: Peers
+    incarnation: int
+    file: Path | None = None
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """The names of all others in the list."""
+        return tuple(entry.name for entry in self.peers.peer if entry.name != self.own.name)
+
+
+class PeerRuntime:
     """Trains on this device, and averages its model with others' without a hub.
 
     `run` trains and averages, and returns why it ended. A peer runs once. It ends at `request_stop` or after
-    `rounds_max` rounds. Without these it ends after `steps_max` local steps and one more round.
+    `rounds_max` rounds. Without these it ends after `steps_max` local steps and one more round. `epochs` are for
+    its caller to count in steps.
 
-    - `own` is this device's entry of `peers`, `pair` its keys. With a `file` the list is read again when the file
-      changes.
-    - `trainer` trains `parameters` in place.
-    - `incarnation` grows with every start.
-    - `settings` is what the core is told; layout and fingerprint are filled in here.
-    - `frozen` is the checksum of the model's arrays that do not travel.
-    - With `settings.round_steps` it waits, up to a lease, before it takes twice as many steps without a mean.
+    - `model.trainer` trains the model in place.
+    - With `round_steps` it waits, up to a lease, before it takes twice as many steps without a mean.
+    - `model_file` gets the model once a minute and at the end. A step that is abandoned then is not part of it. If
+      the file is there, the peer resumes its model and its count of local steps.
     - With `meets` it takes its first step once it has met all others of the list, or after a lease. It then waits
       for `rounds_max` no longer if all have gone, or if its own training has diverged.
-    - `steps_total` are the local steps of earlier starts.
-    - `model_file` gets the model once a minute and at the end. A step that is abandoned then is not part of it.
     - After a step that makes values of the model not finite, the next one begins from the last copy of a model
       that a step has left finite. That copy is written, too.
 
-    `run` raises `AddressError` if it cannot listen. Exceptions of the trainer pass through.
+    Raises `StorageError` and `ModelMismatchError` for a file that it cannot resume. `run` raises `AddressError` if
+    it cannot listen. Exceptions of the trainer pass through.
     """
 
     def __init__(
         self,
-        own: PeerEntry,
-        pair: KeyPair,
-        peers: Peers,
+        member: PeerMember,
+        section: PeerSection,
+        model: PeerModel,
         *,
-        incarnation: int,
-        trainer: Trainer | CoroutineTrainer,
-        parameters: Vector,
-        settings: PeerSettings,
-        file: Path | None = None,
-        bind: str | None = None,
-        meets: bool = False,
-        frozen: Frozen | None = None,
-        steps_max: int | None = None,
-        rounds_max: int | None = None,
-        steps_total: int = 0,
-        step_s_min: float = 0.0,
         model_file: Path | None = None,
+        meets: bool = False,
         on_report: OnReport | None = None,
     ) -> None:
-        self.parameters = parameters
-        self.steps_total = steps_total
+        self._spec: ParameterSpec = model.trainer.spec
+        self.parameters, self.steps_total = model.initial, 0
+        if model_file is not None:
+            self.parameters, self.steps_total = load_kept(model_file, self._spec, model.initial)
+        self._spec.check(self.parameters)
         self.loss: float | None = None
         """The mean loss of the last local steps."""
         self.times = PeerTimes()
-        self._own = own
-        self._pair = pair
-        self._peers = peers
-        self._file = file
-        self._bind = bind
-        self._trainer = trainer
-        self._spec: ParameterSpec = trainer.spec
-        self._spec.check(parameters)
-        self._round_steps = settings.round_steps
-        self._steps_max = steps_max
-        self._rounds_max = rounds_max
-        self._step_s_min = step_s_min
+        self._member = member
+        self._section = section
+        self._trainer = model.trainer
         self._model_file = model_file
         self._kept_s = time.monotonic()
         self._copied_s = -math.inf
         self._last_finite = LastFinite()
-        self._begun_steps = steps_total
+        self._begun_steps = self.steps_total
         self._written_steps = -1
         """The number of steps of the copy that was written last."""
         self._on_report = on_report or (lambda _: None)
@@ -163,8 +174,8 @@ class Peer:
         self._trained = self._leaving = False
         self._snapshot_of_trained = self._has_met = self._deserted = self._is_connected = False
         self._meets = meets
-        self._to_meet = {entry.name for entry in peers.peer if meets} - {own.name}
-        self._mean_steps = steps_total
+        self._to_meet = set(member.others if meets else ())
+        self._mean_steps = self.steps_total
         """How many local steps there were when the model moved to a mean last."""
         self._half_due_steps: int | None = None
         """After how many steps half of `round_steps` are taken since the last round began."""
@@ -172,19 +183,9 @@ class Peer:
         self._awaited = AwaitedStep(self._stopping)
         self._sockets: PeerSockets | None = None
         self._stepped_s = self._round_began_s = time.monotonic()
-        self._settings = msgspec.structs.replace(
-            settings,
-            ping_s=settings.lease_s / PINGS_PER_LEASE,
-            # Rounds before the last one's first step would use `rounds_max` up.
-            begins_ready=not meets or rounds_max is None,
-            fingerprint=_fingerprint(self._spec, settings),
-            frozen_arrays=frozen,
-            codecs=(settings.codec,),
-            payload_bytes_max=payload_bytes_limit(self._spec),
-        )
-        others = tuple(entry.name for entry in peers.peer if entry.name != own.name)
-        core = PeerCore(own.name, incarnation, others, self._settings)
-        self._engine = PeerEngine(core, self, self._spec, time.monotonic, incarnation)
+        self._settings = _core_settings(section, model, meets=meets)
+        core = PeerCore(member.own.name, member.incarnation, member.others, self._settings)
+        self._engine = PeerEngine(core, self, self._spec, time.monotonic, member.incarnation)
         self._driver = EngineDriver(
             self._ending,
             lambda: self._act(self._engine.tick),
@@ -216,13 +217,13 @@ class Peer:
     async def _serve(self, network: ZmqNetwork) -> str:
         try:
             sockets = PeerSockets(
-                self._own,
-                self._pair,
-                self._peers,
+                self._member.own,
+                self._member.pair,
+                self._member.peers,
                 self._settings,
                 network,
-                bind=self._bind,
-                file=self._file,
+                bind=self._section.bind,
+                file=self._member.file,
                 on_message=self._on_message,
                 on_peers=lambda names: self._do(lambda: self._engine.handle(PeersChanged(names))),
                 on_trouble=lambda sentence: self.report(PeerReport("warning", sentence)),
@@ -268,12 +269,12 @@ class Peer:
     @property
     def name(self) -> str:
         """This device's name in the list."""
-        return self._own.name
+        return self._member.own.name
 
     @property
     def address(self) -> str:
         """Where it listens."""
-        return self._own.address if self._sockets is None else self._sockets.address
+        return self._member.own.address if self._sockets is None else self._sockets.address
 
     @property
     def spec(self) -> ParameterSpec:
@@ -390,14 +391,14 @@ class Peer:
         elif report.event == "round_started":
             self._round_began_s = now_s
             self._snapshot_of_trained = self._trained
-            if self._round_steps is not None:
-                self._half_due_steps = self.steps_total + -(-self._round_steps // 2)
+            if self._section.round_steps is not None:
+                self._half_due_steps = self.steps_total + -(-self._section.round_steps // 2)
         elif report.event == "round_done":
             self.times.rounds += 1
             self.times.round_s += now_s - self._round_began_s
             if self._trained:  # it counts no more steps
                 self._loop.call_soon(lambda: self._do(lambda: self._engine.handle(RoundHalfDue())))
-        elif report.event == "round_abandoned" and self._meets and self._rounds_max is not None:
+        elif report.event == "round_abandoned" and self._meets and self._section.rounds_max is not None:
             self._jobs.put(self._leave_if_diverged)
         if self._ends_with(report):
             self._loop.call_soon(self.request_stop)
@@ -406,9 +407,13 @@ class Peer:
     def _ends_with(self, report: PeerReport) -> bool:
         """Return whether this was the last round, or all others have gone and no round will come."""
         if report.event == "round_done":
-            return self._snapshot_of_trained if self._rounds_max is None else self.times.rounds >= self._rounds_max
+            return (
+                self._snapshot_of_trained
+                if self._section.rounds_max is None
+                else self.times.rounds >= self._section.rounds_max
+            )
         if report.event == "alone" and self._deserted:
-            return self._trained if self._rounds_max is None else self._meets
+            return self._trained if self._section.rounds_max is None else self._meets
         return False
 
     def stop(self, stop: EndPeer) -> None:
@@ -452,14 +457,18 @@ class Peer:
         self._trainer.begin(self.parameters)
         step = self._trainer.step
         while not self._stopping.is_set() and not self._trained:
-            wanted = TOLD_STEPS if self._steps_max is None else min(TOLD_STEPS, self._steps_max - self.steps_total)
+            wanted = (
+                TOLD_STEPS
+                if self._section.steps_max is None
+                else min(TOLD_STEPS, self._section.steps_max - self.steps_total)
+            )
             try:
                 done = take_local_steps(
                     self._trainer,
                     max(0, wanted),
                     should_stop=self._should_stop,
                     on_step=self._count_step,
-                    step_s_min=self._step_s_min,
+                    step_s_min=self._section.step_s_min,
                     wait=self._stopping.wait,
                     continues=True,  # a score would go nowhere
                     step=self._awaited.in_thread(self._loop, step),
@@ -483,7 +492,10 @@ class Peer:
         with contextlib.suppress(Empty):
             while not self._stopping.is_set():
                 self._jobs.get_nowait()(self.parameters)
-        if self._round_steps is not None and self.steps_total >= self._mean_steps + 2 * self._round_steps:
+        if (
+            self._section.round_steps is not None
+            and self.steps_total >= self._mean_steps + 2 * self._section.round_steps
+        ):
             self._wait_for_mean()
         if self._stopping.is_set():
             return True
@@ -553,13 +565,13 @@ class Peer:
         if self._half_due_steps is not None and self.steps_total >= self._half_due_steps:
             self._half_due_steps = None
             self._hand_over(lambda: self._engine.handle(RoundHalfDue()))
-        if self._round_steps is not None and self.steps_total % self._round_steps == 0:
+        if self._section.round_steps is not None and self.steps_total % self._section.round_steps == 0:
             self._hand_over(lambda: self._engine.handle(RoundDue()))
 
     def _wait_for_last_round(self) -> None:
         """End after one more round, or after a while without: the model to keep is the members' mean."""
         self._engine.handle(RoundDue())
-        if self._rounds_max is None:
+        if self._section.rounds_max is None:
             wait_s = LAST_ROUND_LEASES * self._settings.lease_s
             if not self._has_met:  # others may still come in the first lease
                 wait_s = max(0.0, self._begun_s + self._settings.lease_s - time.monotonic())
@@ -585,7 +597,7 @@ class Peer:
         except StorageError as error:
             self._tell_diverged(str(error))
             return
-        save = partial(save_model, file, self._spec, parameters, lineage=self._own.name, version=steps)
+        save = partial(save_model, file, self._spec, parameters, lineage=self._member.own.name, version=steps)
         self._disk.write(save)
 
 
@@ -598,7 +610,27 @@ def _nothing(_: Vector) -> None:
     """Do nothing, as a job for a trainer that waits for one."""
 
 
-def _fingerprint(spec: ParameterSpec, settings: PeerSettings) -> str:
+def _core_settings(section: PeerSection, model: PeerModel, *, meets: bool) -> PeerCoreSettings:
+    """Return what the core is told of a peer's settings and of its model."""
+    spec = model.trainer.spec
+    settings = PeerCoreSettings(
+        topology=section.topology,
+        lease_s=section.lease_s,
+        ping_s=section.lease_s / PINGS_PER_LEASE,
+        round_every_s=section.round_every_s,
+        round_steps=section.round_steps,
+        codec=section.codec,
+        codecs=(section.codec,),
+        payload_bytes_max=payload_bytes_limit(spec),
+        # Rounds before the last one's first step would use `rounds_max` up.
+        begins_ready=not meets or section.rounds_max is None,
+        frozen=section.frozen,
+        frozen_arrays=model.frozen,
+    )
+    return msgspec.structs.replace(settings, fingerprint=_fingerprint(spec, settings))
+
+
+def _fingerprint(spec: ParameterSpec, settings: PeerCoreSettings) -> str:
     """Return what two peers share only if they have the same model, and exchange it in the same way."""
     common = (spec.fingerprint, settings.topology, settings.codec, settings.piece_bytes)
     return hashlib.sha256(msgspec.msgpack.encode(common)).hexdigest()

@@ -1,10 +1,10 @@
 """A peer as its settings describe it: its model and data, its state folder, and who the others are."""
 
 import logging
-import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from edgeasync.config import expanded
 from edgeasync.data.dataset import Dataset
@@ -15,70 +15,28 @@ from edgeasync.durable.peers_file import own_entry, read_first_peers
 from edgeasync.errors import ConfigError
 from edgeasync.graphs.export import ONNX_SUFFIX
 from edgeasync.graphs.graph_model import HubGraph, load_graph
-from edgeasync.graphs.model_file import VALUES_SUFFIX, check_finite, load_kept, save_model
+from edgeasync.graphs.model_file import VALUES_SUFFIX, check_finite, save_model
 from edgeasync.graphs.onnx_model import OnnxModel
 from edgeasync.losses import OnnxLoss
 from edgeasync.net.address import host_of
-from edgeasync.parameters import Vector
-from edgeasync.protocol.messages import Frozen
-from edgeasync.runtime.agent_settings import AgentSection, AgentSettings, PeersSection, ThrottleSection
-from edgeasync.runtime.peer import PEER_MODEL_FILE, OnReport, Peer
+from edgeasync.runtime.peer import PEER_MODEL_FILE, OnReport, PeerMember, PeerModel, PeerRuntime
+from edgeasync.runtime.peer_settings import PeerSettings
 from edgeasync.training.plan import ReceivedGraph, ShippedModel, TrainingPlan
-from edgeasync.training.trainer import CoroutineTrainer, Trainer
 
 _log = logging.getLogger(__name__)
 
-OF_A_HUB = (
-    "hub",
-    "trainer",
-    "micro_batch_size",
-    "local_steps_max",
-    "delay_steps",
-    "bandwidth_bytes_per_s_max",
-    "link_share",
-    "bytes_per_day_max",
-    "spool",
-    "alone_steps_max",
-    "local",
-    "enrol",
-    "hub_key",
-    "insecure",
-    "when_finished",
-)
-"""Keys of `[agent]` that only an agent with a hub keeps to."""
-
-
-class PeerModel(NamedTuple):
-    """What a peer trains: its trainer, the values it begins with, and the forward model if it is of ONNX.
-
-    `frozen` is the checksum of the model's arrays that do not travel.
-    """
-
-    trainer: Trainer | CoroutineTrainer
-    initial: Vector
-    forward: bytes | None = None
-    frozen: Frozen | None = None
-
-
-def find_unkept(section: AgentSection, throttle: ThrottleSection) -> str | None:
-    """Return a setting of `[agent]` or `[throttle]` that an agent without a hub would not keep to, if any."""
-    usual = AgentSection()
-    if throttle != ThrottleSection():
-        return "[throttle]"
-    return next((key for key in OF_A_HUB if getattr(section, key) != getattr(usual, key)), None)
-
 
 def make_model(
-    settings: AgentSettings, dataset: Dataset, load: Callable[[OnnxModel], HubGraph] = load_graph
+    settings: PeerSettings, dataset: Dataset, load: Callable[[OnnxModel], HubGraph] = load_graph
 ) -> PeerModel:
     """Return the model that the settings name, with a trainer on this device's data.
 
     All devices begin with the same values: the mean of unlike ones is worth less than each. Raises `ConfigError`,
     `GraphError` or `DataError`.
     """
-    model, section = settings.model, settings.agent
+    model, section = settings.model, settings.peer
     if model is None:
-        raise ConfigError("which model? without a hub give --model FILE.onnx, or [model] in a settings file")
+        raise ConfigError("which model? give --model FILE.onnx, or [model] in a settings file")
     if not isinstance(model, OnnxModel):
         plan = TrainingPlan(model=model, local=settings.local)
         return PeerModel(plan.make_trainer(dataset, section.seed), model.initial(0))
@@ -92,56 +50,38 @@ def make_model(
 
 
 def make_peer(
-    section: PeersSection,
+    settings: PeerSettings,
     identity: DeviceIdentity,
-    state: Path,
     model: PeerModel,
     *,
-    examples_per_step: int,
-    examples: int,
-    step_s_min: float = 0.0,
+    examples: int = 0,
     meets: bool = False,
     on_report: OnReport,
-) -> Peer:
+) -> PeerRuntime:
     """Return the peer of a device, not running yet; it resumes the model in its state folder.
 
-    With `meets` it takes its first step once it has met all others of the list, or after a lease.
+    `examples` are those of its data, of which `epochs` are passes.
 
     Raises `ConfigError` for a list without this device and its key, `StorageError`, `ModelMismatchError`.
     """
+    section = settings.peer
+    assert section.state is not None
     assert section.peers is not None
-    file, pair = expanded(section.peers), DeviceKeys(state).own()
+    file, state = expanded(section.peers), expanded(section.state)
+    pair = DeviceKeys(state).own()
     peers = read_first_peers(file, identity.device_id, pair.public)
     own = own_entry(file, peers, identity.device_id, pair.public)
     for entry in peers.peer:
         host_of(entry.address)  # raises AddressError
-    kept = state / PEER_MODEL_FILE
-    parameters, steps = load_kept(kept, model.trainer.spec, model.initial)
-    steps_max = section.steps_max
     if section.epochs is not None:
-        steps_max = math.ceil(section.epochs * examples / examples_per_step)
-    return Peer(
-        own,
-        pair,
-        peers,
-        incarnation=identity.incarnation,
-        trainer=model.trainer,
-        parameters=parameters,
-        settings=section.core_settings(),
-        file=file,
-        bind=section.bind,
-        meets=meets,
-        frozen=model.frozen,
-        steps_max=steps_max,
-        rounds_max=section.rounds_max,
-        steps_total=steps,
-        step_s_min=step_s_min,
-        model_file=kept,
-        on_report=on_report,
+        section = replace(section, epochs=None, steps_max=settings.local.steps_of(section.epochs, examples))
+    member = PeerMember(own, pair, peers, identity.incarnation, file)
+    return PeerRuntime(
+        member, section, model, model_file=state / PEER_MODEL_FILE, meets=meets, on_report=on_report
     )
 
 
-def write_trained(out: Path, peer: Peer, forward: bytes | None) -> None:
+def write_trained(out: Path, peer: PeerRuntime, forward: bytes | None) -> None:
     """Write a trained model: as ONNX for inference if `out` ends so, else its arrays as safetensors.
 
     Raises `StorageError`, also if training has diverged.
@@ -156,7 +96,7 @@ def write_trained(out: Path, peer: Peer, forward: bytes | None) -> None:
     replace_file(out, export_model(forward, dict(peer.spec.views(peer.parameters))), private=False)
 
 
-def check_trained_out(out: Path, settings: AgentSettings, state: Path, forward: bytes | None) -> None:
+def check_trained_out(out: Path, settings: PeerSettings, state: Path, forward: bytes | None) -> None:
     """Raise `ConfigError` if a trained model cannot be written to this file, or would replace another."""
     if out.suffix not in (ONNX_SUFFIX, VALUES_SUFFIX):
         raise ConfigError(f"out {out}: write a name that ends in {ONNX_SUFFIX} or {VALUES_SUFFIX}")
@@ -169,10 +109,10 @@ def check_trained_out(out: Path, settings: AgentSettings, state: Path, forward: 
         raise ConfigError(f"out {out}: there is no folder {out.parent}; make it, or choose another file")
 
 
-def _files_read(settings: AgentSettings) -> list[Path]:
+def _files_read(settings: PeerSettings) -> list[Path]:
     """Return the files of a peer's own: the data, the list of peers, the model with its values, and its loss."""
     model = settings.model
-    names: list[str | None] = [settings.agent.data, settings.peers.peers]
+    names: list[str | None] = [settings.peer.data, settings.peer.peers]
     if isinstance(model, OnnxModel):
         names += [model.file, str(Path(model.file).with_suffix(VALUES_SUFFIX))]
         names += [model.loss.file] if isinstance(model.loss, OnnxLoss) else []

@@ -6,12 +6,14 @@ computed at once follows from the memory that is free, and how fast steps follow
 
 import os
 import re
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
 from edgeasync.host.readings import Readings
-from edgeasync.runtime.agent_settings import AgentSection
+from edgeasync.runtime.device_settings import DeviceSection
+
+Device = TypeVar("Device", bound=DeviceSection)
 
 
 class Profile(msgspec.Struct, frozen=True):
@@ -43,7 +45,7 @@ def find_profile(board: str, processor: str) -> Profile | None:
     return X86_MINI if re.search(X86_MINI_PROCESSORS, processor) else None
 
 
-def with_profile(section: AgentSection, readings: Readings) -> tuple[AgentSection, Profile | None]:
+def with_profile(section: Device, readings: Readings) -> tuple[Device, Profile | None]:
     """Return the settings with what they leave open as this machine's profile has it, and that profile."""
     profile = find_profile(readings.board(), readings.processor().name)
     if profile is None:

@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import numpy.typing as npt
 
-from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.config import convert, whole_path
 from edgeasync.core.device.effects import DeviceReport
 from edgeasync.durable.identity import default_device_id
@@ -21,24 +19,12 @@ from edgeasync.errors import ConfigError, HubUnreachableError
 from edgeasync.losses import LossSetting, check_loss
 from edgeasync.net.network import ZmqNetwork
 from edgeasync.parameters import Vector
-from edgeasync.runtime.agent import AgentRuntime
-from edgeasync.runtime.agent_settings import AgentSection, PeersSection, ThrottleSection
+from edgeasync.runtime.agent_settings import AgentSection, ThrottleSection
 from edgeasync.runtime.device import Device, find_device
-from edgeasync.runtime.peer import Peer
-from edgeasync.runtime.peer_device import find_unkept
 from edgeasync.sdk import events
 from edgeasync.sdk.agent_worker import AgentWorker
 from edgeasync.sdk.callbacks import Callback, Callbacks
-from edgeasync.sdk.models import (
-    GraphArguments,
-    as_dataset,
-    check_training,
-    graph_settings,
-    local_training,
-    maker_of,
-)
-from edgeasync.sdk.peer_worker import PeerWorker
-from edgeasync.sdk.peers import check_topology
+from edgeasync.sdk.models import as_dataset, check_training, local_training, maker_of
 from edgeasync.sdk.service import Service
 from edgeasync.sdk.shares import Share, check_apart, split
 from edgeasync.training.plan import LocalTraining
@@ -79,10 +65,6 @@ class Agent(Service):
     - `timeout_s`: how long to wait for a hub that lets this device in; then `HubUnreachableError` is raised, which
       says why. Without it, and once it has joined, the agent waits as long as needed.
     - `on_report`: called on the agent's loop with what happens: `report.event`, `report.detail`.
-    - `topology`: `"ring"` or `"all_to_all"` without a hub: this device averages its `model` with those of a file
-      of `peers`, and ends after its `passes`. It needs a `state` folder. `settings` may be keys of `[peers]`, too.
-      `arrays` are its model's. `output`, `train` and `freeze` are as for `edgeasync.train`; a hub says them
-      itself.
     - Other keys of `[agent]` in a settings file, such as `local_steps_max` or `threads` (docs/settings.md). With
       several workers, a limit is of each.
 
@@ -125,33 +107,21 @@ class Agent(Service):
         callbacks: Sequence[Callback] = (),
         timeout_s: float | None = None,
         on_report: Callable[[DeviceReport], None] | None = None,
-        topology: str = "star",
-        peers: str | Path | None = None,
-        output: str | None = None,
-        train: str | Sequence[str] = (),
-        freeze: str | Sequence[str] = (),
         **settings: Any,
     ) -> None:
         super().__init__()
-        self._peers = _peers_section(topology, peers, settings)
-        of_model: GraphArguments = {"output": output, "train": train, "freeze": freeze}
-        self._graph = _graph_of(loss, of_model, with_hub=self._peers is None)
-        if self._peers is not None:
-            unfit = {"hub": hub, "epochs": epochs, "throttle": throttle, "callbacks": callbacks}
-            unfit |= {"initial": initial is not None, "validation": validation is not None}
-            _check_peer(unfit, model, trainer, workers, state)
         if isinstance(trainer, str):
             settings, trainer = settings | {"trainer": trainer}, None
         if (data is None) == (trainer is None):
             raise ConfigError("an agent trains on data, or with a trainer of its own: give one of the two")
-        if model is not None and self._peers is None and (trainer is not None or "trainer" in settings):
+        if model is not None and (trainer is not None or "trainer" in settings):
             raise ConfigError("a trainer of your own has its model: give model and data, or the trainer")
         folder = None if state is None else str(state)
         own = {"hub": hub or None, "device_id": name, "state": folder, "enrol": enrol, "seed": seed}
         if twice := sorted({*own, "data", "insecure"} & settings.keys()):
             raise ConfigError(f"{twice[0]} is said by an argument of its own")
         said = {key: value for key, value in own.items() if value is not None}
-        self._section = _agent_section({**settings, **said, "insecure": insecure}, with_hub=self._peers is None)
+        self._section = convert({**settings, **said, "insecure": insecure}, AgentSection, where="Agent")
         self._workers_count = _count(workers, trainer if data is None else data, trained=trainer is not None)
         if self._workers_count != 1 and "/" in (name or ""):
             raise ConfigError(f"name is {name!r}: with several workers the part after '/' is the worker's number")
@@ -183,7 +153,7 @@ class Agent(Service):
         )
         self._callbacks = Callbacks(callbacks, events.OF_AN_AGENT)
         self._on_report = on_report
-        self._workers: list[AgentWorker | PeerWorker] = []
+        self._workers: list[AgentWorker] = []
         self._let_in: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._reason = ""
         self._timeout_s = timeout_s
@@ -193,14 +163,6 @@ class Agent(Service):
     def updates_answered(self) -> int:
         """How many updates the hub has answered."""
         return sum(worker.exchanges for worker in self._workers)
-
-    @property
-    def arrays(self) -> dict[str, npt.NDArray[np.float32]]:
-        """A copy of the arrays of a device without a hub; raises `ConfigError` with one."""
-        worker = self._workers[0] if self._workers else None
-        if not isinstance(worker, PeerWorker) or worker.agent is None:
-            raise ConfigError("arrays are of an agent without a hub that has begun (topology='ring')")
-        return worker.arrays
 
     def wait_until_joined(self, timeout_s: float | None = None) -> None:
         """Wait until the hub has let this device in; raises `TimeoutError`, or what the agent ended with."""
@@ -218,17 +180,11 @@ class Agent(Service):
         With `training` local steps continue from the last model; they are part of a later update. Without it the
         device stands still.
         """
-        self._check_hub("pause")
         self._call(lambda: self._each(lambda agent: agent.request_pause(training=training)))
 
     def resume(self) -> None:
         """Return to the hub; do nothing without a pause."""
-        self._check_hub("resume")
         self._call(lambda: self._each(lambda agent: agent.request_resume()))
-
-    def _check_hub(self, what: str) -> None:
-        if self._peers is not None:
-            raise ConfigError(f"{what} is for an agent with a hub; this one averages among peers: stop it instead")
 
     def evaluate(self, data: object) -> events.Evaluation:
         """Evaluate the newest model that this agent has from the hub, in this thread.
@@ -244,7 +200,7 @@ class Agent(Service):
             return self._newest().evaluate(data)
         return self._call(self._newest).evaluate(data)
 
-    def _newest(self) -> AgentWorker | PeerWorker:
+    def _newest(self) -> AgentWorker:
         return max(self._workers, key=lambda worker: worker.version)
 
     # -- how it runs -----------------------------------------------------------------------------------------
@@ -266,7 +222,7 @@ class Agent(Service):
                     network.close()
         return reason
 
-    async def _run_workers(self, workers: Sequence[AgentWorker | PeerWorker]) -> str:
+    async def _run_workers(self, workers: Sequence[AgentWorker]) -> str:
         """Run all until they end; return why the first did. One that fails ends the others, and is raised."""
         first, *others = workers
         together = [first] if self._section.enrol is not None else workers
@@ -289,17 +245,17 @@ class Agent(Service):
             raise error from error.__cause__
         return self._reason or running[0].result()
 
-    async def _make(self, worker: AgentWorker | PeerWorker) -> None:
+    async def _make(self, worker: AgentWorker) -> None:
         self._workers.append(worker)  # which is closed at the end, whatever happens meanwhile
-        agent: AgentRuntime | Peer = await asyncio.to_thread(worker.make)
+        agent = await asyncio.to_thread(worker.make)
         if self._stopping:
             agent.request_stop()
 
-    async def _run_worker(self, worker: AgentWorker | PeerWorker) -> str:
+    async def _run_worker(self, worker: AgentWorker) -> str:
         """Run; raises `HubUnreachableError` if no hub has let this device in within `timeout_s`."""
         agent = worker.agent
         assert agent is not None
-        if self._timeout_s is None or isinstance(agent, Peer):
+        if self._timeout_s is None:
             return await agent.run()
         late = False
 
@@ -335,23 +291,8 @@ class Agent(Service):
     def _in_callback(self) -> bool:
         return self._callbacks.here
 
-    def _find_workers(self, network: ZmqNetwork | None) -> Sequence[AgentWorker | PeerWorker]:
+    def _find_workers(self, network: ZmqNetwork | None) -> Sequence[AgentWorker]:
         """Return the devices, with their data read."""
-        if self._peers is not None:
-            local = local_training(**self._own)
-            (part,) = self._parts()
-            return [
-                PeerWorker(
-                    self._section,
-                    self._peers,
-                    part,
-                    model=self._model,
-                    local=local,
-                    graph=self._graph,
-                    passes=self._passes,
-                    on_report=self._report,
-                )
-            ]
         section, parts = self._section, self._parts()
         if section.device_id is None and section.state is None:
             # Two such agents of one machine are two devices.
@@ -430,45 +371,6 @@ def _count(workers: int | None, given: object, *, trained: bool) -> int:
     return len(given)
 
 
-async def _joined(worker: AgentWorker | PeerWorker) -> str:
+async def _joined(worker: AgentWorker) -> str:
     await asyncio.shield(asyncio.wrap_future(worker.joined))
     return ""
-
-
-def _graph_of(loss: LossSetting | None, said: GraphArguments, *, with_hub: bool) -> GraphSettings:
-    """Return what the training graph of an agent's own model is built for; raises `ConfigError`."""
-    if with_hub and (wrong := [name for name, value in said.items() if value]):
-        raise ConfigError(f"{wrong[0]}: the hub says it, with the model; give it to the hub")
-    return graph_settings(**said) if loss is None else graph_settings(**said | {"loss": loss})
-
-
-def _peers_section(topology: str, peers: str | Path | None, settings: dict[str, Any]) -> PeersSection | None:
-    """Return how an agent without a hub exchanges, whose keys leave `settings`; `None` for one with a hub."""
-    check_topology(topology, peers)
-    if topology == "star":
-        return None
-    own = {key: settings.pop(key) for key in PeersSection.__struct_fields__ if key in settings}
-    told = {} if peers is None else {"peers": str(peers)}
-    return convert({"topology": topology, **told, **own}, PeersSection, where="Agent")
-
-
-def _agent_section(said: dict[str, Any], *, with_hub: bool) -> AgentSection:
-    """Return the section; raises `ConfigError` for a key that an agent without a hub would not keep to."""
-    section = convert(said, AgentSection, where="Agent")
-    unkept = None if with_hub else find_unkept(section, ThrottleSection())
-    if unkept is not None:
-        raise ConfigError(f"{unkept} is for an agent with a hub; leave it out, or leave out topology")
-    return section
-
-
-def _check_peer(
-    unfit: Mapping[str, object], model: object, trainer: object, workers: object, state: object
-) -> None:
-    """Raise `ConfigError` for what an agent without a hub cannot keep to."""
-    for name, value in unfit.items():
-        if value:
-            raise ConfigError(f"{name} is for an agent with a hub; leave it out, or leave out topology")
-    if isinstance(trainer, str | list) or workers not in (None, 1):
-        raise ConfigError("without a hub an agent is one device: give data and a model, or one trainer object")
-    if model is None or state is None:
-        raise ConfigError("without a hub an agent needs its model, and a state folder for its key")

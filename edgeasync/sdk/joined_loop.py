@@ -21,7 +21,7 @@ from edgeasync.protocol.messages import Welcome
 from edgeasync.runtime.agent import AgentRuntime
 from edgeasync.runtime.agent_settings import AgentSection
 from edgeasync.runtime.device import find_device, make_agent
-from edgeasync.sdk.joined_peers import JoinedPeers, peers_section
+from edgeasync.sdk.joined_peers import JoinedPeers, joined_section
 from edgeasync.sdk.lockstep import Lockstep
 from edgeasync.sdk.models import maker_of
 from edgeasync.sdk.participants import Participant, check_same, frozen_of, participant_of
@@ -275,7 +275,7 @@ def join(
       Without the first model the loop trains by itself until it comes; those steps do not count.
     - `topology`: `"ring"` or `"all_to_all"` without a hub: the model is averaged with those of a file of `peers`.
       The loop begins with the model's own values, or with those in its `state` folder, which it needs. At the end
-      of `with` the model has the mean of one more round. `settings` are then keys of `[peers]`
+      of `with` the model has the mean of one more round. `settings` are then keys of `[peer]`
       (docs/train/peers.md).
     - Other keys of `[agent]` in a settings file.
 
@@ -298,8 +298,9 @@ def join(
     if topology != "star":
         unfit = {"hub": hub, "enrol": enrol, "insecure": insecure, "also": also, "examples": examples}
         unfit |= {"own_start": own_start, "timeout_s": timeout_s != ANSWER_S}
-        section = peers_section(topology, peers, unfit, settings)
-        return JoinedPeers(section, participant, name, state, keep_optimizer_state=keep_optimizer_state).start()
+        among = {"topology": topology, "peers": peers, "device_id": name, "state": state}
+        section = joined_section(among, unfit, settings)
+        return JoinedPeers(section, participant, keep_optimizer_state=keep_optimizer_state).start()
     said = {"hub": hub or None, "device_id": name, "state": None if state is None else str(state), "enrol": enrol}
     if twice := sorted({*said, "data", "insecure"} & settings.keys()):
         raise ConfigError(f"{twice[0]} is said by an argument of its own")

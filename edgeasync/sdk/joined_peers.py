@@ -3,7 +3,6 @@
 import concurrent.futures
 import logging
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,9 +12,10 @@ from edgeasync.core.peer.effects import PeerReport
 from edgeasync.durable.identity import DeviceFolder, default_device_id
 from edgeasync.errors import ConfigError
 from edgeasync.parameters import ParameterSpec
-from edgeasync.runtime.agent_settings import PeersSection
-from edgeasync.runtime.peer import Peer
-from edgeasync.runtime.peer_device import PeerModel, make_peer
+from edgeasync.runtime.device_settings import DeviceSection
+from edgeasync.runtime.peer import PeerModel, PeerRuntime
+from edgeasync.runtime.peer_device import make_peer
+from edgeasync.runtime.peer_settings import PeerSection, PeerSettings
 from edgeasync.sdk.lockstep import Lockstep
 from edgeasync.sdk.participants import Participant, frozen_of
 from edgeasync.sdk.user_loop import ENDING_S, UserLoop
@@ -24,36 +24,29 @@ LOG = logging.getLogger("edgeasync.join")
 
 Found = TypeVar("Found")
 
-_ENDS = ("steps_max", "epochs", "rounds_max", "out")
-"""Keys of `[peers]` that say when a device ends, and what it does then."""
+_OF_A_DEVICE = (*DeviceSection.__struct_fields__, "steps_max", "epochs", "rounds_max", "out")
+"""Keys of `[peer]` that say how a device trains, when it ends, and what it does then."""
 
 
 class JoinedPeers(UserLoop):
     """Averages the model of a loop of your own with those of other devices; `join` makes one.
 
     It begins once all others of the file are there, or after a lease. At the end of `with` it waits for one more
-    round, as an agent does, and the model has that round's mean.
+    round, as a `Peer` does, and the model has that round's mean.
     """
 
     def __init__(
-        self,
-        section: PeersSection,
-        participant: Participant,
-        name: str | None,
-        state: str | Path | None,
-        *,
-        keep_optimizer_state: bool | None,
+        self, section: PeerSection, participant: Participant, *, keep_optimizer_state: bool | None
     ) -> None:
         super().__init__(participant, keep_optimizer_state=keep_optimizer_state)
-        if state is None:
+        if section.state is None:
             raise ConfigError("without a hub a loop needs state: a folder for its key and its model")
         self._section = section
-        self._name = name or default_device_id()
-        self._state = expanded(state)
+        self._folder = DeviceFolder(expanded(section.state))
         self._trainer = Lockstep(ParameterSpec(tuple(participant.parameters)), dict, each_step=True)
         self._initial = np.zeros(self._trainer.spec.length, np.float32)
         participant.read(self._trainer.spec.views(self._initial))
-        self._peer: Peer | None = None
+        self._peer: PeerRuntime | None = None
 
     @property
     def _is_connected(self) -> bool:
@@ -104,16 +97,12 @@ class JoinedPeers(UserLoop):
         return taken
 
     async def _serve(self) -> str:
-        folder = DeviceFolder(self._state)
-        identity = folder.open(self._name)
+        identity = self._folder.open(self._section.device_id or default_device_id())
         try:
             self._peer = make_peer(
-                self._section,
+                PeerSettings(peer=self._section),
                 identity,
-                self._state,
                 PeerModel(self._trainer, self._initial, frozen=frozen_of(self._participant)),
-                examples_per_step=1,
-                examples=0,
                 meets=True,
                 on_report=self._report,
             )
@@ -124,7 +113,7 @@ class JoinedPeers(UserLoop):
                 return await self._peer.run()
         finally:
             self._trainer.interrupt()
-            folder.close()
+            self._folder.close()
 
     def _report(self, report: PeerReport) -> None:
         level = logging.WARNING if report.event in ("warning", "refused") else logging.INFO
@@ -139,15 +128,18 @@ class JoinedPeers(UserLoop):
             self._peer.request_stop()
 
 
-def peers_section(
-    topology: str, peers: str | Path | None, unfit: Mapping[str, object], settings: Mapping[str, Any]
-) -> PeersSection:
-    """Return how a loop averages without a hub; raises `ConfigError`, also if an `unfit` argument is given."""
+def joined_section(
+    said: Mapping[str, object], unfit: Mapping[str, object], settings: Mapping[str, Any]
+) -> PeerSection:
+    """Return how a loop averages without a hub: keys of `[peer]` that its arguments say, and other keys of it.
+
+    Raises `ConfigError`, also if an `unfit` argument is given.
+    """
     for name, value in unfit.items():
         if value:
             raise ConfigError(f"{name} is for a loop with a hub; leave it out, or leave out topology")
-    if ends := sorted({*_ENDS} & settings.keys()):
-        raise ConfigError(f"{ends[0]} is for an agent: a loop of your own ends where you end it")
-    if peers is None:
+    if unkept := sorted({*_OF_A_DEVICE} & settings.keys()):
+        raise ConfigError(f"{unkept[0]} is for edgeasync.Peer: a loop of your own trains and ends as you write it")
+    if said["peers"] is None:
         raise ConfigError("which peers? give peers='peers.toml', a file that names them")
-    return convert({**settings, "topology": topology, "peers": str(peers)}, PeersSection, where="join")
+    return convert({**settings, **said}, PeerSection, where="join")

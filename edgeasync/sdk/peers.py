@@ -23,9 +23,10 @@ from edgeasync.graphs.model_file import MODEL_FILE, load_kept, load_model, save_
 from edgeasync.ops.runs import list_checkpoints
 from edgeasync.parameters import Vector
 from edgeasync.protocol.peer_messages import PEERS_MAX, Topology
-from edgeasync.runtime.agent_settings import PeersSection
-from edgeasync.runtime.peer import Peer
-from edgeasync.sdk.models import GraphArguments, Prepared, graph_settings, local_training, prepare
+from edgeasync.runtime.device_settings import DeviceSection
+from edgeasync.runtime.peer import PeerRuntime
+from edgeasync.runtime.peer_settings import PeerSection
+from edgeasync.sdk.models import GraphArguments, Prepared, graph_settings, prepare
 from edgeasync.sdk.plan import make_evaluator
 from edgeasync.sdk.run import Run
 from edgeasync.sdk.shares import Share, check_epochs, check_same_model
@@ -50,7 +51,16 @@ LOG = logging.getLogger("edgeasync.train")
 ROUND_STEPS = 10
 """Local steps after which a round is due, if nothing is said."""
 
-_SAID_HERE = ("topology", "peers", "bind", "steps_max", "epochs", "rounds_max", "out")
+_SAID_HERE = {
+    *DeviceSection.__struct_fields__,
+    "topology",
+    "peers",
+    "bind",
+    "steps_max",
+    "epochs",
+    "rounds_max",
+    "out",
+}
 
 
 def check_topology(topology: object, peers: object = None) -> None:
@@ -62,7 +72,7 @@ def check_topology(topology: object, peers: object = None) -> None:
         raise ConfigError("peers goes with topology='ring' or 'all_to_all'")
 
 
-def peers_section(topology: str, settings: Mapping[str, Any] | None, until: Stop) -> PeersSection:
+def peers_section(topology: str, settings: Mapping[str, Any] | None, until: Stop) -> PeerSection:
     """Return how workers average, by `settings={"peers": {...}}`; raises `ConfigError`.
 
     Without a hub training ends by `epochs`, `minutes` or `updates`: a worker's part in a round is one update.
@@ -73,7 +83,7 @@ def peers_section(topology: str, settings: Mapping[str, Any] | None, until: Stop
         raise ConfigError(
             "settings: without a hub there are settings of peers alone: {'peers': {'codec': 'float16'}}"
         )
-    if said := sorted({*_SAID_HERE} & own.keys()):
+    if said := sorted(_SAID_HERE & own.keys()):
         raise ConfigError(f"settings has peers.{said[0]}: that is said by an argument, or has no meaning here")
     if not isinstance(until, Stop):
         raise ConfigError(f"until is {type(until).__name__}; give Stop(epochs=10), for example")
@@ -83,19 +93,18 @@ def peers_section(topology: str, settings: Mapping[str, Any] | None, until: Stop
             "until: without a hub nobody sees the whole training; give Stop of epochs, minutes or updates"
         )
     usual = {} if "round_every_s" in own else {"round_steps": ROUND_STEPS}
-    return convert({**usual, **own, "topology": topology}, PeersSection, where="settings.peers")
+    return convert({**usual, **own, "topology": topology}, PeerSection, where="settings.peers")
 
 
 def _section_of(
-    share: Share, section: PeersSection, until: Stop, local: LocalTraining, workers: int
-) -> PeersSection:
+    share: Share, section: PeerSection, until: Stop, local: LocalTraining, workers: int
+) -> PeerSection:
     """Return the section with the end of one worker's training."""
     steps = rounds = None
     if until.epochs is not None:
         check_epochs(until, [share])
         assert isinstance(share, Dataset)
-        examples = min(local.batch_size * local.accumulation_steps, len(share))
-        steps = math.ceil(until.epochs * len(share) / examples)
+        steps = local.steps_of(until.epochs, len(share))
     if until.updates is not None:
         rounds = math.ceil(until.updates / workers)
     return replace(section, steps_max=steps, rounds_max=rounds)
@@ -109,40 +118,41 @@ class PeerPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     prepared: Prepared
     shares: Sequence[Share]
-    sections: Sequence[PeersSection]
+    sections: Sequence[PeerSection]
     apart: bool
     minutes: float | None
     seed: int
     evaluator: Evaluator | None
 
 
-def plan_peers(
-    model: object,
-    shares: Sequence[Share],
-    *,
-    topology: str,
-    engine: str,
-    until: Stop,
-    settings: Mapping[str, Any] | None,
-    run: Path,
-    evaluate: object,
-    graph: GraphArguments,
-    seed: int,
-    of_a_hub: Mapping[str, object],
-    **training: Any,
-) -> PeerPlan:
-    """Return the plan of a training without a hub; `of_a_hub` are arguments that only a hub keeps to.
-
-    Raises what `plan_run` raises, for what does not fit.
-    """
+def check_hubless(topology: str, engine: str, of_a_hub: Mapping[str, object]) -> None:
+    """Raise `ConfigError` for an engine, or for arguments of a hub, that a training without one cannot use."""
     for name, given in of_a_hub.items():
         if given:
             raise ConfigError(f"{name}: topology={topology!r} has no hub that could keep to it; leave it out")
-    section, local = peers_section(topology, settings, until), local_training(**training)
     if engine not in ("tasks", "processes"):
         raise ConfigError(
             f"engine is {engine!r}; without a hub workers are 'tasks' or 'processes' of this machine"
         )
+
+
+def plan_peers(
+    model: object,
+    shares: Sequence[Share],
+    section: PeerSection,
+    local: LocalTraining,
+    *,
+    graph: GraphArguments,
+    until: Stop,
+    run: Path,
+    evaluate: object,
+    seed: int,
+    apart: bool,
+) -> PeerPlan:
+    """Return the plan of a training without a hub, by workers that are processes if they live `apart`.
+
+    Raises what `plan_run` raises, for what does not fit.
+    """
     if not 2 <= len(shares) <= PEERS_MAX:
         raise ConfigError(f"without a hub there are 2 to {PEERS_MAX} workers, not {len(shares)}; change workers")
     example = shares[0] if isinstance(shares[0], Dataset) else None
@@ -153,7 +163,7 @@ def plan_peers(
         prepared=prepared,
         shares=shares,
         sections=[_section_of(share, section, until, local, len(shares)) for share in shares],
-        apart=engine == "processes",
+        apart=apart,
         minutes=until.minutes,
         seed=seed,
         evaluator=make_evaluator(evaluate, None, prepared),
@@ -171,7 +181,7 @@ class PeerWorkers:
         self._shares = plan.shares
         self._initial = initial
         self._stopping = asyncio.Event()
-        self._running: list[Peer] = []
+        self._running: list[PeerRuntime] = []
         self._diverged = False
 
     async def __aenter__(self) -> Self:

@@ -24,7 +24,7 @@ CALL_S = 10.0
 
 
 class Service(ABC):
-    """Base of `Hub` and `Agent`; each object runs once.
+    """Base of `Hub`, `Agent` and `Peer`; each object runs once.
 
     `async with` runs it on the loop of its caller, `with` and `start` in a thread with a loop of its own. Both
     wait until it is ready, and at their end ask it to stop and wait for that. So does the end of the program. All

@@ -33,7 +33,7 @@ def split(data: object, workers: int | None, seed: int) -> list[Share]:
         raise ConfigError(f"workers is {workers}, but there are data of {len(data)}; leave out workers")
     check_apart(data)
     return [
-        part if _is_trainer(part) else as_dataset(part, f"the data of worker {number}")
+        part if is_trainer(part) else as_dataset(part, f"the data of worker {number}")
         for number, part in enumerate(data, 1)
     ]
 
@@ -42,7 +42,7 @@ def check_apart(parts: list[Any]) -> None:
     """Raise `ConfigError` if two workers have one trainer: each takes its steps in a thread of its own."""
     first: dict[int, int] = {}
     for number, part in enumerate(parts, 1):
-        if _is_trainer(part) and first.setdefault(id(part), number) != number:
+        if is_trainer(part) and first.setdefault(id(part), number) != number:
             raise ConfigError(
                 f"workers {first[id(part)]} and {number} have one trainer object: make another one for each worker"
             )
@@ -84,5 +84,6 @@ def hold_back(part: Share, validation: object, seed: int) -> tuple[Share, object
     return part.take(order[count:]), part.take(order[:count])
 
 
-def _is_trainer(part: object) -> TypeGuard[Trainer]:
+def is_trainer(part: object) -> TypeGuard[Trainer]:
+    """Return whether data are a trainer of the user's own."""
     return all(hasattr(part, name) for name in ("spec", "begin", "step"))

@@ -20,8 +20,16 @@ from edgeasync.policies.policy import Policy, is_recordable
 from edgeasync.runtime.hub import HubRuntime
 from edgeasync.sdk.blocking import blocking
 from edgeasync.sdk.callbacks import Callback, Callbacks
+from edgeasync.sdk.models import GraphArguments, local_training
 from edgeasync.sdk.observer import Observer
-from edgeasync.sdk.peers import PeerPlan, check_topology, plan_peers, train_with_peers
+from edgeasync.sdk.peers import (
+    PeerPlan,
+    check_hubless,
+    check_topology,
+    peers_section,
+    plan_peers,
+    train_with_peers,
+)
 from edgeasync.sdk.plan import HubPlan, as_path, make_hub, plan_run
 from edgeasync.sdk.run import Run
 from edgeasync.sdk.shares import check_epochs, split
@@ -101,7 +109,7 @@ async def train_async(
       connected to already, or else a new one on this machine.
 
     - `topology`: `"star"`, with a hub; `"ring"` or `"all_to_all"`, without one. Then workers average their models
-      among themselves every 10 local steps, or by `settings={"peers": {...}}`, keys of `[peers]`. The run's model
+      among themselves every 10 local steps, or by `settings={"peers": {...}}`, keys of `[peer]`. The run's model
       is the mean of theirs, and there is no policy, callback or history. `until` takes `epochs`, `minutes` and
       `updates`: a worker's part in a round is one update. All three count from this call on, also in a run that
       continues; that of a hub is refused.
@@ -125,11 +133,8 @@ async def train_async(
     check_topology(topology)
     folder, remove = _folder(run)
 
-    how: dict[str, Any] = {
-        "settings": settings,
-        "evaluate": evaluate,
-        "graph": {"loss": loss, "output": output, "train": train, "freeze": freeze},
-        "seed": seed,
+    graph: GraphArguments = {"loss": loss, "output": output, "train": train, "freeze": freeze}
+    training: dict[str, Any] = {
         "optimizer": optimizer,
         "batch_size": batch_size,
         "accumulation_steps": accumulation_steps,
@@ -139,15 +144,19 @@ async def train_async(
     }
 
     def begin_peers() -> PeerPlan:
+        of_a_hub = {"policy": policy, "callbacks": callbacks, "ray_address": ray_address}
+        check_hubless(topology, engine, of_a_hub)
         return plan_peers(
             model,
             split(data, workers, seed),
-            topology=topology,
-            engine=engine,
+            peers_section(topology, settings, until),
+            local_training(**training),
+            graph=graph,
             until=until,
             run=folder,
-            of_a_hub={"policy": policy, "callbacks": callbacks, "ray_address": ray_address},
-            **how,
+            evaluate=evaluate,
+            seed=seed,
+            apart=engine == "processes",
         )
 
     def begin() -> tuple[HubPlan, Workers, int]:
@@ -159,7 +168,11 @@ async def train_async(
             hub={"run": str(folder), "quiet": False, "durability": "journal" if remove is None else "checkpoint"},
             until=until,
             policy=policy,
-            **how,
+            settings=settings,
+            evaluate=evaluate,
+            graph=graph,
+            seed=seed,
+            **training,
         )
         if remove is not None:  # nobody resumes it
             plan = replace(plan, recordable=is_recordable(plan.sections.policy))

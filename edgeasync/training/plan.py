@@ -1,5 +1,6 @@
 """What a hub tells its devices about training: the model, the batch, and the local optimizer."""
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -34,6 +35,10 @@ class LocalTraining(Section, frozen=True):
 
     def __post_init__(self) -> None:
         check_chain(self.optimizer)
+
+    def steps_of(self, epochs: float, examples: int) -> int:
+        """Return how many local steps it takes to pass over this number of examples `epochs` times."""
+        return math.ceil(epochs * examples / min(self.batch_size * self.accumulation_steps, examples))
 
     def make_trainer(
         self,

@@ -8,7 +8,6 @@ import pytest
 
 from edgeasync.ops.service.installation import FOLDER, PROGRAM
 from edgeasync.ops.service.unit import Unit
-from edgeasync.runtime.peer_device import OF_A_HUB
 
 ROOT = Path(__file__).parents[2]
 UNITS = {"edgeasync-agent.service": "docs/devices/install.md", "edgeasync-hub.service": "docs/hub/deploy.md"}
@@ -51,12 +50,6 @@ def test_a_page_says_which_exit_codes_its_unit_does_not_restart_after(name):
     assert down - {"0"} == prevented
     assert {"2", "3", "5", "8", "10"} <= prevented
     assert not {"1", "9", "11"} & prevented, "a disk has room again, and a key is let in"
-
-
-def test_the_page_about_agents_without_a_hub_names_each_key_that_they_refuse():
-    page = (ROOT / "docs/train/peers.md").read_text("utf-8")
-    refused = re.search(r"refuses `\[throttle\]`, and these keys of `\[agent\]`: ([^.]*)\.", page)[1]
-    assert tuple(re.findall(r"`(\w+)`", refused)) == OF_A_HUB
 
 
 @pytest.mark.parametrize("board", ["raspberry-pi", "jetson"])

@@ -63,7 +63,7 @@ def test_every_event_has_its_row(heading, names, module):
 def test_every_event_of_a_peer_has_its_row():
     kept_quiet = {"round_started", "round_done"}
     names = {*get_args(PeerEvent), *printed("peer")} - kept_quiet
-    assert sorted(first_cells("Events of an agent without a hub")) == sorted(names)
+    assert sorted(first_cells("Events of a peer")) == sorted(names)
 
 
 def test_every_exit_code_has_its_row():

@@ -13,13 +13,14 @@ from msgspec import inspect
 from edgeasync import nn
 from edgeasync.cli.main import app
 from edgeasync.config import FilePath, Section, convert, kinds_of, read_toml
-from edgeasync.runtime.agent_settings import AgentSection, AgentSettings, PeersSection
+from edgeasync.runtime.agent_settings import AgentSection, AgentSettings
 from edgeasync.runtime.hub_settings import HubSettings
 from edgeasync.runtime.hub_start import make_hub
+from edgeasync.runtime.peer_settings import PeerSection, PeerSettings
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
-FILES = {"A hub's file": HubSettings, "An agent's file": AgentSettings}
+FILES = {"A hub's file": HubSettings, "An agent's file": AgentSettings, "A peer's file": PeerSettings}
 
 HUB_FILES = ["examples/hub.toml"]
 AGENT_FILES = ["examples/agent.toml", *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("devices/*.toml"))]
@@ -129,14 +130,15 @@ def test_the_walk_finds_what_it_must():
     assert {"`[hub.stop]`", '`optimizer`, `kind = "sgd"`', '`[model]`, `kind = "mlp"`', "`[agent]`"} <= set(TABLES)
     assert {"`[policy.monitor]`", '`detectors`, `kind = "loss"`', '`aggregate`, `kind = "quorum"`'} <= set(TABLES)
     headings = set(re.findall(r"^#{2,} (.+)$", TEXT, re.MULTILINE))
-    assert headings - set(TABLES) == {"A whole hub's file", "A whole agent's file"}
+    assert headings - set(TABLES) == {"A whole hub's file", "A whole agent's file", "A whole peer's file"}
 
 
 @pytest.mark.parametrize(
     ("command", "headings"),
     [
         ("hub", ["`[hub]`", "`[checkpoint]`", '`[model]`, `kind = "onnx"`']),
-        ("agent", ['`[model]`, `kind = "onnx"`', "`[peers]`", "`[agent]`"]),
+        ("agent", ["`[agent]`"]),
+        ("peer", ['`[model]`, `kind = "onnx"`', "`[peer]`"]),
     ],
 )
 def test_flags_are_named_with_their_keys(command, headings):
@@ -153,9 +155,9 @@ def test_flags_are_named_with_their_keys(command, headings):
     assert {key for key, cells in table.items() if "lag `--" in cells[2]} == set(flags)
 
 
-@pytest.mark.parametrize(("table", "section"), [("agent", AgentSection), ("peers", PeersSection)])
-def test_the_keys_of_an_agent_that_are_no_flags_are_named(table, section):
-    flags = {parameter.name for parameter in typer.main.get_command(app).commands["agent"].params}
+@pytest.mark.parametrize(("table", "section"), [("agent", AgentSection), ("peer", PeerSection)])
+def test_the_keys_of_a_device_that_are_no_flags_are_named(table, section):
+    flags = {parameter.name for parameter in typer.main.get_command(app).commands[table].params}
     said = re.search(rf"very key of `\[{table}\]`(?: is a flag too)?, except ([^.]*)\.", TEXT)[1]
     assert set(re.findall(r"`(\w+)`", said)) == set(section.__struct_fields__) - flags
 
@@ -170,9 +172,10 @@ def beside(tmp_path, monkeypatch):
 
 
 def test_whole_files_in_the_document_are_read(beside):
-    hub, agent = re.findall(r"```toml\n(.+?)```", TEXT, re.DOTALL)
+    hub, agent, peer = re.findall(r"```toml\n(.+?)```", TEXT, re.DOTALL)
     make_hub(convert(tomllib.loads(hub), HubSettings, where="the document"))
     convert(tomllib.loads(agent), AgentSettings, where="the document")
+    convert(tomllib.loads(peer), PeerSettings, where="the document")
     assert tomllib.loads(hub)["model"] == tomllib.loads(agent)["model"]
 
 

@@ -111,7 +111,10 @@ def test_a_model_that_is_no_graph_has_nothing_to_choose(name, tmp_path):
     model = SoftmaxModel(inputs=3, classes=2)
     with pytest.raises(ConfigError, match=f"{name} is for ONNX models and layers of edgeasync.nn"):
         train(model, (X, Y[:, 0]), **{name: "a"})
-    with pytest.raises(ConfigError, match=f"{name}: the hub says it, with the model; give it to the hub"):
+    with pytest.raises(
+        ConfigError,
+        match=f"unknown key `{name}`; the hub says it, with the model; a device without a hub is a peer",
+    ):
         Agent("tcp://127.0.0.1:1", (X, Y), **{name: "a"})
     with pytest.raises(ConfigError, match=f"`?{name}`?"):
         train(written(tmp_path), (X, Y), loss="bce_with_logits", **{name: 3})

@@ -355,9 +355,9 @@ NOBODY = "~no-such-user/x"
         ["hub", "own-loss.toml"],
         ["agent", "--hub", "tcp://127.0.0.1:1", "--data", NOBODY + ".npz"],
         ["agent", "--hub", "tcp://127.0.0.1:1", "--data", "data.npz", "--state", NOBODY],
-        ["agent", "peer.toml", "--data", NOBODY + ".npz"],
-        ["agent", "peer.toml", "--data", "data.npz"],
-        ["agent", "peer.toml", "--data", "data.npz", "--peers", "peers.toml", "--out", NOBODY + ".onnx"],
+        ["peer", "peer.toml", "--data", NOBODY + ".npz"],
+        ["peer", "peer.toml", "--data", "data.npz"],
+        ["peer", "peer.toml", "--data", "data.npz", "--peers", "peers.toml", "--out", NOBODY + ".onnx"],
         ["status", "--keys", NOBODY],
         ["keys", "list", "--keys", NOBODY],
         ["doctor", "--state", NOBODY],
@@ -376,7 +376,7 @@ def test_a_path_below_a_home_that_is_not_there(commands, arguments):
     onnx_file.write_bytes(nn.to_onnx(nn.Sequential(nn.Linear(8, 3)), (8,)).SerializeToString())
     own_loss = f'kind = "onnx"\nfile = "model.onnx"\nloss = {{ kind = "onnx", file = "{NOBODY}.onnx" }}'
     commands.settings(name="own-loss", model=own_loss)
-    table = f"[model]\n{MODEL_TABLE}\n[agent]\nstate = 'state'\n[peers]\ntopology = 'ring'\n"
+    table = f"[model]\n{MODEL_TABLE}\n[peer]\nstate = 'state'\n"
     (folder / "peer.toml").write_text(f"{table}peers = '{NOBODY}.toml'\n")
     told = commands.run(*arguments)
     said = told.stdout + told.stderr
@@ -396,7 +396,7 @@ def say(commands, *arguments, **options):
     return Told(returncode, "\n".join(command.lines), command.stderr)
 
 
-@pytest.mark.parametrize("kind", ["agent", "hub"])
+@pytest.mark.parametrize("kind", ["agent", "hub", "peer"])
 def test_a_service_is_not_installed_with_settings_that_it_would_refuse(commands, kind):
     settings = commands.folder / "board.toml"
     settings.write_text(f"[{kind}]\nhbu = 'tcp://hub:5555'")
@@ -418,19 +418,26 @@ def test_a_service_goes_into_a_folder_that_is_there(commands, verb, root):
     assert not (commands.folder / "typo").exists()
 
 
-def test_the_unit_of_an_agent_without_a_hub_is_one_that_it_can_run_by(commands):
+def test_the_unit_of_a_peer_has_settings_that_it_can_run_by(commands):
     card, settings = commands.folder / "card", commands.folder / "board.toml"
     card.mkdir()
-    service = ("service", "install", "agent")
-    text = '[agent]\ndata = "a.npz"\n{}[peers]\ntopology = "ring"\npeers = "peers.toml"\n'
-    settings.write_text(text.format('when_finished = "wait"\n'))
-    mistake(commands, CONFIG, "board.toml: when_finished", arguments=(*service, settings, "--root", card))
+    service = ("service", "install", "peer")
+    settings.write_text('[peer]\ndata = "a.npz"\n')
+    mistake(commands, CONFIG, "board.toml: which peers?", arguments=(*service, settings, "--root", card))
     assert not list(card.iterdir())
-    settings.write_text(text.format(""))
-    unit = card / "etc/systemd/system/edgeasync-agent.service"
+    settings.write_text('[peer]\ndata = "a.npz"\npeers = "peers.toml"\n')
+    unit = card / "etc/systemd/system/edgeasync-peer.service"
     for given in ((settings,), ()):
         assert commands.run(*service, *given, "--root", card).returncode == 0
-        assert "agent agent.toml\n" in unit.read_text()
+        assert "peer peer.toml\n" in unit.read_text()
+
+
+@pytest.mark.parametrize("table", ["peer", "peers", "local"])
+@pytest.mark.parametrize("command", ["agent", "doctor"])
+def test_a_peers_table_in_an_agents_file_leads_to_the_command(commands, command, table):
+    (commands.folder / "board.toml").write_text(f"[{table}]\n")
+    said = f"board.toml: unknown key `{table}`; a device without a hub is a peer", "'edgeasync peer'"
+    mistake(commands, CONFIG, *said, arguments=(command, "board.toml"))
 
 
 def test_a_service_gets_settings_that_can_be_read_but_once(commands):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from edgeasync import SGD, Agent, Run, StepResult, Stop, train, train_async
+from edgeasync import SGD, Peer, Run, StepResult, Stop, train, train_async
 from edgeasync.async_train import async_sgd, nn
 from edgeasync.async_train.model import Model
 from edgeasync.data import load_digits
@@ -258,7 +258,7 @@ class SlowToServe(Slow):
 
     def begin(self, parameters):
         super().begin(parameters)
-        runtime.Peer._serves = True
+        runtime.PeerRuntime._serves = True
 
 
 @pytest.mark.parametrize(
@@ -412,30 +412,28 @@ def test_the_toolbox_has_the_argument():
     assert (np.argmax(model(x), axis=1) == (x[:, 0] > 0)).mean() > 0.9
 
 
-def test_agents_in_a_program_average_by_a_file_of_peers(tmp_path, draws):
+def test_peers_in_a_program_average_by_a_file_of_peers(tmp_path, draws):
     parts, held_out = draws[0]
     write_list(tmp_path, [0, 1])
 
-    def agent(number):
-        return Agent(
-            data=parts[number],
-            model=MODEL,
-            topology="ring",
-            peers=tmp_path / FILE,
+    def peer(number):
+        return Peer(
+            tmp_path / FILE,
+            parts[number],
+            MODEL,
             name=name_of(number),
             state=tmp_path / name_of(number),
             optimizer=SGD(learning_rate=0.3),
             round_steps=10,
             lease_s=5.0,
-            passes=20,
+            epochs=20,
         )
 
-    with agent(0) as one, agent(1) as other:
-        for each in (one, other):
-            each.wait_until_joined(60.0)
+    with peer(0) as one, peer(1) as other:
+        until(lambda: one.rounds and other.rounds, "a round of both")
         reasons = [each.wait() for each in (one, other)]
         accuracies = [each.evaluate(held_out).accuracy for each in (one, other)]
-        rounds = one.updates_answered
+        rounds = one.rounds
         arrays = one.arrays
     assert reasons == ["stopped", "stopped"]
     assert min(accuracies) > 0.85
@@ -448,8 +446,7 @@ def test_agents_in_a_program_average_by_a_file_of_peers(tmp_path, draws):
 
 
 SETTINGS = """
-[peers]
-topology = "ring"
+[peer]
 peers = "peers.toml"
 lease_s = 3.0
 round_every_s = 0.2
@@ -464,31 +461,31 @@ classes = 3
 def settings(tmp_path):
     """Write the list of two peers, and their settings; return the name of that file."""
     write_list(tmp_path, [0, 1])
-    (tmp_path / "agent.toml").write_text(SETTINGS)
-    return "agent.toml"
+    (tmp_path / "peer.toml").write_text(SETTINGS)
+    return "peer.toml"
 
 
-def agent_flags(number, data):
+def device_flags(number, data):
     return ("--data", data, "--device-id", name_of(number), "--state", name_of(number))
 
 
 def test_two_commands_average_and_write_their_models(commands, tmp_path, settings):
-    agents = [
+    peers = [
         commands.start(
-            "agent", settings, *agent_flags(number, commands.data(f"{number}.npz")), "--json",
+            "peer", settings, *device_flags(number, commands.data(f"{number}.npz")), "--json",
             "--steps", 1500, "--step-s-min", 0.001, "--out", f"{number}.safetensors",
         )
         for number in (0, 1)
     ]  # fmt: skip
-    for number, agent in enumerate(agents):
-        agent.wait_for("peer_found", detail=name_of(1 - number))
-        stopped = agent.wait_for("stopped")
-        assert agent.wait() == 0
+    for number, peer in enumerate(peers):
+        peer.wait_for("peer_found", detail=name_of(1 - number))
+        stopped = peer.wait_for("stopped")
+        assert peer.wait() == 0
         assert stopped["steps"] == 1500
         assert stopped["rounds"] > 1
         assert stopped["loss"] < 1.0
         assert (tmp_path / f"{number}.safetensors").exists()
-    again = commands.run("agent", settings, *agent_flags(0, "0.npz"), "--steps", 1500, "--topology", "ring")
+    again = commands.run("peer", settings, *device_flags(0, "0.npz"), "--steps", 1500)
     assert "1500 local steps before" in again.stdout
 
 
@@ -498,23 +495,20 @@ def test_an_onnx_model_goes_in_and_a_trained_one_comes_out(commands, tmp_path, s
     onnx_file.write_bytes(to_onnx(Sequential(Linear(8, 3)), (8,)).SerializeToString())
     flags = (
         settings, "--topology", "all_to_all", "--model", onnx_file, "--out", "trained.onnx", "--json",
-        *agent_flags(0, commands.data("data.npz")),
+        *device_flags(0, commands.data("data.npz")),
     )  # fmt: skip
     for steps in (20, 30):
-        agent = commands.start("agent", *flags, "--steps", steps)
-        stopped = agent.wait_for("stopped")
-        assert agent.wait() == 0
+        peer = commands.start("peer", *flags, "--steps", steps)
+        stopped = peer.wait_for("stopped")
+        assert peer.wait() == 0
         assert stopped["steps"] == steps
     assert (tmp_path / "trained.onnx").read_bytes() != onnx_file.read_bytes()
-    assert "20 local steps before" in agent.wait_for("started")["detail"]
+    assert "20 local steps before" in peer.wait_for("started")["detail"]
 
 
 @pytest.mark.parametrize(
     ("flags", "hint"),
     [
-        (("--hub", "tcp://127.0.0.1:5555"), "--topology"),
-        (("--trainer", "a.b:c"), "--trainer"),
-        (("--spool", "full"), "spool (--spool) is for an agent with a hub"),
         (
             ("--peers", "none.toml"),
             f'none.toml: no such file; make it, the same on every device: peer = [{{name = "{name_of(0)}"',
@@ -523,14 +517,13 @@ def test_an_onnx_model_goes_in_and_a_trained_one_comes_out(commands, tmp_path, s
         (("--out", "model.onnx"), "forward model of ONNX"),
         (("--epochs", 2, "--steps", 3), "one of the two"),
         (("--device-id", "stranger"), 'add to its list, on every device: {name = "stranger"'),
-        (("--loss", "mse"), "--loss, --train and the like are for an agent without a hub: give --model FILE.onnx"),
-        (("--topology", "star"), "[peers]"),
-        (("--topology", "circle"), "topology"),
+        (("--loss", "mse"), "--loss, --train and the like are for an ONNX model: give --model FILE.onnx"),
+        (("--topology", "star"), "choose from"),
     ],
 )
 def test_mistakes_of_the_command(commands, settings, flags, hint):
     data = commands.data("data.npz")
-    mistake(commands, CONFIG, hint, arguments=("agent", settings, *agent_flags(0, data), *flags))
+    mistake(commands, CONFIG, hint, arguments=("peer", settings, *device_flags(0, data), *flags))
 
 
 @pytest.mark.parametrize(
@@ -549,9 +542,9 @@ def test_a_trained_model_takes_the_place_of_nothing_that_is_read(commands, tmp_p
     onnx_file.write_bytes(to_onnx(Sequential(Linear(8, 3)), (8,)).SerializeToString())
     (tmp_path / "link.onnx").symlink_to(onnx_file)
     (tmp_path / "folder.onnx").mkdir()
-    flags = agent_flags(0, commands.data("data.npz"))
+    flags = device_flags(0, commands.data("data.npz"))
     before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
-    arguments = ("agent", settings, *flags, "--model", "model.onnx", "--steps", 2, "--out", out)
+    arguments = ("peer", settings, *flags, "--model", "model.onnx", "--steps", 2, "--out", out)
     mistake(commands, CONFIG, hint, arguments=arguments)
     assert {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
 
@@ -559,31 +552,19 @@ def test_a_trained_model_takes_the_place_of_nothing_that_is_read(commands, tmp_p
 def test_the_values_beside_a_training_graph_are_not_written_over(commands, tmp_path, settings):
     (tmp_path / "model.onnx").write_bytes(to_onnx(Sequential(Linear(8, 3)), (8,)).SerializeToString())
     assert commands.run("model", "build", "model.onnx", "--out", "training.onnx").returncode == 0
-    flags = (*agent_flags(0, commands.data("data.npz")), "--model", "training.onnx", "--steps", 2)
-    arguments = ("agent", settings, *flags, "--out", "training.safetensors")
+    flags = (*device_flags(0, commands.data("data.npz")), "--model", "training.onnx", "--steps", 2)
+    arguments = ("peer", settings, *flags, "--out", "training.safetensors")
     mistake(commands, CONFIG, "training.safetensors: is read here", arguments=arguments)
 
 
 @pytest.mark.parametrize(
     ("said", "hint"),
     [
-        ("[throttle]\nonly_on_mains = true", "[throttle] is for an agent with a hub"),
-        ("[agent]\nlink_share = 0.2", "link_share is for an agent with a hub"),
+        ("[throttle]\nonly_on_mains = true", "unknown key `throttle`; that table is of an agent's file"),
+        ("[agent]\nlink_share = 0.2", "unknown key `agent`; that table is of an agent's file"),
     ],
 )
 def test_what_a_settings_file_asks_for_in_vain_is_refused(commands, tmp_path, settings, said, hint):
     with (tmp_path / settings).open("a") as file:
         file.write(said)
-    mistake(commands, CONFIG, hint, arguments=("agent", settings, *agent_flags(0, commands.data("data.npz"))))
-
-
-def test_what_an_agent_in_a_program_is_asked_for_in_vain_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="link_share is for an agent with a hub"):
-        Agent(
-            data=(np.eye(4), [0, 1, 0, 1]),
-            model=MODEL,
-            topology="ring",
-            peers=tmp_path / FILE,
-            state=tmp_path,
-            link_share=0.2,
-        )
+    mistake(commands, CONFIG, hint, arguments=("peer", settings, *device_flags(0, commands.data("data.npz"))))

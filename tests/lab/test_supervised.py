@@ -71,15 +71,14 @@ def test_an_agent_stays_when_its_hub_has_finished(commands, agent_settings):
     assert "STOPPING=1" in [line for _, _, line in agent.news]
 
 
-def test_an_agent_without_a_hub_ends_with_its_training_and_stays_down(commands):
+def test_a_peer_ends_with_its_training_and_stays_down(commands):
     write_list(commands.folder, [0, 1])
-    (commands.folder / "agent.toml").write_text(
-        f'[agent]\ndata = "{commands.data("a.npz")}"\ndevice_id = "{name_of(0)}"\nstate = "{name_of(0)}"\n'
-        f'[peers]\ntopology = "ring"\npeers = "{FILE}"\nlease_s = 1.0\nsteps_max = 20\n'
+    (commands.folder / "peer.toml").write_text(
+        f'[peer]\ndata = "{commands.data("a.npz")}"\ndevice_id = "{name_of(0)}"\nstate = "{name_of(0)}"\n'
+        f'peers = "{FILE}"\nlease_s = 1.0\nsteps_max = 20\n'
         f"[model]\n{MODEL_TABLE}\n"
     )
-    alone = Unit("agent", Path("/opt/edgeasync/current/bin/edgeasync"), commands.folder, has_hub=False)
-    with Supervisor(alone.text(), commands.folder, RestartSec="0") as agent:
+    with Supervisor(unit("peer", commands.folder).text(), commands.folder, RestartSec="0") as agent:
         agent.wait_for("READY=1")
         agent.wait_for(f"STATUS={HUBLESS} alone")
         agent.wait_for("<6>stopped", what="lines")

@@ -8,7 +8,7 @@ import pytest
 from msgspec import inspect as types
 
 import edgeasync
-from edgeasync import Agent, Hub, Run, async_train, callbacks, data, join
+from edgeasync import Agent, Hub, Peer, Run, async_train, callbacks, data, join
 from edgeasync.async_train import AsyncModelAverager, AsyncWorker, FaultTolerantTrainer, ParameterServer, nn
 from edgeasync.callbacks import CSVLog, SaveBest
 from edgeasync.config import FilePath, convert, kinds_of, to_table, whole_address, whole_path
@@ -18,6 +18,7 @@ from edgeasync.errors import ConfigError
 from edgeasync.losses import OnnxLoss
 from edgeasync.runtime.agent_settings import AgentSettings
 from edgeasync.runtime.hub_settings import HubSettings
+from edgeasync.runtime.peer_settings import PeerSettings
 from edgeasync.sdk.joined_loop import JoinedLoop
 from edgeasync.training.numpy_models import SoftmaxModel
 
@@ -57,13 +58,8 @@ KEPT = {
     "Agent, ipc": lambda: Agent(IPC, DATA),
     "Agent, ipc of several": lambda: Agent([HUB, IPC], DATA),
     "Agent, several": lambda: Agent(HUB, [at("0.npz"), Path(at("1.npz"))], state=Path(at("state"))),
-    "Agent, peers": lambda: Agent(
-        data=at("data.npz"),
-        model=SoftmaxModel(inputs=4, classes=2),
-        state=at("state"),
-        topology="ring",
-        peers=at("peers.toml"),
-        passes=1,
+    "Peer": lambda: Peer(
+        at("peers.toml"), at("data.npz"), SoftmaxModel(inputs=4, classes=2), state=Path(at("state")), bind=IPC
     ),
     "join": lambda: joined(hub=HUB, state=at("state")),
     "join, ipc": lambda: joined(hub=IPC),
@@ -176,8 +172,8 @@ def is_path(described):
     return any(isinstance(part, types.CustomType) and part.cls is FilePath for part in parts)
 
 
-@pytest.mark.parametrize("settings", [HubSettings, AgentSettings])
-def test_every_setting_that_is_a_path_is_declared_as_one(settings):
+@pytest.mark.parametrize(("settings", "paths"), [(HubSettings, 4), (AgentSettings, 2), (PeerSettings, 5)])
+def test_every_setting_that_is_a_path_is_declared_as_one(settings, paths):
     found = [*fields_of(types.type_info(settings), set())]
     texts = {
         f"{cls}.{field.name}"
@@ -185,7 +181,7 @@ def test_every_setting_that_is_a_path_is_declared_as_one(settings):
         if field.name in PATHLIKE and is_of(types.StrType, field.type)
     }
     assert texts <= NOT_PATHS
-    assert sum(is_path(field.type) for _, field in found) >= 4
+    assert sum(is_path(field.type) for _, field in found) >= paths
 
 
 @pytest.mark.parametrize(
@@ -203,7 +199,18 @@ def test_every_setting_that_is_a_path_is_declared_as_one(settings):
             AgentSettings,
             {
                 "agent": {"data": at("data.npz"), "state": at("state"), "hub": [HUB, IPC]},
-                "peers": {"topology": "ring", "peers": at("peers.toml"), "out": at("out.onnx"), "bind": IPC},
+            },
+        ),
+        (
+            PeerSettings,
+            {
+                "peer": {
+                    "data": at("data.npz"),
+                    "state": at("state"),
+                    "peers": at("peers.toml"),
+                    "out": at("out.onnx"),
+                    "bind": IPC,
+                },
                 "model": {"kind": "onnx", "file": at("m.onnx")},
             },
         ),

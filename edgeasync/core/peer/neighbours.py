@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import msgspec
 
 from edgeasync.core.peer.events import Norms
-from edgeasync.core.peer.settings import PeerSettings, interval_of
+from edgeasync.core.peer.settings import PeerCoreSettings, interval_of
 from edgeasync.protocol.peer_messages import Abandon, Offer, PeerPing, RoundMember
 
 OTHER_FROZEN = "its frozen arrays, which do not travel, differ from this device's"
@@ -43,7 +43,7 @@ class Neighbours:
     link that works one way only is no use to a round.
     """
 
-    def __init__(self, name: str, peers: tuple[str, ...], settings: PeerSettings) -> None:
+    def __init__(self, name: str, peers: tuple[str, ...], settings: PeerCoreSettings) -> None:
         self._name = name
         self._lease_s = settings.lease_s
         self._settings = settings

@@ -35,7 +35,7 @@ from edgeasync.core.peer.neighbours import (
     all_hear_each_other,
 )
 from edgeasync.core.peer.round import OWN_WORK, Refused, Round
-from edgeasync.core.peer.settings import PeerSettings, interval_of
+from edgeasync.core.peer.settings import PeerCoreSettings, interval_of
 from edgeasync.core.peer.suspicion import Suspicion
 from edgeasync.protocol.peer_messages import (
     PEERS_MAX,
@@ -77,7 +77,7 @@ class PeerCore:
     what was not accepted, by a short text such as "a corrupt piece".
     """
 
-    def __init__(self, name: str, incarnation: int, peers: tuple[str, ...], settings: PeerSettings) -> None:
+    def __init__(self, name: str, incarnation: int, peers: tuple[str, ...], settings: PeerCoreSettings) -> None:
         self.name = name
         self.incarnation = incarnation
         self.settings = settings

@@ -19,7 +19,7 @@ from edgeasync.core.peer.effects import (
 from edgeasync.core.peer.events import Decoded, Encoded, Norms, SnapshotTaken
 from edgeasync.core.peer.norms import longest
 from edgeasync.core.peer.plan import IncomingStep, OutgoingStep, plan_round
-from edgeasync.core.peer.settings import PeerSettings
+from edgeasync.core.peer.settings import PeerCoreSettings
 from edgeasync.core.peer.transfers import IncomingPayload, OutgoingPayload
 from edgeasync.protocol.peer_messages import Offer, PeerCredit, PeerPiece, Propose
 from edgeasync.states import Table, check_move
@@ -57,7 +57,7 @@ class Round:
     began or ended.
     """
 
-    def __init__(self, proposal: Propose, name: str, settings: PeerSettings, now_s: float) -> None:
+    def __init__(self, proposal: Propose, name: str, settings: PeerCoreSettings, now_s: float) -> None:
         self.proposal = proposal
         self.id = proposal.round
         self.state: RoundState = "snapshot"

@@ -6,7 +6,7 @@ from edgeasync.protocol.messages import Frozen, OtherFrozen
 from edgeasync.protocol.peer_messages import Topology
 
 
-class PeerSettings(msgspec.Struct, frozen=True, gc=False):
+class PeerCoreSettings(msgspec.Struct, frozen=True, gc=False):
     """The settings of a peer's core.
 
     `lease_s` is how long a peer, or a step of a round, may be silent. Pings go every `ping_s`, and what was not

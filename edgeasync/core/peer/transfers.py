@@ -10,7 +10,7 @@ import math
 import msgspec
 
 from edgeasync.core.peer.effects import SendPiece
-from edgeasync.core.peer.settings import PeerSettings
+from edgeasync.core.peer.settings import PeerCoreSettings
 from edgeasync.protocol.peer_messages import Offer, PeerCredit, PeerPiece
 
 
@@ -21,7 +21,7 @@ class OutgoingPayload:
     slow link. The sender goes back to the same byte once in half a `ping_s`, however often it is asked.
     """
 
-    def __init__(self, receiver: str, offer: Offer, settings: PeerSettings, now_s: float) -> None:
+    def __init__(self, receiver: str, offer: Offer, settings: PeerCoreSettings, now_s: float) -> None:
         self.receiver = receiver
         self.offer = offer
         self.finished = False

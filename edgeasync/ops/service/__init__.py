@@ -1,1 +1,1 @@
-"""An agent or a hub as a service of systemd: its unit, what installs it, and the environments it runs from."""
+"""A service of systemd that runs an agent, a hub or a peer: its unit, what installs it, and its environments."""

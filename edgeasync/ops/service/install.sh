@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs edgeasync in an environment of its own, then its service:
-#   install.sh [--from SOURCE] [--home DIR] [--python PYTHON] [--gpu] [agent | hub [SETTINGS.toml]] [OPTION...]
+#   install.sh [--from SOURCE] [--home DIR] [--python PYTHON] [--gpu] [agent | hub | peer [SETTINGS.toml]] [OPTION...]
 # An OPTION is one of `edgeasync service install`.
 # SOURCE is a folder of wheels (no network is used), a wheel, a clone, or a name in pip's index. Without it: the
 # folder of this file if it has wheels, or else the clone that this file is of.
@@ -34,8 +34,8 @@ while [ $# -gt 0 ]; do
 done
 case ${1-} in
     hub) extras="[hub${gpu:+,$gpu}]" ;;
-    agent | '') extras="${gpu:+[$gpu]}" ;;
-    *) fail "'$1' is not known; give agent or hub, then a settings file" ;;
+    agent | peer | '') extras="${gpu:+[$gpu]}" ;;
+    *) fail "'$1' is not known; give agent, hub or peer, then a settings file" ;;
 esac
 case ${2-} in
     '' | -*) ;;

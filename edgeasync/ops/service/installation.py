@@ -8,7 +8,7 @@ import shutil
 import stat
 import sys
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 from edgeasync.durable.files import replace_file
 from edgeasync.errors import ConfigError, StorageError
@@ -62,9 +62,8 @@ class InstallPlace(NamedTuple):
 def find_unit(kind: Kind, place: InstallPlace, name: str | None) -> Unit:
     """Return the unit of a service; raises `ConfigError` for a name that is none, or that is taken.
 
-    Another program may have it, or a service of the other kind.
+    Another program may have it, or a service of another kind.
     """
-    (other,) = set(get_args(Kind)) - {kind}
     if name == f"edgeasync-{kind}":
         name = None
     if name is not None:
@@ -72,13 +71,14 @@ def find_unit(kind: Kind, place: InstallPlace, name: str | None) -> Unit:
             raise ConfigError(f"--name {name!r} is not a name: take letters, digits, '-' and '_'")
         if name in get_args(Kind):
             raise ConfigError(f"--name {name}: another unit has the settings {name}.toml; give another")
-        if name == f"edgeasync-{other}":
-            raise ConfigError(f"--name {name} is that of the {other}; give another")
+        if name in {f"edgeasync-{other}" for other in get_args(Kind)}:
+            raise ConfigError(f"--name {name} is that of the {name.removeprefix('edgeasync-')}; give another")
         for folder in (place.units, place.under(place.packaged)):
             file = folder / f"{name}.service"
-            if (file.is_symlink() or file.exists()) and not _is_ours(file):
+            other = _kind_of(file)
+            if other is None and (file.is_symlink() or file.exists()):
                 raise ConfigError(f"{file}: is another program's unit; give another --name")
-            if _is_ours(file, other):
+            if other not in (None, kind):
                 raise ConfigError(f"{file}: is the {other}'s unit; give another --name, or say {other}")
     program = find_program(Path(sys.prefix)) if place.root == Path("/") else PROGRAM
     return Unit(kind, program, place.folder, place.user, name or "")
@@ -86,7 +86,7 @@ def find_unit(kind: Kind, place: InstallPlace, name: str | None) -> Unit:
 
 def find_others(unit: Unit, place: InstallPlace) -> list[Path]:
     """Return the files of all other units of ours."""
-    return [file for file in sorted(place.units.glob("*.service")) if file.name != unit.file and _is_ours(file)]
+    return [file for file in sorted(place.units.glob("*.service")) if file.name != unit.file and _kind_of(file)]
 
 
 def check_program(*programs: Path) -> None:
@@ -195,11 +195,12 @@ def _link(unit: Unit, place: InstallPlace) -> Path:
     return place.units / f"{unit.target}.wants" / unit.file
 
 
-def _is_ours(file: Path, kind: Kind | Literal[""] = "") -> bool:
-    """Return whether a file is a unit of ours, of that kind or of either."""
+def _kind_of(file: Path) -> str | None:
+    """Return which service of ours a file is the unit of, or `None`."""
     with contextlib.suppress(OSError):
-        return f"Description=edgeasync {kind}" in file.read_text("utf-8", errors="replace")
-    return False
+        found = re.search(r"Description=edgeasync (\w+)", file.read_text("utf-8", errors="replace"))
+        return None if found is None else found[1]
+    return None
 
 
 def _write(path: Path, content: bytes, *, private: bool = False) -> bool:

@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-Kind = Literal["agent", "hub"]
+Kind = Literal["agent", "hub", "peer"]
 
 USER = "edgeasync"
 """The user of the machine's services."""
@@ -18,7 +18,7 @@ class Unit(msgspec.Struct, frozen=True):
     """What a unit says: which program runs as what, in which folder, by which settings file there.
 
     Without a `user` it is a unit of somebody's own systemd, which may not take rights away from itself. An agent
-    without a hub has no next run to wait for: its unit does not start it again once it has ended in order.
+    waits for its hub's next run, so only a person ends it. A hub or a peer that has ended in order stays down.
     """
 
     kind: Kind
@@ -26,7 +26,6 @@ class Unit(msgspec.Struct, frozen=True):
     folder: Path
     user: str | None = USER
     name: str = ""
-    has_hub: bool = True
 
     @property
     def file(self) -> str:
@@ -48,24 +47,20 @@ class Unit(msgspec.Struct, frozen=True):
         """What starts the unit."""
         return "multi-user.target" if self.user else "default.target"
 
-    @property
-    def _waits(self) -> bool:
-        """Whether the service waits for its hub's next run: then only a person ends it."""
-        return self.kind == "agent" and self.has_hub
-
     def _unit(self) -> list[str]:
         online = ["Wants=network-online.target", "After=network-online.target"] if self.user else []
         return [f"Description=edgeasync {self.kind}", *online, "StartLimitIntervalSec=0"]
 
     def _service(self) -> list[str]:
+        waits = self.kind == "agent"
         return [
             "Type=notify",
             *([f"User={self.user}"] if self.user else []),
             *self._state(),
             f"WorkingDirectory={_escaped(self.folder)}",
-            f"ExecStart={_quoted(self.program)} {self.kind} {self.settings.name}{_WAITS if self._waits else ''}",
+            f"ExecStart={_quoted(self.program)} {self.kind} {self.settings.name}{_WAITS if waits else ''}",
             f"ExecStopPost={_WAIT}",
-            f"Restart={'always' if self._waits else 'on-failure'}",
+            f"Restart={'always' if waits else 'on-failure'}",
             "RestartSec=2",
             f"RestartPreventExitStatus={_INCURABLE[self.kind]}",
             "WatchdogSec=60",
@@ -84,10 +79,10 @@ class Unit(msgspec.Struct, frozen=True):
 
 _WAITS = " --when-finished wait"
 
-_INCURABLE = {"agent": "2 3 5 7 8 10", "hub": "2 3 5 8 10"}
+_INCURABLE = {"agent": "2 3 5 7 8 10", "hub": "2 3 5 8 10", "peer": "2 3 5 7 8 10"}
 """Exit codes after which another start would end in the same way."""
 
-_START_S = {"agent": 300, "hub": 900}
+_START_S = {"agent": 300, "hub": 900, "peer": 300}
 """How long a slow board may read its data, and a hub a long journal."""
 
 _WAIT = """/bin/sh -c 'case "$$EXIT_STATUS" in 1|4|6|9|11|14) sleep 30;; esac'"""

@@ -11,6 +11,9 @@ from edgeasync.ops.service.unit import Unit
 
 Wait = Callable[[Callable[[], bool], float], bool]
 
+_UP = {"agent": f"{JOINED} ", "hub": "", "peer": f"{HUBLESS} "}
+"""How the status of a service begins that is up."""
+
 
 def upgrade(
     environments: Environments,
@@ -59,12 +62,12 @@ def _await_up(unit: Unit, manager: ServiceManager, before: str, limit_s: float, 
 
     def is_up() -> bool:
         status = manager.status(unit.file)
-        joined = unit.kind == "hub" or status.get("StatusText", "").startswith((f"{JOINED} ", f"{HUBLESS} "))
+        joined = status.get("StatusText", "").startswith(_UP[unit.kind])
         return status.get("ActiveState") == "active" and status.get("InvocationID") != before and joined
 
     if not wait(is_up, limit_s):
         said = manager.status(unit.file).get("StatusText") or "it says nothing"
-        wanted = "listen" if unit.kind == "hub" else "join its hub"
+        wanted = {"agent": "join its hub", "hub": "listen", "peer": "begin"}[unit.kind]
         raise HubUnreachableError(
             f"the new {unit.kind} did not {wanted} within {limit_s:g} s ({said}); the old one runs again: read "
             f"'edgeasync service logs {unit.kind}'"

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from edgeasync.runtime.agent import AgentRuntime
-from edgeasync.runtime.peer import Peer
+from edgeasync.runtime.peer import PeerRuntime
 from edgeasync.sdk.workers.base import END_S, Job, make_trainer
 from edgeasync.sdk.workers.files import MAKE_FILE, WorkerFiles
 from edgeasync.sdk.workers.peer_job import PeerJob, note_end
@@ -29,7 +29,7 @@ def main(folder: Path, number: int, lifeline: int, program: int) -> None:
     when the worker is to end.
     """
     files = WorkerFiles(folder, number)
-    agents: list[AgentRuntime | Peer] = []
+    agents: list[AgentRuntime | PeerRuntime] = []
 
     def on_end(*, orphaned: bool) -> None:
         if orphaned:
@@ -48,7 +48,7 @@ def main(folder: Path, number: int, lifeline: int, program: int) -> None:
         agent = job.make_agent(trainer) if isinstance(job, Job) else job.make_peer(trainer, folder)
         agents.append(agent)
         loop.run_until_complete(agent.run())
-        if isinstance(agent, Peer):
+        if isinstance(agent, PeerRuntime):
             note_end(agent, folder, number)
     except BaseException as error:  # noqa: BLE001 - it is raised in the parent
         files.put_result(dump_error(error))

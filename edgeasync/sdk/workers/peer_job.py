@@ -7,9 +7,8 @@ import numpy as np
 
 from edgeasync.durable.keys import KeyPair
 from edgeasync.durable.peers_file import Peers
-from edgeasync.graphs.model_file import load_kept
-from edgeasync.runtime.agent_settings import PeersSection
-from edgeasync.runtime.peer import PEER_MODEL_FILE, Peer, longest_end_s
+from edgeasync.runtime.peer import PEER_MODEL_FILE, PeerMember, PeerModel, PeerRuntime, longest_end_s
+from edgeasync.runtime.peer_settings import PeerSection
 from edgeasync.sdk.workers.base import worker_name
 from edgeasync.training.trainer import Trainer
 
@@ -25,7 +24,7 @@ class PeerJob(msgspec.Struct, frozen=True, kw_only=True, tag="peer"):
     threads: int = 1
     secret: bytes
     peers: Peers
-    section: PeersSection
+    section: PeerSection
 
     def __repr__(self) -> str:
         """Show nothing of the secret."""
@@ -36,26 +35,16 @@ class PeerJob(msgspec.Struct, frozen=True, kw_only=True, tag="peer"):
         """How long it may take to end once it is to: nobody else has its model."""
         return longest_end_s(self.section.lease_s)
 
-    def make_peer(self, trainer: Trainer, folder: Path) -> Peer:
+    def make_peer(self, trainer: Trainer, folder: Path) -> PeerRuntime:
         """Return the worker's peer, not running yet; in `folder` it keeps its model, to resume after a death."""
         own = self.peers.of(worker_name(self.number))
         assert own is not None
-        kept = model_file(folder, self.number)
-        parameters, steps = load_kept(kept, trainer.spec, np.load(folder / INITIAL_FILE))
-        section = self.section
-        return Peer(
-            own,
-            KeyPair.of(self.secret),
-            self.peers,
-            incarnation=self.incarnation,
-            trainer=trainer,
-            parameters=parameters,
-            settings=section.core_settings(),
+        return PeerRuntime(
+            PeerMember(own, KeyPair.of(self.secret), self.peers, self.incarnation),
+            self.section,
+            PeerModel(trainer, np.load(folder / INITIAL_FILE)),
+            model_file=model_file(folder, self.number),
             meets=self.incarnation == 1,
-            steps_max=section.steps_max,
-            rounds_max=section.rounds_max,
-            steps_total=steps,
-            model_file=kept,
         )
 
 
@@ -69,7 +58,7 @@ def diverged_file(folder: Path, number: int) -> Path:
     return folder / worker_name(number) / "diverged"
 
 
-def note_end(peer: Peer, folder: Path, number: int) -> None:
+def note_end(peer: PeerRuntime, folder: Path, number: int) -> None:
     """Write down that a worker's training has diverged: its last model, if there is one, does not show it."""
     if peer.diverged:
         mark = diverged_file(folder, number)

@@ -30,7 +30,7 @@ class Manager:
         self.asked.append("make_user")
 
 
-AGENT = Unit("agent", PROGRAM, FOLDER)
+AGENT, PEER = (Unit(kind, PROGRAM, FOLDER) for kind in ("agent", "peer"))
 
 
 def names(environments):

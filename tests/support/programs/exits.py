@@ -20,9 +20,9 @@ from pathlib import Path
 
 import numpy as np
 
-from edgeasync import Agent, Hub, Stop, join, nn, train
+from edgeasync import Agent, Hub, Peer, Stop, join, nn, train
 from edgeasync.graphs.model_file import read_model
-from edgeasync.runtime.peer import PEER_MODEL_FILE, Peer
+from edgeasync.runtime.peer import PEER_MODEL_FILE, PeerRuntime
 from edgeasync.training.numpy_models import SoftmaxModel
 from tests.support.programs.peers import FILE, name_of, write_list
 
@@ -115,15 +115,15 @@ def joined(folder, kind):
 
 
 def peers(folder, kind):
-    """Two agents without a hub."""
+    """Two peers."""
     write_list(folder, (0, 1))
-    agents = []
+    peers = []
     for number in (0, 1):
         model, _ = MODELS[kind]()
-        how = {"peers": folder / FILE, "name": name_of(number), "state": folder / name_of(number)}
-        agents.append(Agent(data=DATA, model=model, topology="ring", round_every_s=0.05, **how).start())
-    until(lambda: min(each.updates_answered for each in agents) >= VERSIONS)
-    (folder / "seen").write_text(str(agents[0]._workers[0].version))
+        name = name_of(number)
+        peers.append(Peer(folder / FILE, DATA, model, name=name, state=folder / name, round_every_s=0.05).start())
+    until(lambda: min(each.rounds for each in peers) >= VERSIONS)
+    (folder / "seen").write_text(str(peers[0].evaluate(lambda _: 0.0).version))
 
 
 def training(folder, kind):
@@ -138,13 +138,13 @@ def training_among_peers(folder, kind):
     """`train` without a hub, in another thread."""
     (model, _) = MODELS[kind]()
     how = {"run": folder / "run", "until": Stop(epochs=10**6), "workers": 2, "topology": "ring"}
-    made, begin = [], Peer.__init__
+    made, begin = [], PeerRuntime.__init__
 
     def note(peer, *arguments, **named):
         begin(peer, *arguments, **named)
         made.append(peer)
 
-    Peer.__init__ = note
+    PeerRuntime.__init__ = note
     threading.Thread(target=train, args=(model, DATA), kwargs=how, daemon=True).start()
 
     (folder / "seen").write_text(

@@ -15,12 +15,11 @@ from pathlib import Path
 import numpy as np
 
 from edgeasync import Parameter, ParameterSpec, StepResult
-from edgeasync.core.peer.settings import PeerSettings
 from edgeasync.durable.device_keys import DeviceKeys
 from edgeasync.durable.identity import DeviceFolder
 from edgeasync.durable.peers_file import PeerEntry, read_peers
-from edgeasync.graphs.model_file import load_kept
-from edgeasync.runtime.peer import PEER_MODEL_FILE, Peer
+from edgeasync.runtime.peer import PEER_MODEL_FILE, PeerMember, PeerModel, PeerRuntime
+from edgeasync.runtime.peer_settings import PeerSection
 
 SPEC = ParameterSpec((Parameter("weight", (40, 25)), Parameter("bias", (25,))))
 FILE = "peers.toml"
@@ -66,25 +65,19 @@ def write_list(folder, numbers, address="ipc://{folder}/{number}"):
 
 
 def make_peer(
-    folder, number, *, topology="ring", lease_s=3.0, round_steps=None, trainer=None, on_report=None, **arguments
+    folder, number, *, incarnation=1, trainer=None, frozen_arrays=None, meets=False, on_report=None, **settings
 ):
-    """Return a peer of the file; after an end it resumes its own model."""
+    """Return a peer of the file by these settings; after an end it resumes its own model."""
     state = folder / name_of(number)
     peers = read_peers(folder / FILE)
-    kept = state / PEER_MODEL_FILE
-    parameters, steps = load_kept(kept, SPEC, first_values(number))
-    return Peer(
-        peers.of(name_of(number)),
-        DeviceKeys(state).own(),
-        peers,
-        trainer=trainer or Still(),
-        parameters=parameters,
-        settings=PeerSettings(topology=topology, lease_s=lease_s, round_every_s=0.1, round_steps=round_steps),
-        file=folder / FILE,
-        steps_total=steps,
-        model_file=kept,
+    member = PeerMember(peers.of(name_of(number)), DeviceKeys(state).own(), peers, incarnation, folder / FILE)
+    return PeerRuntime(
+        member,
+        PeerSection(**{"lease_s": 3.0, "round_every_s": 0.1} | settings),
+        PeerModel(trainer or Still(), first_values(number), frozen=frozen_arrays),
+        model_file=state / PEER_MODEL_FILE,
+        meets=meets,
         on_report=on_report,
-        **arguments,
     )
 
 

@@ -13,7 +13,7 @@ import msgspec
 from edgeasync.core.peer import effects as e
 from edgeasync.core.peer import events as v
 from edgeasync.core.peer.peer_core import PeerCore
-from edgeasync.core.peer.settings import PeerSettings
+from edgeasync.core.peer.settings import PeerCoreSettings
 from edgeasync.protocol import wire
 from edgeasync.protocol.peer_messages import PEER_MESSAGES, PeerPiece
 from edgeasync.simulation.clock import VirtualClock
@@ -26,7 +26,7 @@ STEP_S = 0.1
 REFUSED_KINDS_MAX = 40
 SPARE_VALUES = 8
 
-SETTINGS = PeerSettings(
+SETTINGS = PeerCoreSettings(
     fingerprint="00ff",
     lease_s=1.0,
     ping_s=0.2,

@@ -15,6 +15,7 @@ from edgeasync.cli.main import app
 from edgeasync.config import find_near, find_tables
 from edgeasync.runtime.agent_settings import AgentSettings
 from edgeasync.runtime.hub_settings import HubSettings
+from edgeasync.runtime.peer_settings import PeerSettings
 from tests.support.programs.command_line import CONFIG, mistake, run_command
 from tests.support.programs.processes import Commands
 
@@ -30,14 +31,18 @@ MISTAKES = {
     "hub --lease-s 5": "No such option: --lease-s. 'lease_s' is a key of [liveness] in the settings file.",
     "hub --lease-s=5": "No such option: --lease-s. 'lease_s' is a key of [liveness] in the settings file.",
     "hub --liveness 5": "No such option: --liveness. 'liveness' is a table in the settings file.",
-    "agent --lease-s 5": "No such option: --lease-s. 'lease_s' is a key of [peers] in the settings file.",
+    "peer --lease-s 5": "No such option: --lease-s. 'lease_s' is a key of [peer] in the settings file.",
+    "agent --topology ring": "No such option: --topology. It is a flag of 'edgeasync peer'.",
+    "agent --bind b": "No such option: --bind. It is a flag of 'edgeasync hub' and 'edgeasync peer'.",
+    "peer --hub h": "No such option: --hub. It is a flag of 'edgeasync agent' and 'edgeasync doctor'.",
     "doctor --cpu-share 5": (
         "No such option: --cpu-share. 'cpu_share' is a key of [throttle] in the settings file."
     ),
-    "agent --steps-max 5": "No such option: --steps-max. Write --steps.",
+    "peer --steps-max 5": "No such option: --steps-max. Write --steps.",
     "agent --lease 5": "No such option: --lease.",
     "hub --kind X": "No such option: --kind.",
     "agent --kind X": "No such option: --kind.",
+    "peer --kind X": "No such option: --kind.",
     "hub --modl m": "No such option: --modl. Did you mean --model?",
     "status --hubb h": "No such option: --hubb. Did you mean --hub?",
     "keys enrol --adress a": "No such option: --adress. Did you mean --address?",
@@ -71,7 +76,7 @@ def test_a_working_directory_that_was_deleted_is_told_in_a_line(tmp_path, line):
 
 KEYS = [
     (command, section.name, field.name)
-    for command, settings in (("hub", HubSettings), ("agent", AgentSettings))
+    for command, settings in (("hub", HubSettings), ("agent", AgentSettings), ("peer", PeerSettings))
     for section in fields(settings)
     if isinstance(section.type, type)
     for field in fields(section.type)
@@ -88,7 +93,7 @@ def test_every_key_of_a_settings_file_is_a_flag_or_names_its_table(tmp_path, com
     assert (f"Write {flags[0]}." if flags else f"[{section}") in error
 
 
-@pytest.mark.parametrize("command", ["hub", "agent", "doctor"])
+@pytest.mark.parametrize("command", ["hub", "agent", "peer", "doctor"])
 def test_another_file_in_the_place_of_the_settings(tmp_path, command):
     with Commands(tmp_path) as commands:
         flags = {"m.onnx": "--model"} | ({} if command == "hub" else {"d.npz": "--data", "d.csv": "--data"})

@@ -3,7 +3,7 @@ import pytest
 from edgeasync.core.peer.effects import PeerReport, SendToPeer
 from edgeasync.core.peer.events import PeerReceived, TrainingBegun
 from edgeasync.core.peer.peer_core import PeerCore
-from edgeasync.core.peer.settings import PeerSettings
+from edgeasync.core.peer.settings import PeerCoreSettings
 from edgeasync.protocol.messages import Frozen
 from edgeasync.protocol.peer_messages import ROUND_NUMBER_MAX, PeerPing
 
@@ -12,7 +12,7 @@ TICKS_MAX = 20
 
 def test_a_peer_that_has_yet_to_begin_is_in_no_round():
     """Its model has learnt nothing: rounds with it would be over before it takes a step."""
-    settings = PeerSettings(lease_s=10.0, ping_s=2.0, round_every_s=1.0, begins_ready=False)
+    settings = PeerCoreSettings(lease_s=10.0, ping_s=2.0, round_every_s=1.0, begins_ready=False)
     core = PeerCore("a", 1, ("b",), settings)
     effects = core.begin(0.0)
     core.handle(PeerReceived("b", PeerPing(1, 1, "", 0, True, ("a",))), 0.0)
@@ -30,7 +30,7 @@ def test_a_peer_that_has_yet_to_begin_is_in_no_round():
 
 def test_a_peer_without_round_numbers_left_does_not_run_hot():
     """A member that lies can use all numbers up, by one leap after another. Then no round begins."""
-    core = PeerCore("a", 1, ("b",), PeerSettings(lease_s=10.0, ping_s=2.0, round_every_s=1.0))
+    core = PeerCore("a", 1, ("b",), PeerCoreSettings(lease_s=10.0, ping_s=2.0, round_every_s=1.0))
     core.begin(0.0)
     core._number = ROUND_NUMBER_MAX - 1  # it would take a liar 2**30 pings
     core.handle(PeerReceived("b", PeerPing(1, 1, "", ROUND_NUMBER_MAX, True, ("a",))), 0.0)
@@ -58,7 +58,7 @@ RIGHT, OTHER, ONNX = Frozen("torch", "a" * 32), Frozen("torch", "b" * 32), Froze
 )
 def test_a_peer_with_other_frozen_arrays(frozen, theirs, event, live):
     """It is refused, or people are warned, once; one of which nothing is known, or with other names, is heard."""
-    core = PeerCore("a", 1, ("b",), PeerSettings(frozen=frozen, frozen_arrays=RIGHT))
+    core = PeerCore("a", 1, ("b",), PeerCoreSettings(frozen=frozen, frozen_arrays=RIGHT))
     (ping,) = [effect.message for effect in core.begin(0.0) if isinstance(effect, SendToPeer)]
     assert ping.frozen == RIGHT
     effects = []

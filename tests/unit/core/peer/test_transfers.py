@@ -2,12 +2,12 @@
 
 import msgspec
 
-from edgeasync.core.peer.settings import PeerSettings
+from edgeasync.core.peer.settings import PeerCoreSettings
 from edgeasync.core.peer.transfers import IncomingPayload, OutgoingPayload
 from edgeasync.protocol.peer_messages import Offer, PeerCredit, PeerPiece, RoundId
 
 ROUND = RoundId(1, "a", 1)
-SETTINGS = PeerSettings(piece_bytes=10, window_bytes=25, ping_s=2.0)
+SETTINGS = PeerCoreSettings(piece_bytes=10, window_bytes=25, ping_s=2.0)
 
 
 def outgoing(payload_bytes, **changes):

@@ -12,7 +12,7 @@ from tests.support.parts.services import FOLDER, PROGRAM
 
 UNITS = [
     Unit(kind, PROGRAM, folder, user, name)
-    for kind in ("agent", "hub")
+    for kind in ("agent", "hub", "peer")
     for folder, user, name in (
         (FOLDER, "edgeasync", ""),
         (FOLDER, "edgeasync", "edgeasync-second"),
@@ -20,8 +20,6 @@ UNITS = [
         (Path("/home/pi/.local/share/edgeasync"), None, ""),
     )
 ]
-
-UNITS.append(Unit("agent", PROGRAM, FOLDER, has_hub=False))
 
 every_unit = pytest.mark.parametrize("unit", UNITS, ids=lambda unit: f"{unit.kind} {unit.folder} {unit.user}")
 
@@ -54,7 +52,8 @@ def test_a_unit_of_the_machine_gives_up_what_it_does_not_need(unit, tmp_path):
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
-def test_an_agent_without_a_hub_waits_for_no_next_run():
-    with_a_hub, without = (Unit("agent", PROGRAM, FOLDER, has_hub=has_hub).text() for has_hub in (True, False))
-    changed = set(with_a_hub.splitlines()) - set(without.splitlines())
-    assert changed == {f"ExecStart={PROGRAM} agent agent.toml --when-finished wait", "Restart=always"}
+def test_a_peer_waits_for_no_next_run():
+    agent, peer = (set(Unit(kind, PROGRAM, FOLDER).text().splitlines()) for kind in ("agent", "peer"))
+    assert peer - agent == {
+        "Description=edgeasync peer", f"ExecStart={PROGRAM} peer peer.toml", "Restart=on-failure",
+    }  # fmt: skip

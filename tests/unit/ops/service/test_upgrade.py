@@ -4,7 +4,7 @@ import pytest
 
 from edgeasync.errors import ConfigError, HubUnreachableError, StorageError
 from edgeasync.ops.service.upgrade import upgrade
-from tests.support.parts.services import AGENT, Manager, names
+from tests.support.parts.services import AGENT, PEER, Manager, names
 
 
 def make_next(environments):
@@ -65,9 +65,9 @@ def test_an_upgrade_that_is_taken_back_leaves_the_others_alone(environments):
     assert manager.starts == ["env-3", "env-2"]
 
 
-def test_an_agent_without_a_hub_is_up_once_it_says_how_it_does(environments):
+def test_a_peer_is_up_once_it_says_how_it_does(environments):
     manager = Manager(lambda: environments.current, {"env-3": "without a hub: alone"})
-    upgrade(environments, lambda: make_next(environments), AGENT, manager, limit_s=1.0, wait=at_once)
+    upgrade(environments, lambda: make_next(environments), PEER, manager, limit_s=1.0, wait=at_once)
     assert environments.current.name == "env-3"
 
 

@@ -1,0 +1,187 @@
+"""`Peer`: a device in a Python program that averages its model with others' without a hub."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeasync.config import convert, expanded, whole_path
+from edgeasync.core.peer.effects import PeerReport
+from edgeasync.durable.identity import DeviceFolder, default_device_id
+from edgeasync.errors import ConfigError, EdgeAsyncError
+from edgeasync.losses import LossSetting
+from edgeasync.runtime.peer import PeerModel, PeerRuntime
+from edgeasync.runtime.peer_device import make_peer
+from edgeasync.runtime.peer_settings import PeerSection, PeerSettings
+from edgeasync.sdk import events
+from edgeasync.sdk.models import (
+    Prepared,
+    as_dataset,
+    check_training,
+    evaluator_of,
+    graph_settings,
+    local_training,
+    prepare,
+)
+from edgeasync.sdk.service import Service
+from edgeasync.sdk.shares import is_trainer
+
+LOG = logging.getLogger("edgeasync.peer")
+
+
+class Peer(Service):
+    """Trains on this device, and averages its model with those of a file of `peers`, without a hub.
+
+    - `peers`: the file that names all peers, the same on every device (docs/train/peers.md).
+    - `data`: a `Dataset`, a tuple `(x, y)`, or the path of a file. Or a trainer of your own, which has its data.
+    - `model`: as for `edgeasync.train`; with a trainer of your own a dict of named arrays to begin with, too.
+    - `state`: the folder of this device's key and of its model, which a later start resumes.
+    - `name`: its name in the file of peers, by default this machine's name.
+    - `optimizer`, `batch_size`, `keep_optimizer_state`: of its local steps.
+    - `loss`, `output`, `train`, `freeze`: as for `edgeasync.train`.
+    - `on_report`: called on the peer's loop with what happens: `report.event`, `report.peer`, `report.detail`.
+    - Other keys of `[peer]` in a settings file, such as `topology="all_to_all"` or `codec="float16"`. With
+      `epochs`, passes over its data, or `steps_max` it ends after one more round, else at `stop`.
+
+    It is ready at once, and trains alone for as long as no other peer is there. Its first start makes its key, and
+    says what to write into the file:
+
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from edgeasync import Peer
+    >>> from edgeasync.training.numpy_models import SoftmaxModel
+    >>> model, data = SoftmaxModel(inputs=4, classes=2), (np.eye(4), [0, 1, 0, 1])
+    >>> peer = Peer("none/peers.toml", data, model, state=tempfile.mkdtemp(), name="pi-1", epochs=20)
+    >>> peer.start()  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    edgeasync.errors.ConfigError: ...: no such file; make it, the same on every device: peer = [{name = "pi-1", ...
+    """
+
+    def __init__(
+        self,
+        peers: str | Path,
+        data: object,
+        model: object,
+        *,
+        state: str | Path,
+        name: str | None = None,
+        optimizer: object = None,
+        batch_size: int | None = None,
+        keep_optimizer_state: bool | None = None,
+        loss: LossSetting = "cross_entropy",
+        output: str | None = None,
+        train: str | Sequence[str] = (),
+        freeze: str | Sequence[str] = (),
+        on_report: Callable[[PeerReport], None] | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__()
+        if twice := sorted({"data", "device_id", "out"} & settings.keys()):
+            raise ConfigError(f"{twice[0]} is a key of a settings file; {_INSTEAD[twice[0]]}")
+        said = {"peers": peers, "state": state, "device_id": name}
+        section = convert({**settings, **said}, PeerSection, where="Peer")
+        if section.epochs is not None and is_trainer(data):
+            raise ConfigError("epochs are passes over data: give steps_max with a trainer of your own")
+        local = local_training(optimizer, batch_size, keep_optimizer_state=keep_optimizer_state)
+        check_training(model, local)
+        self._graph = graph_settings(loss, output, train, freeze)
+        self._settings = PeerSettings(peer=section, local=local)
+        self._data = whole_path(data)
+        self._model = whole_path(model)
+        self._on_report = on_report
+        self._state = expanded(state)
+        self._folder = DeviceFolder(self._state)
+        self._prepared: Prepared | None = None
+        self._peer: PeerRuntime | None = None
+        self._begun_s = time.monotonic()
+
+    @property
+    def connected(self) -> bool:
+        """Whether any other peer is there."""
+        return self._peer is not None and self._peer.connected
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds this device has averaged in."""
+        return 0 if self._peer is None else self._peer.times.rounds
+
+    @property
+    def arrays(self) -> dict[str, npt.NDArray[np.float32]]:
+        """A copy of the model's arrays; while it trains, a step may be half done."""
+        peer, _ = self._begun()
+        return dict(peer.spec.views(peer.parameters.copy()))
+
+    def evaluate(self, data: object) -> events.Evaluation:
+        """Evaluate the model as it is, in this thread.
+
+        `data` is as for the peer, or a function of the named arrays, which returns a loss, or a loss and an
+        accuracy. Raises `EdgeAsyncError` before it has begun, and `DataError`.
+        """
+        peer, prepared = self._begun()
+        vector, steps = peer.parameters.copy(), peer.steps_total
+        evaluate = (
+            evaluator_of(data, prepared.spec)
+            if callable(data)
+            else prepared.make_evaluator(as_dataset(data, "data"))
+        )
+        found = evaluate(vector)
+        now_s = time.monotonic() - self._begun_s
+        return events.Evaluation(time_s=now_s, version=steps, loss=found.loss, accuracy=found.accuracy)
+
+    def _begun(self) -> tuple[PeerRuntime, Prepared]:
+        if self._peer is None or self._prepared is None:
+            raise EdgeAsyncError("this peer has not begun: use it inside `with` or after start()")
+        return self._peer, self._prepared
+
+    # -- how it runs -----------------------------------------------------------------------------------------
+
+    async def _serve(self) -> str:
+        try:
+            peer = self._peer = await asyncio.to_thread(self._make)
+            if self._stopping:
+                peer.request_stop()
+            self._note_ready()
+            return await peer.run()
+        finally:
+            self._folder.close()
+
+    def _make(self) -> PeerRuntime:
+        """Prepare the model, open the state folder, and return the peer of this start."""
+        section, local = self._settings.peer, self._settings.local
+        data: Any = self._data
+        dataset = None if is_trainer(data) else as_dataset(data, "data")
+        prepared = prepare(self._model, dataset, local, graph=self._graph, run=self._state, seed=0)
+        local.check_model(prepared.spec, prepared.loss)
+        trainer = data if dataset is None else prepared.make_trainer(dataset, section.seed, section.cores_used)
+        peer = make_peer(
+            self._settings,
+            self._folder.open(section.device_id or default_device_id()),
+            PeerModel(trainer, np.array(prepared.initial), frozen=prepared.frozen),
+            examples=0 if dataset is None else len(dataset),
+            on_report=self._report,
+        )
+        self._prepared = prepared
+        return peer
+
+    def _request_stop(self) -> None:
+        if self._peer is not None:
+            self._peer.request_stop()
+
+    def _report(self, report: PeerReport) -> None:
+        level = logging.WARNING if report.event in ("warning", "refused") else logging.INFO
+        LOG.log(level, "%s: %s", report.event, ": ".join(filter(None, (report.peer, report.detail))))
+        if self._on_report is not None:
+            self._on_report(report)
+
+
+_INSTEAD = {
+    "data": "it is an argument of its own",
+    "device_id": "give name",
+    "out": "save `arrays` once the peer has ended",
+}
+"""What to do about keys of `[peer]` that are not settings in a program."""

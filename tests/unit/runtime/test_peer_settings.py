@@ -1,0 +1,50 @@
+"""What a peer's settings file may hold, and what it cannot begin without."""
+
+import pytest
+
+from edgeasync.config import parse_toml
+from edgeasync.errors import ConfigError
+from edgeasync.runtime.agent_settings import AgentSection
+from edgeasync.runtime.device_settings import DeviceSection
+from edgeasync.runtime.peer_settings import PeerSection, PeerSettings
+
+WHOLE = '[peer]\npeers = "peers.toml"\ndata = "data.npz"\n'
+
+
+def read(text):
+    return parse_toml(text.encode(), PeerSettings, where="peer.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[throttle]", "unknown key `throttle`; that table is of an agent's file"),
+        ("[agent]\nhub = 'tcp://h:1'", "unknown key `agent`; that table is of an agent's file"),
+        ("[peer]\nhub = 'tcp://h:1'", "peer: unknown key `hub`"),
+        ("[peer]\nmicro_batch_size = 8", "peer: unknown key `micro_batch_size`"),  # that is in [local]
+        ("[peer]\ntopology = 'star'", "peer.topology: invalid .*choose from all_to_all, ring"),
+        ("[peer]\ncodec = 'top_k(0.1)'", "top_k"),
+        ("[peer]\nsteps_max = 1\nepochs = 1", "one of the two"),
+        ("[peer]\ndevice_id = 'a b'", "is not a name"),
+        ("[model]\nkind = 'softmax'\ninputs = 2\nclasses = 2\nlocal = ['head']", "peers average all arrays"),
+    ],
+)
+def test_mistakes(text, said):
+    with pytest.raises(ConfigError, match=said):
+        read(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "missing"),
+    [("", "which peers"), ("[peer]\npeers = 'peers.toml'", "which data"), (WHOLE, "")],
+)
+def test_what_is_missing(text, missing):
+    assert read(text).missing().startswith(missing)
+    assert bool(read(text).missing()) == bool(missing)
+
+
+def test_a_key_of_agents_and_peers_is_declared_once():
+    common = {*AgentSection.__struct_fields__} & {*PeerSection.__struct_fields__}
+    assert common == {*DeviceSection.__struct_fields__}
+    own = [{*section.__annotations__} for section in (AgentSection, PeerSection)]
+    assert not common & set.union(*own)

@@ -1,0 +1,95 @@
+"""What a `Peer` takes, and what of it an `Agent` refuses."""
+
+import inspect
+
+import numpy as np
+import pytest
+
+from edgeasync import SGD, Agent, Peer
+from edgeasync.errors import ConfigError, EdgeAsyncError
+from edgeasync.runtime.agent_settings import AgentSection
+from edgeasync.runtime.peer_settings import PeerSection
+from edgeasync.training.numpy_models import SoftmaxModel
+from tests.support.programs.peers import FILE, Still, name_of, write_list
+
+DATA = np.eye(4), np.arange(4) % 2
+MODEL = SoftmaxModel(inputs=4, classes=2)
+
+OF_A_PEER = {
+    "topology": "ring", "peers": FILE, "bind": "tcp://127.0.0.1:*", "round_every_s": 1.0, "round_steps": 5,
+    "codec": "float16", "lease_s": 1.0, "steps_max": 9, "rounds_max": 3, "frozen": "warn", "out": "trained.onnx",
+    "output": "scores", "train": "head.*", "freeze": "head.*",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_A_PEER)
+def test_an_agent_refuses_what_a_peer_has_and_names_it(name):
+    with pytest.raises(ConfigError, match=f"Agent: unknown key `{name}`; .*a peer: use edgeasync.Peer"):
+        Agent("tcp://127.0.0.1:9", DATA, **{name: OF_A_PEER[name]})
+
+
+def test_every_key_of_a_peers_own_is_refused():
+    own = {*PeerSection.__struct_fields__} - {*AgentSection.__struct_fields__}
+    assert own - {"epochs"} == {*OF_A_PEER} - {"output", "train", "freeze"}  # an agent has other `epochs`
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"topology": "star"}, "topology"),
+        ({"link_share": 0.2}, "unknown key `link_share`"),
+        ({"hub": "tcp://127.0.0.1:9"}, "unknown key `hub`"),
+        ({"round_step": 3}, "did you mean round_steps"),
+        ({"codec": "top_k(0.1)"}, "top_k"),
+        ({"epochs": 2, "steps_max": 3}, "one of the two"),
+        ({"device_id": "a"}, "give name"),
+        ({"out": "a.onnx"}, "save `arrays`"),
+        ({"data": "a.npz"}, "an argument of its own|multiple values"),
+        ({"optimizer": "sgd"}, "optimizer"),
+        ({"name": "a b"}, "is not a name"),
+    ],
+)
+def test_mistakes(tmp_path, arguments, said):
+    with pytest.raises((ConfigError, TypeError), match=said):
+        Peer(FILE, DATA, MODEL, state=tmp_path, **arguments)
+
+
+def test_passes_need_data(tmp_path):
+    with pytest.raises(ConfigError, match="give steps_max"):
+        Peer(FILE, Still(), {"weight": np.zeros((40, 25))}, state=tmp_path, epochs=1)
+
+
+def test_it_takes_few_arguments():
+    assert len(inspect.signature(Peer).parameters) <= 15
+
+
+def test_one_that_has_not_begun_has_no_model(tmp_path):
+    peer = Peer(FILE, DATA, MODEL, state=tmp_path)
+    assert (peer.connected, peer.rounds) == (False, 0)
+    for ask in (lambda: peer.arrays, lambda: peer.evaluate(DATA)):
+        with pytest.raises(EdgeAsyncError, match="has not begun"):
+            ask()
+
+
+def test_passes_over_fewer_examples_than_a_batch_are_taken(tmp_path):
+    """Red before: 20 passes over 4 examples were 3 local steps of a batch of 32, each of which has all 4."""
+    write_list(tmp_path, [0, 1])
+    reports = []
+    how = {"name": name_of(0), "state": tmp_path / name_of(0), "lease_s": 0.1}
+    with Peer(tmp_path / FILE, DATA, MODEL, optimizer=SGD(learning_rate=0.1), epochs=20, **how,
+              on_report=reports.append) as peer:  # fmt: skip
+        peer.wait()
+        assert peer.evaluate(DATA).version == 20
+        assert peer.evaluate(lambda arrays: float(sum(map(np.size, arrays.values())))).loss == 10.0
+    assert [report.event for report in reports if report.event == "alone"]
+
+
+@pytest.mark.parametrize("trainer", [False, True])
+def test_a_second_start_resumes_its_model(tmp_path, trainer):
+    write_list(tmp_path, [0, 1])
+    data, model = (Still(), {"weight": np.zeros((40, 25)), "bias": np.zeros(25)}) if trainer else (DATA, MODEL)
+    for steps in (3, 5):
+        how = {"name": name_of(0), "state": tmp_path / name_of(0), "lease_s": 0.1}
+        with Peer(tmp_path / FILE, data, model, steps_max=steps, **how) as peer:
+            peer.wait()
+            assert peer.evaluate(lambda _: 0.0).version == steps
