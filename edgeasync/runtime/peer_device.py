@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edgeasync.config import expanded
+from edgeasync.core.device.throttle import ThrottleSection
 from edgeasync.data.dataset import Dataset
 from edgeasync.durable.device_keys import DeviceKeys
 from edgeasync.durable.files import check_out, replace_file
@@ -21,7 +22,7 @@ from edgeasync.losses import OnnxLoss
 from edgeasync.net.address import host_of
 from edgeasync.parameters import Vector
 from edgeasync.protocol.messages import Frozen
-from edgeasync.runtime.agent_settings import AgentSection, AgentSettings, PeersSection, ThrottleSection
+from edgeasync.runtime.agent_settings import AgentSection, AgentSettings, PeersSection
 from edgeasync.runtime.peer import PEER_MODEL_FILE, OnReport, Peer
 from edgeasync.training.plan import ReceivedGraph, ShippedModel, TrainingPlan
 from edgeasync.training.trainer import CoroutineTrainer, Trainer

@@ -14,8 +14,9 @@ from edgeasync.errors import ModelMismatchError
 from edgeasync.host.awaited_step import AwaitedStep
 from edgeasync.host.disk_watch import DiskWatch
 from edgeasync.host.worker import Worker
-from edgeasync.parameters import ParameterSpec, Vector, first_difference
+from edgeasync.parameters import Vector, first_difference
 from edgeasync.protocol.messages import Welcome
+from edgeasync.runtime.workload import Workload
 from edgeasync.training.local_parameters import LocalParameters
 from edgeasync.training.trainer import (
     CoroutineTrainer,
@@ -28,8 +29,6 @@ from edgeasync.training.trainer import (
 DRAWN_OUT_S = 1.0
 """How often a thread that draws a step out shows that it does not hang."""
 
-MakeTrainer = Callable[[Welcome], Trainer | CoroutineTrainer]
-MakeInitial = Callable[[ParameterSpec], Vector]
 Validate = Callable[[Vector], float | None]
 Result = TypeVar("Result")
 
@@ -40,7 +39,7 @@ class TrainingThread:
     An agent calls the methods on its loop, except `prepare` and `reset`, which it submits as work. All that is
     given to the constructor is called in the thread:
 
-    - `make_trainer`, `make_initial` and `local` are as an agent is given them.
+    - `workload` and `local` are the agent's.
     - Every step is drawn out to `step_s_min`, and so that steps take a `share` of the time; 0 is a pause. The
       share is also asked for on the loop.
     - `local_steps` returns a number of steps to take instead of what the hub assigns, `validate` what measures the
@@ -50,8 +49,7 @@ class TrainingThread:
 
     def __init__(
         self,
-        make_trainer: MakeTrainer,
-        make_initial: MakeInitial | None,
+        workload: Workload,
         local: LocalParameters,
         *,
         step_s_min: float,
@@ -65,7 +63,7 @@ class TrainingThread:
         self.trainer: Trainer | CoroutineTrainer | None = None
         self.steps_total = 0
         """Local steps taken since the start; counted in the thread."""
-        self._make_trainer, self._make_initial = make_trainer, make_initial
+        self._workload = workload
         self._initial: Vector | None = None
         self._local = local
         self._local_disk = DiskWatch(warn, "a restart loses what the local parameters learn")
@@ -97,14 +95,15 @@ class TrainingThread:
 
     def prepare(self, welcome: Welcome) -> Trainer | CoroutineTrainer:
         """Make the trainer, hold it against the hub's description, and return it; runs in this thread."""
-        trainer = self.trainer = self._make_trainer(welcome)
+        trainer = self.trainer = self._workload.make_trainer(welcome)
         if trainer.spec != welcome.spec:
             difference = first_difference(trainer.spec, welcome.spec)
             raise ModelMismatchError(
                 f"the trainer's parameters are not the hub's: {difference}; give both the same model, names and "
                 "shapes included"
             )
-        self._initial = None if self._make_initial is None else self._make_initial(welcome.spec)
+        make_initial = self._workload.initial
+        self._initial = None if make_initial is None else make_initial(welcome.spec)
         self._local.begin(welcome.spec, welcome.settings, self._warn)
         return trainer
 

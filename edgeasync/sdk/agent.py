@@ -16,18 +16,20 @@ import numpy.typing as npt
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.config import convert, whole_path
 from edgeasync.core.device.effects import DeviceReport
+from edgeasync.core.device.throttle import ThrottleSection
 from edgeasync.durable.identity import default_device_id
 from edgeasync.errors import ConfigError, HubUnreachableError
+from edgeasync.host.sensing import make_sense
 from edgeasync.losses import LossSetting, check_loss
 from edgeasync.net.network import ZmqNetwork
 from edgeasync.parameters import Vector
 from edgeasync.runtime.agent import AgentRuntime
-from edgeasync.runtime.agent_settings import AgentSection, PeersSection, ThrottleSection
+from edgeasync.runtime.agent_settings import AgentSection, AgentSettings, PeersSection
 from edgeasync.runtime.device import Device, find_device
 from edgeasync.runtime.peer import Peer
 from edgeasync.runtime.peer_device import find_unkept
 from edgeasync.sdk import events
-from edgeasync.sdk.agent_worker import AgentWorker
+from edgeasync.sdk.agent_worker import AgentWorker, OwnTraining
 from edgeasync.sdk.callbacks import Callback, Callbacks
 from edgeasync.sdk.models import (
     GraphArguments,
@@ -358,25 +360,23 @@ class Agent(Service):
             name = f"{default_device_id()[:57]}-{secrets.token_hex(3)}"
             section = msgspec.structs.replace(section, device_id=name)
         device = find_device(section)
+        training = OwnTraining(
+            self._model, self._initial, self._with_own, self._loss, self._validation, self._epochs, self._passes
+        )
+        sense = None if self._throttle is None else make_sense()
         workers = []
         for number, part in enumerate(parts):
-            sub = device if self._workers_count == 1 else _sub_device(device, number)
             enrol = section.enrol if number == 0 else None
+            own = msgspec.structs.replace(section, seed=section.seed + number, enrol=enrol)
             workers.append(AgentWorker(
-                msgspec.structs.replace(section, seed=section.seed + number, enrol=enrol),
-                sub,
+                AgentSettings(agent=own, throttle=self._throttle or ThrottleSection()),
+                device if self._workers_count == 1 else _sub_device(device, number),
                 part,
-                model=self._model,
-                initial=self._initial,
-                own=self._with_own,
-                loss=self._loss,
-                validation=self._validation,
-                epochs=self._epochs,
-                passes=self._passes,
-                throttle=self._throttle,
+                training,
                 tell=self._callbacks.tell,
                 on_report=self._report,
                 network=network,
+                sense=sense,
             ))  # fmt: skip
         return workers
 

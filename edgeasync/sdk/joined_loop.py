@@ -19,8 +19,9 @@ from edgeasync.durable.identity import DeviceFolder, DeviceIdentity, default_dev
 from edgeasync.errors import ConfigError, EdgeAsyncError
 from edgeasync.protocol.messages import Welcome
 from edgeasync.runtime.agent import AgentRuntime
-from edgeasync.runtime.agent_settings import AgentSection
-from edgeasync.runtime.device import find_device, make_agent
+from edgeasync.runtime.agent_settings import AgentSection, AgentSettings
+from edgeasync.runtime.device import find_device
+from edgeasync.runtime.workload import Workload
 from edgeasync.sdk.joined_peers import JoinedPeers, peers_section
 from edgeasync.sdk.lockstep import Lockstep
 from edgeasync.sdk.models import maker_of
@@ -192,19 +193,17 @@ class JoinedLoop(UserLoop):
                 folder = DeviceFolder(device.state)
                 identity = folder.open(device.device_id)
                 stack.callback(folder.close)
-            self._agent = make_agent(
-                self._section,
-                device,
-                identity,
+            workload = Workload(
                 self._make_trainer,
                 initial=self._initial,
                 examples=self._examples,
-                fingerprint=None,
                 parameters=self._participant.parameters,
                 frozen=frozen_of(self._participant),
-                on_report=self._report,
                 trains_at_rest=True,
             )
+            opened = device.open(identity, self._section)
+            settings = AgentSettings(agent=self._section)
+            self._agent = AgentRuntime(settings, opened, workload, on_report=self._report)
             if self._stopping:
                 self._agent.request_stop()
             self._note_ready()

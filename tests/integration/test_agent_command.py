@@ -37,10 +37,10 @@ def hub_of(commands, model):
 
 
 def test_without_an_address_it_uses_that_of_status(commands, monkeypatch):
-    def refuse(section, *_, **__):
-        raise ConfigError(f"the hub is {section.hub}")
+    def refuse(settings, *_, **__):
+        raise ConfigError(f"the hub is {settings.agent.hub}")
 
-    monkeypatch.setattr(agent, "make_agent", refuse)
+    monkeypatch.setattr(agent, "AgentRuntime", refuse)
     (usual,) = [
         option.default for option in get_command(main.app).commands["status"].params if option.name == "hub"
     ]

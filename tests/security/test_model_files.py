@@ -17,7 +17,6 @@ from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.config import ByteCount
 from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.data.dataset import Dataset
-from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.errors import EdgeAsyncError, GraphError
 from edgeasync.graphs.graph_model import HubGraph, load_graph
 from edgeasync.graphs.graph_process import load_graph_apart
@@ -30,6 +29,7 @@ from edgeasync.runtime.hub import HubRuntime
 from edgeasync.training.graph_check import check_graph
 from edgeasync.training.onnx_trainer import OnnxTrainer
 from edgeasync.training.scan_lengths import SCAN_STEPS_MAX
+from tests.support.parts.agents import agent_parts
 from tests.support.programs.command_line import GRAPH, mistake
 from tests.support.programs.processes import PATIENCE_S, Commands
 
@@ -337,9 +337,7 @@ async def test_an_agent_that_stops_ends_a_graph_that_never_returns(tmp_path):
         spec=spec, initial=lambda: np.zeros(2, np.float32), policy=Policy(), bind=address, run=tmp_path / "run",
         settings=HubCoreSettings(), network=network,
     )  # fmt: skip
-    agent = AgentRuntime(
-        address, identity=DeviceIdentity("pi", "0" * 32, 1), make_trainer=lambda _: trainer, network=network
-    )
+    agent = AgentRuntime(*agent_parts(lambda _: trainer, hub=address), network=network)
     try:
         async with asyncio.timeout(PATIENCE_S):
             serving, running = asyncio.create_task(hub.run()), asyncio.create_task(agent.run())

@@ -6,6 +6,7 @@ import pytest
 
 from edgeasync.config import ByteCount, parse_toml
 from edgeasync.core.device.data_quota import HEADERS_BYTES, RECORD_EVERY_S, RECORDS_A_DAY
+from edgeasync.core.device.limits import DeviceLimits
 from edgeasync.core.hub import membership
 from edgeasync.core.hub.settings import DAY_S, HubCoreSettings, Limits, Liveness
 from edgeasync.parameters import Parameter, ParameterSpec
@@ -66,7 +67,7 @@ class Lab:
                 link=LINK,
                 examples=1000,
                 seed=n,
-                bytes_per_day_max=own if n in own_of else None,
+                limits=DeviceLimits(bytes_per_day_max=own if n in own_of else None),
                 **kept,
             )
             for n, trainer in enumerate(self.trainers)

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from edgeasync import EdgeAsyncError
+from edgeasync.runtime.workload import Workload
 from tests.support.parts.hubs import Adder, fail, make_agent, make_hub, odd_errors, serve, workers
 from tests.support.programs.processes import PATIENCE_S
 
@@ -14,7 +15,7 @@ pytestmark = pytest.mark.asyncio
 @odd_errors
 async def test_a_trainer_that_cannot_be_made_may_raise_anything(tmp_path, network, error):
     agent = make_agent(network)
-    agent._training._make_trainer = lambda _: fail(error)
+    agent._training._workload = Workload(lambda _: fail(error))
     with pytest.raises(EdgeAsyncError, match=rf"raised {type(error).__name__}.*hubs.py.*in fail"):
         await serve(make_hub(tmp_path, network), agent)
 

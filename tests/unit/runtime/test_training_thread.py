@@ -5,12 +5,13 @@ from types import SimpleNamespace
 import pytest
 
 from edgeasync.runtime.training_thread import TrainingThread
+from edgeasync.runtime.workload import Workload
 from edgeasync.training.local_parameters import LocalParameters
 
 
 def thread_of(trainer, warn):
     found = TrainingThread(
-        lambda welcome: trainer, None, LocalParameters([]), step_s_min=0.0, share=lambda: 1.0,
+        Workload(lambda welcome: trainer), LocalParameters([]), step_s_min=0.0, share=lambda: 1.0,
         local_steps=lambda: None, validate=lambda: None, hand_over=lambda work: None, warn=warn,
         fail=lambda error: None,
     )  # fmt: skip
