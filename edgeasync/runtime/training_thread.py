@@ -6,7 +6,9 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
+from typing import TypeVar, cast
+
+from msgspec.structs import replace
 
 from edgeasync.core.arrays.device_model import DeviceModel
 from edgeasync.core.device.events import Trained
@@ -22,6 +24,8 @@ from edgeasync.training.trainer import (
     CoroutineTrainer,
     InterruptibleTrainer,
     ResettableTrainer,
+    StepResult,
+    StepsEndedError,
     Trainer,
     take_local_steps,
 )
@@ -142,6 +146,7 @@ class TrainingThread:
             trainer = self.trainer
             if trainer is None:
                 return  # it could not be made, and the agent is ending
+            steps = local_steps if overlap else local_steps and (self._local_steps() or local_steps)
             measure = None if overlap else self._validate()
             try:
                 with self._local.in_place(model.parameters):
@@ -149,30 +154,43 @@ class TrainingThread:
                         if first and self._initial is not None:
                             model.parameters[:] = self._initial
                         trainer.begin(model.parameters)
-                    result = take_local_steps(
-                        trainer,
-                        local_steps if overlap else local_steps and (self._local_steps() or local_steps),
-                        should_stop=self._should_stop,
-                        on_step=self._count_step,
-                        step_s_min=self._step_s_min,
-                        share=lambda: self._share() or 1.0,  # a step that runs as a pause begins is not drawn out
-                        wait=self._draw_out,
-                        continues=overlap,
-                        should_pause=lambda: overlap and pausing.is_set(),
-                        step=self._awaited.in_thread(self._loop, trainer.step),
-                        validate=lambda: None if measure is None else measure(model.parameters),
-                    )
+                    result = self._take_steps(trainer, steps, pausing if overlap else None)
+                    if result is not None and measure is not None:
+                        result = replace(result, validation_loss=measure(model.parameters))
             except concurrent.futures.CancelledError:
                 if not self._stopping.is_set():
                     raise
                 return
             if result is not None:
                 self._local_disk.write(self._local.keep)
-                self._hand_over(lambda: then(result))
+                self._hand_over(partial(then, result))
             elif not (self._stopping.is_set() or (overlap and pausing.is_set())):
                 self._hand_over(exhausted)
 
         self._worker.submit(work)
+
+    def _take_steps(
+        self, trainer: Trainer | CoroutineTrainer, local_steps: int, pausing: threading.Event | None
+    ) -> Trained | None:
+        """Take local steps; with `pausing` they continue those before, until it is set."""
+        take_step = self._awaited.in_thread(self._loop, trainer.step) or cast("Trainer", trainer).step
+
+        def step() -> StepResult:
+            if pausing is not None and pausing.is_set():
+                raise StepsEndedError("other work waits for the thread")
+            return take_step()
+
+        return take_local_steps(
+            trainer,
+            local_steps,
+            should_stop=self._should_stop,
+            on_step=self._count_step,
+            step_s_min=self._step_s_min,
+            share=lambda: self._share() or 1.0,  # a step that runs as a pause begins is not drawn out
+            wait=self._draw_out,
+            continues=pausing is not None,
+            step=step,
+        )
 
     def _should_stop(self) -> bool:
         """Wait while training stands still, then return whether it has ended; runs here, between two steps."""

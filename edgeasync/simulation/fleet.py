@@ -364,11 +364,12 @@ class SimulatedDevice:
                     wait=lambda _: None,
                     clock=lambda: 0.0,
                     continues=overlap,
-                    validate=lambda: None if overlap or validate is None else validate(model.parameters),
                 )
+                loss = None if overlap or validate is None else validate(model.parameters)
             self._local.keep()
             assert result is not None
-            then(msgspec.structs.replace(result, step_s=work.spent_s / max(1, steps_done)))
+            step_s = work.spent_s / max(1, steps_done)
+            then(msgspec.structs.replace(result, step_s=step_s, validation_loss=loss))
 
         self._work = work = Work(local_steps, self._clock.now_s, finish, overlap=overlap)
         self._arrange_end(work)

@@ -133,8 +133,6 @@ class OnnxTrainer:
             keep_optimizer_state=keep_optimizer_state,
             accumulation_steps=accumulation_steps,
             micro_batch_size=micro_batch_size,
-            weight_of=lambda _: gradient.weight,
-            whole=gradient.whole,
             meter=gradient.measure(metrics) if metrics else None,
             machine=self._machine,
         )
