@@ -27,8 +27,8 @@ from edgeasync.policies.optimizers import SGD
 from edgeasync.runtime.agent import AgentRuntime
 from edgeasync.runtime.hub import HubRuntime
 from edgeasync.training.graph_check import check_graph
-from edgeasync.training.onnx_trainer import OnnxTrainer
 from edgeasync.training.scan_lengths import SCAN_STEPS_MAX
+from tests.support.models.trainers import onnx_trainer
 from tests.support.parts.agents import agent_parts
 from tests.support.programs.command_line import GRAPH, mistake
 from tests.support.programs.processes import PATIENCE_S, Commands
@@ -328,7 +328,7 @@ async def test_an_agent_that_stops_ends_a_graph_that_never_returns(tmp_path):
     graph, spec = hidden_loop(), ParameterSpec((Parameter("w", (2,)),))
     check_graph(graph, bytes_max=1 << 20)
     dataset = Dataset.of(np.zeros((4, 1), np.float32), np.zeros(4, np.int64))
-    trainer = OnnxTrainer(graph, spec, dataset, (SGD(learning_rate=0.1),), batch_size=4)
+    trainer = onnx_trainer(graph, spec, dataset, (SGD(learning_rate=0.1),), batch_size=4)
     stepping = asyncio.Event()
     loop, step = asyncio.get_running_loop(), trainer.step
     trainer.step = lambda: loop.call_soon_threadsafe(stepping.set) and step()
