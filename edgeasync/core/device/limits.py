@@ -26,12 +26,12 @@ class DeviceLimits(Section, frozen=True):
 
     local_steps_max: Annotated[int, Meta(ge=1, le=100_000)] | None = None
     delay_steps: Annotated[int, Meta(ge=0, le=100_000)] | None = None
-    alone_steps_max: Annotated[int, Meta(ge=0, le=2**31)] = 0
     graph_bytes_max: ByteCount = ByteCount(64 << 20)
     parameters_max: Annotated[int, Meta(ge=1, le=PARAMETERS_MAX)] | None = None
     bandwidth_bytes_per_s_max: ByteCount | None = None
     link_share: Annotated[float, Meta(ge=0.01, lt=1)] | None = None
     bytes_per_day_max: ByteCount | None = None
+    alone_steps_max: Annotated[int, Meta(ge=0, le=2**31)] = 0
 
     def __post_init__(self) -> None:
         bandwidth, day_bytes = self.bandwidth_bytes_per_s_max, self.bytes_per_day_max
