@@ -23,6 +23,7 @@ from edgeasync.protocol.messages import Welcome
 from edgeasync.runtime.agent import AgentRuntime
 from edgeasync.training.plan import read_plan
 from edgeasync.training.trainer import StepResult, Trainer
+from tests.support.parts.agents import agent_parts
 
 CHUNK_BYTES = 1250
 """How many bytes pass a limited link at a time: 10 ms at 1 Mbit/s."""
@@ -88,10 +89,12 @@ def run_agent(
         return PacedTrainer(read_plan(welcome.settings).make_trainer(data, number), step_s)
 
     agent = RecordingAgent(
-        address,
-        identity=DeviceIdentity(f"device-{number}", f"{number:032x}", 1),
-        make_trainer=make_trainer,
-        examples=len(data),
+        *agent_parts(
+            make_trainer,
+            identity=DeviceIdentity(f"device-{number}", f"{number:032x}", 1),
+            hub=address,
+            examples=len(data),
+        )
     )
     agent.assigned = pipe
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -28,6 +28,7 @@ from edgeasync.runtime.agent import AgentRuntime
 from edgeasync.runtime.hub import HostedModel, HubRuntime
 from edgeasync.runtime.hub_settings import HubSection, RunSettings
 from edgeasync.training.trainer import StepResult
+from tests.support.parts.agents import agent_parts
 
 HEARTBEAT_S = 0.5
 LEASE_S = 15.0
@@ -120,10 +121,12 @@ def run_agent(length: int, address: str, cap: int | None, pipe: "Connection[Note
     """Run an agent until the hub has finished, or the parent sends a stop; send its measurements."""
     round_trips_s: list[float] = []
     agent = NotingAgent(
-        address,
-        identity=DeviceIdentity("device", f"{7:032x}", 1),
-        make_trainer=lambda _: Adder(spec_of(length)),
-        bandwidth_bytes_per_s_max=cap,
+        *agent_parts(
+            lambda _: Adder(spec_of(length)),
+            identity=DeviceIdentity("device", f"{7:032x}", 1),
+            hub=address,
+            bandwidth_bytes_per_s_max=cap,
+        )
     )
     agent.note(round_trips_s)
     before = _peak_bytes(reset=True)

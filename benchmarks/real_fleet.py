@@ -26,6 +26,7 @@ from edgeasync.runtime.agent import AgentRuntime
 from edgeasync.training.numpy_models import MlpModel
 from edgeasync.training.plan import read_plan
 from edgeasync.training.trainer import Trainer
+from tests.support.parts.agents import agent_parts
 
 SETTINGS = """
 [hub]
@@ -129,6 +130,6 @@ def run_agent(address: str, number: int, data: Dataset, step_s: float) -> None:
 
     threadpool_limits(1)  # a small device has few cores, and here many share them
     identity = DeviceIdentity(f"device-{number + 1}", f"{number:032x}", 1)
-    agent = AgentRuntime(address, identity=identity, make_trainer=make_trainer, examples=len(data))
+    agent = AgentRuntime(*agent_parts(make_trainer, identity=identity, hub=address, examples=len(data)))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(agent.run())

@@ -21,6 +21,7 @@ from edgeasync.policies.policy import Policy
 from edgeasync.runtime.agent import AgentRuntime
 from edgeasync.runtime.hub import HostedModel, HubRuntime
 from edgeasync.runtime.hub_settings import HubSection, RunSettings
+from tests.support.parts.agents import agent_parts
 
 SHARE = 0.2
 LENGTH = 1 << 18
@@ -57,11 +58,13 @@ def run_hub(steps: int, run: str, pipe: "Connection[str, None]") -> None:
 def run_agent(address: str, seconds: float, pipe: "Connection[Any, None]") -> None:
     """Train for some seconds; send the steps with their times, and the link's rate as it was measured."""
     agent = AgentRuntime(
-        address,
-        identity=DeviceIdentity("device", f"{7:032x}", 1),
-        make_trainer=lambda _: Adder(spec_of(LENGTH)),
-        step_s_min=STEP_S,
-        link_share=SHARE,
+        *agent_parts(
+            lambda _: Adder(spec_of(LENGTH)),
+            identity=DeviceIdentity("device", f"{7:032x}", 1),
+            hub=address,
+            step_s_min=STEP_S,
+            link_share=SHARE,
+        )
     )
     steps: list[tuple[float, int]] = []
 

@@ -28,6 +28,7 @@ from edgeasync.runtime.agent import AgentRuntime
 from edgeasync.runtime.hub import HostedModel, HubRuntime
 from edgeasync.runtime.hub_settings import HubSection, RunSettings
 from edgeasync.training.trainer import StepResult
+from tests.support.parts.agents import agent_parts
 
 POLICY = Policy(aggregate=ImmediateAggregator(), optimizer=(SGD(),), frequency=FixedFrequency(local_steps=1))
 LENGTH = 250_000
@@ -120,9 +121,11 @@ def run_devices(folder: str, names: tuple[str, ...], pipe: "Connection[Any, Any]
         spec = make_spec(LENGTH)
         agents = [
             AgentRuntime(
-                identity=DeviceIdentity(name, f"{number + 1:032x}", 1),
-                make_trainer=lambda _: Patient(spec),
-                keys=DeviceKeys(Path(folder) / name),
+                *agent_parts(
+                    lambda _: Patient(spec),
+                    identity=DeviceIdentity(name, f"{number + 1:032x}", 1),
+                    keys=DeviceKeys(Path(folder) / name),
+                ),
                 on_report=lambda report, name=name: note(name, report),  # type: ignore[misc]
             )
             for number, name in enumerate(names)

@@ -15,6 +15,7 @@ from edgeasync.data.dataset import Dataset
 from edgeasync.parameters import ParameterSpec
 from edgeasync.policies.optimizers import SGD
 from edgeasync.training.onnx_trainer import OnnxTrainer
+from edgeasync.training.plan import LocalTraining
 
 
 def make_step(folder: Path, threads: int) -> Callable[[], float]:
@@ -23,8 +24,7 @@ def make_step(folder: Path, threads: int) -> Callable[[], float]:
         (folder / files.GRAPH_FILE).read_bytes(),
         msgspec.json.decode((folder / files.SPEC_FILE).read_bytes(), type=ParameterSpec),
         Dataset.of(*files.load_data(folder)),
-        (SGD(learning_rate=files.LEARNING_RATE),),
-        batch_size=files.BATCH,
+        LocalTraining(optimizer=(SGD(learning_rate=files.LEARNING_RATE),), batch_size=files.BATCH),
         seed=files.DATA_SEED,
         threads=threads,
         provider="cpu",

@@ -342,21 +342,21 @@ def _advice(message: str, path: str, table: object, settings: type, more: Iterab
     elif key is None and not message.startswith(("Invalid value", "Invalid enum value")):
         return ""
     try:
-        value, known = _known_at(path, table, settings)
+        value, known, elsewhere = _known_at(path, table, settings)
     except (LookupError, TypeError, StopIteration):
         return ""  # a key may look like the path behind it
     word = value if key is None else key[1]
     if not isinstance(word, str) or not known:
         return ""
-    if not path and word in (elsewhere := getattr(settings, "ELSEWHERE", {})):
+    if word in elsewhere:
         return f"; {elsewhere[word]}"
     if path.endswith("kind"):
         known = [*known, *more]
     return "; " + (suggest(word, known) or f"choose from {', '.join(known)}")
 
 
-def _known_at(path: str, table: Any, settings: type) -> tuple[object, list[str]]:
-    """Return what stands at a path, and the keys, kinds or words that may stand there."""
+def _known_at(path: str, table: Any, settings: type) -> tuple[object, list[str], Mapping[str, str]]:
+    """Return what stands at a path, the keys, kinds or words that may stand there, and the keys that are elsewhere."""
     here = _parts(types.type_info(settings))
     for name, index in _STEP.findall(path):
         tables = [part for part in here if isinstance(part, types.StructType)]
@@ -366,12 +366,13 @@ def _known_at(path: str, table: Any, settings: type) -> tuple[object, list[str]]
             ]
             table = table[int(index)]
         elif name == "kind" and tables[0].tag is not None:
-            return table.get(name, ""), [str(part.tag) for part in tables]
+            return table.get(name, ""), [str(part.tag) for part in tables], {}
         else:
             here, table = _parts(_fields(tables, table)[name].type), table[name]
     if isinstance(table, dict):
-        return table, list(_fields([part for part in here if isinstance(part, types.StructType)], table))
-    return table, [str(word) for part in here if isinstance(part, types.LiteralType) for word in part.values]
+        tables = [part for part in here if isinstance(part, types.StructType)]
+        return table, list(_fields(tables, table)), getattr(tables[0].cls, "ELSEWHERE", {})
+    return table, [str(word) for part in here if isinstance(part, types.LiteralType) for word in part.values], {}
 
 
 def _parts(described: types.Type) -> list[types.Type]:

@@ -17,6 +17,7 @@ from edgeasync.policies.aggregation import QuorumAggregator
 from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.monitor import Monitor
 from edgeasync.policies.schedules import CosineSchedule
+from edgeasync.training.plan import LocalTraining
 
 BATCH, LOCAL_STEPS = 32, 2
 
@@ -38,7 +39,8 @@ def in_one_place(data: Dataset, held_out: Dataset, epochs: int, seed: int) -> fl
     built = build_training_graph(model.SerializeToString(), GraphSettings())
     steps = epochs * len(data) // BATCH
     optimizer = SGD(learning_rate=0.01, momentum=0.9), CosineSchedule(updates=steps)
-    trainer = OnnxTrainer(built.model, built.spec, data, optimizer, batch_size=BATCH, seed=seed)
+    local = LocalTraining(batch_size=BATCH, optimizer=optimizer)
+    trainer = OnnxTrainer(built.model, built.spec, data, local, seed=seed)
     trainer.begin(values := built.initial.copy())
     for _ in range(steps):
         trainer.step()

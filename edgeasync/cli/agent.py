@@ -17,14 +17,16 @@ from edgeasync.durable.identity import DeviceFolder
 from edgeasync.errors import ConfigError, DataError
 from edgeasync.host.notify import AWAY, JOINED
 from edgeasync.host.readings import Readings
+from edgeasync.host.sensing import make_sense
 from edgeasync.net.address import DEFAULT_ADDRESS
 from edgeasync.plugins import find_code
 from edgeasync.protocol.messages import Welcome
 from edgeasync.runtime.agent import AgentRuntime
-from edgeasync.runtime.agent_settings import AgentSection, AgentSettings, ThrottleSection
-from edgeasync.runtime.device import find_device, make_agent, planned_trainer
+from edgeasync.runtime.agent_settings import AgentSection, AgentSettings
+from edgeasync.runtime.device import find_device, planned_trainer
 from edgeasync.runtime.profiles import Profile, with_profile
 from edgeasync.runtime.run_after_run import RunAfterRun
+from edgeasync.runtime.workload import Workload
 from edgeasync.training.trainer import Trainer
 
 PROGRESS_S = 10.0
@@ -39,7 +41,7 @@ def run_agent(config: Path | None, flags: dict[str, Any], printer: Printer) -> N
         flags = flags | {"enrol": _read_token(sys.stdin)}
     settings = read_settings(config, AgentSettings, "agent", flags)
     fingerprint = None if settings.model is None else settings.model.spec.fingerprint
-    _Command(settings.agent, settings.throttle, fingerprint, printer).run()
+    _Command(settings, fingerprint, printer).run()
 
 
 def _read_token(file: TextIO) -> str:
@@ -56,16 +58,16 @@ def _read_token(file: TextIO) -> str:
 class _Command:
     """An agent that is run for a person or for systemd."""
 
-    def __init__(
-        self, section: AgentSection, throttle: ThrottleSection, fingerprint: str | None, printer: Printer
-    ) -> None:
+    def __init__(self, settings: AgentSettings, fingerprint: str | None, printer: Printer) -> None:
+        section = settings.agent
         self._section, self._profile = with_profile(section, Readings())
-        self._throttle, self._fingerprint, self._printer = throttle, fingerprint, printer
+        self._fingerprint, self._printer = fingerprint, printer
         self._notifier = find_notifier()
         self._state = state_folder(section)
         self._device = find_device(replace(section, state=str(self._state)))
         if section.hub is None and self._device.keys is None:
             self._section = replace(self._section, hub=DEFAULT_ADDRESS)
+        self._settings = replace(settings, agent=self._section)
         self._data = _needed(section)
         self._dataset = None if self._data is None else load(self._data)
         self._folder = DeviceFolder(self._state)
@@ -98,15 +100,12 @@ class _Command:
         examples = 0 if self._dataset is None else len(self._dataset)
         detail = _start(self._section, self._profile, examples, identity.incarnation)
         self._printer.event("started", device=self._device.device_id, detail=detail)
-        return make_agent(
-            self._section,
-            self._device,
-            identity,
-            self._make_trainer,
-            examples=examples,
-            fingerprint=self._fingerprint,
+        return AgentRuntime(
+            self._settings,
+            self._device.open(identity, self._section),
+            Workload(self._make_trainer, examples=examples, fingerprint=self._fingerprint),
             on_report=self._tell,
-            throttle=self._throttle,
+            sense=make_sense(),
         )
 
     def _make_trainer(self, welcome: Welcome) -> Trainer:

@@ -28,7 +28,9 @@ def run_doctor(
     folder = state_folder(section)
     failed = []
     with _errors_only():
-        for finding in examine(replace(section, state=str(folder)), folder, model or settings.model, root):
+        for finding in examine(
+            replace(settings, agent=replace(section, state=str(folder))), folder, model or settings.model, root
+        ):
             _print(finding, printer)
             if finding.level == "fail":
                 failed.append(finding.name)

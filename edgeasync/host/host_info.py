@@ -35,7 +35,7 @@ def memory_bytes() -> int:
         return 0
 
 
-def describe_machine(examples: int, local_steps_max: int) -> DeviceProfile:
+def describe_machine(examples: int) -> DeviceProfile:
     """Return what a hub may know about this machine."""
     return DeviceProfile(
         machine=platform.machine()[:64],
@@ -43,7 +43,6 @@ def describe_machine(examples: int, local_steps_max: int) -> DeviceProfile:
         memory_bytes=memory_bytes(),
         examples=examples,
         software=f"edgeasync {VERSION}",
-        local_steps_max=local_steps_max,
     )
 
 

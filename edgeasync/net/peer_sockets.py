@@ -16,7 +16,7 @@ import zmq
 from edgeasync.core.engine.message_bounds import MessageBounds
 from edgeasync.core.engine.peer_engine import HEADER_BYTES_MAX
 from edgeasync.core.hub.settings import Limits
-from edgeasync.core.peer.settings import PeerSettings
+from edgeasync.core.peer.settings import PeerCoreSettings
 from edgeasync.durable.allow_list import Key
 from edgeasync.durable.keys import KeyPair, fingerprint
 from edgeasync.durable.peers_file import PeerEntry, Peers, read_peers

@@ -6,15 +6,17 @@ long a step takes.
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from random import Random
 from typing import TypeVar
 
+from msgspec.structs import replace
+
 from edgeasync.core.arrays.device_model import DeviceModel
 from edgeasync.core.arrays.spool import HeldModel, Spool
-from edgeasync.core.device.data_quota import DataQuota, QuotaRecord
-from edgeasync.core.device.device_core import GRAPH_BYTES_MAX, DeviceCore
+from edgeasync.core.device.data_quota import QuotaRecord
+from edgeasync.core.device.device_core import DeviceCore
 from edgeasync.core.device.effects import DeviceReport, EndAgent
 from edgeasync.core.device.events import (
     Connected,
@@ -26,31 +28,29 @@ from edgeasync.core.device.events import (
     Sensed,
     Trained,
 )
-from edgeasync.core.device.throttle import Pace, Throttle, ThrottleLimits
+from edgeasync.core.device.throttle import Pace, ThrottleSection
 from edgeasync.core.engine.device_engine import DeviceEngine, ObserveDevice
 from edgeasync.core.engine.network import DeviceNetwork
-from edgeasync.durable.device_keys import DeviceKeys
 from edgeasync.durable.identity import DeviceIdentity
-from edgeasync.durable.quota_file import QuotaFile
 from edgeasync.errors import NoMemoryError
-from edgeasync.graphs.graph_cache import GraphCache
 from edgeasync.host.completion import Completion
 from edgeasync.host.host_info import describe_machine, parameters_that_fit
 from edgeasync.host.sensing import Sense, SensorWatch
-from edgeasync.net.credentials import find_credentials
 from edgeasync.net.device_access import DeviceAccess
 from edgeasync.net.hub_connection import HubConnection, frame_bytes_max
 from edgeasync.net.network import ZmqNetwork
-from edgeasync.parameters import Parameter, Vector, layout_of
+from edgeasync.parameters import Vector, layout_of
 from edgeasync.protocol.codecs import known_stages
-from edgeasync.protocol.messages import Frozen, Push, Welcome
+from edgeasync.protocol.messages import Hello, Push, Welcome
 from edgeasync.protocol.wire import Buffer
+from edgeasync.runtime.agent_settings import AgentSettings
+from edgeasync.runtime.device import OpenDevice
 from edgeasync.runtime.engine_driver import EngineDriver
 from edgeasync.runtime.quota_keeper import QuotaKeeper
-from edgeasync.runtime.spool_keeper import KeptSpool, SpoolKeeper
-from edgeasync.runtime.training_thread import MakeInitial, MakeTrainer, TrainingThread, Validate
+from edgeasync.runtime.spool_keeper import SpoolKeeper
+from edgeasync.runtime.training_thread import TrainingThread, Validate
+from edgeasync.runtime.workload import Workload
 from edgeasync.training.graph_check import check_graph
-from edgeasync.training.local_parameters import LocalParameters
 
 CLOSE_S = 1.0
 """How long a stopping agent waits for the running local step, which it interrupts; a longer one is abandoned."""
@@ -64,42 +64,15 @@ class AgentRuntime:
 
     `run` trains until the hub has finished or `request_stop`, and returns why it ended. An agent runs once.
 
-    Hubs and keys:
-
-    - `address` is one address or several. If a hub does not answer or is full, the agent tries the next. The
-      attribute `address` is the hub in use.
-    - `keys` are the keys of an enrolled device. Without an `address` the agent uses the hub of these keys.
-      `enrol` is a token: the agent first brings its key to the hub. With `knocking` the agent waits until a
-      person at the hub accepts its key.
-    - Without keys the agent refuses an address beyond this machine, unless `insecure` says that you trust the
-      network.
-
-    The model:
-
-    - `make_trainer` is called once, when the hub has described its model. A training graph is then in `graph`.
-    - `fingerprint` is the only model that the agent accepts.
-    - `parameters` are the arrays of the device's own model, in any order, and `frozen` is the checksum of those of
-      its arrays that do not travel: the hub refuses a device whose arrays differ.
-    - `initial` makes the parameters that this device begins with, where the hub's model is the base of its first
-      update. The training thread calls it with the hub's spec; once an update was answered it has no meaning.
-    - `parameters_max` is the most values of a model. By default it is what fits into this machine's memory.
-    - `graph_bytes_max` is the most bytes of a training graph. The agent screens a graph, and keeps it in
-      `graphs` if that is given.
-
-    Work and traffic:
-
-    - `local_steps_max` is the most local steps between two exchanges; 0 is no limit.
-    - `delay_steps` is after how many steps the answer to an update is used, if not as the hub says.
-    - `alone_steps_max` is the most extra local steps while the agent can reach no hub. With `trains_at_rest` they
-      are taken, too, when the hub asks for rest.
-    - `bandwidth_bytes_per_s_max` is the most bytes per second, both directions together. `link_share` is the share
-      of the link, as it is measured, that they may take.
-    - `bytes_per_day_max` is the most bytes of 24 hours, both directions together. `quota_file` keeps the count;
-      without it every agent begins a new day.
-    - `spool` keeps every update on disk before it leaves. After a power cut the agent sends the update again.
-    - `local` are arrays that stay on this device; the hub may name others.
-    - `limits` say when the agent pauses or trains slower, by what `sense` reads every second.
-    - `observe` is called on the loop with every event that the core has handled.
+    - `settings`: its tables `agent`, `limits` and `throttle`. Without `parameters_max` a model must fit into this
+      machine's memory.
+    - `device`: who this is, and its credentials. If a hub does not answer or is full, the agent tries the next
+      address. The attribute `address` is the hub in use.
+    - `workload`: what it trains. `make_trainer` finds the hub's training graph in the attribute `graph`.
+    - `on_report` is called with what happens, `observe` with every event that the core has handled, both on the
+      loop.
+    - Agents of one process may share a `network`.
+    - `sense` is called every second in a thread: by what it returns, the agent pauses or trains slower.
 
     A trainer that raises `StepsEndedError` at the first step of an assignment has no more steps: `run` returns.
 
@@ -121,106 +94,83 @@ class AgentRuntime:
 
     def __init__(
         self,
-        address: str | Sequence[str] = (),
+        settings: AgentSettings,
+        device: OpenDevice,
+        workload: Workload,
         *,
-        identity: DeviceIdentity,
-        make_trainer: MakeTrainer,
-        initial: MakeInitial | None = None,
-        examples: int = 0,
-        fingerprint: str | None = None,
-        parameters: Sequence[Parameter] = (),
-        frozen: Frozen | None = None,
-        graph_bytes_max: int = GRAPH_BYTES_MAX,
-        parameters_max: int | None = None,
-        graphs: GraphCache | None = None,
-        step_s_min: float = 0.0,
-        local_steps_max: int = 0,
-        delay_steps: int | None = None,
-        bandwidth_bytes_per_s_max: int | None = None,
-        link_share: float | None = None,
-        bytes_per_day_max: int | None = None,
-        quota_file: QuotaFile | None = None,
-        spool: KeptSpool | None = None,
-        alone_steps_max: int = 0,
-        local: LocalParameters | None = None,
-        trains_at_rest: bool = False,
-        limits: ThrottleLimits | None = None,
-        sense: Sense | None = None,
-        keys: DeviceKeys | None = None,
-        enrol: str | None = None,
-        knocking: bool = False,
-        insecure: bool = False,
         on_report: OnReport | None = None,
         observe: ObserveDevice | None = None,
         network: ZmqNetwork | None = None,
+        sense: Sense | None = None,
     ) -> None:
-        addresses = (address,) if isinstance(address, str) else tuple(address)
-        credentials = find_credentials(addresses, keys, enrol, knocking=knocking, insecure=insecure)
-        self.addresses = credentials.addresses
-        if parameters_max is None:
-            parameters_max = parameters_that_fit()
-        self._graph_bytes_max, self._graphs = graph_bytes_max, graphs
+        section, self._limits = settings.agent, settings.limits
+        if self._limits.parameters_max is None:
+            self._limits = replace(self._limits, parameters_max=parameters_that_fit())
+        self.addresses = device.credentials.addresses
         self._on_report = on_report or (lambda _: None)
         self._ending = Completion("Agent")
         self._watch = None if sense is None else SensorWatch(sense)
-        connection = HubConnection(
-            credentials,
-            frame_bytes_max(parameters_max, graph_bytes_max),
+        self._graphs = device.graph_cache()
+        connection = self._make_connection(device, network)
+        self._network: DeviceNetwork = connection
+        self._access = DeviceAccess(
+            device.credentials, connection, device.identity.device_id, self._on_report, self._fail_and_leave
+        )
+        spool = device.spool_file() if section.spool == "full" else None
+        core = self._make_core(settings.throttle, device.identity, workload)
+        self._engine = DeviceEngine(core, self, time.monotonic, keeps=spool is not None, observe=observe)
+        self._driver = EngineDriver(self._ending, self._tick, self._engine.next_deadline_s, self._fail_and_leave)
+        self._local = device.local_parameters(section.local)
+        self._training = self._make_training(workload, section.step_s_min)
+        self._spool = None if spool is None else SpoolKeeper(spool, self._warn_from_thread)
+        quota_file = None if self._limits.bytes_per_day_max is None else device.quota_file()
+        self._quota: QuotaKeeper | None = None
+        if quota_file is not None:
+            self._quota = QuotaKeeper(quota_file, core.data_quota, self._warn_from_thread, self._fail_from_thread)
+
+    def _make_connection(self, device: OpenDevice, network: ZmqNetwork | None) -> HubConnection:
+        assert self._limits.parameters_max is not None
+        return HubConnection(
+            device.credentials,
+            frame_bytes_max(self._limits.parameters_max, self._limits.graph_bytes_max),
             on_message=self._on_message,
             on_connected=lambda: self._handle(Connected()),
             on_disconnected=self._on_disconnected,
             shared=network,
         )
-        self._network: DeviceNetwork = connection
-        self._access = DeviceAccess(
-            credentials, connection, identity.device_id, self._on_report, self._fail_and_leave
-        )
-        core = DeviceCore(
-            device_id=identity.device_id,
-            state_id=bytes.fromhex(identity.state_id),
-            incarnation=identity.incarnation,
-            profile=describe_machine(examples, local_steps_max),
+
+    def _make_core(self, throttle: ThrottleSection, identity: DeviceIdentity, workload: Workload) -> DeviceCore:
+        hello = Hello(
+            identity.device_id,
+            bytes.fromhex(identity.state_id),
+            identity.incarnation,
+            profile=describe_machine(workload.examples),
             codecs=known_stages(),
-            fingerprint=fingerprint,
-            layout=layout_of(parameters) if parameters else None,
-            frozen=frozen,
-            graph_bytes_max=graph_bytes_max,
-            parameters_max=parameters_max,
-            random=Random(identity.state_id + str(identity.incarnation)),
+            fingerprint=workload.fingerprint,
+            layout=layout_of(workload.parameters) if workload.parameters else None,
+            frozen=workload.frozen,
+        )
+        return DeviceCore(
+            hello,
+            self._limits,
+            Random(identity.state_id + str(identity.incarnation)),
             hubs=len(self.addresses),
-            offline_steps_max=alone_steps_max,
-            delay_steps=delay_steps,
-            trains_at_rest=trains_at_rest,
-            data_quota=DataQuota(bytes_per_day_max),
-            throttle=Throttle(limits),
+            trains_at_rest=workload.trains_at_rest,
+            throttle=throttle,
         )
-        self._engine = DeviceEngine(
-            core,
-            self,
-            time.monotonic,
-            bandwidth_bytes_per_s_max,
-            link_share=link_share,
-            keeps=spool is not None,
-            observe=observe,
-        )
-        self._driver = EngineDriver(self._ending, self._tick, self._engine.next_deadline_s, self._fail_and_leave)
-        self._local = local or LocalParameters()
-        self._training = TrainingThread(
-            make_trainer,
-            initial,
+
+    def _make_training(self, workload: Workload, step_s_min: float) -> TrainingThread:
+        return TrainingThread(
+            workload,
             self._local,
             step_s_min=step_s_min,
-            share=lambda: core.throttle.pace.share,
+            share=lambda: self._engine.core.throttle.pace.share,
             local_steps=lambda: self.local_steps,
             validate=lambda: self.validate,
             hand_over=self._driver.do_from_thread,
             warn=self._warn_from_thread,
             fail=self._fail_from_thread,
         )
-        self._spool = None if spool is None else SpoolKeeper(spool, self._warn_from_thread)
-        self._quota: QuotaKeeper | None = None
-        if quota_file is not None and bytes_per_day_max is not None:
-            self._quota = QuotaKeeper(quota_file, core.data_quota, self._warn_from_thread, self._fail_from_thread)
 
     async def run(self) -> str:
         """Train until the hub has finished or a stop is requested; return the reason.
@@ -450,7 +400,7 @@ class AgentRuntime:
         """Screen the hub's graph, and make the trainer; runs in the training thread."""
         if welcome.graph is not None:
             assert self.graph is not None
-            check_graph(self.graph, bytes_max=self._graph_bytes_max)
+            check_graph(self.graph, bytes_max=self._limits.graph_bytes_max)
         trainer = self._training.prepare(welcome)
         if self._spool is not None:
             self._spool.restore(trainer)

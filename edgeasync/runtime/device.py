@@ -1,4 +1,4 @@
-"""A device as its settings describe it: who it is, where its state lies, and the agent that is made of it."""
+"""A device as its settings describe it: who it is, where its state lies, and what it keeps there."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec.structs import replace
 
 from edgeasync.config import expanded
-from edgeasync.core.engine.device_engine import ObserveDevice
 from edgeasync.core.engine.sender import Sender
 from edgeasync.data.dataset import Dataset
 from edgeasync.durable.allow_list import read_key
@@ -19,13 +18,9 @@ from edgeasync.durable.quota_file import QuotaFile
 from edgeasync.errors import ConfigError
 from edgeasync.graphs.graph_cache import GraphCache
 from edgeasync.graphs.user_code import make_trainer
-from edgeasync.host.sensing import make_sense
-from edgeasync.net.network import ZmqNetwork
-from edgeasync.parameters import Parameter
-from edgeasync.protocol.messages import Frozen, Welcome
-from edgeasync.runtime.agent import AgentRuntime, OnReport
-from edgeasync.runtime.agent_settings import AgentSection, ThrottleSection
-from edgeasync.runtime.training_thread import MakeInitial, MakeTrainer
+from edgeasync.net.credentials import Credentials, find_credentials
+from edgeasync.protocol.messages import Welcome
+from edgeasync.runtime.agent_settings import AgentSection
 from edgeasync.training.local_parameters import LocalParameters
 from edgeasync.training.plan import CodeModel, LocalTraining, ReceivedGraph, TrainingPlan, read_plan
 from edgeasync.training.trainer import Trainer
@@ -35,12 +30,51 @@ if TYPE_CHECKING:
     from edgeasync.durable.spool_file import SpoolFile
 
 
+class OpenDevice(NamedTuple):
+    """A device in one start: who it is, by which keys it speaks to which hub, and where it keeps its state.
+
+    Without a state folder it keeps nothing: its methods return `None`.
+    """
+
+    identity: DeviceIdentity
+    credentials: Credentials
+    state: Path | None = None
+
+    def graph_cache(self) -> GraphCache | None:
+        """Return where it keeps training graphs."""
+        return None if self.state is None else GraphCache(self.state / "graphs")
+
+    def quota_file(self) -> QuotaFile | None:
+        """Return where it keeps the count of the day's bytes."""
+        return None if self.state is None else QuotaFile(self.state)
+
+    def spool_file(self) -> "SpoolFile | None":
+        """Return where it keeps what has no answer yet."""
+        if self.state is None:
+            return None
+        from edgeasync.durable.spool_file import SpoolFile  # noqa: PLC0415 - only who keeps a spool pays for it
+
+        return SpoolFile(self.state, self.identity.state_id)
+
+    def local_parameters(self, patterns: Sequence[str]) -> LocalParameters:
+        """Return its own values of the arrays that match; without a state folder they do not outlive a restart."""
+        return LocalParameters(patterns, None if self.state is None else partial(_open_local, self))
+
+
 class Device(NamedTuple):
     """Who a device is, where its state lies, and its keys if it has some; without a folder it keeps nothing."""
 
     device_id: str
-    state: Path | None
-    keys: DeviceKeys | None
+    state: Path | None = None
+    keys: DeviceKeys | None = None
+
+    def open(self, identity: DeviceIdentity, section: AgentSection) -> OpenDevice:
+        """Return the device of one start, whose state folder is open; raises what `find_credentials` raises."""
+        knocking = section.hub_key is not None
+        credentials = find_credentials(
+            section.hubs, self.keys, section.enrol, knocking=knocking, insecure=section.insecure
+        )
+        return OpenDevice(identity, credentials, self.state)
 
 
 def find_device(section: AgentSection) -> Device:
@@ -69,64 +103,6 @@ def find_device(section: AgentSection) -> Device:
     return Device(device_id, state, keys)
 
 
-def make_agent(
-    section: AgentSection,
-    device: Device,
-    identity: DeviceIdentity,
-    make_trainer: MakeTrainer,
-    *,
-    examples: int,
-    fingerprint: str | None,
-    parameters: Sequence[Parameter] = (),
-    frozen: Frozen | None = None,
-    on_report: OnReport,
-    observe: ObserveDevice | None = None,
-    initial: MakeInitial | None = None,
-    trains_at_rest: bool = False,
-    throttle: ThrottleSection | None = None,
-    root: Path = Path("/"),
-    network: ZmqNetwork | None = None,
-) -> AgentRuntime:
-    """Return the agent of a device, not running yet; raises what `AgentRuntime` raises.
-
-    With `throttle` it keeps to limits, by what the sensors below `root` tell.
-    """
-    state = device.state
-    return AgentRuntime(
-        section.hubs,
-        identity=identity,
-        make_trainer=make_trainer,
-        initial=initial,
-        examples=examples,
-        fingerprint=fingerprint,
-        parameters=parameters,
-        frozen=frozen,
-        graph_bytes_max=section.graph_bytes_max,
-        parameters_max=section.parameters_max,
-        graphs=None if state is None else GraphCache(state / "graphs"),
-        step_s_min=section.step_s_min,
-        local_steps_max=section.local_steps_max or 0,
-        delay_steps=section.delay_steps,
-        bandwidth_bytes_per_s_max=section.bandwidth_bytes_per_s_max,
-        link_share=section.link_share,
-        bytes_per_day_max=section.bytes_per_day_max,
-        quota_file=None if state is None else QuotaFile(state),
-        spool=None if state is None else _open_spool(section, state, identity),
-        alone_steps_max=section.alone_steps_max,
-        local=LocalParameters(section.local, None if state is None else partial(_open_local, state, identity)),
-        trains_at_rest=trains_at_rest,
-        limits=None if throttle is None else throttle.limits,
-        sense=None if throttle is None else make_sense(root),
-        insecure=section.insecure,
-        keys=device.keys,
-        enrol=section.enrol,
-        knocking=section.hub_key is not None,
-        on_report=on_report,
-        observe=observe,
-        network=network,
-    )
-
-
 def planned_trainer(
     section: AgentSection,
     welcome: Welcome,
@@ -150,18 +126,11 @@ def planned_trainer(
     return plan.make_trainer(dataset, section.seed, received, spec=welcome.spec)
 
 
-def _open_spool(section: AgentSection, state: Path, identity: DeviceIdentity) -> "SpoolFile | None":
-    if section.spool == "identity":
-        return None
-    from edgeasync.durable.spool_file import SpoolFile  # noqa: PLC0415 - only who keeps a spool pays for it
-
-    return SpoolFile(state, identity.state_id)
-
-
-def _open_local(state: Path, identity: DeviceIdentity) -> "LocalFile":
+def _open_local(device: OpenDevice) -> "LocalFile":
     from edgeasync.durable.local_file import LocalFile  # noqa: PLC0415 - only who has such parameters pays for it
 
-    return LocalFile(state, identity.state_id)
+    assert device.state is not None
+    return LocalFile(device.state, device.identity.state_id)
 
 
 def _knock(keys: DeviceKeys, section: AgentSection, hub_key: str, device_id: str) -> None:

@@ -6,7 +6,9 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
+from typing import TypeVar, cast
+
+from msgspec.structs import replace
 
 from edgeasync.core.arrays.device_model import DeviceModel
 from edgeasync.core.device.events import Trained
@@ -14,13 +16,16 @@ from edgeasync.errors import ModelMismatchError
 from edgeasync.host.awaited_step import AwaitedStep
 from edgeasync.host.disk_watch import DiskWatch
 from edgeasync.host.worker import Worker
-from edgeasync.parameters import ParameterSpec, Vector, first_difference
+from edgeasync.parameters import Vector, first_difference
 from edgeasync.protocol.messages import Welcome
+from edgeasync.runtime.workload import Workload
 from edgeasync.training.local_parameters import LocalParameters
 from edgeasync.training.trainer import (
     CoroutineTrainer,
     InterruptibleTrainer,
     ResettableTrainer,
+    StepResult,
+    StepsEndedError,
     Trainer,
     take_local_steps,
 )
@@ -28,8 +33,6 @@ from edgeasync.training.trainer import (
 DRAWN_OUT_S = 1.0
 """How often a thread that draws a step out shows that it does not hang."""
 
-MakeTrainer = Callable[[Welcome], Trainer | CoroutineTrainer]
-MakeInitial = Callable[[ParameterSpec], Vector]
 Validate = Callable[[Vector], float | None]
 Result = TypeVar("Result")
 
@@ -40,7 +43,7 @@ class TrainingThread:
     An agent calls the methods on its loop, except `prepare` and `reset`, which it submits as work. All that is
     given to the constructor is called in the thread:
 
-    - `make_trainer`, `make_initial` and `local` are as an agent is given them.
+    - `workload` and `local` are the agent's.
     - Every step is drawn out to `step_s_min`, and so that steps take a `share` of the time; 0 is a pause. The
       share is also asked for on the loop.
     - `local_steps` returns a number of steps to take instead of what the hub assigns, `validate` what measures the
@@ -50,8 +53,7 @@ class TrainingThread:
 
     def __init__(
         self,
-        make_trainer: MakeTrainer,
-        make_initial: MakeInitial | None,
+        workload: Workload,
         local: LocalParameters,
         *,
         step_s_min: float,
@@ -65,7 +67,7 @@ class TrainingThread:
         self.trainer: Trainer | CoroutineTrainer | None = None
         self.steps_total = 0
         """Local steps taken since the start; counted in the thread."""
-        self._make_trainer, self._make_initial = make_trainer, make_initial
+        self._workload = workload
         self._initial: Vector | None = None
         self._local = local
         self._local_disk = DiskWatch(warn, "a restart loses what the local parameters learn")
@@ -97,14 +99,15 @@ class TrainingThread:
 
     def prepare(self, welcome: Welcome) -> Trainer | CoroutineTrainer:
         """Make the trainer, hold it against the hub's description, and return it; runs in this thread."""
-        trainer = self.trainer = self._make_trainer(welcome)
+        trainer = self.trainer = self._workload.make_trainer(welcome)
         if trainer.spec != welcome.spec:
             difference = first_difference(trainer.spec, welcome.spec)
             raise ModelMismatchError(
                 f"the trainer's parameters are not the hub's: {difference}; give both the same model, names and "
                 "shapes included"
             )
-        self._initial = None if self._make_initial is None else self._make_initial(welcome.spec)
+        make_initial = self._workload.initial
+        self._initial = None if make_initial is None else make_initial(welcome.spec)
         self._local.begin(welcome.spec, welcome.settings, self._warn)
         return trainer
 
@@ -143,6 +146,7 @@ class TrainingThread:
             trainer = self.trainer
             if trainer is None:
                 return  # it could not be made, and the agent is ending
+            steps = local_steps if overlap else local_steps and (self._local_steps() or local_steps)
             measure = None if overlap else self._validate()
             try:
                 with self._local.in_place(model.parameters):
@@ -150,30 +154,43 @@ class TrainingThread:
                         if first and self._initial is not None:
                             model.parameters[:] = self._initial
                         trainer.begin(model.parameters)
-                    result = take_local_steps(
-                        trainer,
-                        local_steps if overlap else local_steps and (self._local_steps() or local_steps),
-                        should_stop=self._should_stop,
-                        on_step=self._count_step,
-                        step_s_min=self._step_s_min,
-                        share=lambda: self._share() or 1.0,  # a step that runs as a pause begins is not drawn out
-                        wait=self._draw_out,
-                        continues=overlap,
-                        should_pause=lambda: overlap and pausing.is_set(),
-                        step=self._awaited.in_thread(self._loop, trainer.step),
-                        validate=lambda: None if measure is None else measure(model.parameters),
-                    )
+                    result = self._take_steps(trainer, steps, pausing if overlap else None)
+                    if result is not None and measure is not None:
+                        result = replace(result, validation_loss=measure(model.parameters))
             except concurrent.futures.CancelledError:
                 if not self._stopping.is_set():
                     raise
                 return
             if result is not None:
                 self._local_disk.write(self._local.keep)
-                self._hand_over(lambda: then(result))
+                self._hand_over(partial(then, result))
             elif not (self._stopping.is_set() or (overlap and pausing.is_set())):
                 self._hand_over(exhausted)
 
         self._worker.submit(work)
+
+    def _take_steps(
+        self, trainer: Trainer | CoroutineTrainer, local_steps: int, pausing: threading.Event | None
+    ) -> Trained | None:
+        """Take local steps; with `pausing` they continue those before, until it is set."""
+        take_step = self._awaited.in_thread(self._loop, trainer.step) or cast("Trainer", trainer).step
+
+        def step() -> StepResult:
+            if pausing is not None and pausing.is_set():
+                raise StepsEndedError("other work waits for the thread")
+            return take_step()
+
+        return take_local_steps(
+            trainer,
+            local_steps,
+            should_stop=self._should_stop,
+            on_step=self._count_step,
+            step_s_min=self._step_s_min,
+            share=lambda: self._share() or 1.0,  # a step that runs as a pause begins is not drawn out
+            wait=self._draw_out,
+            continues=pausing is not None,
+            step=step,
+        )
 
     def _should_stop(self) -> bool:
         """Wait while training stands still, then return whether it has ended; runs here, between two steps."""

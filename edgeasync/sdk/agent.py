@@ -14,15 +14,17 @@ import numpy.typing as npt
 
 from edgeasync.config import convert, whole_path
 from edgeasync.core.device.effects import DeviceReport
+from edgeasync.core.device.throttle import ThrottleSection
 from edgeasync.durable.identity import default_device_id
 from edgeasync.errors import ConfigError, HubUnreachableError
+from edgeasync.host.sensing import make_sense
 from edgeasync.losses import LossSetting, check_loss
 from edgeasync.net.network import ZmqNetwork
 from edgeasync.parameters import Vector
-from edgeasync.runtime.agent_settings import AgentSection, ThrottleSection
+from edgeasync.runtime.agent_settings import AgentSettings
 from edgeasync.runtime.device import Device, find_device
 from edgeasync.sdk import events
-from edgeasync.sdk.agent_worker import AgentWorker
+from edgeasync.sdk.agent_worker import AgentWorker, OwnTraining
 from edgeasync.sdk.callbacks import Callback, Callbacks
 from edgeasync.sdk.models import as_dataset, check_training, local_training, maker_of
 from edgeasync.sdk.service import Service
@@ -65,8 +67,8 @@ class Agent(Service):
     - `timeout_s`: how long to wait for a hub that lets this device in; then `HubUnreachableError` is raised, which
       says why. Without it, and once it has joined, the agent waits as long as needed.
     - `on_report`: called on the agent's loop with what happens: `report.event`, `report.detail`.
-    - Other keys of `[agent]` in a settings file, such as `local_steps_max` or `threads` (docs/settings.md). With
-      several workers, a limit is of each.
+    - Other keys of `[agent]` and `[limits]` in a settings file, such as `threads` or `local_steps_max`
+      (docs/settings.md). With several workers, a limit is of each.
 
     It is ready at once; `wait_until_joined` waits for the hub.
 
@@ -121,13 +123,13 @@ class Agent(Service):
         if twice := sorted({*own, "data", "insecure"} & settings.keys()):
             raise ConfigError(f"{twice[0]} is said by an argument of its own")
         said = {key: value for key, value in own.items() if value is not None}
-        self._section = convert({**settings, **said, "insecure": insecure}, AgentSection, where="Agent")
+        self._settings = AgentSettings.of_keys({**settings, **said, "insecure": insecure}, where="Agent")
         self._workers_count = _count(workers, trainer if data is None else data, trained=trainer is not None)
         if self._workers_count != 1 and "/" in (name or ""):
             raise ConfigError(f"name is {name!r}: with several workers the part after '/' is the worker's number")
         if epochs is not None and (not epochs > 0 or trainer is not None):
             raise ConfigError("epochs are passes over data: give a number over 0, and data, not a trainer")
-        if epochs is not None and self._section.delay_steps:
+        if epochs is not None and self._settings.limits.delay_steps:
             raise ConfigError("delay_steps counts steps between two exchanges: give local_steps_max, not epochs")
         self._data = whole_path(data)
         self._model = whole_path(model)
@@ -141,16 +143,19 @@ class Agent(Service):
         }
         self._own: dict[str, Any] = {key: value for key, value in chosen.items() if value is not None}
         training = self._with_own(LocalTraining())
-        check_training(model, msgspec.structs.replace(training, micro_batch_size=self._section.micro_batch_size))
+        check_training(
+            model, msgspec.structs.replace(training, micro_batch_size=self._settings.agent.micro_batch_size)
+        )
         self._loss = None if loss is None else check_loss(loss, "Agent")
         if passes is not None and (passes < 1 or trainer is not None):
             raise ConfigError("passes are over data: give 1 or more, and data, not a trainer")
         self._validation = whole_path(validation)
         self._epochs = epochs
         self._passes = passes
-        self._throttle = (
-            None if throttle is None else convert(dict(throttle), ThrottleSection, where="Agent(throttle=...)")
-        )
+        self._throttles = throttle is not None
+        if throttle is not None:
+            limits = convert(dict(throttle), ThrottleSection, where="Agent(throttle=...)")
+            self._settings = msgspec.structs.replace(self._settings, throttle=limits)
         self._callbacks = Callbacks(callbacks, events.OF_AN_AGENT)
         self._on_report = on_report
         self._workers: list[AgentWorker] = []
@@ -225,7 +230,7 @@ class Agent(Service):
     async def _run_workers(self, workers: Sequence[AgentWorker]) -> str:
         """Run all until they end; return why the first did. One that fails ends the others, and is raised."""
         first, *others = workers
-        together = [first] if self._section.enrol is not None else workers
+        together = [first] if self._settings.agent.enrol is not None else workers
         for worker in together:
             await self._make(worker)
         self._note_ready()
@@ -293,31 +298,29 @@ class Agent(Service):
 
     def _find_workers(self, network: ZmqNetwork | None) -> Sequence[AgentWorker]:
         """Return the devices, with their data read."""
-        section, parts = self._section, self._parts()
+        section, parts = self._settings.agent, self._parts()
         if section.device_id is None and section.state is None:
             # Two such agents of one machine are two devices.
             name = f"{default_device_id()[:57]}-{secrets.token_hex(3)}"
             section = msgspec.structs.replace(section, device_id=name)
         device = find_device(section)
+        training = OwnTraining(
+            self._model, self._initial, self._with_own, self._loss, self._validation, self._epochs, self._passes
+        )
+        sense = make_sense() if self._throttles else None
         workers = []
         for number, part in enumerate(parts):
-            sub = device if self._workers_count == 1 else _sub_device(device, number)
             enrol = section.enrol if number == 0 else None
+            own = msgspec.structs.replace(section, seed=section.seed + number, enrol=enrol)
             workers.append(AgentWorker(
-                msgspec.structs.replace(section, seed=section.seed + number, enrol=enrol),
-                sub,
+                msgspec.structs.replace(self._settings, agent=own),
+                device if self._workers_count == 1 else _sub_device(device, number),
                 part,
-                model=self._model,
-                initial=self._initial,
-                own=self._with_own,
-                loss=self._loss,
-                validation=self._validation,
-                epochs=self._epochs,
-                passes=self._passes,
-                throttle=self._throttle,
+                training,
                 tell=self._callbacks.tell,
                 on_report=self._report,
                 network=network,
+                sense=sense,
             ))  # fmt: skip
         return workers
 
@@ -329,7 +332,7 @@ class Agent(Service):
             return [self._given]  # type: ignore[list-item]
         if self._workers_count == 1 and not isinstance(self._data, list):
             return [as_dataset(self._data, "data")]
-        return split(self._data, self._workers_count, self._section.seed)
+        return split(self._data, self._workers_count, self._settings.agent.seed)
 
     def _with_own(self, local: LocalTraining) -> LocalTraining:
         """Return the hub's settings of local training with those that the device has of its own."""

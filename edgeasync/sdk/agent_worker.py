@@ -5,7 +5,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -15,14 +15,15 @@ from edgeasync.core.hub.outcomes import outcome_name
 from edgeasync.data.dataset import Dataset
 from edgeasync.durable.identity import DeviceFolder, DeviceIdentity
 from edgeasync.errors import ConfigError, EdgeAsyncError
+from edgeasync.host.sensing import Sense
 from edgeasync.losses import LossSetting, kind_of
 from edgeasync.net.network import ZmqNetwork
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.protocol.messages import Ack, Assignment, Duplicate, Push, Welcome
 from edgeasync.runtime.agent import AgentRuntime
-from edgeasync.runtime.agent_settings import AgentSection, ThrottleSection
-from edgeasync.runtime.device import Device, make_agent, planned_trainer
-from edgeasync.runtime.training_thread import MakeInitial
+from edgeasync.runtime.agent_settings import AgentSettings
+from edgeasync.runtime.device import Device, planned_trainer
+from edgeasync.runtime.workload import MakeInitial, Workload
 from edgeasync.sdk import events
 from edgeasync.sdk.models import Prepared, as_dataset, evaluator_of, prepare_as
 from edgeasync.sdk.participants import frozen_of
@@ -36,55 +37,58 @@ INSTALL_S = 5.0
 """How long an evaluation waits for a model that is just being installed."""
 
 
+class OwnTraining(NamedTuple):
+    """What an agent's user decides about how its devices train.
+
+    - `model`: what a device trains on its data; `None` means what the hub's welcome says.
+    - `initial` makes the parameters that it begins with, if not the hub's.
+    - `local` changes the hub's settings of local training.
+    - Another `loss` of the hub's graph is refused.
+    - `validation` are data or a function, or the share of its own data that is kept back.
+    - `epochs` are its passes over its data between two exchanges. After `passes` it takes no more steps.
+    """
+
+    model: object
+    initial: MakeInitial | None
+    local: Callable[[LocalTraining], LocalTraining]
+    loss: LossSetting | None
+    validation: object
+    epochs: float | None
+    passes: int | None
+
+
 class AgentWorker:
     """A device of an agent. `make` it, then run `agent`, then `close` it.
 
-    - `part`: its data, or a trainer of the user's own.
-    - `initial` makes the parameters that it begins with, if not the hub's.
-    - `model`: what it trains on its data; `None` means what the hub's welcome says.
-    - `own` changes what the device decides itself of how it trains, and `epochs` are its passes over its data
-      between two exchanges. `validation` are data or a function, or the share of its own data that is kept back.
-      Another `loss` of the hub's graph is refused. After `passes` it takes no more steps.
-      `throttle` says when it pauses.
+    - `part`: its data, or a trainer of the user's own. `own` says how it trains.
     - `tell` is given events, and `on_report` what the agent reports.
+    - `network` and `sense` are as for `AgentRuntime`.
     """
 
     def __init__(
         self,
-        section: AgentSection,
+        settings: AgentSettings,
         device: Device,
         part: Share,
+        own: OwnTraining,
         *,
-        model: object,
-        initial: MakeInitial | None,
-        own: Callable[[LocalTraining], LocalTraining],
-        loss: LossSetting | None,
-        validation: object,
-        epochs: float | None,
-        passes: int | None,
-        throttle: ThrottleSection | None = None,
         tell: Callable[[events.Event], None],
         on_report: Callable[[DeviceReport], None],
         network: ZmqNetwork | None,
+        sense: Sense | None,
     ) -> None:
         self.agent: AgentRuntime | None = None
         self.joined: concurrent.futures.Future[None] = concurrent.futures.Future()
         """Done once the hub has let it in."""
-        self._section = section
+        self._settings, self._section = settings, settings.agent
         self._device = device
-        self._part, self._validation = hold_back(part, validation, section.seed)
-        self._model = model
-        self._initial = initial
         self._own = own
-        self._epochs = epochs
-        self._passes = passes
-        self._throttle = throttle
+        self._part, self._validation = hold_back(part, own.validation, self._section.seed)
         self._tell = tell
         self._on_report = on_report
-        self._network = network
+        self._network, self._sense = network, sense
         self._folder: DeviceFolder | None = None
         self._trainer: Any = None
-        self._loss = loss
         self._prepared: Prepared | None = None
         self._began_s = time.monotonic()
         self._push: Push | None = None
@@ -108,27 +112,29 @@ class AgentWorker:
         return -1 if version is None else version
 
     def make(self) -> AgentRuntime:
-        """Open the state folder, and make the agent; raises what `make_agent` and `DeviceFolder` raise."""
+        """Open the state folder, and make the agent; raises what `Device.open` and `DeviceFolder` raise."""
         device, part = self._device, self._part
-        own = self._model if isinstance(part, Dataset) else part
+        own = self._own.model if isinstance(part, Dataset) else part
         identity = DeviceIdentity(device.device_id, secrets.token_hex(16), 1)
         if device.state is not None:
             self._folder = DeviceFolder(device.state)
             identity = self._folder.open(device.device_id)
-        self.agent = make_agent(
-            self._section,
-            device,
-            identity,
+        workload = Workload(
             self._make_trainer,
-            initial=self._initial,
+            initial=self._own.initial,
             examples=len(part) if isinstance(part, Dataset) else 0,
             fingerprint=None if isinstance(part, Dataset) else part.spec.fingerprint,
             parameters=spec.parameters if isinstance(spec := getattr(own, "spec", None), ParameterSpec) else (),
             frozen=frozen_of(own),
+        )
+        self.agent = AgentRuntime(
+            self._settings,
+            device.open(identity, self._section),
+            workload,
             on_report=self._report,
             observe=self._observe,
-            throttle=self._throttle,
             network=self._network,
+            sense=self._sense,
         )
         return self.agent
 
@@ -146,35 +152,36 @@ class AgentWorker:
         chosen: list[LocalTraining] = []
 
         def own(local: LocalTraining) -> LocalTraining:
-            chosen.append(self._own(local))
+            chosen.append(self._own.local(local))
             return chosen[-1]
 
-        if self._model is None:
+        if self._own.model is None:
             trainer = planned_trainer(self._section, welcome, agent.graph, part, own)
             self._check_loss(getattr(trainer, "loss", None))
         else:
             local = own(read_plan(welcome.settings).local if welcome.settings else LocalTraining())
             if self._section.micro_batch_size is not None:
                 local = replace(local, micro_batch_size=self._section.micro_batch_size)
-            self._prepared = prepare_as(self._model, welcome.spec, local)
+            self._prepared = prepare_as(self._own.model, welcome.spec, local)
             trainer = self._prepared.make_trainer(part, self._section.seed, self._section.cores_used)
         self._trainer = trainer
         self._watch_own(agent, welcome)
-        if self._epochs is not None:
+        if self._own.epochs is not None:
             local = chosen[-1]
             batch_size = getattr(trainer, "batch_size", None) or local.batch_size  # a graph may have a fixed one
             accumulates = self._prepared is None or self._prepared.accumulates
             batches = local.accumulation_steps if accumulates else 1
             examples = min(batch_size * batches, len(part))
-            agent.local_steps = max(1, math.ceil(self._epochs * len(part) / examples))
-        if self._passes is None:
+            agent.local_steps = max(1, math.ceil(self._own.epochs * len(part) / examples))
+        if self._own.passes is None:
             return trainer
         fixed = getattr(trainer, "batch_size", None) or 1  # of a graph that takes full batches alone
-        return PassesTrainer(trainer, self._passes * (len(part) // fixed * fixed))
+        return PassesTrainer(trainer, self._own.passes * (len(part) // fixed * fixed))
 
     def _check_loss(self, found: str | None) -> None:
-        if self._loss is not None and found is not None and kind_of(self._loss) != found:
-            wanted = kind_of(self._loss)
+        loss = self._own.loss
+        if loss is not None and found is not None and kind_of(loss) != found:
+            wanted = kind_of(loss)
             raise ConfigError(f"the hub's model has the loss {found}, this device {wanted}: give both the same")
 
     # -- what happens ----------------------------------------------------------------------------------------

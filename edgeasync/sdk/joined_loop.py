@@ -12,15 +12,15 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from edgeasync.config import convert
 from edgeasync.core.arrays.spool import TrainerState
 from edgeasync.core.device.effects import DeviceReport
 from edgeasync.durable.identity import DeviceFolder, DeviceIdentity, default_device_id
 from edgeasync.errors import ConfigError, EdgeAsyncError
 from edgeasync.protocol.messages import Welcome
 from edgeasync.runtime.agent import AgentRuntime
-from edgeasync.runtime.agent_settings import AgentSection
-from edgeasync.runtime.device import find_device, make_agent
+from edgeasync.runtime.agent_settings import AgentSettings
+from edgeasync.runtime.device import find_device
+from edgeasync.runtime.workload import Workload
 from edgeasync.sdk.joined_peers import JoinedPeers, joined_section
 from edgeasync.sdk.lockstep import Lockstep
 from edgeasync.sdk.models import maker_of
@@ -49,7 +49,7 @@ class JoinedLoop(UserLoop):
 
     def __init__(
         self,
-        section: AgentSection,
+        settings: AgentSettings,
         participant: Participant,
         *,
         examples: int,
@@ -58,7 +58,7 @@ class JoinedLoop(UserLoop):
         timeout_s: float,
     ) -> None:
         super().__init__(participant, keep_optimizer_state=keep_optimizer_state)
-        self._section = section
+        self._settings, self._section = settings, settings.agent
         self._examples = examples
         self._initial = maker_of(_values_of(participant)) if own_start else None
         self._agent: AgentRuntime | None = None
@@ -192,19 +192,16 @@ class JoinedLoop(UserLoop):
                 folder = DeviceFolder(device.state)
                 identity = folder.open(device.device_id)
                 stack.callback(folder.close)
-            self._agent = make_agent(
-                self._section,
-                device,
-                identity,
+            workload = Workload(
                 self._make_trainer,
                 initial=self._initial,
                 examples=self._examples,
-                fingerprint=None,
                 parameters=self._participant.parameters,
                 frozen=frozen_of(self._participant),
-                on_report=self._report,
                 trains_at_rest=True,
             )
+            opened = device.open(identity, self._section)
+            self._agent = AgentRuntime(self._settings, opened, workload, on_report=self._report)
             if self._stopping:
                 self._agent.request_stop()
             self._note_ready()
@@ -277,7 +274,7 @@ def join(
       The loop begins with the model's own values, or with those in its `state` folder, which it needs. At the end
       of `with` the model has the mean of one more round. `settings` are then keys of `[peer]`
       (docs/train/peers.md).
-    - Other keys of `[agent]` in a settings file.
+    - Other keys of `[agent]` and `[limits]` in a settings file.
 
     Raises `ConfigError`, `AddressError` or `AccessError`, and `ModelMismatchError` if the hub has another model.
 
@@ -309,7 +306,7 @@ def join(
     given = {key: value for key, value in said.items() if value is not None}
     usual = {"alone_steps_max": 2**31} | ({} if state is None else {"spool": "full"})
     session = JoinedLoop(
-        convert({**usual, **settings, **given, "insecure": insecure}, AgentSection, where="join"),
+        AgentSettings.of_keys({**usual, **settings, **given, "insecure": insecure}, where="join"),
         participant,
         examples=examples,
         own_start=own_start,

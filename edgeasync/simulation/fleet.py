@@ -10,18 +10,19 @@ import msgspec
 
 from edgeasync.core.arrays.device_model import DeviceModel
 from edgeasync.core.arrays.spool import HeldModel, Spool, TrainerState
-from edgeasync.core.device.data_quota import DataQuota, QuotaRecord
-from edgeasync.core.device.device_core import GRAPH_BYTES_MAX, DeviceCore
+from edgeasync.core.device.data_quota import QuotaRecord
+from edgeasync.core.device.device_core import DeviceCore
 from edgeasync.core.device.effects import DeviceReport, EndAgent
 from edgeasync.core.device.events import Disconnected, Sensed, Trained
-from edgeasync.core.device.throttle import Pace, Throttle, ThrottleLimits, ThrottleReadings
+from edgeasync.core.device.limits import DeviceLimits
+from edgeasync.core.device.throttle import Pace, Throttle, ThrottleReadings, ThrottleSection
 from edgeasync.core.engine.clock import OffsetClock
 from edgeasync.core.engine.device_engine import DeviceEngine
 from edgeasync.core.engine.sender import ANYBODY, Sender
 from edgeasync.core.hub.events import Peer
 from edgeasync.parameters import Vector, layout_of
 from edgeasync.protocol.codecs import STAGES
-from edgeasync.protocol.messages import DeviceProfile, Frozen, Welcome
+from edgeasync.protocol.messages import DeviceProfile, Frozen, Hello, Welcome
 from edgeasync.protocol.wire import Buffer
 from edgeasync.simulation.clock import VirtualClock
 from edgeasync.simulation.hub import SimulatedHub
@@ -59,17 +60,12 @@ class SimulatedDevice:
         link: LinkProfile,
         examples: int = 0,
         seed: int = 0,
-        bandwidth_bytes_per_s_max: int | None = None,
-        link_share: float | None = None,
-        bytes_per_day_max: int | None = None,
+        limits: DeviceLimits | None = None,
+        throttle: ThrottleSection | None = None,
         keeps: bool = False,
-        alone_steps_max: int = 0,
-        local_steps_max: int = 0,
-        delay_steps: int | None = None,
         local: LocalParameters | None = None,
         initial: Vector | None = None,
         validate: Callable[[Vector], float | None] | None = None,
-        limits: ThrottleLimits | None = None,
         frozen: Frozen | None = None,
         sender: Sender = ANYBODY,
     ) -> None:
@@ -84,21 +80,17 @@ class SimulatedDevice:
         self._hub = hub
         self._trainer = trainer
         self._examples = examples
-        self._bandwidth_bytes_per_s_max, self._link_share = bandwidth_bytes_per_s_max, link_share
-        self._bytes_per_day_max = bytes_per_day_max
         self._day_record: QuotaRecord | None = None
         self._keeps = keeps
         self._frozen = frozen
         self._sender = sender
-        self._alone_steps_max = alone_steps_max
-        self._local_steps_max, self._delay_steps = local_steps_max, delay_steps
         self._local = local or LocalParameters()
         self._initial, self._validate = initial, validate
         self.spool: Spool | None = None
         self.held: HeldModel | None = None
         self._trainer_state: TrainerState | None = None
-        self._limits = limits
-        self._share = Throttle(limits).pace.share
+        self._limits, self._throttle = limits or DeviceLimits(), throttle
+        self._share = Throttle(throttle).pace.share
         self._full_step_s, self._step_s = step_s, step_s / self._share
         self.up = LinkDirection(clock, link.up_bytes_per_s, link.delay_s, f"{seed}/{device_id}/up")
         self.down = LinkDirection(clock, link.down_bytes_per_s, link.delay_s, f"{seed}/{device_id}/down")
@@ -160,7 +152,7 @@ class SimulatedDevice:
         self.disconnect()
         self._work = self._ticking = None
         self._steps_before = 0
-        self._change_pace(self._full_step_s, Throttle(self._limits).pace.share)
+        self._change_pace(self._full_step_s, Throttle(self._throttle).pace.share)
         self._wake()
         self._held_back.clear()
 
@@ -244,33 +236,19 @@ class SimulatedDevice:
         return self._clock.now_s
 
     def _make_engine(self) -> DeviceEngine:
-        day = DataQuota(self._bytes_per_day_max)
-        if self._day_record is not None:
-            day.recall(self._day_record)
-        core = DeviceCore(
-            device_id=self.device_id,
-            state_id=self._state_id,
-            incarnation=max(1, self.starts),
-            profile=DeviceProfile(examples=self._examples, local_steps_max=self._local_steps_max),
+        hello = Hello(
+            self.device_id,
+            self._state_id,
+            max(1, self.starts),
+            profile=DeviceProfile(examples=self._examples),
             codecs=STAGES,
-            fingerprint=None,
             layout=layout_of(self._trainer.spec.parameters),
             frozen=self._frozen,
-            graph_bytes_max=GRAPH_BYTES_MAX,
-            random=self._random,
-            offline_steps_max=self._alone_steps_max,
-            delay_steps=self._delay_steps,
-            data_quota=day,
-            throttle=Throttle(self._limits),
         )
-        return DeviceEngine(
-            core,
-            self,
-            lambda: self.now_s,
-            self._bandwidth_bytes_per_s_max,
-            link_share=self._link_share,
-            keeps=self._keeps,
-        )
+        core = DeviceCore(hello, self._limits, self._random, throttle=self._throttle)
+        if self._day_record is not None:
+            core.data_quota.recall(self._day_record)
+        return DeviceEngine(core, self, lambda: self.now_s, keeps=self._keeps)
 
     def _schedule_tick(self) -> None:
         due_s = self.engine.next_deadline_s()
@@ -386,11 +364,12 @@ class SimulatedDevice:
                     wait=lambda _: None,
                     clock=lambda: 0.0,
                     continues=overlap,
-                    validate=lambda: None if overlap or validate is None else validate(model.parameters),
                 )
+                loss = None if overlap or validate is None else validate(model.parameters)
             self._local.keep()
             assert result is not None
-            then(msgspec.structs.replace(result, step_s=work.spent_s / max(1, steps_done)))
+            step_s = work.spent_s / max(1, steps_done)
+            then(msgspec.structs.replace(result, step_s=step_s, validation_loss=loss))
 
         self._work = work = Work(local_steps, self._clock.now_s, finish, overlap=overlap)
         self._arrange_end(work)

@@ -35,11 +35,11 @@ from edgeasync.errors import (
 )
 from edgeasync.metrics import Accuracy, Meter, MetricSetting, find_metrics
 from edgeasync.parameters import ParameterSpec, Vector
-from edgeasync.policies.transforms import Transform
 from edgeasync.structs import parse_json
 from edgeasync.training.evaluation import EvaluationResult
 from edgeasync.training.memory_fit import fitting_rows
 from edgeasync.training.micro_batches import Machine, MicroBatch, ThisMachine, worth_splitting
+from edgeasync.training.plan import LocalTraining
 from edgeasync.training.trainer import GradientTrainer, StepResult
 
 Provider = Literal["auto", "cpu", "cuda", "tensorrt"]
@@ -72,10 +72,9 @@ _log = logging.getLogger(__name__)
 class OnnxTrainer:
     """A `Trainer` that runs a training graph on this device's data.
 
-    `graph` is a training graph from `edgeasync model build`. The `optimizer` is a sequence of stages such as
-    `SGD`. `threads` is the number of cores that a step may use. If the graph has a fixed batch size, that
-    replaces `batch_size`. `accumulation_steps` and `micro_batch_size` are as for `GradientTrainer`. `metrics` are
-    objects or names of `edgeasync.metrics`.
+    `graph` is a training graph from `edgeasync model build`. `local` says how it is trained: the keys of `[local]`
+    in a settings file. If the graph has a fixed batch size, that replaces `local.batch_size`. `threads` is the
+    number of cores that a step may use.
 
     Raises `GraphError` for a graph that it cannot load or that breaks the contract. Raises `ModelMismatchError`
     if the graph does not train the arrays of `spec`, `DataError` for data that does not fit, and `ConfigError` for
@@ -85,10 +84,12 @@ class OnnxTrainer:
     >>> from edgeasync import SGD, Dataset, OnnxTrainer, nn
     >>> from edgeasync.autodiff.build import build_training_graph
     >>> from edgeasync.autodiff.settings import GraphSettings
+    >>> from edgeasync.training.plan import LocalTraining
     >>> forward = nn.to_onnx(nn.Linear(4, 2), (4,))
     >>> built = build_training_graph(forward.SerializeToString(), GraphSettings())
     >>> data = Dataset.of(np.eye(4), [0, 1, 0, 1])
-    >>> trainer = OnnxTrainer(built.model, built.spec, data, [SGD(learning_rate=0.1)], batch_size=2)
+    >>> local = LocalTraining(optimizer=(SGD(learning_rate=0.1),), batch_size=2)
+    >>> trainer = OnnxTrainer(built.model, built.spec, data, local)
     >>> trainer.begin(built.initial.copy())
     >>> trainer.step().examples
     2
@@ -99,14 +100,9 @@ class OnnxTrainer:
         graph: bytes,
         spec: ParameterSpec,
         dataset: Dataset,
-        optimizer: Sequence[Transform],
+        local: LocalTraining,
         *,
-        batch_size: int = 32,
         seed: int = 0,
-        keep_optimizer_state: bool = False,
-        accumulation_steps: int = 1,
-        micro_batch_size: MicroBatch | None = None,
-        metrics: Sequence[MetricSetting] = (),
         threads: int = 1,
         provider: Provider = "auto",
         machine: Machine | None = None,
@@ -118,24 +114,22 @@ class OnnxTrainer:
         if not gradient.own_target:
             warn_of_one_class(dataset.y)
         fixed = gradient.batch_size
-        self._fits = micro_batch_size == "auto" or fixed is not None
+        self._fits = local.micro_batch_size == "auto" or fixed is not None
         """Whether nothing is to be tried: the size is chosen step by step, or there is only one."""
-        self._batches = drawn = batches(dataset, fixed or batch_size, seed, full=fixed is not None)
-        accumulation_steps = min(accumulation_steps, drawn.per_epoch)
-        micro_batch_size = worth_splitting(micro_batch_size, drawn.batch_size)
+        self._batches = drawn = batches(dataset, fixed or local.batch_size, seed, full=fixed is not None)
+        accumulation_steps = min(local.accumulation_steps, drawn.per_epoch)
+        micro_batch_size = worth_splitting(local.micro_batch_size, drawn.batch_size)
         if accumulation_steps > 1 or micro_batch_size is not None:
             gradient.check_parts(micro_batch_size)
         self._trainer = GradientTrainer(
             spec,
             gradient,
-            optimizer,
+            local.optimizer,
             drawn,
-            keep_optimizer_state=keep_optimizer_state,
+            keep_optimizer_state=local.keep_optimizer_state,
             accumulation_steps=accumulation_steps,
             micro_batch_size=micro_batch_size,
-            weight_of=lambda _: gradient.weight,
-            whole=gradient.whole,
-            meter=gradient.measure(metrics) if metrics else None,
+            meter=gradient.measure(local.metrics) if local.metrics else None,
             machine=self._machine,
         )
         self._rows = drawn.batch_size if not isinstance(micro_batch_size, int) else micro_batch_size

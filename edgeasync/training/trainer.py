@@ -32,6 +32,23 @@ from edgeasync.training.micro_batches import (
 Gradient = Callable[[Vector, npt.NDArray[np.float32], Any, Vector], float | None]
 """`gradient(parameters, x, y, out)` writes the mean loss's gradient to `out` and returns the loss, if any."""
 
+
+@runtime_checkable
+class WeighingGradient(Protocol):
+    """A `Gradient` that says what its batches count, and whether it takes them in parts."""
+
+    @property
+    def weight(self) -> float:
+        """What the last batch counts beside others."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether a batch must be computed at once."""
+
+    def __call__(self, parameters: Vector, x: Any, y: Any, out: Vector) -> float | None:
+        """Write the gradient of the batch's mean loss to `out`; return the loss, if any."""
+
+
 Drawn = tuple[int, Callable[[slice], Batch]]
 """A batch: how many examples it has, and what returns a part of them."""
 
@@ -175,70 +192,88 @@ def take_local_steps(
     step_s_min: float = 0.0,
     share: Callable[[], float] = lambda: 1.0,
     continues: bool = False,
-    should_pause: Callable[[], bool] = lambda: False,
     step: Callable[[], StepResult] | None = None,
-    validate: Callable[[], float | None] = lambda: None,
 ) -> Trained | None:
     """Take `local_steps` steps, or return `None` as soon as `should_stop` says so: the work is abandoned.
 
-    Steps that continue an earlier call's (`continues`) have no score and no base loss. They end early as soon as
-    `should_pause` says so: what was done by then is returned, or `None` if nothing was. So it is when the trainer
-    raises `StepsEndedError`.
+    Steps that continue an earlier call's (`continues`) have no score and no base loss. A step that raises
+    `StepsEndedError` ends them early: what was done by then is returned, or `None` if nothing was.
 
     After the last step a `BufferedTrainer` copies its parameters to the vector; `step_s` includes that.
 
     Every step is drawn out by `wait(remaining_s)`: to `step_s_min`, to stand for a slower device, and so that it
     takes only a `share` of the time, above 0. `step_s` of the result, mean seconds a step, includes it. `on_step`
     is called after each step. Mean and variance, the population's, are of the steps that have a loss. `step`
-    stands for the trainer's own, if that must be awaited. `validate` returns the loss of the parameters after the
-    last step. Of no steps the result has no loss. Raises `ValueError` if `local_steps` is below 0, and `DataError`
-    if a step returns something else than a loss and a count of examples.
+    stands for the trainer's own, if that must be awaited. Of no steps the result has no loss. Raises `ValueError`
+    if `local_steps` is below 0, and `DataError` if a step returns something else than a loss and a count of
+    examples.
     """
     if local_steps < 0:
         raise ValueError(f"local_steps is {local_steps}; give 0 or more")
     scores = not continues and hasattr(trainer, "score")
     score = float(cast("ScoringTrainer", trainer).score()) if scores else None
-    take_step = step or trainer.step
-    examples, total_s = 0, 0.0
-    # Welford 1962: sums of squares would cancel once the losses are nearly alike.
-    mean, squares, count, losses = 0.0, 0.0, 0, 0
-    base_loss: float | None = None
-    while count < local_steps:
+    take_step = step or cast("Trainer", trainer).step
+    totals = _StepTotals()
+    while totals.count < local_steps:
         if should_stop():
             return None
-        if should_pause():
-            break
         started = clock()
         try:
             result = take_step()
         except StepsEndedError:
             break
-        count += 1
         taken_s = clock() - started
         remaining_s = max(step_s_min, taken_s / share()) - taken_s
         if remaining_s > 0.0:
             wait(remaining_s)
-        total_s += clock() - started
-        loss, batch_examples = _numbers(result)
-        examples += batch_examples
-        if count == 1 and not continues:
-            base_loss = loss
-        if loss is not None:
-            losses += 1
-            deviation = loss - mean
-            mean += deviation / losses
-            squares += deviation * (loss - mean)
+        totals.add(result, clock() - started)
         on_step()
     started = clock()
-    if not count or not _flush(trainer):
-        return None if local_steps else Trained(0, 0, None, None, 0.0, score, validation_loss=validate())
-    total_s += clock() - started
-    loss_mean, loss_variance = (mean, squares / losses) if losses else (None, None)
-    return Trained(
-        count, examples, loss_mean, loss_variance, total_s / count, score, base_loss=base_loss,
-        metrics=_metrics(trainer.metrics()) if isinstance(trainer, MeasuringTrainer) else None,
-        validation_loss=validate(),
-    )  # fmt: skip
+    if not totals.count or not _flush(trainer):
+        return None if local_steps else Trained(0, 0, None, None, 0.0, score)
+    metrics = _metrics(trainer.metrics()) if isinstance(trainer, MeasuringTrainer) else None
+    return totals.trained(score, clock() - started, metrics, continues=continues)
+
+
+class _StepTotals:
+    """Adds up steps: examples, seconds, and mean and variance of their losses by Welford 1962.
+
+    Sums of squares would cancel once the losses are nearly alike.
+    """
+
+    def __init__(self) -> None:
+        self.count = self._examples = self._losses = 0
+        self._seconds = self._mean = self._squares = 0.0
+        self._first_loss: float | None = None
+
+    def add(self, result: StepResult, seconds: float) -> None:
+        """Count a step; raises `DataError` for a result of something else."""
+        loss, examples = _numbers(result)
+        self.count += 1
+        self._examples += examples
+        self._seconds += seconds
+        if self.count == 1:
+            self._first_loss = loss
+        if loss is not None:
+            self._losses += 1
+            deviation = loss - self._mean
+            self._mean += deviation / self._losses
+            self._squares += deviation * (loss - self._mean)
+
+    def trained(
+        self, score: float | None, flushed_s: float, metrics: dict[str, float] | None, *, continues: bool
+    ) -> Trained:
+        """Return the result of all steps; bringing the parameters took `flushed_s`."""
+        return Trained(
+            self.count,
+            self._examples,
+            self._mean if self._losses else None,
+            self._squares / self._losses if self._losses else None,
+            (self._seconds + flushed_s) / self.count,
+            score,
+            base_loss=None if continues else self._first_loss,
+            metrics=metrics,
+        )
 
 
 def _flush(trainer: Trainer | CoroutineTrainer) -> bool:
@@ -302,13 +337,13 @@ class GradientTrainer:
 
     A local step is of one batch, or of `accumulation_steps` batches together. With a `micro_batch_size` no more
     examples go through the gradient function at once; `"auto"` chooses by what `machine` measures. Then gradients
-    are added up in one more vector, each by the weight of its part: the number of examples, or what `weight_of`
-    the targets says after the gradient was computed. The result is that of the whole batch, but for rounding.
+    are added up in one more vector, each by the weight of its part: the number of examples, or what a
+    `WeighingGradient` says. The result is that of the whole batch, but for rounding.
     Raises `ConfigError` for a spec with statistics, since batch norms depend on what goes through at once, and
     for a stage of the optimizer with a number out of its range.
 
     If there is not the memory for a batch, half as many examples go through from then on, and so on down to one;
-    not where the spec has statistics, or the gradient function takes only a `whole` batch: `NoMemoryError`.
+    not where the spec has statistics, or the gradient function takes no parts: `NoMemoryError`.
 
     A gradient function that has scores may add them to a `meter`, whose metrics travel with the updates.
 
@@ -334,8 +369,6 @@ class GradientTrainer:
         keep_optimizer_state: bool = False,
         accumulation_steps: int = 1,
         micro_batch_size: MicroBatch | None = None,
-        weight_of: Callable[[Targets], float] = len,
-        whole: bool = False,
         meter: Meter | None = None,
         machine: Machine | None = None,
     ) -> None:
@@ -347,9 +380,8 @@ class GradientTrainer:
         self._gradient_of = gradient
         self._accumulation_steps = accumulation_steps
         self._micro_batch_size = micro_batch_size
-        self._weight_of = weight_of
+        self._weighing = gradient if isinstance(gradient, WeighingGradient) else None
         self._meter = meter
-        self._whole = whole
         self._machine = machine or ThisMachine()
         self._auto = MicroBatchSize(self._machine) if micro_batch_size == "auto" else None
         in_parts = accumulation_steps > 1 or micro_batch_size is not None
@@ -448,7 +480,7 @@ class GradientTrainer:
         examples, weights, losses = 0, 0.0, 0.0
         has_loss = False
         for x, y, loss in self._parts(parameters, batches):
-            weight = float(self._weight_of(y))
+            weight = float(len(y) if self._weighing is None else self._weighing.weight)
             examples += len(x)
             if weight > 0.0:  # a part that counts for nothing may have no gradient
                 np.multiply(self._gradient, np.float32(weight), out=self._gradient)
@@ -515,7 +547,7 @@ class GradientTrainer:
     def _check_parts(self, error: Exception | None) -> None:
         """Raise `NoMemoryError` if a batch must go through the model as a whole."""
         statistics = self._spec.trained_length < self._spec.length
-        if self._whole or statistics:
+        if statistics or (self._weighing is not None and self._weighing.whole):
             why = (
                 "has a batch norm, which is not the same for a batch in parts" if statistics else "takes no parts"
             )

@@ -25,7 +25,7 @@ GRAPH_TABLE = 'kind = "onnx"\nfile = "forward.onnx"'
 
 def run_agent(commands, address, *arguments, key=""):
     """Run an agent until its hub has what it wants; what is set stands in a file, or in flags."""
-    (commands.folder / "agent.toml").write_text(f"[agent]\n{key}\n")
+    (commands.folder / "agent.toml").write_text(f"[limits]\n{key}\n")
     fixed = ["--hub", address, "--data", commands.data("data.npz"), "--device-id", "pi", "--state", "state"]
     told = commands.run("agent", "agent.toml", *fixed, *arguments)
     assert (told.returncode, told.stderr) == (0, "")
@@ -37,10 +37,10 @@ def hub_of(commands, model):
 
 
 def test_without_an_address_it_uses_that_of_status(commands, monkeypatch):
-    def refuse(section, *_, **__):
-        raise ConfigError(f"the hub is {section.hub}")
+    def refuse(settings, *_, **__):
+        raise ConfigError(f"the hub is {settings.agent.hub}")
 
-    monkeypatch.setattr(agent, "make_agent", refuse)
+    monkeypatch.setattr(agent, "AgentRuntime", refuse)
     (usual,) = [
         option.default for option in get_command(main.app).commands["status"].params if option.name == "hub"
     ]
@@ -73,10 +73,10 @@ def test_a_graph_is_run_by_as_many_threads_as_were_asked_for(commands, monkeypat
     ("flags", "key", "bytes_per_s"),
     [
         ([], "", None),
-        (["--bandwidth-max", "1 MB"], "", 1_000_000),
-        (["--bandwidth-max", "2000000"], "", 2_000_000),
+        (["--bandwidth-bytes-per-s-max", "1 MB"], "", 1_000_000),
+        (["--bandwidth-bytes-per-s-max", "2000000"], "", 2_000_000),
         ([], 'bandwidth_bytes_per_s_max = "3 MB"', 3_000_000),
-        (["--bandwidth-max", "1 MB"], 'bandwidth_bytes_per_s_max = "3 MB"', 1_000_000),
+        (["--bandwidth-bytes-per-s-max", "1 MB"], 'bandwidth_bytes_per_s_max = "3 MB"', 1_000_000),
     ],
     ids=["default", "flag", "flag in bytes", "file", "flag over file"],
 )
@@ -162,7 +162,7 @@ def test_a_log_level_that_is_not_known(commands, command):
 )
 def test_a_day_has_as_many_bytes_as_were_asked_for_over_all_its_starts(commands, flags, key):
     _, address = commands.hub(commands.settings(more=LIVELINESS))
-    (commands.folder / "agent.toml").write_text(f"[agent]\n{key}\n")
+    (commands.folder / "agent.toml").write_text(f"[limits]\n{key}\n")
     used = []
     for updates in (3, 6):
         agent = commands.agent(address, "pi", "agent.toml", *flags)

@@ -8,7 +8,6 @@ import pytest
 from edgeasync import Policy
 from edgeasync.config import ByteCount
 from edgeasync.core.hub.settings import FLOAT32, Limits, Liveness, StopCondition
-from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.graphs.model_file import load_model
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.aggregation import ImmediateAggregator
@@ -19,6 +18,7 @@ from edgeasync.protocol.messages import Assignment, Credit, Fetch, Push
 from edgeasync.protocol.transfers import CreditWindow
 from edgeasync.runtime.agent import AgentRuntime
 from edgeasync.runtime.hub import HubRuntime
+from tests.support.parts.agents import agent_parts
 from tests.support.parts.hubs import run_settings, zeros
 from tests.support.programs.processes import PATIENCE_S
 from tests.support.programs.proxy import CuttingProxy
@@ -71,9 +71,7 @@ async def train_through_cuts(run, *, cuts_up=(), cuts_down=()):
             int(hub.address.rpartition(":")[2]), cuts_up=cuts_up, cuts_down=cuts_down
         ) as proxy:
             agent = AgentRuntime(
-                f"tcp://127.0.0.1:{proxy.port}",
-                identity=DeviceIdentity("device", f"{1:032x}", 1),
-                make_trainer=lambda _: Adder(SPEC),
+                *agent_parts(lambda _: Adder(SPEC), hub=f"tcp://127.0.0.1:{proxy.port}"),
                 on_report=lambda report: told.append(report.event),
             )
             assert await agent.run() == "the hub has finished training"

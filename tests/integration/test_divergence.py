@@ -19,6 +19,9 @@ import numpy as np
 from edgeasync import StepResult
 from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.runtime.agent import AgentRuntime
+from edgeasync.runtime.agent_settings import AgentSection, AgentSettings
+from edgeasync.runtime.device import Device
+from edgeasync.runtime.workload import Workload
 from edgeasync.cli.serving import serve
 
 class BrokenSensor:
@@ -34,9 +37,9 @@ def make_trainer(welcome):
     trainer.spec = welcome.spec
     return trainer
 
-agent = AgentRuntime(
-    sys.argv[1], identity=DeviceIdentity("broken", "0" * 32, 1), make_trainer=make_trainer, step_s_min=0.005
-)
+section = AgentSection(hub=sys.argv[1], step_s_min=0.005)
+device = Device("broken").open(DeviceIdentity("broken", "0" * 32, 1), section)
+agent = AgentRuntime(AgentSettings(agent=section), device, Workload(make_trainer))
 print(serve(agent, 60, int))
 """
 

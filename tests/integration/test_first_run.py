@@ -252,6 +252,9 @@ import numpy as np
 from edgeasync import StepResult
 from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.runtime.agent import AgentRuntime
+from edgeasync.runtime.agent_settings import AgentSection, AgentSettings
+from edgeasync.runtime.device import Device
+from edgeasync.runtime.workload import Workload
 from edgeasync.cli.serving import serve
 
 class Busy:
@@ -268,7 +271,9 @@ def make_trainer(welcome):
     trainer.spec = welcome.spec
     return trainer
 
-agent = AgentRuntime(sys.argv[1], identity=DeviceIdentity("busy", "0" * 32, 1), make_trainer=make_trainer)
+section = AgentSection(hub=sys.argv[1])
+device = Device("busy").open(DeviceIdentity("busy", "0" * 32, 1), section)
+agent = AgentRuntime(AgentSettings(agent=section), device, Workload(make_trainer))
 print(serve(agent, 60, int), flush=True)
 os._exit(0)  # as commands end
 """

@@ -250,7 +250,7 @@ def test_a_device_id_that_is_none(commands, name):
     mistake(commands, CONFIG, "device_id", arguments=arguments)
 
 
-@pytest.mark.parametrize("flag", ["--bandwidth-max", "--bytes-per-day-max"])
+@pytest.mark.parametrize("flag", ["--bandwidth-bytes-per-s-max", "--bytes-per-day-max"])
 def test_a_number_of_bytes_beyond_all_reason(commands, flag):
     arguments = ["agent", "--hub", free_address(), "--data", "data.npz", flag, "9" * 5000]
     mistake(commands, CONFIG, "is not a size", arguments=arguments)

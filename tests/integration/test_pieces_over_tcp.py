@@ -23,6 +23,7 @@ from edgeasync.policies.staleness import ConstantStaleness
 from edgeasync.protocol import wire
 from edgeasync.runtime.agent import AgentRuntime
 from edgeasync.runtime.hub import HubRuntime
+from tests.support.parts.agents import agent_parts
 from tests.support.parts.hubs import run_settings, zeros
 from tests.support.programs.processes import PATIENCE_S
 from tests.support.simulation.adders import Adder, pattern
@@ -114,9 +115,11 @@ async def train(run, spec, *, aggregate, agents, limits, codec="identity", updat
         await listening.wait()
         devices.extend(
             AgentRuntime(
-                hub.address,
-                identity=DeviceIdentity(f"device-{number}", f"{number:032x}", 1),
-                make_trainer=lambda _: Adder(spec),
+                *agent_parts(
+                    lambda _: Adder(spec),
+                    identity=DeviceIdentity(f"device-{number}", f"{number:032x}", 1),
+                    hub=hub.address,
+                )
             )
             for number in range(agents)
         )

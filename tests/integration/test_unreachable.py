@@ -12,13 +12,13 @@ import zmq.asyncio
 
 from edgeasync.cli.output import Printer
 from edgeasync.cli.status import print_status
-from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.errors import ProtocolError, RefusedError
 from edgeasync.net.status import fetch_status
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Refuse, Status
 from edgeasync.runtime.agent import AgentRuntime
 from tests.support.formats.versions import in_version
+from tests.support.parts.agents import agent_parts
 from tests.support.programs.processes import PATIENCE_S, free_address
 
 
@@ -104,8 +104,7 @@ async def first_words(*addresses):
         if report.event == "unreachable" and not said.done():
             said.set_result(report.detail)
 
-    identity = DeviceIdentity("pi", "0" * 32, 1)
-    agent = AgentRuntime(addresses, identity=identity, make_trainer=None, insecure=True, on_report=on_report)
+    agent = AgentRuntime(*agent_parts(None, hub=addresses, insecure=True), on_report=on_report)
     running = asyncio.create_task(agent.run())
     async with asyncio.timeout(PATIENCE_S):
         detail = await said
@@ -132,7 +131,7 @@ REASONS = {
 @pytest.mark.asyncio
 async def test_a_hub_of_another_protocol_version_ends_an_agent():
     async with other_service(in_version(wire.encode(Status()), 99)) as address:
-        agent = AgentRuntime(address, identity=DeviceIdentity("pi", "0" * 32, 1), make_trainer=None, insecure=True)
+        agent = AgentRuntime(*agent_parts(None, hub=address, insecure=True))
         with pytest.raises(
             RefusedError, match=r"got protocol version 99, expected \d+; install the same edgeasync"
         ):

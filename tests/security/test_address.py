@@ -4,11 +4,11 @@ import socket
 
 import pytest
 
-from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.errors import AddressError
 from edgeasync.net.address import check_bind, check_connect
 from edgeasync.runtime.agent import AgentRuntime
 from edgeasync.runtime.agent_settings import AgentSection
+from tests.support.parts.agents import agent_parts
 from tests.support.programs.command_line import ADDRESS, mistake
 from tests.support.programs.processes import Commands
 
@@ -87,9 +87,8 @@ def test_a_host_with_white_space_is_none(check, host):
         check(f"tcp://{host}:5555", insecure=True)
 
 
-def agent(address, **options):
-    identity = DeviceIdentity("pi", "0" * 32, 1)
-    return AgentRuntime(address, identity=identity, make_trainer=lambda _: None, **options)
+def agent(address, **section):
+    return AgentRuntime(*agent_parts(lambda _: None, hub=address, **section))
 
 
 def test_an_agent_speaks_in_clear_beyond_loopback_only_if_told_to():

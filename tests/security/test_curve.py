@@ -11,7 +11,6 @@ import zmq
 from edgeasync.config import FilePath
 from edgeasync.core.hub.settings import Limits
 from edgeasync.durable.device_keys import DeviceKeys
-from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.durable.keys import HubKeys, KeyPair
 from edgeasync.errors import AccessError, AddressError
 from edgeasync.net.connection_bounds import ConnectionBounds
@@ -23,6 +22,7 @@ from edgeasync.net.zap import ENDPOINT, ZapHandler
 from edgeasync.protocol.messages import Refuse, Status, StatusRequest
 from edgeasync.runtime.agent import AgentRuntime
 from edgeasync.runtime.hub import HubRuntime
+from tests.support.parts.agents import agent_parts
 from tests.support.parts.hubs import run_settings, zeros
 from tests.support.programs.command_line import ACCESS, NO_HUB, assert_told
 from tests.support.programs.processes import MODEL, PATIENCE_S, until
@@ -328,9 +328,7 @@ async def test_an_agent_that_is_put_off_tries_again(tmp_path):
     address, told = hub.get_string(zmq.LAST_ENDPOINT), asyncio.Queue()
     state = DeviceKeys(tmp_path)
     state.know(pair.public, (address,), "pi-1")
-    agent = AgentRuntime(
-        identity=DeviceIdentity("pi-1", "0" * 32, 1), make_trainer=None, keys=state, on_report=told.put_nowait
-    )
+    agent = AgentRuntime(*agent_parts(None, keys=state), on_report=told.put_nowait)
     running = asyncio.create_task(agent.run())
     async with asyncio.timeout(PATIENCE_S):
         while (report := await told.get()).event != "unreachable":
@@ -416,5 +414,5 @@ def test_with_keys_a_hub_may_listen_anywhere(tmp_path, keys):
 def test_an_agent_finds_its_hub_in_its_keys(tmp_path):
     state = DeviceKeys(tmp_path)
     state.know(KeyPair.make().public, ("tcp://hub.example:5555",), "pi-1")
-    agent = AgentRuntime(identity=DeviceIdentity("pi-1", "0" * 32, 1), make_trainer=None, keys=state)
+    agent = AgentRuntime(*agent_parts(None, keys=state))
     assert agent.addresses == ("tcp://hub.example:5555",)

@@ -7,12 +7,11 @@ import zmq
 
 from edgeasync.durable.allow_list import AllowList, read_key
 from edgeasync.durable.device_keys import DeviceKeys
-from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.durable.keys import PENDING_MAX, PENDING_S, KeyPair, Token, fingerprint
 from edgeasync.errors import ConfigError, StorageError
 from edgeasync.net.allow_list_reader import AllowListReader
 from edgeasync.protocol.messages import Enrol, Enrolled, Hello, Ping, Refuse, StatusRequest
-from edgeasync.runtime.agent import AgentRuntime
+from tests.support.parts.agents import agent_parts
 from tests.support.programs.command_line import ACCESS, CONFIG, FILES, assert_told
 from tests.support.programs.processes import free_address, until
 from tests.support.security.keyed import ask, client, denied, enrolled, is_welcome, start_hub
@@ -435,4 +434,4 @@ def test_mistakes(commands, keys):
         commands.run("keys", "enrol", "owner", "--address", "tcp://h:1", "--keys", keys.folder), FILES, "operator"
     )
     with pytest.raises(ConfigError, match="keys"):
-        AgentRuntime(identity=DeviceIdentity("pi-1", "0" * 32, 1), make_trainer=None, enrol=token)
+        agent_parts(None, enrol=token)

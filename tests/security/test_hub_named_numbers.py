@@ -22,10 +22,10 @@ from edgeasync.core.device.bounds import (
 from edgeasync.core.device.device_core import DeviceCore
 from edgeasync.core.device.effects import Connect, EndAgent, InstallModel, Train
 from edgeasync.core.device.events import ModelInstalled
+from edgeasync.core.device.limits import DeviceLimits
 from edgeasync.core.device.pending_push import ModelKey, PendingPush
 from edgeasync.core.engine.device_engine import DeviceEngine
 from edgeasync.data.dataset import Dataset
-from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.errors import ModelMismatchError
 from edgeasync.host import host_info
 from edgeasync.net.network import ZmqNetwork
@@ -35,8 +35,8 @@ from edgeasync.protocol.messages import (
     Ack,
     Assignment,
     Deltas,
-    DeviceProfile,
     Goodbye,
+    Hello,
     ModelVersion,
     Ping,
     Push,
@@ -45,8 +45,9 @@ from edgeasync.protocol.messages import (
 )
 from edgeasync.protocol.transfers import PIECE_BYTES_MAX
 from edgeasync.runtime.agent import AgentRuntime
-from edgeasync.runtime.agent_settings import AgentSection
+from edgeasync.core.device.limits import DeviceLimits
 from edgeasync.training.plan import read_plan
+from tests.support.parts.agents import agent_parts
 from tests.support.parts.device_bench import KEPT, SPEC, WELCOME, DeviceBench, assignment
 
 
@@ -57,11 +58,8 @@ def welcomed(device=None, **fields):
 class EngineBench:
     """A device's engine whose shell does nothing, and all it said."""
 
-    def __init__(self, **options):
-        core = DeviceCore(
-            device_id="pi-1", state_id=bytes(16), incarnation=1, profile=DeviceProfile(), codecs=("identity",),
-            fingerprint=None, graph_bytes_max=1000, random=Random(0), **options,
-        )  # fmt: skip
+    def __init__(self):
+        core = DeviceCore(Hello("pi-1", bytes(16), 1), DeviceLimits(), Random(0))
         self.core = core
         self.engine = DeviceEngine(core, Mock(), lambda: 1.0)
         self.engine.begin()
@@ -186,14 +184,12 @@ def test_nobody_believes_a_model_of_more_than_a_gigabyte():
     assert isinstance(stop.error, ModelMismatchError)
 
 
-def make_agent(**options):
-    return AgentRuntime(
-        "tcp://127.0.0.1:9", identity=DeviceIdentity("pi", "0" * 32, 1), make_trainer=None, **options
-    )
+def make_agent(network=None, **section):
+    return AgentRuntime(*agent_parts(None, hub="tcp://127.0.0.1:9", **section), network=network)
 
 
 def parameters_max_of(agent):
-    return agent._engine.core._parameters_max
+    return agent._engine.core.limits.parameters_max
 
 
 @pytest.mark.parametrize(
@@ -206,10 +202,10 @@ def test_without_a_setting_the_machines_memory_bounds_the_model(monkeypatch, gib
 
 
 def test_it_is_a_setting():
-    assert AgentSection().parameters_max is None
-    assert msgspec.convert({"parameters_max": 5}, AgentSection).parameters_max == 5
+    assert DeviceLimits().parameters_max is None
+    assert msgspec.convert({"parameters_max": 5}, DeviceLimits).parameters_max == 5
     with pytest.raises(msgspec.ValidationError):
-        msgspec.convert({"parameters_max": PARAMETERS_MAX + 1}, AgentSection)
+        msgspec.convert({"parameters_max": PARAMETERS_MAX + 1}, DeviceLimits)
 
 
 def test_a_plan_of_another_model_than_the_welcomes_takes_no_memory():

@@ -16,7 +16,6 @@ from edgeasync.autodiff.export import export_model
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.config import ByteCount
 from edgeasync.data.dataset import Dataset
-from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.errors import EdgeAsyncError, GraphError
 from edgeasync.graphs.graph_model import HubGraph, load_graph
 from edgeasync.graphs.graph_process import load_graph_apart
@@ -27,8 +26,9 @@ from edgeasync.policies.optimizers import SGD
 from edgeasync.runtime.agent import AgentRuntime
 from edgeasync.runtime.hub import HubRuntime
 from edgeasync.training.graph_check import check_graph
-from edgeasync.training.onnx_trainer import OnnxTrainer
 from edgeasync.training.scan_lengths import SCAN_STEPS_MAX
+from tests.support.models.trainers import onnx_trainer
+from tests.support.parts.agents import agent_parts
 from tests.support.parts.hubs import run_settings, zeros
 from tests.support.programs.command_line import GRAPH, mistake
 from tests.support.programs.processes import PATIENCE_S, Commands
@@ -328,15 +328,13 @@ async def test_an_agent_that_stops_ends_a_graph_that_never_returns(tmp_path):
     graph, spec = hidden_loop(), ParameterSpec((Parameter("w", (2,)),))
     check_graph(graph, bytes_max=1 << 20)
     dataset = Dataset.of(np.zeros((4, 1), np.float32), np.zeros(4, np.int64))
-    trainer = OnnxTrainer(graph, spec, dataset, (SGD(learning_rate=0.1),), batch_size=4)
+    trainer = onnx_trainer(graph, spec, dataset, (SGD(learning_rate=0.1),), batch_size=4)
     stepping = asyncio.Event()
     loop, step = asyncio.get_running_loop(), trainer.step
     trainer.step = lambda: loop.call_soon_threadsafe(stepping.set) and step()
     network, address = ZmqNetwork(), "inproc://hub"
     hub = HubRuntime(run_settings(tmp_path / "run", address), zeros(spec), network=network)
-    agent = AgentRuntime(
-        address, identity=DeviceIdentity("pi", "0" * 32, 1), make_trainer=lambda _: trainer, network=network
-    )
+    agent = AgentRuntime(*agent_parts(lambda _: trainer, hub=address), network=network)
     try:
         async with asyncio.timeout(PATIENCE_S):
             serving, running = asyncio.create_task(hub.run()), asyncio.create_task(agent.run())

@@ -6,6 +6,7 @@ import pytest
 
 from edgeasync.config import ByteCount, parse_toml
 from edgeasync.core.device.data_quota import HEADERS_BYTES, RECORD_EVERY_S, RECORDS_A_DAY
+from edgeasync.core.device.limits import DeviceLimits
 from edgeasync.core.hub import membership
 from edgeasync.core.hub.settings import DAY_S, HubCoreSettings, Limits, Liveness
 from edgeasync.parameters import Parameter, ParameterSpec
@@ -66,7 +67,7 @@ class Lab:
                 link=LINK,
                 examples=1000,
                 seed=n,
-                bytes_per_day_max=own if n in own_of else None,
+                limits=DeviceLimits(bytes_per_day_max=own if n in own_of else None),
                 **kept,
             )
             for n, trainer in enumerate(self.trainers)
@@ -244,4 +245,4 @@ def test_a_limit_that_no_day_can_keep_is_told():
     lab = Lab(Limits(), 150_000)
     lab.until(60.0)
     (told,) = [report.detail for _, report in lab.devices[0].told if report.event == "resting"]
-    assert "raise [agent] bytes_per_day_max" in told
+    assert "raise [limits] bytes_per_day_max" in told

@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
+from edgeasync.core.device.limits import DeviceLimits
 from edgeasync.core.hub.settings import FLOAT32, HubCoreSettings, Liveness
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.aggregation import ImmediateAggregator
@@ -172,7 +173,9 @@ def windows(device, width_s=10.0):
 def test_a_cap_is_kept_and_used_up_both_ways(length):
     lab = Lab(length)
     link = LinkProfile(up_bytes_per_s=1e8, down_bytes_per_s=1e8, delay_s=0.02)
-    device = lab.device("capped", link, step_s=0.001, bandwidth_bytes_per_s_max=CAP_BYTES_PER_S)
+    device = lab.device(
+        "capped", link, step_s=0.001, limits=DeviceLimits(bandwidth_bytes_per_s_max=CAP_BYTES_PER_S)
+    )
     device.start()
     lab.until(lambda: lab.clock.now_s > 120.0)
     assert lab.member(device).updates_applied >= 2
@@ -186,7 +189,9 @@ def test_a_cap_is_kept_and_used_up_both_ways(length):
 def test_a_cap_is_kept_over_cuts():
     lab = Lab(5_000_000)
     link = LinkProfile(up_bytes_per_s=1e8, down_bytes_per_s=1e8, delay_s=0.02)
-    device = lab.device("capped", link, step_s=0.001, bandwidth_bytes_per_s_max=CAP_BYTES_PER_S)
+    device = lab.device(
+        "capped", link, step_s=0.001, limits=DeviceLimits(bandwidth_bytes_per_s_max=CAP_BYTES_PER_S)
+    )
     device.start()
     for direction in itertools.islice(itertools.cycle((device.down, device.up)), 4):
         cut_five_times(lab, device, direction, lab.spec.nbytes)

@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
+from edgeasync.core.device.limits import DeviceLimits
 from edgeasync.core.engine.link_share import TRAIN_BYTES
 from edgeasync.core.hub.settings import FLOAT32, HubCoreSettings
 from edgeasync.parameters import Parameter, ParameterSpec
@@ -45,7 +46,7 @@ class Device(SimulatedDevice):
         super()._deliver(peer, header, payload)
 
 
-def device_on(link, steps, **options):
+def device_on(link, steps, **limits):
     clock = VirtualClock()
     hub = SimulatedHub(
         clock,
@@ -61,7 +62,7 @@ def device_on(link, steps, **options):
         settings=HubCoreSettings(codec=FLOAT32),
         seed=0,
     )
-    device = Device(clock, hub, "pi", Adder(SPEC, 0.5), step_s=STEP_S, link=link, **options)
+    device = Device(clock, hub, "pi", Adder(SPEC, 0.5), step_s=STEP_S, link=link, limits=DeviceLimits(**limits))
     device.start()
     return clock, device
 

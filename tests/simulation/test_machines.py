@@ -17,7 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from edgeasync.core.device import effects as e
 from edgeasync.core.device import events as d
 from edgeasync.core.device.device_core import DeviceCore
-from edgeasync.core.device.throttle import Throttle, ThrottleLimits, ThrottleReadings
+from edgeasync.core.device.limits import DeviceLimits
+from edgeasync.core.device.throttle import ThrottleReadings, ThrottleSection
 from edgeasync.core.hub.effects import (
     Assign,
     Discard,
@@ -50,9 +51,9 @@ from edgeasync.protocol.graph import ShippedGraph
 from edgeasync.protocol.messages import (
     Ack,
     Assignment,
-    DeviceProfile,
     Duplicate,
     GraphHeader,
+    Hello,
     ModelVersion,
     Order,
     Push,
@@ -153,15 +154,10 @@ class Node:
         self.start += 1
         self.peer, self.memory, self.jobs, self.steps = None, None, [], 0
         self.core = DeviceCore(
-            device_id=self.name,
-            state_id=self.state_id,
-            incarnation=self.start,
-            profile=DeviceProfile(),
-            codecs=("identity",),
-            fingerprint=None,
-            graph_bytes_max=1000,
-            random=Random(self.random.random()),
-            throttle=Throttle(ThrottleLimits(temperature_c_max=80.0, temperature_c_slow=75.0)),
+            Hello(self.name, self.state_id, self.start),
+            DeviceLimits(graph_bytes_max=1000),
+            Random(self.random.random()),
+            throttle=ThrottleSection(temperature_c_max=80.0, temperature_c_slow=75.0),
         )
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from edgeasync.core.device.limits import DeviceLimits
 from edgeasync.core.hub.settings import CodecSettings, HubCoreSettings, Limits, Liveness
 from edgeasync.data.dataset import Dataset, batches
 from edgeasync.policies.optimizers import SGD
@@ -40,7 +41,7 @@ class Fleet:
             )  # fmt: skip
             device = SimulatedDevice(
                 self.clock, self.hub, f"device-{number}", trainer, step_s=0.01, link=LINK, keeps=keeps,
-                alone_steps_max=alone_steps_max,
+                limits=DeviceLimits(alone_steps_max=alone_steps_max),
             )  # fmt: skip
             device._deliver = self.note_answers(device._deliver)
             if keeps:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from edgeasync.core.device.throttle import ThrottleLimits, ThrottleReadings
+from edgeasync.core.device.throttle import ThrottleReadings, ThrottleSection
 from edgeasync.core.hub.settings import FLOAT32, HubCoreSettings, Liveness
 from edgeasync.data import load_digits
 from edgeasync.data.dataset import batches
@@ -24,7 +24,7 @@ from tests.support.simulation.adders import Adder
 
 SPEC = ParameterSpec((Parameter("w", (3,)),))
 LINK = LinkProfile(1e9, 1e9, 0.0)
-LIMITS = ThrottleLimits(temperature_c_max=80.0, temperature_c_slow=75.0)
+THROTTLE = ThrottleSection(temperature_c_max=80.0, temperature_c_slow=75.0)
 STEP_S = 0.25
 
 
@@ -56,7 +56,7 @@ class Lab:
                 step_s=STEP_S,
                 link=LINK,
                 seed=number,
-                limits=LIMITS,
+                throttle=THROTTLE,
             )
             for number in range(devices)
         ]

@@ -93,7 +93,7 @@ class DataQuota:
             return ""
         return (
             f"pings alone take {pings_bytes} bytes a day, and the limit is {self.bytes_max}: perhaps nothing is "
-            "left for training. Raise [agent] bytes_per_day_max, or liveness.heartbeat_s of the hub"
+            "left for training. Raise [limits] bytes_per_day_max, or liveness.heartbeat_s of the hub"
         )
 
     def is_spent(self, now_s: float) -> bool:

@@ -38,7 +38,8 @@ from edgeasync.core.device.events import (
     TransferMoved,
 )
 from edgeasync.core.device.hub_rotation import HubRotation
-from edgeasync.core.device.throttle import Throttle, ThrottleReadings
+from edgeasync.core.device.limits import DeviceLimits
+from edgeasync.core.device.throttle import Throttle, ThrottleReadings, ThrottleSection
 from edgeasync.core.device.unexpected import UnexpectedEvents
 from edgeasync.core.device.work_cycle import WorkCycle, refuse_graph
 from edgeasync.errors import AccessError, ModelMismatchError, RefusedError
@@ -46,8 +47,6 @@ from edgeasync.parameters import PARAMETERS_MAX
 from edgeasync.protocol.messages import (
     Ack,
     Assignment,
-    DeviceProfile,
-    Frozen,
     Goodbye,
     GraphHeader,
     Hello,
@@ -78,9 +77,6 @@ ROUND_TRIP_MAX_S = 3600.0
 DUPLICATE_REFUSALS_MAX = 3
 """Refusals as a duplicate device, each after the lease it names, before the device gives up."""
 
-GRAPH_BYTES_MAX = 64 << 20
-"""The largest graph that a device accepts by default."""
-
 LinkState = Literal["offline", "handshake", "joined", "over"]
 
 LINK: Table[LinkState] = {
@@ -95,58 +91,42 @@ LINK: Table[LinkState] = {
 class DeviceCore:
     """A device's decisions. `begin`, `handle` and `tick` return effects to carry out in order.
 
+    - `hello` is what the device says of itself. The core fills in its limits, its session, the number of its last
+      answered update and what is left of its day.
+    - `limits` are the device's own, whatever its hub says; it slows down and pauses by `throttle`.
+    - `hubs` is how many addresses there are to try, one after the other.
+    - `random` spreads retries and heartbeats.
+    - With `trains_at_rest` the steps of `limits.alone_steps_max` are taken also when the hub asks for rest.
+
     `link` moves only along its table, by `_move_link`. `unexpected` counts the events that were ignored because
     they did not fit, by a short text such as "Welcome while joined".
     """
 
     def __init__(
         self,
-        *,
-        device_id: str,
-        state_id: bytes,
-        incarnation: int,
-        profile: DeviceProfile,
-        codecs: tuple[str, ...],
-        fingerprint: str | None,
-        layout: str | None = None,
-        frozen: Frozen | None = None,
-        graph_bytes_max: int,
+        hello: Hello,
+        limits: DeviceLimits,
         random: Random,
-        parameters_max: int = PARAMETERS_MAX,
+        *,
         hubs: int = 1,
-        offline_steps_max: int = 0,
-        delay_steps: int | None = None,
         trains_at_rest: bool = False,
-        data_quota: DataQuota | None = None,
-        throttle: Throttle | None = None,
+        throttle: ThrottleSection | None = None,
     ) -> None:
         self.link: LinkState = "offline"
-        self.data_quota = data_quota or DataQuota()
+        self.limits = limits
+        self.data_quota = DataQuota(limits.bytes_per_day_max)
         """The device's own limit of a day's bytes; who sends and receives counts there."""
-        self.throttle = throttle or Throttle()
+        self.throttle = Throttle(throttle)
         self._unexpected = UnexpectedEvents()
         self.unexpected = self._unexpected.counts
-        self.work = WorkCycle(
-            data_quota=self.data_quota,
-            local_steps_max=profile.local_steps_max,
-            delay_steps=delay_steps,
-            offline_steps_max=offline_steps_max,
-            trains_at_rest=trains_at_rest,
-            random=random,
-            unexpected=self._unexpected,
-        )
-        self.device_id = device_id
+        self.work = WorkCycle(limits, self.data_quota, random, self._unexpected, trains_at_rest=trains_at_rest)
+        self.device_id = hello.device_id
         self.welcome: Welcome | None = None
         self.round_trip_s: float | None = None
         self.answered = False
         """Whether a hub has sent anything on this connection or, while there is none, on the last one."""
-        self._state_id = state_id
-        self._incarnation = incarnation
-        self._profile = msgspec.structs.replace(profile, delay_steps=delay_steps or 0)
-        self._codecs = codecs
-        self._fingerprint, self._layout, self._frozen = fingerprint, layout, frozen
-        self._graph_bytes_max = graph_bytes_max
-        self._parameters_max = parameters_max
+        own = {"local_steps_max": limits.local_steps_max or 0, "delay_steps": limits.delay_steps or 0}
+        self._own_hello = msgspec.structs.replace(hello, profile=msgspec.structs.replace(hello.profile, **own))
         self._random = random
         self._rotation = HubRotation(hubs, random)
         self._duplicate_refusals = 0
@@ -158,7 +138,7 @@ class DeviceCore:
     @property
     def random_seed(self) -> int:
         """The seed of a codec's randomness: the same for the same incarnation of the same state."""
-        return int.from_bytes(self._state_id) + self._incarnation
+        return int.from_bytes(self._own_hello.state_id) + self._own_hello.incarnation
 
     @property
     def hub(self) -> int:
@@ -346,28 +326,21 @@ class DeviceCore:
         return []
 
     def _hello(self, now_s: float) -> Hello:
-        profile, piece_bytes_max = self._profile, 0
-        if (left_bytes := self.data_quota.left_bytes(now_s)) is not None:
-            profile = msgspec.structs.replace(
-                profile,
-                bytes_per_day_max=self.data_quota.bytes_max,
-                day_left_bytes=left_bytes,
-                day_remaining_s=self.data_quota.ends_s(now_s) - now_s,
-            )
-            piece_bytes_max = PIECE_BYTES_MIN  # the day keeps this much for a model that the hub sends unasked
-        return Hello(
-            device_id=self.device_id,
-            state_id=self._state_id,
-            incarnation=self._incarnation,
+        hello = msgspec.structs.replace(
+            self._own_hello,
             session=None if self.welcome is None else self.welcome.session,
             seq_answered=self.work.pending.claim(),
-            profile=profile,
-            codecs=self._codecs,
-            fingerprint=self._fingerprint,
-            piece_bytes_max=piece_bytes_max,
-            layout=self._layout,
-            frozen=self._frozen,
         )
+        if (left_bytes := self.data_quota.left_bytes(now_s)) is None:
+            return hello
+        profile = msgspec.structs.replace(
+            hello.profile,
+            bytes_per_day_max=self.data_quota.bytes_max,
+            day_left_bytes=left_bytes,
+            day_remaining_s=self.data_quota.ends_s(now_s) - now_s,
+        )
+        # The day keeps this much for a model that the hub sends unasked.
+        return msgspec.structs.replace(hello, profile=profile, piece_bytes_max=PIECE_BYTES_MIN)
 
     def _welcomed(self, welcome: Welcome, now_s: float) -> list[DeviceEffect]:
         """Join the hub that answered the hello; end the agent if it cannot train what this hub offers.
@@ -380,16 +353,18 @@ class DeviceCore:
         if before is not None and (before.spec, before.graph) != (welcome.spec, welcome.graph):
             sentence = "the hub now trains another model than before; start the agent again"
             return [EndAgent("model mismatch", ModelMismatchError(sentence))]
-        if welcome.spec.length > self._parameters_max:
+        parameters_max = self.limits.parameters_max or PARAMETERS_MAX
+        if welcome.spec.length > parameters_max:
             sentence = (
                 f"the hub's model has {welcome.spec.length} values, more than this device takes "
-                f"({self._parameters_max}); raise [agent] parameters_max if it has the memory for four such arrays"
+                f"({parameters_max}); raise [limits] parameters_max if it has the memory for four such arrays"
             )
             return [EndAgent("model mismatch", ModelMismatchError(sentence))]
-        if welcome.graph is not None and not 0 < welcome.graph_bytes <= self._graph_bytes_max:
+        graph_bytes_max = self.limits.graph_bytes_max
+        if welcome.graph is not None and not 0 < welcome.graph_bytes <= graph_bytes_max:
             return refuse_graph(
-                f"the hub's graph has {welcome.graph_bytes} bytes, over this device's {self._graph_bytes_max}; "
-                "raise [agent] graph_bytes_max if you trust the hub"
+                f"the hub's graph has {welcome.graph_bytes} bytes, over this device's {graph_bytes_max}; "
+                "raise [limits] graph_bytes_max if you trust the hub"
             )
         self._move_link("joined")
         self.welcome = welcome = clamp_times(welcome)
@@ -444,7 +419,7 @@ class DeviceCore:
             f"needed; resting until the day ends, in {ends_s - now_s:.0f} s"
         )
         if needed_bytes > (self.data_quota.bytes_max or 0):
-            told += ". No day will bear that: raise [agent] bytes_per_day_max"
+            told += ". No day will bear that: raise [limits] bytes_per_day_max"
         effects = self._leave_until(ends_s)
         self._heard_s = ends_s  # a rest is no silence of the hub
         return [*effects, DeviceReport("resting", told), *self.work.cut_off()]

@@ -8,12 +8,12 @@ class OverlapSteps:
     """Limits training between an update and the next model, and counts its steps.
 
     While the device can reach the hub, the hub's limit holds. While it cannot, or the hub is busy, the larger of
-    the hub's limit and the device's own, `offline_steps_max`, holds. Both limits count from the last update. Only
+    the hub's limit and the device's own, `alone_steps_max`, holds. Both limits count from the last update. Only
     one call of training runs at a time, since the shell can pause only one.
     """
 
-    def __init__(self, offline_steps_max: int) -> None:
-        self.offline_steps_max = offline_steps_max
+    def __init__(self, alone_steps_max: int) -> None:
+        self._alone_steps_max = alone_steps_max
         self._done: Trained | None = None
         self._asked = self._wanted = 0
         self._running = self._possible = self._dropped = self._told = False
@@ -58,13 +58,13 @@ class OverlapSteps:
 
     def train(self, overlap_steps_max: int, *, offline: bool) -> list[DeviceEffect]:
         """Return the effect that takes the steps allowed now, unless an earlier call still trains."""
-        steps_max = max(overlap_steps_max, self.offline_steps_max) if offline else overlap_steps_max
+        steps_max = max(overlap_steps_max, self._alone_steps_max) if offline else overlap_steps_max
         steps = steps_max - self._asked
         if steps < 1 or not self._possible or self._running or self._dropped:
             return []
         self._asked, self._wanted, self._running = steps_max, steps, True
         effects: list[DeviceEffect] = []
-        if offline and not self._told and self.offline_steps_max > overlap_steps_max:
+        if offline and not self._told and self._alone_steps_max > overlap_steps_max:
             self._told = True
             effects.append(DeviceReport("alone", f"training on without the hub, for {steps} local steps at most"))
         return [*effects, Train(steps, overlap=True)]

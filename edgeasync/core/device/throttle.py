@@ -5,8 +5,13 @@ battery is on mains, and one without a sensor is never too hot.
 """
 
 import math
+import re
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
+
+from edgeasync.config import ByteCount, Section
 
 HYSTERESIS_C = 5.0
 """So far the temperature must fall below a limit before the limit is over."""
@@ -50,17 +55,34 @@ class ThrottleReadings(msgspec.Struct, frozen=True, gc=False):
     minute: int | None = None
 
 
-class ThrottleLimits(msgspec.Struct, frozen=True):
-    """What a device must keep to; `None` is no limit. `quiet` are the minutes of the day from which and until."""
+class ThrottleSection(Section, frozen=True):
+    """`[throttle]`: when a device pauses, and how fast it trains; `None` is no limit."""
 
-    temperature_c_max: float | None = None
-    temperature_c_slow: float | None = None
+    temperature_c_max: Annotated[float, Meta(ge=30, le=150)] = 80.0
+    temperature_c_slow: Annotated[float, Meta(ge=30, le=150)] | None = None
     only_on_mains: bool = False
     only_unmetered: bool = False
-    battery_min: float | None = None
-    memory_free_bytes_min: int | None = None
-    quiet: tuple[int, int] | None = None
-    cpu_share: float = 1.0
+    battery_min: Annotated[float, Meta(gt=0, le=1)] | None = None
+    memory_free_bytes_min: ByteCount | None = None
+    quiet_hours: str | None = None
+    cpu_share: Annotated[float, Meta(ge=0.01, le=1)] = 1.0
+
+    @property
+    def slow_c(self) -> float:
+        """The temperature from which a device trains at half its pace."""
+        slow_c = self.temperature_c_slow
+        return self.temperature_c_max - HYSTERESIS_C if slow_c is None else slow_c
+
+    @property
+    def quiet(self) -> tuple[int, int] | None:
+        """The minutes of the day from which and until a device pauses."""
+        return None if self.quiet_hours is None else _read_hours(self.quiet_hours)
+
+    def __post_init__(self) -> None:
+        if self.temperature_c_slow is not None and self.temperature_c_slow > self.temperature_c_max:
+            raise ValueError("temperature_c_slow is over temperature_c_max: a device slows down before it pauses")
+        if self.quiet_hours is not None:
+            _read_hours(self.quiet_hours)
 
 
 class Pace(msgspec.Struct, frozen=True, gc=False):
@@ -71,11 +93,12 @@ class Pace(msgspec.Struct, frozen=True, gc=False):
 
 
 class Throttle:
-    """Decides the pace. The same readings at the same times give the same paces."""
+    """Decides the pace. The same readings at the same times give the same paces. `None` is no limit at all."""
 
-    def __init__(self, limits: ThrottleLimits | None = None) -> None:
-        self._limits = limits or ThrottleLimits()
-        self.pace = Pace(self._limits.cpu_share)
+    def __init__(self, limits: ThrottleSection | None) -> None:
+        self._limits = limits
+        self._quiet = None if limits is None else limits.quiet
+        self.pace = Pace() if limits is None else Pace(limits.cpu_share)
         self.temperature_c: float | None = None
         self._over: set[str] = set()
         """The limits that are exceeded, until they are kept by more than their hysteresis."""
@@ -93,42 +116,41 @@ class Throttle:
         return self.pace.share != before.share
 
     def _pace_by(self, readings: ThrottleReadings) -> Pace:
-        if paused := self._pause(readings):
+        if self._limits is None:
+            return Pace()
+        if paused := self._pause(readings, self._limits):
             return Pace(0.0, paused)
-        slowed = self._slow(readings)
+        slowed = self._slow(readings, self._limits)
         return Pace(self._limits.cpu_share * (SLOW_SHARE if slowed else 1.0), slowed)
 
-    def _pause(self, readings: ThrottleReadings) -> str:
+    def _pause(self, readings: ThrottleReadings, limits: ThrottleSection) -> str:
         """Return why the device must not train, or nothing. Each limit notes whether it is exceeded."""
-        limits, hot_c, free_bytes = self._limits, self.temperature_c, readings.memory_free_bytes
+        hot_c, free_bytes, free_bytes_min = (
+            self.temperature_c,
+            readings.memory_free_bytes,
+            limits.memory_free_bytes_min,
+        )
+        pressure_max = None if free_bytes_min is None else PRESSURE_MAX
         battery, pressure = _within(readings.battery, 0.0, 1.0), _within(readings.memory_pressure, 0.0, 1.0)
         found = [
             self._is_over("hot", hot_c, limits.temperature_c_max, HYSTERESIS_C) and f"{hot_c:.0f} C",
             limits.only_on_mains and readings.on_mains is False and "on battery",
             self._is_under("battery", battery, limits.battery_min, BATTERY_HYSTERESIS)
             and f"battery at {battery:.0%}",
-            self._is_under("memory", free_bytes, limits.memory_free_bytes_min, self._memory_hysteresis)
+            self._is_under("memory", free_bytes, free_bytes_min, (MEMORY_HYSTERESIS - 1.0) * (free_bytes_min or 0))
             and f"{(free_bytes or 0) >> 20} MiB of memory free",
-            self._is_over("pressure", pressure, self._pressure_max, PRESSURE_MAX / 2) and "short of memory",
+            self._is_over("pressure", pressure, pressure_max, PRESSURE_MAX / 2) and "short of memory",
             limits.only_unmetered and readings.metered is True and "metered link",
-            _is_quiet(readings.minute, limits.quiet) and "quiet hours",
+            _is_quiet(readings.minute, self._quiet) and "quiet hours",
         ]
         return next((reason for reason in found if reason), "")
 
-    def _slow(self, readings: ThrottleReadings) -> str:
+    def _slow(self, readings: ThrottleReadings, limits: ThrottleSection) -> str:
         """Return why the device should train at half its pace, or nothing."""
-        limits, hot_c = self._limits, self.temperature_c
-        if self._is_over("warm", hot_c, limits.temperature_c_slow, HYSTERESIS_C):
+        hot_c = self.temperature_c
+        if self._is_over("warm", hot_c, limits.slow_c, HYSTERESIS_C):
             return f"{hot_c:.0f} C"
-        return readings.throttled[:REASON_LENGTH_MAX] if limits.temperature_c_max is not None else ""
-
-    @property
-    def _memory_hysteresis(self) -> float:
-        return (MEMORY_HYSTERESIS - 1.0) * (self._limits.memory_free_bytes_min or 0)
-
-    @property
-    def _pressure_max(self) -> float | None:
-        return None if self._limits.memory_free_bytes_min is None else PRESSURE_MAX
+        return readings.throttled[:REASON_LENGTH_MAX]
 
     def _is_over(self, name: str, value: float | None, limit: float | None, hysteresis: float) -> bool:
         """Return whether a limit is reached; once it was, until the value is below by more than `hysteresis`."""
@@ -158,3 +180,15 @@ def _is_quiet(minute: int | None, quiet: tuple[int, int] | None) -> bool:
         return False
     begin, end = quiet
     return begin <= minute < end if begin < end else minute >= begin or minute < end
+
+
+def _read_hours(text: str) -> tuple[int, int]:
+    """Return the minutes of the day from which and until; raises `ValueError`."""
+    found = re.fullmatch(r"([01][0-9]|2[0-3]):([0-5][0-9])-([01][0-9]|2[0-3]):([0-5][0-9])", text)
+    if found is None:
+        raise ValueError(f"quiet_hours {text!r} is not like '22:00-07:00'")
+    from_hour, from_minute, to_hour, to_minute = map(int, found.groups())
+    begin, end = 60 * from_hour + from_minute, 60 * to_hour + to_minute
+    if begin == end:
+        raise ValueError(f"quiet_hours {text!r} begin and end at the same minute: leave them out, or change one")
+    return begin, end

@@ -43,6 +43,7 @@ from edgeasync.core.device.events import (
     WorkEvent,
 )
 from edgeasync.core.device.hub_rotation import BACKOFF_MAX_S, BACKOFF_MIN_S
+from edgeasync.core.device.limits import DeviceLimits
 from edgeasync.core.device.overlap import OverlapSteps
 from edgeasync.core.device.pending_push import ModelKey, PendingPush
 from edgeasync.core.device.unexpected import UnexpectedEvents
@@ -84,14 +85,12 @@ class WorkCycle:
 
     def __init__(
         self,
-        *,
-        local_steps_max: int,
-        delay_steps: int | None,
-        offline_steps_max: int,
-        trains_at_rest: bool,
+        limits: DeviceLimits,
+        data_quota: DataQuota,
         random: Random,
         unexpected: UnexpectedEvents,
-        data_quota: DataQuota,
+        *,
+        trains_at_rest: bool,
     ) -> None:
         self.state: WorkState = "idle"
         self.connected = False
@@ -105,11 +104,10 @@ class WorkCycle:
         self.needs_bytes = 0
         """What the day's bytes do not bear, until the hub is left."""
         self.pending = PendingPush()
-        self._overlap = OverlapSteps(offline_steps_max)
+        self._overlap = OverlapSteps(limits.alone_steps_max)
         self._trains_at_rest = trains_at_rest
         self._answers = AnswerReports()
-        self._local_steps_max = local_steps_max
-        self._own_delay_steps = delay_steps
+        self._limits = limits
         self._steps_asked = 0
         """The local steps of the newest assignment that was used in this start."""
         self._learning_rate_factor = 1.0
@@ -137,8 +135,8 @@ class WorkCycle:
     def may_overlap(self) -> bool:
         """Whether training may continue from an update before the next model is here."""
         assert self._welcome is not None
-        welcome, own = self._welcome, self._own_delay_steps or 0
-        return max(welcome.overlap_steps_max, welcome.delay_steps, own, self._overlap.offline_steps_max) > 0
+        welcome, own = self._welcome, self._limits.delay_steps or 0
+        return max(welcome.overlap_steps_max, welcome.delay_steps, own, self._limits.alone_steps_max) > 0
 
     @property
     def steps_beyond(self) -> int:
@@ -151,14 +149,15 @@ class WorkCycle:
 
         It is never more than the update had: the answer is used before the next update leaves.
         """
-        if self._own_delay_steps is not None:
-            return min(self._own_delay_steps, self._steps_asked)
+        if self._limits.delay_steps is not None:
+            return min(self._limits.delay_steps, self._steps_asked)
         return 0 if self._welcome is None else min(self._welcome.delay_steps, self._steps_asked)
 
     @property
     def _waits_exactly(self) -> bool:
         """Whether a number of steps says when an answer is used, and not when it arrives."""
-        return self._own_delay_steps is not None or (self._welcome is not None and self._welcome.delay_steps > 0)
+        has_own = self._limits.delay_steps is not None
+        return has_own or (self._welcome is not None and self._welcome.delay_steps > 0)
 
     def recall(self, push: Push, model: ModelKey) -> None:
         """Resume with an update of this model that an earlier start made; call this before `DeviceCore.begin`."""
@@ -427,7 +426,7 @@ class WorkCycle:
         self._move("training")
         self._overlap.end()
         # Another implementation of the hub may ask for more steps than the device has said it allows.
-        local_steps = min(assignment.local_steps, self._local_steps_max or LOCAL_STEPS_MAX)
+        local_steps = min(assignment.local_steps, self._limits.local_steps_max or LOCAL_STEPS_MAX)
         least_steps = 0 if self.delay_steps and self._overlap.steps_done else 1
         self._steps_asked = local_steps
         effects: list[DeviceEffect] = []

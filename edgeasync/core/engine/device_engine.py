@@ -81,9 +81,8 @@ ObserveDevice = Callable[[DeviceEvent], None]
 class DeviceEngine:
     """Frames in, frames out. It reads the time from `now_s`; no call blocks for longer than a copy.
 
-    `bandwidth_bytes_per_s_max` caps all traffic of the device, both directions together; `link_share` does so by
-    what is measured. With `keeps` the shell
-    writes every update to disk before it is sent, and now and then the model. `observe` sees every event.
+    The core's limits cap its traffic. With `keeps` the shell writes every update to disk before it is sent, and
+    now and then the model. `observe` sees every event.
     """
 
     def __init__(
@@ -91,9 +90,7 @@ class DeviceEngine:
         core: DeviceCore,
         shell: DeviceShell,
         now_s: Callable[[], float],
-        bandwidth_bytes_per_s_max: int | None = None,
         *,
-        link_share: float | None = None,
         keeps: bool = False,
         observe: ObserveDevice | None = None,
     ) -> None:
@@ -103,7 +100,9 @@ class DeviceEngine:
         self._shell = shell
         self._now_s = now_s
         self._model: DeviceModel | None = None
-        self._transfers = DeviceTransfers(self._send, now_s, bandwidth_bytes_per_s_max, link_share)
+        self._transfers = DeviceTransfers(
+            self._send, now_s, core.limits.bandwidth_bytes_per_s_max, core.limits.link_share
+        )
         self._hello_bytes = 0
         self._inline_payload: wire.Buffer | None = None
         self._arrived: wire.Buffer | None = None

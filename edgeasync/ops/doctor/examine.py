@@ -38,7 +38,7 @@ from edgeasync.ops.doctor.host import (
 )
 from edgeasync.ops.doctor.hub import examine_hub, judge_bandwidth, judge_traffic
 from edgeasync.ops.doctor.state import closed, examine_state, is_seen, time_sync
-from edgeasync.runtime.agent_settings import AgentSection
+from edgeasync.runtime.agent_settings import AgentSection, AgentSettings
 from edgeasync.runtime.device import find_device
 from edgeasync.training.numpy_models import Model
 
@@ -49,14 +49,14 @@ INSTEAD = {"onnxruntime": "onnxruntime-gpu"}
 
 
 def examine(
-    section: AgentSection, state: Path, model: Model | Path | None, root: Path = Path("/")
+    settings: AgentSettings, state: Path, model: Model | Path | None, root: Path = Path("/")
 ) -> Iterator[Finding]:
     """Yield what there is to say of a device that is to run an agent by these settings; nothing is changed.
 
     `state` is its state folder, `model` one that its settings insist on, or a training graph. Readings of the
     machine come from below `root`.
     """
-    readings = Readings(root)
+    section, readings = settings.agent, Readings(root)
     yield from _examine_machine(section, readings, state, root)
     token, unread = None, None
     if section.enrol is not None:
@@ -86,7 +86,7 @@ def examine(
     step = _examine_step(section, state, dataset, model)
     yield step.finding
     yield judge_bandwidth(reached.status, device_id)
-    yield judge_traffic(reached.status, device_id, step.model_bytes, section.bytes_per_day_max)
+    yield judge_traffic(reached.status, device_id, step.model_bytes, settings.limits.bytes_per_day_max)
 
 
 def _find(section: AgentSection, token: Token | None) -> tuple[str, DeviceKeys | None, tuple[str, ...]]:

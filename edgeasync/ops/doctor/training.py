@@ -14,7 +14,7 @@ from edgeasync.policies.optimizers import SGD
 from edgeasync.regular_file import read_regular
 from edgeasync.training.numpy_models import Model
 from edgeasync.training.onnx_trainer import GRADIENT, NEXT, OnnxTrainer, Provider, open_session
-from edgeasync.training.plan import TrainingPlan
+from edgeasync.training.plan import LocalTraining, TrainingPlan
 from edgeasync.training.trainer import Trainer
 
 STEPS_MAX = 10
@@ -23,8 +23,8 @@ STEPS_S = 2.0
 
 STEP_S_SLOW = 10.0
 
-MOTIONLESS = SGD(learning_rate=1e-30)
-"""The optimizer of the measured steps: no step leads away from the model."""
+MOTIONLESS = LocalTraining(optimizer=(SGD(learning_rate=1e-30),))
+"""How the measured steps train: no step leads away from the model."""
 
 
 def find_graph(state: Path) -> Path | None:
@@ -66,7 +66,7 @@ def _make_trainer(model: Model | Path, dataset: Dataset, provider: Provider, thr
     except OSError as error:
         raise ConfigError(f"{model}: cannot be read: {error.strerror}; give a training graph") from error
     spec = read_spec(graph, model)
-    return OnnxTrainer(graph, spec, dataset, [MOTIONLESS], threads=threads, provider=provider)
+    return OnnxTrainer(graph, spec, dataset, MOTIONLESS, threads=threads, provider=provider)
 
 
 def read_spec(graph: bytes, path: Path) -> ParameterSpec:

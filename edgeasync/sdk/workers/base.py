@@ -18,7 +18,10 @@ from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.errors import EdgeAsyncError
 from edgeasync.net.network import ZmqNetwork
 from edgeasync.runtime.agent import AgentRuntime
+from edgeasync.runtime.agent_settings import AgentSection, AgentSettings
+from edgeasync.runtime.device import Device
 from edgeasync.runtime.hub import HubRuntime
+from edgeasync.runtime.workload import Workload
 from edgeasync.sdk.shares import Share
 from edgeasync.training.trainer import Trainer
 
@@ -93,15 +96,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, tag="agent"):
         keys: DeviceKeys | None = None,
     ) -> AgentRuntime:
         """Return the agent of this worker, not running yet. It is the same device in every call on a run."""
+        section = AgentSection(hub=self.address, enrol=self.token)
+        identity = DeviceIdentity(self.name, f"{self.number:032x}", self.incarnation)
         return AgentRuntime(
-            self.address,
-            identity=DeviceIdentity(self.name, f"{self.number:032x}", self.incarnation),
-            make_trainer=lambda _: trainer,
-            fingerprint=trainer.spec.fingerprint,
-            examples=self.examples,
+            AgentSettings(agent=section),
+            Device(self.name, keys=keys).open(identity, section),
+            Workload(lambda _: trainer, examples=self.examples, fingerprint=trainer.spec.fingerprint),
             network=network,
-            keys=keys,
-            enrol=self.token,
         )
 
 

@@ -16,8 +16,9 @@ import xxhash
 
 from edgeasync.core.arrays.spool import HeldModel, Spool
 from edgeasync.core.device.data_quota import QuotaRecord
+from edgeasync.core.device.limits import DeviceLimits
 from edgeasync.core.device.pending_push import ModelKey
-from edgeasync.core.device.throttle import ThrottleLimits, ThrottleReadings
+from edgeasync.core.device.throttle import ThrottleReadings, ThrottleSection
 from edgeasync.core.engine.sender import Sender
 from edgeasync.core.hub.settings import CheckpointSettings, HubCoreSettings, Liveness
 from edgeasync.data.dataset import Dataset, batches
@@ -82,7 +83,7 @@ POLICY = Policy(
 )
 CHECKPOINT = CheckpointSettings(every="12 updates", keep=2)
 UPDATES, ORDERED_UPDATES = 20, 16
-LIMITS = ThrottleLimits(temperature_c_max=80.0)
+THROTTLE = ThrottleSection(temperature_c_max=80.0)
 
 STATE_ID = "5" * 32
 SESSION = bytes(range(16))
@@ -140,9 +141,8 @@ def write_run(folder):
             link=link,
             examples=40,
             seed=number,
-            limits=LIMITS,
-            local_steps_max=64,
-            delay_steps=2 if number == 3 else None,
+            limits=DeviceLimits(local_steps_max=64, delay_steps=2 if number == 3 else None),
+            throttle=THROTTLE,
             frozen=Frozen("torch", "f" * 32),
         )
         device.start()

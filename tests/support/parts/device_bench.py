@@ -7,12 +7,14 @@ from random import Random
 from edgeasync.core.device.device_core import DeviceCore
 from edgeasync.core.device.effects import Connect, DeviceReport, SendPush, SendToHub, Train
 from edgeasync.core.device.events import DeviceReceived, ModelInstalled, Trained
+from edgeasync.core.device.limits import DeviceLimits
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.protocol.messages import (
     Assignment,
     DeviceProfile,
     Goodbye,
     GraphHeader,
+    Hello,
     ModelVersion,
     Ping,
     Pong,
@@ -23,6 +25,7 @@ from edgeasync.protocol.messages import (
 SPEC = ParameterSpec((Parameter("weights", (3,)),))
 HEARTBEAT_S, LEASE_S = 5.0, 15.0
 PROFILE = DeviceProfile(examples=100)
+HELLO = Hello("pi-1", b"s" * 16, 3, profile=PROFILE)
 CHECKSUM = 77
 FINGERPRINT = "ab" * 32
 OFFER = {"graph": FINGERPRINT, "graph_bytes": 1000}
@@ -35,17 +38,13 @@ WELCOME = Welcome(bytes(16), SPEC, {}, 0, "identity", HEARTBEAT_S, LEASE_S, 1 <<
 class DeviceBench:
     """A device core, a clock, and the effects of the last event."""
 
-    def __init__(self, seed=0, *, recall=None, **options):
+    def __init__(self, seed=0, *, recall=None, hubs=1, trains_at_rest=False, **limits):
         self.core = DeviceCore(
-            device_id="pi-1",
-            state_id=b"s" * 16,
-            incarnation=3,
-            profile=PROFILE,
-            codecs=("identity",),
-            fingerprint=None,
-            graph_bytes_max=1000,
-            random=Random(seed),
-            **options,
+            HELLO,
+            DeviceLimits(**{"graph_bytes_max": 1000} | limits),
+            Random(seed),
+            hubs=hubs,
+            trains_at_rest=trains_at_rest,
         )
         if recall is not None:
             self.core.work.recall(*recall)
@@ -145,7 +144,7 @@ def one_assignment(number, ack):
 
 def offline_bench(steps, overlap=0):
     """A device that trains, and may train on without the hub."""
-    device = DeviceBench(offline_steps_max=steps).welcome(overlap_steps_max=overlap)
+    device = DeviceBench(alone_steps_max=steps).welcome(overlap_steps_max=overlap)
     return device.assigned(0).give(ModelInstalled(assignment(0)))
 
 

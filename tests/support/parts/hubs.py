@@ -9,7 +9,6 @@ import pytest
 from edgeasync import Policy, StepResult
 from edgeasync.config import FilePath
 from edgeasync.core.hub.settings import EvaluationSettings, StopCondition
-from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.policies.aggregation import ImmediateAggregator
 from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.optimizers import SGD
@@ -17,6 +16,7 @@ from edgeasync.runtime.agent import AgentRuntime
 from edgeasync.runtime.hub import HostedModel, HubRuntime
 from edgeasync.runtime.hub_settings import HubSection, RunSettings
 from edgeasync.training.numpy_models import SoftmaxModel
+from tests.support.parts.agents import agent_parts
 from tests.support.programs.processes import PATIENCE_S
 
 SPEC = SoftmaxModel(inputs=4, classes=2).spec
@@ -62,9 +62,8 @@ def make_hub(run, network, *, stop=StopCondition(), evaluation=EvaluationSetting
 
 
 def make_agent(network, trainer=None, **options):
-    identity = DeviceIdentity("pi", "0" * 32, 1)
     trainer = trainer or Adder()
-    return AgentRuntime(ADDRESS, identity=identity, make_trainer=lambda _: trainer, network=network, **options)
+    return AgentRuntime(*agent_parts(lambda _: trainer, hub=ADDRESS), network=network, **options)
 
 
 async def serve(hub, *agents):

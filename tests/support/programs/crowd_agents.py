@@ -23,6 +23,9 @@ from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.net.channel import Channel
 from edgeasync.net.network import ZmqNetwork
 from edgeasync.runtime.agent import AgentRuntime
+from edgeasync.runtime.agent_settings import AgentSection, AgentSettings
+from edgeasync.runtime.device import Device
+from edgeasync.runtime.workload import Workload
 
 RECONNECT_MS = 500
 """How often a socket tries to connect: at ZeroMQ's 100 ms thousands of them leave a machine no time for a hub."""
@@ -32,13 +35,12 @@ class CrowdAgent(AgentRuntime):
     """An agent that trains without a thread, and learns from outside that its connection broke."""
 
     def __init__(self, crowd, number):
+        section = AgentSection(hub=crowd.hub)
+        identity = DeviceIdentity(f"crowd-{number}", f"{number:032x}", 1)
         super().__init__(
-            crowd.hub,
-            identity=DeviceIdentity(f"crowd-{number}", f"{number:032x}", 1),
-            make_trainer=lambda _: None,
-            on_report=self._note,
-            network=crowd.network,
-        )
+            AgentSettings(agent=section), Device(identity.device_id).open(identity, section),
+            Workload(lambda _: None), on_report=self._note, network=crowd.network,
+        )  # fmt: skip
         self.number = number
         self.made = self.answered = self.joins = 0
         self.joined_s = 0.0

@@ -20,6 +20,7 @@ from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import EdgeAsyncError
 from edgeasync.training.free_memory import field_bytes
 from edgeasync.training.micro_batches import ThisMachine
+from edgeasync.training.plan import LocalTraining
 
 EXAMPLES = 512
 STATUS = Path("/proc/self/status")
@@ -43,8 +44,8 @@ def main(limit_bytes, sight, kind):
     if limit_bytes:
         resource.setrlimit(resource.RLIMIT_AS, (before + limit_bytes, before + limit_bytes))
     machine = Blind() if sight == "blind" else ThisMachine()
-    sgd = [SGD(learning_rate=0.01)]
-    trainer = OnnxTrainer(built.model, built.spec, data, sgd, batch_size=EXAMPLES, machine=machine)
+    local = LocalTraining(optimizer=(SGD(learning_rate=0.01),), batch_size=EXAMPLES)
+    trainer = OnnxTrainer(built.model, built.spec, data, local, machine=machine)
     trainer.begin(built.initial.copy())
     losses = [trainer.step().loss for _ in range(2)]
     peak = field_bytes(STATUS, "VmHWM:")

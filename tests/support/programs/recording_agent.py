@@ -23,6 +23,9 @@ from edgeasync.core.hub.codec_agreement import COARSE
 from edgeasync.durable.identity import DeviceFolder
 from edgeasync.net.network import ZmqNetwork
 from edgeasync.runtime.agent import AgentRuntime
+from edgeasync.runtime.agent_settings import AgentSection, AgentSettings
+from edgeasync.runtime.device import Device as OwnDevice
+from edgeasync.runtime.workload import Workload
 
 PLACES = 3
 GROUPS = 100
@@ -93,9 +96,10 @@ class Device:
         identity = self._state.open(f"device-{number}")
         self.record = Record(folder / f"device-{number}.jsonl")
         self.record.note(start=identity.incarnation)
+        section = AgentSection(hub=hub, step_s_min=step_s)
         self.agent = AgentRuntime(
-            hub, identity=identity, make_trainer=lambda welcome: Recorder(self, welcome.spec),
-            step_s_min=step_s, on_report=self._on_report, network=network,
+            AgentSettings(agent=section), OwnDevice(identity.device_id).open(identity, section),
+            Workload(lambda welcome: Recorder(self, welcome.spec)), on_report=self._on_report, network=network,
         )  # fmt: skip
 
     def _on_report(self, report):

@@ -16,6 +16,7 @@ from edgeasync.core.arrays.hub_model import HubModel
 from edgeasync.core.arrays.published_model import Publisher
 from edgeasync.core.device.effects import ResolvePush
 from edgeasync.core.device.events import ModelInstalled
+from edgeasync.core.device.limits import DeviceLimits
 from edgeasync.core.hub.settings import (
     FLOAT32,
     CheckpointSettings,
@@ -471,7 +472,9 @@ class World:
                 examples=random.choice([0, 10, 100]),
                 seed=seed,
                 keeps=random.random() < 0.5,
-                delay_steps=(seed + number) % FIXED.local_steps if delayed and number % 2 else None,
+                limits=DeviceLimits(
+                    delay_steps=(seed + number) % FIXED.local_steps if delayed and number % 2 else None
+                ),
             )
 
     @property

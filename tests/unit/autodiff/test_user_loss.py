@@ -15,8 +15,8 @@ from edgeasync.graphs.graph_model import load_graph
 from edgeasync.graphs.onnx_model import OnnxModel
 from edgeasync.losses import CrossEntropy, Huber, MeanAbsoluteError, MeanSquaredError, OnnxLoss
 from edgeasync.policies.optimizers import SGD
-from edgeasync.training.onnx_trainer import OnnxTrainer
 from tests.support.models.gradients import numbers
+from tests.support.models.trainers import onnx_trainer
 
 LAYERS = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
 MODEL = nn.to_onnx(LAYERS, (6,)).SerializeToString()
@@ -63,7 +63,7 @@ ids = ["mse", "mse, newer opset", "mse, older opset", "l1", "huber", "cross_entr
 def trained(loss, y, **options):
     graph = build_training_graph(MODEL, GraphSettings(loss=loss))
     data = Dataset.of(X, y)
-    made = OnnxTrainer(graph.model, graph.spec, data, [SGD(learning_rate=0.1)], provider="cpu", **options)
+    made = onnx_trainer(graph.model, graph.spec, data, [SGD(learning_rate=0.1)], provider="cpu", **options)
     vector = graph.initial.copy()
     made.begin(vector)
     return graph, [made.step().loss for _ in range(9)], vector

@@ -6,9 +6,9 @@ import pytest
 
 from edgeasync.cli.serving import LAST_EVENTS_FILE, LINES_SHOWN, ending_signals, serve
 from edgeasync.core.engine.recorder import EVENTS_KEPT
-from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.errors import EdgeAsyncError, StorageError
 from edgeasync.runtime.agent import AgentRuntime
+from tests.support.parts.agents import agent_parts
 
 
 class Failing:
@@ -67,8 +67,7 @@ def test_an_agent_has_them(tmp_path, capsys):
     def on_report(report):
         raise ZeroDivisionError
 
-    identity = DeviceIdentity("pi", "0" * 32, 1)
-    agent = AgentRuntime("tcp://127.0.0.1:9", identity=identity, make_trainer=print, on_report=on_report)
+    agent = AgentRuntime(*agent_parts(print, hub="tcp://127.0.0.1:9"), on_report=on_report)
     with pytest.raises(ZeroDivisionError):
         serve(agent, 60.0, int, tmp_path)
     written = (tmp_path / LAST_EVENTS_FILE).read_text()

@@ -5,6 +5,11 @@ import asyncio
 import pytest
 
 from edgeasync import EdgeAsyncError
+from edgeasync.config import ByteCount
+from edgeasync.core.device.limits import DeviceLimits
+from edgeasync.runtime.agent import AgentRuntime
+from edgeasync.runtime.workload import Workload
+from tests.support.parts.agents import agent_parts
 from tests.support.parts.hubs import Adder, fail, make_agent, make_hub, odd_errors, serve, workers
 from tests.support.programs.processes import PATIENCE_S
 
@@ -14,7 +19,7 @@ pytestmark = pytest.mark.asyncio
 @odd_errors
 async def test_a_trainer_that_cannot_be_made_may_raise_anything(tmp_path, network, error):
     agent = make_agent(network)
-    agent._training._make_trainer = lambda _: fail(error)
+    agent._training._workload = Workload(lambda _: fail(error))
     with pytest.raises(EdgeAsyncError, match=rf"raised {type(error).__name__}.*hubs.py.*in fail"):
         await serve(make_hub(tmp_path, network), agent)
 
@@ -91,3 +96,40 @@ async def test_a_cancelled_agent_says_goodbye(tmp_path, network):
         hub.request_stop()
         await serving
     assert workers() == []
+
+
+EVERY_LIMIT = {
+    "local_steps_max": 64,
+    "delay_steps": 4,
+    "graph_bytes_max": ByteCount(1 << 20),
+    "parameters_max": 1000,
+    "bandwidth_bytes_per_s_max": ByteCount(1 << 20),
+    "link_share": 0.5,
+    "bytes_per_day_max": ByteCount(10**9),
+    "alone_steps_max": 100,
+}
+
+
+async def test_every_limit_reaches_the_core_as_it_was_set():
+    assert set(EVERY_LIMIT) == set(DeviceLimits.__struct_fields__), "add the new limit here"
+    agent = AgentRuntime(*agent_parts(None, hub="tcp://127.0.0.1:9", **EVERY_LIMIT))
+    core = agent._engine.core
+    assert {name: getattr(core.limits, name) for name in EVERY_LIMIT} == EVERY_LIMIT
+    told = core._own_hello.profile
+    assert (told.local_steps_max, told.delay_steps) == (64, 4)
+    assert core.data_quota.bytes_max == 10**9
+
+
+async def test_an_agent_that_is_made_has_read_and_written_nothing(tmp_path, monkeypatch):
+    """All that it needs was found before; its state folder need not be there yet."""
+    settings, device, workload = agent_parts(
+        None, hub="tcp://127.0.0.1:9", spool="full", local=("w",), **EVERY_LIMIT
+    )
+    device = device._replace(state=tmp_path / "state")
+    device.spool_file()  # whose module is imported the first time
+    monkeypatch.setattr("builtins.open", fail)
+    monkeypatch.setattr("os.open", fail)
+    monkeypatch.setattr("os.mkdir", fail)
+    agent = AgentRuntime(settings, device, workload)
+    monkeypatch.undo()
+    assert (agent.address, list(tmp_path.iterdir())) == ("tcp://127.0.0.1:9", [])

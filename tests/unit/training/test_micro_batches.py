@@ -16,9 +16,9 @@ from edgeasync.policies.optimizers import SGD, Adam
 from edgeasync.training.memory_fit import fitting_rows
 from edgeasync.training.micro_batches import MicroBatchSize
 from edgeasync.training.numpy_models import MlpModel
-from edgeasync.training.onnx_trainer import OnnxTrainer
 from edgeasync.training.plan import LocalTraining
 from edgeasync.training.trainer import GradientTrainer, StepResult
+from tests.support.models.trainers import onnx_trainer
 
 MLP = MlpModel(inputs=6, hidden=(8,), classes=3)
 LAYERS = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.LayerNorm(8), nn.Linear(8, 4))
@@ -73,7 +73,7 @@ def test_a_graph_trained_in_parts_is_trained_as_on_the_whole_batch(loss, micro, 
 
     def make(**options):
         optimizer = [SGD(learning_rate=0.1, momentum=0.9)]
-        return OnnxTrainer(graph.model, graph.spec, data, optimizer, seed=seed, provider="cpu", **options)
+        return onnx_trainer(graph.model, graph.spec, data, optimizer, seed=seed, provider="cpu", **options)
 
     if EXAMPLES % batch_size:
         steps = 1  # at the end of an epoch several batches are not the same examples as a large one
@@ -154,7 +154,7 @@ def test_batches_of_any_stream_are_added_up():
 def test_a_batch_norm_is_refused_with_a_sentence(options):
     graph = graph_of(NORMED)
     with pytest.raises(ConfigError, match=r"the model has a batch norm \('1.running_mean'\)"):
-        OnnxTrainer(graph.model, graph.spec, Dataset.of(X, Y), [SGD()], batch_size=16, provider="cpu", **options)
+        onnx_trainer(graph.model, graph.spec, Dataset.of(X, Y), [SGD()], batch_size=16, provider="cpu", **options)
 
 
 SMOOTH = CrossEntropy(class_weights=(1.0, 0.0, 3.0, 1.0), label_smoothing=0.1)
@@ -166,13 +166,13 @@ SMOOTH = CrossEntropy(class_weights=(1.0, 0.0, 3.0, 1.0), label_smoothing=0.1)
 def test_smooth_labels_of_classes_that_weigh_nothing_are_refused(options):
     graph = graph_of(LAYERS, SMOOTH)
     with pytest.raises(ConfigError, match="label_smoothing and a class weight of 0, which"):
-        OnnxTrainer(graph.model, graph.spec, Dataset.of(X, Y), [SGD()], batch_size=16, provider="cpu", **options)
+        onnx_trainer(graph.model, graph.spec, Dataset.of(X, Y), [SGD()], batch_size=16, provider="cpu", **options)
 
 
 def test_a_batch_norm_is_trained_where_a_batch_is_one_part():
     graph = graph_of(NORMED)
     data = Dataset.of(X, Y)
-    made = OnnxTrainer(graph.model, graph.spec, data, [SGD()], batch_size=16, micro_batch_size=16, provider="cpu")
+    made = onnx_trainer(graph.model, graph.spec, data, [SGD()], batch_size=16, micro_batch_size=16, provider="cpu")
     made.begin(graph.initial.copy())
     assert made.step().examples == 16
 
@@ -184,7 +184,7 @@ def test_a_fixed_batch_is_not_cut_but_added_up():
     graph = build_training_graph(proto.SerializeToString(), GraphSettings())
 
     def make(**options):
-        return OnnxTrainer(graph.model, graph.spec, Dataset.of(X, Y), [SGD()], provider="cpu", **options)
+        return onnx_trainer(graph.model, graph.spec, Dataset.of(X, Y), [SGD()], provider="cpu", **options)
 
     with pytest.raises(ConfigError, match="takes batches of 10 examples only: leave out micro_batch_size"):
         make(micro_batch_size=4)
@@ -301,7 +301,9 @@ def test_a_whole_batch_that_has_no_memory_is_computed_in_parts_from_then_on(fits
 def test_a_batch_norm_that_does_not_fit_is_refused_before_a_step():
     built = graph_of(NORMED)
     data = Dataset.of(X, Y)
-    made = OnnxTrainer(built.model, built.spec, data, [SGD()], batch_size=16, machine=Filling(9, iter([0, 8, 16])))
+    made = onnx_trainer(
+        built.model, built.spec, data, [SGD()], batch_size=16, machine=Filling(9, iter([0, 8, 16]))
+    )
     with pytest.raises(
         NoMemoryError, match="the model has a batch norm, which is not the same for a batch in parts"
     ):
@@ -311,7 +313,9 @@ def test_a_batch_norm_that_does_not_fit_is_refused_before_a_step():
 def test_smooth_labels_of_classes_that_weigh_nothing_are_not_cut_for_want_of_memory():
     built = graph_of(LAYERS, SMOOTH)
     data = Dataset.of(X, Y)
-    made = OnnxTrainer(built.model, built.spec, data, [SGD()], batch_size=16, machine=Filling(9, iter([0, 8, 16])))
+    made = onnx_trainer(
+        built.model, built.spec, data, [SGD()], batch_size=16, machine=Filling(9, iter([0, 8, 16]))
+    )
     with pytest.raises(NoMemoryError, match="takes no parts"):
         made.begin(built.initial.copy())
 
@@ -320,7 +324,7 @@ def test_a_batch_that_does_not_fit_is_computed_in_parts_from_the_first_step_on()
     built = graph_of(LAYERS)
 
     def make(machine=None):
-        return OnnxTrainer(built.model, built.spec, Dataset.of(X, Y), [SGD()], batch_size=16, machine=machine)
+        return onnx_trainer(built.model, built.spec, Dataset.of(X, Y), [SGD()], batch_size=16, machine=machine)
 
     small = make(Filling(9, iter([0, 8, 16])))
     found = trained(lambda: small, built.initial)
@@ -381,7 +385,7 @@ def test_a_run_that_has_no_memory_leaves_half():
 
 def test_this_machine_can_be_measured():
     graph = graph_of(LAYERS)
-    made = OnnxTrainer(
+    made = onnx_trainer(
         graph.model, graph.spec, Dataset.of(X, Y), [SGD()], batch_size=48, micro_batch_size="auto", provider="cpu"
     )
     made.begin(graph.initial.copy())

@@ -20,8 +20,9 @@ from edgeasync.losses import CrossEntropy
 from edgeasync.metrics import TopK
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.optimizers import SGD, Adam
-from edgeasync.training.onnx_trainer import GraphGradient, OnnxTrainer, open_session
+from edgeasync.training.onnx_trainer import GraphGradient, open_session
 from tests.support.models.gradients import forward, numbers
+from tests.support.models.trainers import onnx_trainer
 
 MLP = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3))
 NORMED = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
@@ -35,7 +36,9 @@ def built(layers, shape, **settings):
 
 def trainer(graph, x, y, *optimizer, **options):
     options.setdefault("provider", "cpu")
-    return OnnxTrainer(graph.model, graph.spec, Dataset.of(x, y), optimizer or [SGD(learning_rate=0.1)], **options)
+    return onnx_trainer(
+        graph.model, graph.spec, Dataset.of(x, y), optimizer or [SGD(learning_rate=0.1)], **options
+    )
 
 
 def take(graph, x, y, *optimizer, steps=1, **options):
@@ -349,7 +352,7 @@ def test_a_label_that_class_weights_do_not_have():
     kept = [entry for entry in proto.metadata_props if entry.key != "edgeasync.classes"]
     del proto.metadata_props[:]
     proto.metadata_props.extend(kept)
-    made = OnnxTrainer(
+    made = onnx_trainer(
         proto.SerializeToString(),
         graph.spec,
         Dataset.of(numbers((50, 8)), np.full(50, 7)),

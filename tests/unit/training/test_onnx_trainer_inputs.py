@@ -13,7 +13,7 @@ from edgeasync.errors import DataError, GraphError
 from edgeasync.graphs.evaluation import OnnxEvaluator
 from edgeasync.policies.optimizers import SGD
 from edgeasync.training.numpy_models import SoftmaxModel
-from edgeasync.training.onnx_trainer import OnnxTrainer
+from tests.support.models.trainers import onnx_trainer
 
 N = 40
 GENERATOR = np.random.default_rng(0)
@@ -44,7 +44,7 @@ def one():
 
 def trained(model, data, **options):
     graph = build_training_graph(model, GraphSettings())
-    trainer = OnnxTrainer(graph.model, graph.spec, data, [SGD(learning_rate=0.1)], provider="cpu", **options)
+    trainer = onnx_trainer(graph.model, graph.spec, data, [SGD(learning_rate=0.1)], provider="cpu", **options)
     vector = graph.initial.copy()
     trainer.begin(vector)
     return [trainer.step() for _ in range(8)], vector, graph
@@ -103,7 +103,7 @@ def test_inputs_of_two_sizes_of_the_batch_are_refused():
     proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 16
     graph = build_training_graph(two(), GraphSettings())
     with pytest.raises(GraphError, match="the graph's inputs image, age have no one size of the batch"):
-        OnnxTrainer(proto.SerializeToString(), graph.spec, TWO, [SGD()], provider="cpu")
+        onnx_trainer(proto.SerializeToString(), graph.spec, TWO, [SGD()], provider="cpu")
 
 
 def test_a_model_of_one_input_takes_it_by_its_name_too():

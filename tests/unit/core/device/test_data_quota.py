@@ -17,6 +17,7 @@ from edgeasync.core.device.data_quota import (
 from edgeasync.core.device.device_core import DeviceCore
 from edgeasync.core.device.effects import CloseConnection, Connect, DeviceReport, InstallModel, SendPush, SendToHub
 from edgeasync.core.device.events import DeviceReceived, ModelInstalled, Trained
+from edgeasync.core.device.limits import DeviceLimits
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import (
@@ -27,6 +28,7 @@ from edgeasync.protocol.messages import (
     DeviceProfile,
     Fetch,
     Goodbye,
+    Hello,
     ModelVersion,
     Piece,
     Welcome,
@@ -40,12 +42,10 @@ VERSION = ModelVersion("0" * 16, 1)
 
 
 def device_of(used_bytes=0, remaining_s=DAY_S, limit=LIMIT):
-    day = DataQuota(None if limit is None else ByteCount(limit))
-    day.recall(QuotaRecord(used_bytes, remaining_s))
-    return DeviceCore(
-        device_id="pi", state_id=bytes(16), incarnation=1, profile=DeviceProfile(examples=5), codecs=("identity",),
-        fingerprint=None, graph_bytes_max=0, random=Random(0), data_quota=day,
-    )  # fmt: skip
+    limits = DeviceLimits(bytes_per_day_max=None if limit is None else ByteCount(limit))
+    device = DeviceCore(Hello("pi", bytes(16), 1, profile=DeviceProfile(examples=5)), limits, Random(0))
+    device.data_quota.recall(QuotaRecord(used_bytes, remaining_s))
+    return device
 
 
 def welcomed(device, now_s=100.0):

@@ -8,8 +8,9 @@ import pytest
 
 from edgeasync.core.device import device_core, work_cycle
 from edgeasync.core.device.device_core import DeviceCore
+from edgeasync.core.device.limits import DeviceLimits
 from edgeasync.errors import TransitionError
-from edgeasync.protocol.messages import DeviceProfile
+from edgeasync.protocol.messages import Hello
 
 STATES = {"link": (device_core, "_move_link"), "state": (work_cycle, "_move")}
 
@@ -40,16 +41,7 @@ def test_nothing_else_in_the_room_assigns_them():
 
 
 def test_a_move_that_the_table_does_not_have_is_an_error_and_changes_nothing():
-    core = DeviceCore(
-        device_id="pi-1",
-        state_id=bytes(16),
-        incarnation=1,
-        profile=DeviceProfile(),
-        codecs=("identity",),
-        fingerprint=None,
-        graph_bytes_max=1000,
-        random=Random(0),
-    )
+    core = DeviceCore(Hello("pi-1", bytes(16), 1), DeviceLimits(), Random(0))
     with pytest.raises(TransitionError, match="a device's link cannot go from 'offline' to 'joined'"):
         core._move_link("joined")
     with pytest.raises(TransitionError, match="a device's work cannot go from 'idle' to 'training'"):

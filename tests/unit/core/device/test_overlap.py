@@ -127,7 +127,7 @@ def test_steps_that_were_not_taken_are_allowed_later():
 
 @pytest.mark.parametrize(("trains_at_rest", "steps"), [(False, []), (True, [20])])
 def test_a_device_that_trains_at_rest_takes_its_steps_alone(trains_at_rest, steps):
-    device = DeviceBench(offline_steps_max=20, trains_at_rest=trains_at_rest).welcome()
+    device = DeviceBench(alone_steps_max=20, trains_at_rest=trains_at_rest).welcome()
     device.assigned(0).give(ModelInstalled(assignment(0))).trained()
     device.hears(Ack(1, Applied(1)))
     device.hears(Refuse("busy", "rest for 60 s: the model stands still", 60.0, rest=True))
@@ -157,7 +157,7 @@ def test_a_device_does_not_go_on_from_what_diverged():
 
 
 def test_a_device_without_a_model_does_not_go_alone():
-    device = DeviceBench(offline_steps_max=20).welcome()
+    device = DeviceBench(alone_steps_max=20).welcome()
     device.hears(Goodbye("stopping"))
     assert overlap_steps(device) == []
     device.until(Connect)

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from edgeasync.core.device.throttle import HOLD_S, Pace, Throttle, ThrottleLimits, ThrottleReadings
+from edgeasync.core.device.throttle import HOLD_S, Pace, Throttle, ThrottleReadings, ThrottleSection
 from tests.support.size import repetitions
 
-HOT = ThrottleLimits(temperature_c_max=80.0, temperature_c_slow=75.0)
+HOT = ThrottleSection(temperature_c_max=80.0, temperature_c_slow=75.0)
 FULL = Pace(1.0, "")
 
 
@@ -46,38 +46,41 @@ MIB = 1 << 20
          "50 MiB of memory free"),
         ({"memory_free_bytes_min": 1}, "memory_pressure", [0.1, 0.06, 0.04], "short of memory"),
         ({"only_unmetered": True}, "metered", [True, False], "metered link"),
-        ({"quiet": (1320, 420)}, "minute", [1320, 419, 420], "quiet hours"),
-        ({"quiet": (60, 120)}, "minute", [60, 119, 120], "quiet hours"),
+        ({"quiet_hours": "22:00-07:00"}, "minute", [1320, 419, 420], "quiet hours"),
+        ({"quiet_hours": "01:00-02:00"}, "minute", [60, 119, 120], "quiet hours"),
     ],
 )  # fmt: skip
 def test_each_limit_pauses_the_device_until_it_is_kept_for_sure(limit, reading, values, reason):
     told = [ThrottleReadings(**{reading: value}) for value in [values[-1], *values]]
-    found = paces(ThrottleLimits(**limit), *told)
+    found = paces(ThrottleSection(**limit), *told)
     assert found[0] == found[-1] == (1.0, "")
     assert found[1] == (0.0, reason)
     assert all(share == 0.0 for share, _ in found[1:-1])
-    assert paces(ThrottleLimits(), told[1]) == [(1.0, "")], "without the limit nothing is wrong"
+    assert paces(None, told[1]) == [(1.0, "")], "without the limit nothing is wrong"
 
 
 def test_what_no_sensor_tells_holds_nothing_up():
-    limits = ThrottleLimits(80.0, 75.0, True, True, 0.5, 1 << 30, (0, 1439))
+    limits = ThrottleSection(
+        only_on_mains=True, only_unmetered=True, battery_min=0.5, memory_free_bytes_min=1 << 30,
+        quiet_hours="00:00-23:59",
+    )  # fmt: skip
     odd = ThrottleReadings(temperature_c=math.nan, battery=math.nan, memory_pressure=7.0)
     assert paces(limits, ThrottleReadings(), odd, ThrottleReadings(temperature_c=1000.0)) == [(1.0, "")] * 3
 
 
 def test_a_throttled_board_is_slowed_unless_its_heat_is_of_no_interest():
     assert paces(HOT, ThrottleReadings(throttled="throttled")) == [(0.5, "throttled")]
-    assert paces(ThrottleLimits(), ThrottleReadings(throttled="throttled")) == [(1.0, "")]
+    assert paces(None, ThrottleReadings(throttled="throttled")) == [(1.0, "")]
 
 
 def test_a_share_of_the_processor_holds_at_once_and_a_warm_device_takes_half_of_it():
-    limits = ThrottleLimits(temperature_c_slow=75.0, cpu_share=0.4)
+    limits = ThrottleSection(temperature_c_slow=75.0, cpu_share=0.4)
     assert Throttle(limits).pace == Pace(0.4)
     assert paces(limits, *degrees(60.0, 76.0)) == [(0.4, ""), (0.2, "76 C")]
 
 
 def test_a_pause_holds_for_a_while_though_its_cause_is_over():
-    throttle = Throttle(ThrottleLimits(only_on_mains=True))
+    throttle = Throttle(ThrottleSection(only_on_mains=True))
     at = [(0.0, False), (1.0, True), (HOLD_S - 0.1, True), (HOLD_S, True)]
     changed = [throttle.observe(ThrottleReadings(on_mains=mains), now_s) for now_s, mains in at]
     assert changed == [True, False, False, True]
@@ -89,7 +92,10 @@ class Governed(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.limits = ThrottleLimits(80.0, 75.0, True, True, 0.3, 1 << 20, (1320, 420), 0.5)
+        self.limits = ThrottleSection(
+            only_on_mains=True, only_unmetered=True, battery_min=0.3, memory_free_bytes_min=1 << 20,
+            quiet_hours="22:00-07:00", cpu_share=0.5,
+        )  # fmt: skip
         self.throttle = Throttle(self.limits)
         self.now_s = 0.0
         self.slowed_s = -math.inf

@@ -6,11 +6,12 @@ from unittest.mock import Mock
 import pytest
 
 from edgeasync.core.device.device_core import DeviceCore
+from edgeasync.core.device.limits import DeviceLimits
 from edgeasync.core.engine.device_engine import DeviceEngine
 from edgeasync.errors import RefusedError
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.protocol import wire
-from edgeasync.protocol.messages import PROTOCOL_VERSION, Ack, Applied, DeviceProfile, Piece, Welcome
+from edgeasync.protocol.messages import PROTOCOL_VERSION, Ack, Applied, Hello, Piece, Welcome
 from tests.support.formats.versions import in_version
 
 WELCOME = Welcome(bytes(16), ParameterSpec((Parameter("weights", (4,)),)), {}, 0, "identity", 1.0, 3.0, 1 << 16)
@@ -18,16 +19,7 @@ WELCOME = Welcome(bytes(16), ParameterSpec((Parameter("weights", (4,)),)), {}, 0
 
 @pytest.fixture
 def engine():
-    core = DeviceCore(
-        device_id="pi-1",
-        state_id=bytes(16),
-        incarnation=1,
-        profile=DeviceProfile(),
-        codecs=("identity",),
-        fingerprint=None,
-        graph_bytes_max=1000,
-        random=Random(0),
-    )
+    core = DeviceCore(Hello("pi-1", bytes(16), 1), DeviceLimits(), Random(0))
     engine = DeviceEngine(core, Mock(), lambda: 1.0)
     engine.begin()
     engine.on_message(wire.encode(WELCOME), None)
