@@ -364,7 +364,7 @@ class QuorumAggregator(MeanAggregator, frozen=True, tag_field="kind", tag="quoru
 class SynchronousAggregator(MeanAggregator, frozen=True, tag_field="kind", tag="synchronous"):
     """Rounds: fold when all live devices, or `share` or `count` of them, have pushed, or at a deadline.
 
-    All devices wait for the fold. With fewer than all this is over-selection; `staleness = { kind = "bounded",
+    All devices wait for the fold. With fewer than all this is over-selection; `staleness = { kind = "constant",
     staleness_max = 0 }` rejects updates that arrive too late for their round.
     """
 

@@ -83,8 +83,8 @@ class Policy(Section, frozen=True):
     """How much an update counts, when the hub makes a version, and how long a device trains.
 
     >>> from edgeasync import Policy
-    >>> from edgeasync.policies.staleness import HingeStaleness
-    >>> policy = Policy(staleness=HingeStaleness(slope=0.5, free=4))
+    >>> from edgeasync.policies.staleness import ConstantStaleness
+    >>> policy = Policy(staleness=ConstantStaleness(staleness_max=10))
     """
 
     trust: Annotated[

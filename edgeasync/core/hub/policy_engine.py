@@ -31,7 +31,6 @@ from edgeasync.policies.measurements import (
     WINDOW,
     DeviceMeasurements,
     FleetMeasurements,
-    add_recent,
     agreement_of,
     median,
 )
@@ -44,10 +43,6 @@ from edgeasync.protocol.messages import Applied, Buffered, FirstOutcome, ModelVe
 
 VOTERS_WITH_A_SHARE = 4
 """One voter's waiting updates take at most a fourth of the places; with fewer voters an equal share."""
-
-VERSION_TIMES_MAX = 4096
-"""How many versions' times are remembered; an older base counts as being as old as the oldest of them."""
-
 
 RESTING = 2.0
 """From this many times the full pace's period on, people are told that the fleet rests."""
@@ -87,7 +82,6 @@ class PolicyEngineState(msgspec.Struct):
     infrequent: dict[str, float] = {}
     folds: int = 0
     folds_before: int = 0
-    version_times: list[float] = []
     measuring: dict[int, tuple[list[float], list[float]]] = {}
     retune_in: int = 0
     devices: int = 0
@@ -285,7 +279,7 @@ class PolicyEngine:
             observation, fleet, now_s, voters=self._members.voters, voters_live=voters_live, calms=compared
         )
         if roll_back:
-            return Rejected("rolled_back"), effects + self._roll_back(now_s)
+            return Rejected("rolled_back"), effects + self._roll_back()
         if reason is not None:
             return reason, effects
         if voter in self.state.divergence.orders:
@@ -295,8 +289,7 @@ class PolicyEngine:
             fleet.observe_base_loss(voter, measurements.base_losses.newest)
         if not math.isfinite(update.norm):
             return Rejected("not_finite", self.policy.preempt), effects
-        age_s = self._seconds_since(push.base.number, now_s)
-        weight = self.policy.staleness(Staleness(measurements.staleness, age_s, self._members.live_count))
+        weight = self.policy.staleness(Staleness(measurements.staleness, self._members.live_count))
         if weight is None:
             return Rejected("stale"), effects
         far_behind = self._leaves_out and self._is_far_behind(measurements.score)
@@ -309,7 +302,7 @@ class PolicyEngine:
         reports, fault = self.divergence.watch_fleet(observation, fleet, now_s)
         effects += reports
         if fault is not None:
-            return Rejected("rolled_back"), effects + self._roll_back(now_s, keeps_lengths=fault == "first")
+            return Rejected("rolled_back"), effects + self._roll_back(keeps_lengths=fault == "first")
         return weight, effects
 
     def _refuse_base(self, push: Push, measurements: DeviceMeasurements) -> Rejected | None:
@@ -321,13 +314,6 @@ class PolicyEngine:
             return Rejected("future_version")
         measurements.staleness = staleness
         return Rejected("rolled_back") if push.base.number < self.state.version_oldest else None
-
-    def _seconds_since(self, base: int, now_s: float) -> float:
-        """Return how long ago the version `base` stopped being the newest."""
-        versions, times = self.state.version - base, self.state.version_times
-        if versions <= 0 or not times:
-            return 0.0
-        return now_s - times[max(0, len(times) - versions)]
 
     def _is_far_behind(self, score: float) -> bool:
         """Return whether a device with this score is too far behind the others for its update to count.
@@ -476,7 +462,7 @@ class PolicyEngine:
         )
         plan = plan_chain(self.policy.optimizer, conditions)
         state.folds += 1
-        self._advance(now_s)
+        self._advance()
         combine = self.policy.combine
         # An infrequent device's update is old: whether it agrees with the others says nothing of the period.
         infrequent = state.infrequent and any(one.device_id in state.infrequent for one in contributions)
@@ -676,12 +662,11 @@ class PolicyEngine:
         if agreement is not None:
             self.state.fleet.observe_agreement(agreement)
 
-    def _advance(self, now_s: float) -> None:
+    def _advance(self) -> None:
         self.state.version += 1
         self.state.spoken.clear()
-        add_recent(self.state.version_times, now_s, VERSION_TIMES_MAX)
 
-    def _roll_back(self, now_s: float, *, keeps_lengths: bool = False) -> list[HubEffect]:
+    def _roll_back(self, *, keeps_lengths: bool = False) -> list[HubEffect]:
         """Restore the kept version under a new number; drop the updates that wait, and reject earlier bases.
 
         If one of the first updates spoilt the model, the usual length is known by now. It bounds what that device
@@ -696,7 +681,7 @@ class PolicyEngine:
         state.measuring.clear()
         self.divergence.rolled_back()
         state.fleet.forget(keeps_lengths=keeps_lengths)
-        self._advance(now_s)
+        self._advance()
         state.version_oldest = state.version
         state.folds_before += state.folds
         state.folds = 0
