@@ -31,7 +31,7 @@ class Contribution(msgspec.Struct, frozen=True, gc=False):
     is the device's key or, without keys, its id.
 
     >>> from edgeasync.policies import Contribution
-    >>> one = Contribution(0, "pi", 0.5, 1.2, 600, 16, 1, 7, 0.3, 12.5, "pi")
+    >>> one = Contribution(0, "pi", 0.5, 1.2, 600, 16, 1, 0.3, 12.5, "pi")
     >>> one.weight, one.examples
     (0.5, 600)
     """
@@ -43,7 +43,6 @@ class Contribution(msgspec.Struct, frozen=True, gc=False):
     examples: int
     local_steps: int
     staleness: int
-    base: int
     score: float
     arrived_s: float
     voter: str

@@ -137,9 +137,7 @@ class AggregatorGuard(Guard):
         """Gather one, two and three updates."""
         decided: list[object] = []
         made = [
-            Contribution(
-                place, f"device-{place}", 0.5**place, 1.0 + place, 100, 8, place, 5, 0.5, 10.0 + place, name
-            )
+            Contribution(place, f"device-{place}", 0.5**place, 1.0 + place, 100, 8, place, 0.5, 10.0 + place, name)
             for place, name in enumerate("abc")
         ]
         for count in (1, 2, 3):

@@ -36,18 +36,6 @@ _OPTIMIZER = (
 ONE_BY_ONE = "needs updates that are folded together, and {} folds them one by one"
 
 
-class DelayCompensation(Section, frozen=True):
-    """Correct a stale gradient for the model's movement since its base: `g + strength g g (w - w_base)`.
-
-    The hub keeps the newest `versions`; an update from an older version is not corrected.
-    """
-
-    paper: ClassVar[str] = "DC-ASGD, Zheng et al. 2017 (arXiv:1609.08326)"
-
-    strength: Annotated[float, Meta(gt=0.0, le=1e6, description="lambda; for updates, not gradients")] = 0.04
-    versions: Annotated[int, Meta(ge=1, le=1000, description="versions kept, each as large as the model")] = 8
-
-
 class WarmUp(Section, frozen=True):
     """Train more synchronously at first, for a number of updates or of passes over the fleet's data."""
 
@@ -96,7 +84,6 @@ class Policy(Section, frozen=True):
         ),
     ] = None
     staleness: StalenessPolicy = PolynomialStaleness()
-    compensation: DelayCompensation | None = None
     take: Annotated[
         Take,
         Meta(
@@ -180,10 +167,6 @@ def _check_gathering(policy: Policy, aggregate: Aggregator, frequency: Frequency
         _check_shares(policy, aggregate)
     if policy.combine.robust and not policy.combine.centred and not gathers:
         raise ValueError(f"combine: {_kind(policy.combine)} {ONE_BY_ONE.format(_kind(aggregate))}")
-    if policy.compensation is not None and aggregate.update == "model":
-        raise ValueError(
-            f"compensation: devices send models, not gradients, under {_kind(aggregate)}: leave it out"
-        )
     if isinstance(frequency, AdaptiveFrequency) and frequency.metric == "divergence":
         if not gathers:
             raise ValueError(f"frequency: metric divergence {ONE_BY_ONE.format(_kind(aggregate))}")
@@ -235,10 +218,6 @@ class PolicySet(Protocol):
     @property
     def staleness(self) -> StalenessPolicy:
         """How much an update counts."""
-
-    @property
-    def compensation(self) -> DelayCompensation | None:
-        """How a stale update is corrected, if it is."""
 
     @property
     def take(self) -> Take:

@@ -64,8 +64,7 @@ def most_memory(
     """Return the parts of a hub that is made in this process, and does not run yet."""
     limits, model = settings.limits, spec.nbytes
     optimizer = state_vectors(tuple(policy.optimizer))
-    versions = 0 if policy.compensation is None else policy.compensation.versions
-    copies = 2 + 2 * policy.monitor.rolls_back + versions + optimizer + 2 + evaluated
+    copies = 2 + 2 * policy.monitor.rolls_back + optimizer + 2 + evaluated
     payload = payload_bytes_limit(spec)
     snapshots = limits.snapshots_max * max(model, POOLED_BYTES_MIN)
     connections = limits.devices_max + SPARE_MAX + STRANGERS_MAX

@@ -232,7 +232,6 @@ class PolicyEngine:
             examples=self._examples(measurements.examples or stats.examples),
             local_steps=stats.local_steps,
             staleness=measurements.staleness,
-            base=push.base.number,
             score=measurements.score,
             arrived_s=now_s,
             voter=member.voter,
@@ -442,14 +441,12 @@ class PolicyEngine:
         weights: list[float] = []
         norms: list[float] = []
         lengths: list[float] = []
-        bases: list[int] = []
         for one, share, clip in zip(contributions, shares, clips, strict=True):  # one loop, for often it is one
             weight = share * clip
             handles.append(one.handle)
             weights.append(weight)
             norms.append(one.norm)
             lengths.append(abs(weight) * one.norm)
-            bases.append(one.base if clip == 1.0 else -1)
         count = len(contributions)
         voters = 1 if count == 1 else len({one.voter for one in contributions})
         conditions = Conditions(
@@ -475,7 +472,6 @@ class PolicyEngine:
             weights=tuple(weights),
             plan=plan,
             scale=self.learning_rate_factor,
-            bases=tuple(bases),
             measure=measure,
             rows=rows,
             norm_usual=self._norm_usual if combine.centred else math.inf,

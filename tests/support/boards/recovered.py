@@ -26,7 +26,7 @@ from edgeasync.policies.aggregation import BufferedAggregator, ImmediateAggregat
 from edgeasync.policies.combining import CentredClipCombiner, MedianCombiner, TrimmedMeanCombiner
 from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.optimizers import SGD, Adam, ClipByGlobalNorm, Nesterov, WeightDecay
-from edgeasync.policies.policy import DelayCompensation, Policy
+from edgeasync.policies.policy import Policy
 from edgeasync.policies.schedules import CosineSchedule
 from edgeasync.simulation.clock import VirtualClock
 from edgeasync.simulation.fleet import SimulatedDevice
@@ -64,10 +64,9 @@ POLICIES = {
         ),
         CodecSettings(push="top_k(0.1)+int8", delta="int4"),
     ),
-    "compensated": (
+    "immediate": (
         Policy(
             aggregate=ImmediateAggregator(),
-            compensation=DelayCompensation(),
             optimizer=(SGD(learning_rate=0.5, momentum=0.7),),
             frequency=FixedFrequency(local_steps=5),
         ),

@@ -32,7 +32,7 @@ GATHERING = [
 
 def contribution(device_id="a", arrived_s=0.0, **fields):
     usual = {"handle": 0, "weight": 1.0, "norm": 1.0, "examples": 10, "local_steps": 8, "staleness": 0}
-    usual |= {"base": 0, "score": 1.0, "voter": device_id.partition("/")[0]}
+    usual |= {"score": 1.0, "voter": device_id.partition("/")[0]}
     return Contribution(device_id=device_id, arrived_s=arrived_s, **usual | fields)
 
 

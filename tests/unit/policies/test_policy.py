@@ -15,7 +15,7 @@ from edgeasync.policies.frequency import AdaptiveFrequency, Cadence, FixedFreque
 from edgeasync.policies.measurements import DeviceMeasurements
 from edgeasync.policies.monitor import LossDetector, Monitor, UpdateNormDetector
 from edgeasync.policies.optimizers import SGD, Nesterov
-from edgeasync.policies.policy import DelayCompensation, Plateau, Policy, WarmUp
+from edgeasync.policies.policy import Plateau, Policy, WarmUp
 from edgeasync.policies.staleness import PolynomialStaleness, Staleness
 from edgeasync.runtime.hub_settings import HubSettings
 
@@ -222,10 +222,6 @@ ONE_BY_ONE = "needs updates that are folded together, and {} folds them one by o
             "combine: a median gives all devices the same share; leave weigh_by and balance out",
         ),
         (
-            {"aggregate": BY_MODEL, "compensation": {}},
-            "compensation: devices send models, not gradients, under model_average: leave it out",
-        ),
-        (
             {"aggregate": AT_ONCE, "frequency": DIVERGENCE},
             "frequency: metric divergence " + ONE_BY_ONE.format("immediate"),
         ),
@@ -259,7 +255,6 @@ ONE_BY_ONE = "needs updates that are folded together, and {} folds them one by o
         ({"monitor": {"detectors": [{"kind": "update_norm", "remedy": "alert"}]}}, "monitor.detectors[0]"),
         ({"monitor": {"detectors": [{"kind": "gradient_norm"}]}}, "monitor.detectors[0]"),
         ({"combine": {"kind": "trimmed_mean", "trim": 0.5}}, "combine.trim: expected `float` < 0.5"),
-        ({"compensation": {"versions": 0}}, "compensation.versions: expected `int` >= 1"),
         ({"take": "worst"}, "take: invalid enum value 'worst'"),
         ({"plateau": {"factor": 1.0}}, "plateau.factor: expected `float` < 1.0"),
         ({"monitor": {"calm_updates": 0}}, "monitor.calm_updates: expected `int` >= 1"),
@@ -338,7 +333,7 @@ def test_a_hubs_settings_that_contradict_one_another_are_refused(table, message)
         {"policy": {"aggregate": {"kind": "buffered", "count": 64}}},
         {"policy": {"aggregate": ROUNDS | {"count": 9, "share": 1.0}}},
         {"policy": {"aggregate": BY_MODEL, "warm_up": {"epochs": 0.5, "aggregate": BY_MODEL}}},
-        {"policy": {"aggregate": AT_ONCE, "compensation": {}, "behind_max": 1.5, "take": "best"}},
+        {"policy": {"aggregate": AT_ONCE, "behind_max": 1.5, "take": "best"}},
         {"policy": {"aggregate": IN_FIVES, "combine": {"kind": "median"}, "take": "better"}},
         {"policy": {"aggregate": IN_FIVES | {"weigh_by": "examples", "balance": 0.5}, "take": "best"}},
         {
@@ -382,7 +377,6 @@ def test_an_open_fleet_is_combined_robustly_unless_you_choose(parts, combine, op
 
 def test_every_part_comes_back_from_its_table():
     policy = Policy(
-        compensation=DelayCompensation(versions=3),
         take="better",
         behind_max=3.0,
         aggregate=SynchronousAggregator(count=3, deadline_s=9.0),

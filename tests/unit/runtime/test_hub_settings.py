@@ -18,7 +18,7 @@ from edgeasync.policies.combining import CentredClipCombiner, MeanCombiner
 from edgeasync.policies.frequency import Interval
 from edgeasync.policies.monitor import Monitor
 from edgeasync.policies.optimizers import SGD
-from edgeasync.policies.policy import DelayCompensation, Plateau, Policy, WarmUp, check_recordable
+from edgeasync.policies.policy import Plateau, Policy, WarmUp, check_recordable
 from edgeasync.runtime.hub import RECORD_FILE, HubRuntime
 from edgeasync.runtime.hub_settings import RECORD_FORMAT, HubSettings, read_record
 from edgeasync.sdk.stop import Stop
@@ -244,7 +244,7 @@ def test_whatever_the_library_has_can_be_kept():
     for policy in (
         Policy(),
         Policy(optimizer=[SGD()], monitor=Monitor(detectors=[]), behind_max=10),
-        Policy(warm_up=WarmUp(updates=5), plateau=Plateau(), compensation=DelayCompensation()),
+        Policy(warm_up=WarmUp(updates=5), plateau=Plateau()),
     ):
         check_recordable(policy)
 
