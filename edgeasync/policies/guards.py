@@ -141,7 +141,7 @@ class AggregatorGuard(Guard):
             for place, name in enumerate("abc")
         ]
         for count in (1, 2, 3):
-            for fleet in (Fleet(3.0), Fleet(3.0, 2.0, 100.0, {"c": 2})):
+            for fleet in (Fleet(3.0), Fleet(3.0, 2.0, {"c": 2})):
                 decided += [self.flush_at_s(made[:count], fleet), self.weights(made[:count], fleet)]
         return decided
 

@@ -86,7 +86,6 @@ class PolicyEngineState(msgspec.Struct):
     retune_in: int = 0
     devices: int = 0
     score_best: float = math.inf
-    examples_mean: float = 0.0
     examples_total: float = 0.0
     examples_seen: float = 0.0
     examples_median: float = 0.0
@@ -713,7 +712,6 @@ class PolicyEngine:
         with_data = [one.examples for one in measurements if one.examples]
         state.examples_median = float(median(with_data)) if len(with_data) >= DEVICES_MIN else 0.0
         with_data = [self._examples(examples) for examples in with_data]
-        state.examples_mean = sum(with_data) / len(with_data) if with_data else 0.0
         state.examples_total = float(sum(with_data) * self._members.stride)
         pacing = self.pacing
         retune = self.frequency.retune if pacing is None else pacing.retune_quietly
@@ -796,7 +794,7 @@ class PolicyEngine:
         state, members = self.state, self._members
         pausing = self._votes_of_the_pausing() if members.pausing else 0
         voters_live = self._voters_live + pausing - refused
-        return Fleet(voters_live, state.cadence.period_s, state.examples_mean, members.shared, state.infrequent)
+        return Fleet(voters_live, state.cadence.period_s, members.shared, state.infrequent)
 
     # -- status and checks -----------------------------------------------------------------------------------
 
