@@ -141,7 +141,10 @@ def measure_simulated(effort: Effort, results: Results) -> None:
 def measure_real(effort: Effort, results: Results) -> None:
     """Compare one device alone with the same beside a capped one, as real processes."""
     exchanges = {}
-    for name, flags in (("alone", ()), ("beside a capped one", ("--bandwidth-bytes-per-s-max", str(CAP_BYTES_PER_S)))):
+    for name, flags in (
+        ("alone", ()),
+        ("beside a capped one", ("--bandwidth-bytes-per-s-max", str(CAP_BYTES_PER_S))),
+    ):
         show_progress(f"real processes: {name}")
         with tempfile.TemporaryDirectory() as folder, Commands(folder) as commands:
             exchanges[name] = run_processes(commands, effort.real_s, flags)

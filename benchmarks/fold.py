@@ -70,8 +70,7 @@ def measure(length: int, rounds: int) -> dict[str, list[float]]:
         number = model.current.number + 1
         weights = (1.0 / count,) * count
         plan = plan_chain(policy.optimizer, Conditions(1.0, number))
-        bases = (number - 1,) * count
-        taken = Fold(number, tuple(range(count)), weights, plan, bases=bases, measure=count > 1)
+        taken = Fold(number, tuple(range(count)), weights, plan, measure=count > 1)
         model.advance(model.fold(taken, updates[:count])[0])
 
     cases: dict[str, tuple[Callable[[], object], int]] = {

@@ -15,7 +15,7 @@ from edgeasync.policies.kinds import AggregatorKind, StalenessKind
 from edgeasync.policies.monitor import Monitor
 from edgeasync.policies.optimizers import SGD, Nesterov, TransformKind
 from edgeasync.policies.policy import Policy
-from edgeasync.policies.staleness import BoundedStaleness, PolynomialStaleness
+from edgeasync.policies.staleness import ConstantStaleness, PolynomialStaleness
 
 Grid = dict[str, Policy]
 
@@ -24,7 +24,7 @@ SYNC_ALL = "synchronous, all"
 SYNC_FIRST = "synchronous, first 70 %"
 ASYNCHRONOUS = ("FedAsync", "FedBuff", "ASGD", "fixed interval")
 
-IN_TIME = BoundedStaleness(staleness_max=0)
+IN_TIME = ConstantStaleness(staleness_max=0)
 DECAYING = PolynomialStaleness(exponent=0.5)
 
 

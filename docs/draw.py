@@ -16,11 +16,8 @@ from edgeasync.core.hub.membership import MEMBER
 from edgeasync.core.peer.round import ROUND
 from edgeasync.policies.staleness import (
     AdaptiveLearningRate,
-    BoundedStaleness,
     ConstantStaleness,
-    HingeStaleness,
     PolynomialStaleness,
-    RingmasterStaleness,
     Staleness,
     StalenessPolicy,
 )
@@ -291,20 +288,14 @@ FILES = (
 # -- staleness --------------------------------------------------------------------------------------------------
 
 BOUND = 10.0
-"""Of `bounded`, which has no default."""
+"""The limit of `constant`, which has none by default."""
 
 SHOWN: dict[str, StalenessPolicy] = {
-    "constant": ConstantStaleness(),
+    "constant": ConstantStaleness(staleness_max=BOUND),
     "adaptive_lr": AdaptiveLearningRate(),
     "polynomial": PolynomialStaleness(),
-    "hinge": HingeStaleness(),
-    "bounded": BoundedStaleness(staleness_max=BOUND),
-    "ringmaster": RingmasterStaleness(),
 }
-"""Every kind, with its defaults."""
-
-DEVICES_LIVE = 12
-"""Of them `ringmaster`'s threshold is made."""
+"""Every kind."""
 
 
 def draw_staleness(kind: str) -> str:
@@ -321,7 +312,7 @@ def draw_staleness(kind: str) -> str:
         parts.append(text(x, top + height + 18, f"{versions}", "small mid"))
     parts.append(text(left + width / 2, top + height + 36, "versions since the update's base", "small mid"))
     for versions in range(most + 1):
-        weight = policy(Staleness(versions, devices_live=DEVICES_LIVE))
+        weight = policy(Staleness(versions))
         x = left + width * versions / most
         y = top + height * (1 - (weight or 0.0))
         if weight is None:

@@ -11,7 +11,7 @@ import msgspec
 import typer
 
 import edgeasync
-from docs.draw import BOUND, DEVICES_LIVE
+from docs.draw import BOUND
 from edgeasync import errors, nn
 from edgeasync.autodiff.check import GradientCheck
 from edgeasync.autodiff.inspection import Inspection
@@ -86,7 +86,7 @@ def _default(parameter: Any) -> str:
 
 # -- policies ---------------------------------------------------------------------------------------------------
 
-DRAWN_FOR = {"bounded": f"`staleness_max = {BOUND:g}`", "ringmaster": f"{DEVICES_LIVE} live devices"}
+DRAWN_FOR = {"constant": f"`staleness_max = {BOUND:g}`"}
 """What is not a default in the plots of weights."""
 
 ARXIV = re.compile(r"arXiv:(\d+\.\d+)")

@@ -356,7 +356,7 @@ def _advice(message: str, path: str, table: object, settings: type, more: Iterab
 
 
 def _known_at(path: str, table: Any, settings: type) -> tuple[object, list[str], Mapping[str, str]]:
-    """Return what stands at a path, the keys, kinds or words that may stand there, and the keys that are elsewhere."""
+    """Return what stands at a path, which keys, kinds or words may stand there, and which keys are elsewhere."""
     here = _parts(types.type_info(settings))
     for name, index in _STEP.findall(path):
         tables = [part for part in here if isinstance(part, types.StructType)]

@@ -20,7 +20,7 @@ from edgeasync.callbacks import EndEvent, JoinEvent
 from edgeasync.errors import ConfigError
 from edgeasync.policies.aggregation import ImmediateAggregator, ModelAverageAggregator
 from edgeasync.policies.frequency import FixedFrequency
-from edgeasync.policies.staleness import AdaptiveLearningRate, BoundedStaleness, ConstantStaleness
+from edgeasync.policies.staleness import AdaptiveLearningRate, ConstantStaleness
 
 STEPS_MAX = 100_000
 """The most local steps that the server assigns; each worker allows its own `update_frequency`."""
@@ -162,7 +162,7 @@ def server_policy(
     """Return the policy of a server; raises `ConfigError` for names that the reference does not have."""
     policies: dict[str, Any] = {
         "adaptive_lr": AdaptiveLearningRate(factor=factor, staleness_max=max_staleness),
-        "filter": BoundedStaleness(staleness_max=max_staleness),
+        "filter": ConstantStaleness(staleness_max=max_staleness),
         "momentum_correction": ConstantStaleness(staleness_max=max_staleness),
     }
     for name, given, known in (("update_rule", rule, RULES), ("staleness_policy", staleness, policies)):

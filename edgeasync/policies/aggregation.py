@@ -1,7 +1,6 @@
 """Aggregators: when accepted contributions become the next version, and with which weights."""
 
 import math
-import statistics
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -31,7 +30,7 @@ class Contribution(msgspec.Struct, frozen=True, gc=False):
     is the device's key or, without keys, its id.
 
     >>> from edgeasync.policies import Contribution
-    >>> one = Contribution(0, "pi", 0.5, 1.2, 600, 16, 1, 7, 0.3, 12.5, "pi")
+    >>> one = Contribution(0, "pi", 0.5, 1.2, 600, 16, 1, 0.3, 12.5, "pi")
     >>> one.weight, one.examples
     (0.5, 600)
     """
@@ -43,7 +42,6 @@ class Contribution(msgspec.Struct, frozen=True, gc=False):
     examples: int
     local_steps: int
     staleness: int
-    base: int
     score: float
     arrived_s: float
     voter: str
@@ -54,9 +52,8 @@ class Fleet(msgspec.Struct, frozen=True, gc=False):
 
     `voters_live` counts the voters with a device that holds its lease: keys or, without keys, devices. Where
     several devices of a voter do, `names` has their number, and each of them has that part of its vote. `period_s`
-    is the usual time between two exchanges of a device, `examples_mean` the mean size of a device's data; both are
-    0 before they are known. `infrequent` has the live devices that exchange far more rarely than that, and their
-    votes.
+    is the usual time between two exchanges of a device, 0 before it is known. `infrequent` has the live devices
+    that exchange far more rarely than that, and their votes.
 
     >>> from edgeasync.policies import Fleet
     >>> Fleet(voters_live=3.0, period_s=2.0).vote("pi")
@@ -65,7 +62,6 @@ class Fleet(msgspec.Struct, frozen=True, gc=False):
 
     voters_live: float
     period_s: float = 0.0
-    examples_mean: float = 0.0
     names: Mapping[str, int] = {}
     infrequent: Mapping[str, float] = {}
 
@@ -228,35 +224,21 @@ class ImmediateAggregator(Section, frozen=True, tag_field="kind", tag="immediate
 
 
 class ModelAverageAggregator(Section, frozen=True, tag_field="kind", tag="model_average"):
-    """Mix every device's model into the hub's on arrival: `x = (1 - a) x + a x_i`, `a = rate` times the weight.
-
-    The mixing weight is never over 1.
-    """
+    """Mix every device's model into the hub's on arrival: `x = (1 - a) x + a x_i`, `a = rate` times the weight."""
 
     paper: ClassVar[str] = "FedAsync, Xie et al. 2019 (arXiv:1903.03934)"
     update: ClassVar[UpdateKind] = "model"
     answer: ClassVar[Answer] = "now"
 
     rate: Annotated[float, Meta(gt=0.0, le=1.0, description="mixing weight of a fresh model")] = 0.6
-    by_examples: Annotated[
-        bool, Meta(description="multiply the weight by the device's examples over the fleet's mean")
-    ] = False
-    by_devices: Annotated[bool, Meta(description="divide the weight by the number of live devices")] = False
 
     def flush_at_s(self, buffered: Sequence[Contribution], fleet: Fleet) -> float | None:  # noqa: ARG002
         """Return the arrival of the oldest: always due."""
         return buffered[0].arrived_s
 
-    def weights(self, buffered: Sequence[Contribution], fleet: Fleet) -> tuple[float, ...]:
+    def weights(self, buffered: Sequence[Contribution], fleet: Fleet) -> tuple[float, ...]:  # noqa: ARG002
         """Return the mixing weights, divided by the number of models: several at once are averaged."""
-        rate = self.rate / (max(1.0, fleet.voters_live) if self.by_devices else 1.0)
-        mixing = []
-        for contribution in buffered:
-            share = 1.0
-            if self.by_examples and fleet.examples_mean > 0:
-                share = contribution.examples / fleet.examples_mean
-            mixing.append(min(1.0, rate * contribution.weight * share) / len(buffered))
-        return tuple(mixing)
+        return tuple([self.rate * contribution.weight / len(buffered) for contribution in buffered])
 
 
 class MeanAggregator(Section, frozen=True):
@@ -272,25 +254,13 @@ class MeanAggregator(Section, frozen=True):
     weigh_by: Annotated[
         Literal["devices", "examples"], Meta(description="shares: all alike, or by the size of a device's data")
     ] = "devices"
-    balance: Annotated[
-        float,
-        Meta(
-            ge=0.0,
-            le=1.0,
-            description="a share is multiplied by (median local steps / own) to this power, "
-            "for classes that live only on slow devices",
-        ),
-    ] = 0.0
 
     def weights(self, buffered: Sequence[Contribution], fleet: Fleet) -> tuple[float, ...]:  # noqa: ARG002
         """Return staleness weight times share."""
-        steps = statistics.median([contribution.local_steps for contribution in buffered]) if self.balance else 0
         devices = Counter([voter for voter, _ in {(one.voter, one.device_id) for one in buffered}])
         shares = []
         for contribution in buffered:
             share = float(contribution.examples) if self.weigh_by == "examples" else 1.0
-            if self.balance:
-                share *= (steps / contribution.local_steps) ** self.balance
             shares.append(share / devices[contribution.voter])
         total = math.fsum(shares)
         if total <= 0.0:  # no device said how much data it has
@@ -362,9 +332,9 @@ class QuorumAggregator(MeanAggregator, frozen=True, tag_field="kind", tag="quoru
 
 
 class SynchronousAggregator(MeanAggregator, frozen=True, tag_field="kind", tag="synchronous"):
-    """Rounds: fold when all live devices, or `share` or `count` of them, have pushed, or at a deadline.
+    """Rounds: fold when all live devices, or a `share` of them, have pushed, or at a deadline.
 
-    All devices wait for the fold. With fewer than all this is over-selection; `staleness = { kind = "bounded",
+    All devices wait for the fold. With fewer than all this is over-selection; `staleness = { kind = "constant",
     staleness_max = 0 }` rejects updates that arrive too late for their round.
     """
 
@@ -376,26 +346,16 @@ class SynchronousAggregator(MeanAggregator, frozen=True, tag_field="kind", tag="
     share: Annotated[
         float, Meta(gt=0.0, le=1.0, description="share of the live devices that a round waits for")
     ] = 1.0
-    count: Annotated[
-        int | None,
-        Meta(description="devices that a round waits for, or all if fewer are live; instead of `share`"),
-    ] = None
     deadline_s: Annotated[
         float | None, Meta(description="seconds after a round's first update at which it ends; without it, never")
     ] = None
 
     def __post_init__(self) -> None:
-        if self.count is not None and self.count < 1:
-            raise ValueError(f"count is {self.count}: a round waits for 1 device or more")
-        if self.count is not None and self.share != 1.0:
-            raise ValueError("share and count both say how many devices a round waits for: leave one out")
         _check_seconds("deadline_s", self.deadline_s)
 
     def flush_at_s(self, buffered: Sequence[Contribution], fleet: Fleet) -> float | None:
         """Return the arrival of the last device that the round waits for, or its deadline."""
         needed = self.share * fleet.voters_live
-        if self.count is not None:
-            needed = max(1.0, min(self.count, fleet.voters_live))
         enough = len(buffered) >= needed - NEARLY  # no update brings more than a vote
         if enough and (reached_s := Waiting.of(buffered).ballot(fleet).reached_s(needed)) is not None:
             return reached_s

@@ -138,10 +138,6 @@ class TimeFrequency(Section, frozen=True, tag_field="kind", tag="time"):
     local_steps_max: Annotated[
         LocalSteps | None, Meta(description="never more steps than this; without it, as many as fit into the time")
     ] = None
-    epochs_max: Annotated[
-        EpochsMax | None,
-        Meta(description="never more passes over a device's data than this; without it, as many as fit"),
-    ] = None
 
     def __post_init__(self) -> None:
         _check_steps("local_steps_min", self.local_steps_min, self._most)
@@ -156,8 +152,7 @@ class TimeFrequency(Section, frozen=True, tag_field="kind", tag="time"):
             return _first(device, cadence, min(FIRST_STEPS, self._most), least=self.local_steps_min)
         steps = (self.seconds - device.communication_s) / device.step_s
         why = f"{self.seconds:.3g} s as set"
-        epochs = math.inf if self.epochs_max is None else self.epochs_max
-        return _within(device, cadence, steps, why, least=self.local_steps_min, most=self._most, epochs=epochs)
+        return _within(device, cadence, steps, why, least=self.local_steps_min, most=self._most)
 
     @property
     def _most(self) -> int:
@@ -176,16 +171,14 @@ class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
     A hub that is quiet lets the period grow to `period_s_max` while the model stands still (`Rest`).
 
     `metric`: with "loss_variance" the period shrinks while the variance of the losses is over four times its
-    median; with "divergence" while updates that are folded together point apart (mean cosine under 0); with
-    "stability" in either case; with "loss" it shrinks with the root of the loss (AdaComm); with "none" never.
+    median; with "stability" also while updates that are folded together point apart (mean cosine under 0); with
+    "none" never.
     """
 
-    paper: ClassVar[str] = (
-        "AdaComm, Wang and Joshi 2019 (arXiv:1810.08313); FedCompass, Li et al. 2023 (arXiv:2309.14675)"
-    )
+    paper: ClassVar[str] = "FedCompass, Li et al. 2023 (arXiv:2309.14675)"
 
     metric: Annotated[
-        Literal["stability", "loss_variance", "divergence", "loss", "none"],
+        Literal["stability", "loss_variance", "none"],
         Meta(description="what makes the period shorter"),
     ] = "stability"
     period_steps_min: Annotated[
@@ -278,17 +271,12 @@ class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
 
     def _gain(self, gain: float, fleet: FleetMeasurements) -> tuple[float, str]:
         """Return the factor that shortens the period, and why."""
-        if self.metric == "loss":
-            if not fleet.loss_first > 0.0 or math.isnan(fleet.loss):
-                return 1.0, ""
-            wanted = min(1.0, max(GAIN_MIN, math.sqrt(max(0.0, fleet.loss) / fleet.loss_first)))
-            return wanted, f"the loss fell from {fleet.loss_first:.3g} to {fleet.loss:.3g}"
         cause = ""
         if fleet.settled:
             return min(1.0, gain / SHRINK), "models drifted apart before"
-        if self.metric in ("divergence", "stability") and fleet.agreement < AGREEMENT_MIN:
+        if self.metric == "stability" and fleet.agreement < AGREEMENT_MIN:
             cause = f"updates point apart (mean cosine {fleet.agreement:.2f})"
-        elif self.metric in ("loss_variance", "stability") and fleet.loss_variances:
+        elif self.metric != "none" and fleet.loss_variances:
             usual = fleet.past_variances.usual
             if fleet.loss_variance > VARIANCE_RATIO_MAX * usual > 0.0:
                 cause = f"the variance of the losses is {fleet.loss_variance / usual:.1f} times its median"

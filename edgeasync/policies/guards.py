@@ -108,8 +108,7 @@ class StalenessGuard(Guard):
 
     def trial(self) -> object:
         """Weigh updates of several ages."""
-        ages = ((0, 0.0), (1, 0.5), (2, 3.0), (7, 30.0), (1000, 1e5))
-        return [self(Staleness(versions, seconds, 4)) for versions, seconds in ages]
+        return [self(Staleness(versions, devices_live=4)) for versions in (0, 1, 2, 7, 1000)]
 
 
 class AggregatorGuard(Guard):
@@ -138,13 +137,11 @@ class AggregatorGuard(Guard):
         """Gather one, two and three updates."""
         decided: list[object] = []
         made = [
-            Contribution(
-                place, f"device-{place}", 0.5**place, 1.0 + place, 100, 8, place, 5, 0.5, 10.0 + place, name
-            )
+            Contribution(place, f"device-{place}", 0.5**place, 1.0 + place, 100, 8, place, 0.5, 10.0 + place, name)
             for place, name in enumerate("abc")
         ]
         for count in (1, 2, 3):
-            for fleet in (Fleet(3.0), Fleet(3.0, 2.0, 100.0, {"c": 2})):
+            for fleet in (Fleet(3.0), Fleet(3.0, 2.0, {"c": 2})):
                 decided += [self.flush_at_s(made[:count], fleet), self.weights(made[:count], fleet)]
         return decided
 

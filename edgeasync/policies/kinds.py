@@ -22,23 +22,13 @@ from edgeasync.policies.monitor import Detector, DetectorKind
 from edgeasync.policies.optimizers import TransformKind
 from edgeasync.policies.staleness import (
     AdaptiveLearningRate,
-    BoundedStaleness,
     ConstantStaleness,
-    HingeStaleness,
     PolynomialStaleness,
-    RingmasterStaleness,
     StalenessPolicy,
 )
 from edgeasync.policies.transforms import Transform
 
-StalenessKind = (
-    ConstantStaleness
-    | AdaptiveLearningRate
-    | PolynomialStaleness
-    | HingeStaleness
-    | BoundedStaleness
-    | RingmasterStaleness
-)
+StalenessKind = ConstantStaleness | AdaptiveLearningRate | PolynomialStaleness
 AggregatorKind = (
     ImmediateAggregator | ModelAverageAggregator | BufferedAggregator | QuorumAggregator | SynchronousAggregator
 )

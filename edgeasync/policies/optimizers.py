@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from edgeasync.config import Section
 from edgeasync.parameters import Vector
-from edgeasync.policies.schedules import CosineSchedule, ExponentialSchedule, InverseSqrtSchedule
+from edgeasync.policies.schedules import CosineSchedule
 from edgeasync.policies.transforms import Conditions, Scalars, Scaling, Transform, scale
 
 LearningRate = Annotated[float, Meta(gt=0.0, le=1e6, description="factor of the step")]
@@ -56,10 +56,6 @@ class Momentum(Section, frozen=True):
             "the hub takes a lone device's updates as they are",
         ),
     ] = 1
-    warm_up: Annotated[
-        int,
-        Meta(ge=0, le=1_000_000_000, description="updates over which the momentum rises linearly from 0"),
-    ] = 0
     learning_rate_max: Annotated[
         Annotated[float, Meta(gt=0.0, le=1e6)] | None,
         Meta(
@@ -86,8 +82,6 @@ class Momentum(Section, frozen=True):
         if late or conditions.devices < self.devices_min:
             return (min(self.learning_rate, 1.0), 0.0)
         momentum = self.momentum
-        if self.warm_up:
-            momentum *= min(1.0, conditions.count / self.warm_up)
         if self.correct_for_staleness:
             momentum = max(0.0, momentum - (1.0 - momentum) * conditions.staleness)
         learning_rate = self.learning_rate
@@ -166,92 +160,17 @@ class Nesterov(Momentum, frozen=True, tag_field="kind", tag="nesterov"):
         scale(gradient, learning_rate)
 
 
-class DelayedNesterov(Section, frozen=True, tag_field="kind", tag="delayed_nesterov"):
-    """Nesterov momentum that changes only with every `delay`-th update, by the mean of these updates.
+class Adam(Section, frozen=True, tag_field="kind", tag="adam"):
+    """Adam: moving averages of the gradient and of its square, both corrected because they start at zero.
 
-    Algorithm 3 of the paper, with its `N` as `delay` and its `c` as `activation`. Every update steps by
-    `learning_rate (a momentum m + g / N)`. Every N-th update first renews `m = momentum m + (mean of the last N
-    gradients)`. Its `a` is `1 - c N + c`; that of the other updates is `c`. Over N updates the `a` of one `m` add
-    up to 1: together these updates move the model as one Nesterov step by their mean does.
+    `epsilon` is added outside the root, as in the paper. Adam keeps two vectors.
 
-    Raises `ValueError` for an activation over `1 / delay`.
+    >>> from edgeasync import Adam
+    >>> Adam(learning_rate=0.001).epsilon
+    1e-08
     """
 
-    paper: ClassVar[str] = "Async Local-SGD, Liu et al. 2024 (arXiv:2401.09135)"
-
-    delay: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=1_000_000,
-            description="updates from one renewal of the momentum to the next; each gradient counts `1 / delay`",
-            examples=[4],
-        ),
-    ]
-    learning_rate: LearningRate = 1.0
-    momentum: MomentumShare = 0.9
-    activation: Annotated[
-        float,
-        Meta(ge=0.0, le=1.0, description="share of the momentum in the other updates, at most 1 / `delay`"),
-    ] = 0.0
-
-    def __post_init__(self) -> None:
-        if self.activation > 1.0 / self.delay:
-            raise ValueError(
-                f"activation is {self.activation}; with a delay of {self.delay} give at most {1.0 / self.delay}"
-            )
-
-    @property
-    def state_vectors(self) -> int:
-        """The momentum and the sum of the gradients since its last renewal, if there is momentum."""
-        return 2 if self.momentum else 0
-
-    def plan(self, conditions: Conditions) -> Scalars:
-        """Return the factors of gradient and momentum in the step, and whether (1 or 0) and how to renew."""
-        renews = (conditions.count + 1) % self.delay == 0
-        share = 1.0 - self.activation * (self.delay - 1) if renews else self.activation
-        return (
-            self.learning_rate / self.delay,
-            self.learning_rate * share * self.momentum,
-            float(renews),
-            self.momentum,
-            1.0 / self.delay,
-        )
-
-    def factor(self, scalars: Scalars) -> float | None:
-        """Return the factor of the gradient if this update has no momentum, else `None`."""
-        of_gradient, of_momentum, *_ = scalars
-        return None if of_momentum else of_gradient
-
-    def apply(
-        self,
-        gradient: Vector,
-        parameters: Vector,  # noqa: ARG002
-        state: Sequence[Vector],
-        scalars: Scalars,
-    ) -> None:
-        """Turn gradient into step, in place."""
-        of_gradient, of_momentum, renews, momentum, share = scalars
-        if state:
-            mean, total = state
-            np.add(total, gradient, out=total)
-            scale(gradient, of_gradient)
-            if renews:
-                np.multiply(mean, np.float32(momentum), out=mean)
-                scale(total, share)
-                np.add(mean, total, out=mean)
-            if of_momentum:
-                scratch = total if renews else np.empty_like(gradient)
-                np.multiply(mean, np.float32(of_momentum), out=scratch)
-                np.add(gradient, scratch, out=gradient)
-            if renews:
-                total.fill(0.0)
-        else:
-            scale(gradient, of_gradient)
-
-
-class Adaptive(Section, frozen=True):
-    """Base of the optimizers with a step size for every value: they keep averages of `g` and of its square."""
+    paper: ClassVar[str] = "Kingma and Ba 2015 (arXiv:1412.6980)"
 
     learning_rate: LearningRate = 0.001
     beta1: Annotated[float, Meta(ge=0.0, lt=1.0, description="share of the average of `g` that stays")] = 0.9
@@ -268,21 +187,8 @@ class Adaptive(Section, frozen=True):
         return 2
 
     def factor(self, scalars: Scalars) -> float | None:  # noqa: ARG002
-        """Return `None`: these stages never merely scale."""
+        """Return `None`: it never merely scales."""
         return None
-
-
-class Adam(Adaptive, frozen=True, tag_field="kind", tag="adam"):
-    """Adam: moving averages of the gradient and of its square, both corrected because they start at zero.
-
-    `epsilon` is added outside the root, as in the paper. Adam keeps two vectors.
-
-    >>> from edgeasync import Adam
-    >>> Adam(learning_rate=0.001).epsilon
-    1e-08
-    """
-
-    paper: ClassVar[str] = "Kingma and Ba 2015 (arXiv:1412.6980)"
 
     def plan(self, conditions: Conditions) -> Scalars:
         """Return the corrected learning rate, the correction of the root, the averages' factors, and epsilon."""
@@ -313,51 +219,6 @@ class Adam(Adaptive, frozen=True, tag_field="kind", tag="adam"):
         np.add(scratch, np.float32(epsilon), out=scratch)
         np.divide(mean, scratch, out=gradient)
         scale(gradient, step_size)
-
-
-class Yogi(Adaptive, frozen=True, tag_field="kind", tag="yogi"):
-    """Yogi: as Adam, but the average of the square falls no faster than it rises.
-
-    `v = v - (1 - beta2) sign(v - g g) g g`, so a step size recovers slowly from many small gradients. It is the
-    server form of Reddi et al. (arXiv:2003.00295), without a correction for the start and with `epsilon` outside
-    the root. In the paper `v` starts at `epsilon` squared or more; here it starts at zero, as all state does. It
-    keeps two vectors.
-    """
-
-    paper: ClassVar[str] = "Zaheer et al. 2018 (NeurIPS 31); Reddi et al. 2021 (arXiv:2003.00295)"
-
-    learning_rate: LearningRate = 0.01
-    beta2: Annotated[float, Meta(ge=0.0, lt=1.0, description="1 less the share of a square that moves `v`")] = 0.99
-    epsilon: Annotated[float, Meta(gt=0.0, le=1.0, description="added to the divisor, the root of `v`")] = 1e-3
-
-    def plan(self, conditions: Conditions) -> Scalars:  # noqa: ARG002
-        """Return learning rate, the averages' factors, and epsilon: constants here."""
-        return (self.learning_rate, self.beta1, self.beta2, max(self.epsilon, EPSILON_MIN))
-
-    def apply(
-        self,
-        gradient: Vector,
-        parameters: Vector,  # noqa: ARG002
-        state: Sequence[Vector],
-        scalars: Scalars,
-    ) -> None:
-        """Turn gradient into step, in place."""
-        learning_rate, beta1, beta2, epsilon = scalars
-        mean, square = state
-        scratch = np.multiply(gradient, np.float32(1.0 - beta1))
-        np.multiply(mean, np.float32(beta1), out=mean)
-        np.add(mean, scratch, out=mean)
-        np.multiply(gradient, gradient, out=scratch)
-        # The sign from two comparisons: `np.sign` branches at every value and takes eight times as long.
-        sign = np.greater(scratch, square).view(np.int8)
-        np.subtract(sign, np.less(scratch, square).view(np.int8), out=sign)
-        np.multiply(scratch, sign, out=gradient)
-        np.multiply(gradient, np.float32(1.0 - beta2), out=gradient)
-        np.add(square, gradient, out=square)
-        np.sqrt(square, out=scratch)
-        np.add(scratch, np.float32(epsilon), out=scratch)
-        np.divide(mean, scratch, out=gradient)
-        scale(gradient, learning_rate)
 
 
 class ClipByGlobalNorm(Scaling, frozen=True, tag_field="kind", tag="clip_by_global_norm"):
@@ -417,18 +278,7 @@ class WeightDecay(Section, frozen=True, tag_field="kind", tag="weight_decay"):
         np.add(gradient, np.multiply(parameters, np.float32(scalars[0])), out=gradient)
 
 
-TransformKind = (
-    SGD
-    | Nesterov
-    | DelayedNesterov
-    | Adam
-    | Yogi
-    | ClipByGlobalNorm
-    | WeightDecay
-    | CosineSchedule
-    | ExponentialSchedule
-    | InverseSqrtSchedule
-)
+TransformKind = SGD | Nesterov | Adam | ClipByGlobalNorm | WeightDecay | CosineSchedule
 
 
 def check_chain(chain: Sequence[Transform]) -> None:
@@ -445,7 +295,7 @@ def check_chain(chain: Sequence[Transform]) -> None:
             raise ValueError(
                 f"{name} comes after {reshaping}, behind which the norm is not known; put it before that"
             )
-        if isinstance(stage, Momentum | DelayedNesterov | Adaptive) and stage.state_vectors:
+        if isinstance(stage, Momentum | Adam) and stage.state_vectors:
             if with_momentum:
                 raise ValueError(f"{name} keeps momentum, and so does {with_momentum}; leave out one")
             with_momentum = name

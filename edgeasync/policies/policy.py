@@ -33,20 +33,6 @@ _OPTIMIZER = (
     Nesterov(learning_rate=1.25, learning_rate_max=1.75, momentum=0.85, staleness_max=0.5, devices_min=2),
 )
 
-ONE_BY_ONE = "needs updates that are folded together, and {} folds them one by one"
-
-
-class DelayCompensation(Section, frozen=True):
-    """Correct a stale gradient for the model's movement since its base: `g + strength g g (w - w_base)`.
-
-    The hub keeps the newest `versions`; an update from an older version is not corrected.
-    """
-
-    paper: ClassVar[str] = "DC-ASGD, Zheng et al. 2017 (arXiv:1609.08326)"
-
-    strength: Annotated[float, Meta(gt=0.0, le=1e6, description="lambda; for updates, not gradients")] = 0.04
-    versions: Annotated[int, Meta(ge=1, le=1000, description="versions kept, each as large as the model")] = 8
-
 
 class WarmUp(Section, frozen=True):
     """Train more synchronously at first, for a number of updates or of passes over the fleet's data."""
@@ -83,8 +69,8 @@ class Policy(Section, frozen=True):
     """How much an update counts, when the hub makes a version, and how long a device trains.
 
     >>> from edgeasync import Policy
-    >>> from edgeasync.policies.staleness import HingeStaleness
-    >>> policy = Policy(staleness=HingeStaleness(slope=0.5, free=4))
+    >>> from edgeasync.policies.staleness import ConstantStaleness
+    >>> policy = Policy(staleness=ConstantStaleness(staleness_max=10))
     """
 
     trust: Annotated[
@@ -96,7 +82,6 @@ class Policy(Section, frozen=True):
         ),
     ] = None
     staleness: StalenessPolicy = PolynomialStaleness()
-    compensation: DelayCompensation | None = None
     take: Annotated[
         Take,
         Meta(
@@ -152,12 +137,12 @@ class Policy(Section, frozen=True):
             raise ValueError(f"behind_max is {self.behind_max:g}: give a ratio over 1")
         if self.preempt and self.behind_max is None:
             raise ValueError("preempt needs behind_max: how far behind the others a device's score may be")
-        _check_gathering(self, self.aggregate, self.frequency)
+        _check_gathering(self, self.aggregate)
         _check_delay(self, self.frequency)
         if self.warm_up is not None:
             if self.warm_up.aggregate.update != self.aggregate.update:
                 raise ValueError("warm_up and aggregate want different updates: both model_average, or neither")
-            _check_gathering(self, self.warm_up.aggregate, self.warm_up.frequency)
+            _check_gathering(self, self.warm_up.aggregate)
             _check_delay(self, self.warm_up.frequency)
 
     def _combine_robustly(self) -> None:
@@ -173,22 +158,16 @@ def folds_one_by_one(aggregate: Aggregator) -> bool:
     return isinstance(aggregate, (ImmediateAggregator, ModelAverageAggregator))
 
 
-def _check_gathering(policy: Policy, aggregate: Aggregator, frequency: FrequencyController) -> None:
-    """Raise `ValueError` if a part of the policy needs something that the aggregator does not do."""
-    gathers = not folds_one_by_one(aggregate)
-    if policy.combine.robust:
-        _check_shares(policy, aggregate)
-    if policy.combine.robust and not policy.combine.centred and not gathers:
-        raise ValueError(f"combine: {_kind(policy.combine)} {ONE_BY_ONE.format(_kind(aggregate))}")
-    if policy.compensation is not None and aggregate.update == "model":
+def _check_gathering(policy: Policy, aggregate: Aggregator) -> None:
+    """Raise `ValueError` if the combiner needs something that the aggregator does not do."""
+    if not policy.combine.robust:
+        return
+    _check_shares(policy, aggregate)
+    if not policy.combine.centred and folds_one_by_one(aggregate):
         raise ValueError(
-            f"compensation: devices send models, not gradients, under {_kind(aggregate)}: leave it out"
+            f"combine: {_kind(policy.combine)} needs updates that are folded together, and {_kind(aggregate)} "
+            "folds them one by one"
         )
-    if isinstance(frequency, AdaptiveFrequency) and frequency.metric == "divergence":
-        if not gathers:
-            raise ValueError(f"frequency: metric divergence {ONE_BY_ONE.format(_kind(aggregate))}")
-        if policy.combine.robust:
-            raise ValueError(f"frequency: metric divergence measures a mean, not a {_kind(policy.combine)}")
 
 
 def _check_delay(policy: Policy, frequency: FrequencyController) -> None:
@@ -214,8 +193,8 @@ def _check_shares(policy: Policy, aggregate: Aggregator) -> None:
         kind += " (the default of trust = 'open')"
     if policy.take == "best":
         raise ValueError(f"take: of the best update alone there is no {kind}; combine = mean goes with it")
-    if isinstance(aggregate, MeanAggregator) and (aggregate.balance or aggregate.weigh_by == "examples"):
-        raise ValueError(f"combine: a {kind} gives all devices the same share; leave weigh_by and balance out")
+    if isinstance(aggregate, MeanAggregator) and aggregate.weigh_by == "examples":
+        raise ValueError(f"combine: a {kind} gives all devices the same share; leave weigh_by out")
 
 
 def _kind(value: object) -> str:
@@ -235,10 +214,6 @@ class PolicySet(Protocol):
     @property
     def staleness(self) -> StalenessPolicy:
         """How much an update counts."""
-
-    @property
-    def compensation(self) -> DelayCompensation | None:
-        """How a stale update is corrected, if it is."""
 
     @property
     def take(self) -> Take:

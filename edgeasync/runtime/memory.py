@@ -56,8 +56,7 @@ def most_memory(spec: ParameterSpec, settings: RunSettings, *, evaluated: bool) 
     limits, policy, model = settings.limits, settings.policy, spec.nbytes
     journal, history_rows_max = settings.hub.durability == "journal", settings.hub.history_rows_max
     optimizer = state_vectors(tuple(policy.optimizer))
-    versions = 0 if policy.compensation is None else policy.compensation.versions
-    copies = 2 + 2 * policy.monitor.rolls_back + versions + optimizer + 2 + evaluated
+    copies = 2 + 2 * policy.monitor.rolls_back + optimizer + 2 + evaluated
     payload = payload_bytes_limit(spec)
     snapshots = limits.snapshots_max * max(model, POOLED_BYTES_MIN)
     connections = limits.devices_max + SPARE_MAX + STRANGERS_MAX

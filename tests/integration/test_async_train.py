@@ -20,7 +20,7 @@ from edgeasync.async_train import (
 )
 from edgeasync.callbacks import JoinEvent
 from edgeasync.errors import ConfigError, EdgeAsyncError
-from edgeasync.policies.staleness import BoundedStaleness
+from edgeasync.policies.staleness import ConstantStaleness
 from edgeasync.sdk.joined_loop import JoinedLoop
 from tests.support.programs.journals import pushes_in
 from tests.support.programs.processes import free_address, until
@@ -234,7 +234,7 @@ async def test_a_start_that_is_cancelled_leaves_nothing_running(kind):
 
 def test_a_filter_refuses_what_is_too_late():
     server = ParameterServer(network(), staleness_policy="filter", max_staleness=3)
-    assert server.hub._planned["policy"].staleness == BoundedStaleness(staleness_max=3)
+    assert server.hub._planned["policy"].staleness == ConstantStaleness(staleness_max=3)
 
 
 def test_a_server_that_never_began_stops_at_once():

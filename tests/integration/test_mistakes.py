@@ -60,8 +60,8 @@ def live(tmp_path_factory):
         (f"[model]\n{MODEL_TABLE}\n[livenes]", ["unknown key `livenes`; did you mean liveness"]),
         ('[model]\nkind = "softmx"', ["model.kind", "'softmx'; did you mean softmax?"]),
         (
-            f"[model]\n{MODEL_TABLE}\n[policy]\nstaleness = {{ kind = 'hinges' }}",
-            ["policy.staleness.kind", "'hinges'; did you mean hinge?"],
+            f"[model]\n{MODEL_TABLE}\n[policy]\nstaleness = {{ kind = 'constants' }}",
+            ["policy.staleness.kind", "'constants'; did you mean constant?"],
         ),
         (
             f"[model]\n{MODEL_TABLE}\n[policy]\noptimizer = [{{ kind = 'sgd' }}, {{ kind = 'lion' }}]",

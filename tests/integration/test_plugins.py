@@ -14,7 +14,7 @@ pytestmark = pytest.mark.process
 
 POLICY = """
 [policy]
-staleness = { kind = "halving", versions = 2.0 }
+staleness = { kind = "hinge", free = 2.0 }
 combine = { kind = "own_policy:Krum", faulty = 0 }
 aggregate = { kind = "buffered", count = 3 }
 [codec]
@@ -41,7 +41,7 @@ def test_a_run_outlives_kills_and_the_absence_of_its_package(commands, environme
     python = {"python": environment.python}
     listed = json.loads(environment.run(tmp_path, "policies", "--json").stdout)
     kinds = {kind["kind"]: kind["code"] for kind in listed if kind["package"] == "own-policy 1.0"}
-    assert kinds == {"halving": "own_policy:Halving", "krum": "own_policy:Krum", "own_bytes": "own_policy:Bytes"}
+    assert kinds == {"hinge": "own_policy:Hinge", "krum": "own_policy:Krum", "own_bytes": "own_policy:Bytes"}
 
     settings = commands.settings(model=MODEL_TABLE, more=LIVELINESS + POLICY)
     hub, address = commands.hub(settings, **python)
@@ -51,7 +51,7 @@ def test_a_run_outlives_kills_and_the_absence_of_its_package(commands, environme
         trained(address, 40)
         hub.kill()
         table = json.loads((run / "hub.json").read_bytes())
-        assert table["policy"]["staleness"] == {"kind": "own_policy:Halving", "versions": 2.0}
+        assert table["policy"]["staleness"] == {"kind": "own_policy:Hinge", "free": 2.0, "slope": 10.0}
         hub = commands.start("hub", "--resume", run, "--bind", address, "--json", **python)
         assert "entries of the journal" in hub.wait_for("resumed")["detail"]
         hub.wait_for("listening")
@@ -61,15 +61,15 @@ def test_a_run_outlives_kills_and_the_absence_of_its_package(commands, environme
 
     environment.uninstall("own-policy")
     before, plain = content(run), commands.settings(name="plain")
-    missing = "plugin own_policy:Halving: no module 'own_policy'"
+    missing = "plugin own_policy:Hinge: no module 'own_policy'"
     for command, name in (
         (
             ["hub", "--resume", run],
-            "policy.staleness: plugin own_policy:Halving: is code that only the run's folder",
+            "policy.staleness: plugin own_policy:Hinge: is code that only the run's folder",
         ),
         (["hub", "--resume", run, "--trust-code"], f"policy.staleness: {missing}"),
-        (["hub", settings], "ringmaster; if it is a plugin's, install its package"),
-        (["hub", plain, "--run", run], "plugin own_policy:Halving: is code that only the run's folder names"),
+        (["hub", settings], "polynomial; if it is a plugin's, install its package"),
+        (["hub", plain, "--run", run], "plugin own_policy:Hinge: is code that only the run's folder names"),
         (["replay", run, "--trust-code"], missing),
     ):
         refused = environment.run(tmp_path, *command)
@@ -78,7 +78,7 @@ def test_a_run_outlives_kills_and_the_absence_of_its_package(commands, environme
         assert content(run) == before
     read = environment.run(tmp_path, "replay", run)
     assert read.returncode == 0
-    assert "decided by own_policy:Halving, own_policy:Krum, own_bytes, and no code" in read.stdout
+    assert "decided by own_policy:Hinge, own_policy:Krum, own_bytes, and no code" in read.stdout
     environment.install(wheel)
     hub = commands.start("hub", "--resume", run, "--bind", address, "--json", **python)
     hub.wait_for("listening")

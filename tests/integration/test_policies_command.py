@@ -24,5 +24,5 @@ def test_people_read_what_a_pipe_takes(commands):
 
 
 def test_a_kind_that_is_none(commands):
-    mistake(commands, CONFIG, "'hinges'", "did you mean hinge", arguments=["policies", "hinges"])
+    mistake(commands, CONFIG, "'polynomials'", "did you mean polynomial", arguments=["policies", "polynomials"])
     mistake(commands, CONFIG, "'xyzzy'", "edgeasync policies", arguments=["policies", "xyzzy", "--json"])

@@ -45,7 +45,6 @@ from edgeasync.protocol.messages import (
 )
 from edgeasync.protocol.transfers import PIECE_BYTES_MAX
 from edgeasync.runtime.agent import AgentRuntime
-from edgeasync.core.device.limits import DeviceLimits
 from edgeasync.training.plan import read_plan
 from tests.support.parts.agents import agent_parts
 from tests.support.parts.device_bench import KEPT, SPEC, WELCOME, DeviceBench, assignment

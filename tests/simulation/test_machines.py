@@ -297,7 +297,7 @@ class World:
 
     def _arrived(self, peer, push, *, capacity):
         handle = next(self._handles)
-        self.held[handle] = (*self.owners[peer], push.seq, push.examples)
+        self.held[handle] = (*self.owners[peer], push.seq, push.examples, push.base.number)
         broken = push.examples % 7 == 0 or self.owners[peer][0] in self.sick
         norm = float("nan") if broken else 1.0
         return PushArrived(peer, push, handle, norm, capacity)
@@ -392,13 +392,12 @@ class World:
     def _folded(self, fold):
         self.version += 1
         assert fold.number == self.version
-        assert len(fold.handles) == len(fold.weights) == len(set(fold.handles)) == len(fold.bases) > 0
-        bases = [base for base in fold.bases if base != -1]  # what was shortened has no base
-        assert all(self.restored <= base < fold.number for base in bases), "learnt from what is no more"
+        assert len(fold.handles) == len(fold.weights) == len(set(fold.handles)) > 0
         if fold.measure:
             assert self.hub.handle(Folded(fold.number, 0.1), self.now_s) == []
         for handle in fold.handles:
-            name, state_id, seq, uid = self.held.pop(handle)
+            name, state_id, seq, uid, base = self.held.pop(handle)
+            assert self.restored <= base < fold.number, "learnt from what is no more"
             assert name not in self.excluded, "an update counts that an operator has excluded"
             assert (name, state_id, seq) not in self.folded_pushes, "a push was folded twice"
             assert uid not in self.folded_updates, "an update was folded twice, under two numbers"

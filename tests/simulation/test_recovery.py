@@ -13,7 +13,7 @@ from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.recovery import Rules, open_checkpoint, recover
 from edgeasync.policies.aggregation import BufferedAggregator, ImmediateAggregator, ModelAverageAggregator
 from edgeasync.policies.optimizers import SGD, Adam
-from edgeasync.policies.policy import DelayCompensation, Policy, WarmUp
+from edgeasync.policies.policy import Policy, WarmUp
 from edgeasync.protocol import wire
 from edgeasync.simulation.clock import VirtualClock
 from edgeasync.simulation.fleet import SimulatedDevice
@@ -27,7 +27,6 @@ WARM_UP = WarmUp(updates=10, aggregate=ModelAverageAggregator())
 POLICIES = {
     "default": Policy(),
     "immediate": Policy(aggregate=ImmediateAggregator()),
-    "corrected": Policy(aggregate=ImmediateAggregator(), compensation=DelayCompensation(versions=4)),
     "buffered": Policy(aggregate=BufferedAggregator(count=2), optimizer=(Adam(),)),
     "models": Policy(
         aggregate=ModelAverageAggregator(), warm_up=WarmUp(updates=10, aggregate=ModelAverageAggregator())

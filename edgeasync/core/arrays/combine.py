@@ -39,14 +39,13 @@ def norm_of(update: Source, trained: int | None = None, origin: Vector | None = 
 
 
 class Term(msgspec.Struct, frozen=True):
-    """An update and its factor, with the version it was trained from if it is compensated for its delay.
+    """An update and its factor.
 
     A robust combiner adds the updates of a `row` up first; -1: it has one of its own.
     """
 
     update: Source
     scale: float
-    base: Vector | None = None
     row: int = -1
 
 
@@ -55,11 +54,9 @@ class Mixer:
 
     def __init__(self, policy: PolicySet, spec: ParameterSpec) -> None:
         self._combine = policy.combine
-        self._compensation = policy.compensation
         self._differences = spec.trained_length if policy.aggregate.update == "delta" else 0
         """How many values at the front of an update are differences; the others are values of the model."""
         self._scratch = np.empty(min(CHUNK, spec.length), np.float32)
-        self._correction = np.empty_like(self._scratch)
         self._rows: npt.NDArray[np.float32] = np.empty((0, 0), np.float32)
 
     def distances(self, terms: Sequence[Term], current: Vector, centre: Vector) -> list[float]:
@@ -132,18 +129,10 @@ class Mixer:
 
     def _delta(self, term: Term, current: Vector, at: slice) -> Vector:
         """Return what an update adds to a slice of the current model; the result may be a scratch vector."""
-        size = at.stop - at.start
         values = term.update.read(at.start, at.stop, self._scratch)
-        if at.start >= self._differences:
-            return np.subtract(values, current[at], out=self._scratch[:size])
-        if term.base is None or self._compensation is None:
+        if at.start < self._differences:
             return values
-        # With g = -delta: delta' = delta - strength delta delta (w - w_base) (Zheng et al. 2017).
-        correction = np.subtract(current[at], term.base[at], out=self._correction[:size])
-        np.multiply(correction, values, out=correction)
-        np.multiply(correction, values, out=correction)
-        np.multiply(correction, np.float32(self._compensation.strength), out=correction)
-        return np.subtract(values, correction, out=correction)
+        return np.subtract(values, current[at], out=self._scratch[: at.stop - at.start])
 
 
 def _rows_of(terms: Sequence[Term]) -> int:

@@ -5,7 +5,6 @@ uses no BLAS: a fused multiply-add rounds differently on different machines, and
 """
 
 import math
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
 
@@ -95,7 +94,6 @@ class ModelState(msgspec.Struct):
     optimizer: int
     kept: SnapshotState | None
     kept_last: SnapshotState | None
-    recent: list[SnapshotState]
     updates: list[UpdateState]
     handle_next: int
 
@@ -124,15 +122,13 @@ class HubModel:
         vector[:] = initial
         self.current = Snapshot(number, vector)
         self._kept = self._kept_last = self.current if policy.monitor.rolls_back else None
-        versions = 0 if policy.compensation is None else policy.compensation.versions
-        self._recent: deque[Snapshot] = deque([self.current][:versions], maxlen=versions)
 
     @property
     def snapshots_alive(self) -> int:
         """How many snapshots are in use: the current one and those being sent, but not those only kept here."""
         if not self._pool.in_use:
             return 0  # small vectors are not counted
-        kept = {id(snapshot.vector) for snapshot in (*self._recent, self._kept, self._kept_last) if snapshot}
+        kept = {id(snapshot.vector) for snapshot in (self._kept, self._kept_last) if snapshot}
         return max(0, self._pool.in_use - len(kept - {id(self.current.vector)}))
 
     @property
@@ -222,7 +218,6 @@ class HubModel:
     def advance(self, snapshot: Snapshot) -> None:
         """Make a folded snapshot the current one."""
         self.current = snapshot
-        self._recent.append(snapshot)
 
     # -- durable state ---------------------------------------------------------------------------------------
 
@@ -256,7 +251,6 @@ class HubModel:
             optimizer=len(self._state),
             kept=None if self._kept is None else name(self._kept, "kept"),
             kept_last=None if self._kept_last is None else name(self._kept_last, "kept"),
-            recent=[name(snapshot, "recent") for snapshot in self._recent],
             updates=[UpdateState(handle, update.codec) for handle, update in waiting.updates.items()],
             handle_next=waiting.handle_next,
         )
@@ -267,9 +261,9 @@ class HubModel:
 
         Raises `StorageError` if an array is missing or has the wrong length.
         """
-        rolls_back, versions = self._kept is not None, self._recent.maxlen or 0
+        rolls_back = self._kept is not None
         kept = [snapshot for snapshot in (state.kept, state.kept_last) if snapshot is not None]
-        if state.optimizer != len(self._state) or len(kept) != 2 * rolls_back or len(state.recent) > versions:
+        if state.optimizer != len(self._state) or len(kept) != 2 * rolls_back:
             raise StorageError("the hub's state was written under another policy; resume it under that policy")
         snapshots: dict[tuple[int, str], Snapshot] = {}
         vectors: dict[str, Vector] = {}
@@ -286,14 +280,10 @@ class HubModel:
             take_values(arrays, f"optimizer/{place}", vector.shape) for place, vector in enumerate(self._state)
         ]
         updates = {update.handle: self._open(update, arrays) for update in state.updates}
-        current, recent = (
-            read(SnapshotState(state.number, CURRENT)),
-            [read(item) for item in state.recent],
-        )
+        current = read(SnapshotState(state.number, CURRENT))
         if kept:
             self._kept, self._kept_last = read(kept[0]), read(kept[1])
         self.current = current
-        self._recent = deque(recent, maxlen=versions)
         for vector, values in zip(self._state, optimizer, strict=True):
             vector[:] = values
         self._updates = updates
@@ -320,10 +310,8 @@ class HubModel:
     # -- inside ----------------------------------------------------------------------------------------------
 
     def _terms(self, fold: Fold, updates: Sequence[Source], scales: Sequence[float]) -> list[Term]:
-        """Return the updates with scales and, for delay compensation, the versions they were trained from."""
-        kept = {one.number: one.vector for one in self._recent if one is not self.current}
-        bases = map(kept.get, fold.bases) if kept else repeat(None)
-        return list(map(Term, updates, scales, bases, fold.rows or repeat(-1)))
+        """Return the updates with scales and rows."""
+        return list(map(Term, updates, scales, fold.rows or repeat(-1)))
 
     def _combine_whole(self, terms: Sequence[Term], current: Vector, target: Vector, factor: float) -> None:
         """Let a combiner that looks at whole updates write their combination, and that of their statistics.

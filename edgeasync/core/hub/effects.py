@@ -73,10 +73,9 @@ class Receive(msgspec.Struct, frozen=True, gc=False):
 class Fold(msgspec.Struct, frozen=True, gc=False):
     """Make the next version: current - scale transforms(-sum of weight times delta); then drop the updates.
 
-    `bases` are the versions that the updates were trained from, -1 for one that was shortened: it is not
-    corrected for its delay. With `measure`, report the sum's norm by `Folded`. A robust combiner adds updates of
-    the same row up first; without `rows`, each is a row. `norm_usual` is the devices' median norm, for a
-    combiner with a centre; infinity while that is unknown, and for the others.
+    With `measure`, report the sum's norm by `Folded`. A robust combiner adds updates of the same row up first;
+    without `rows`, each is a row. `norm_usual` is the devices' median norm, for a combiner with a centre; infinity
+    while that is unknown, and for the others.
     """
 
     number: int
@@ -84,7 +83,6 @@ class Fold(msgspec.Struct, frozen=True, gc=False):
     weights: tuple[float, ...]
     plan: tuple[Scalars, ...]
     scale: float = 1.0
-    bases: tuple[int, ...] = ()
     measure: bool = False
     rows: tuple[int, ...] = ()
     norm_usual: float = math.inf

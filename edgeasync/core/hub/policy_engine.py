@@ -31,7 +31,6 @@ from edgeasync.policies.measurements import (
     WINDOW,
     DeviceMeasurements,
     FleetMeasurements,
-    add_recent,
     agreement_of,
     median,
 )
@@ -44,10 +43,6 @@ from edgeasync.protocol.messages import Applied, Buffered, FirstOutcome, ModelVe
 
 VOTERS_WITH_A_SHARE = 4
 """One voter's waiting updates take at most a fourth of the places; with fewer voters an equal share."""
-
-VERSION_TIMES_MAX = 4096
-"""How many versions' times are remembered; an older base counts as being as old as the oldest of them."""
-
 
 RESTING = 2.0
 """From this many times the full pace's period on, people are told that the fleet rests."""
@@ -87,12 +82,10 @@ class PolicyEngineState(msgspec.Struct):
     infrequent: dict[str, float] = {}
     folds: int = 0
     folds_before: int = 0
-    version_times: list[float] = []
     measuring: dict[int, tuple[list[float], list[float]]] = {}
     retune_in: int = 0
     devices: int = 0
     score_best: float = math.inf
-    examples_mean: float = 0.0
     examples_total: float = 0.0
     examples_seen: float = 0.0
     examples_median: float = 0.0
@@ -239,7 +232,6 @@ class PolicyEngine:
             examples=self._examples(measurements.examples or stats.examples),
             local_steps=stats.local_steps,
             staleness=measurements.staleness,
-            base=push.base.number,
             score=measurements.score,
             arrived_s=now_s,
             voter=member.voter,
@@ -286,7 +278,7 @@ class PolicyEngine:
             observation, fleet, now_s, voters=self._members.voters, voters_live=voters_live, calms=compared
         )
         if roll_back:
-            return Rejected("rolled_back"), effects + self._roll_back(now_s)
+            return Rejected("rolled_back"), effects + self._roll_back()
         if reason is not None:
             return reason, effects
         if voter in self.state.divergence.orders:
@@ -296,8 +288,7 @@ class PolicyEngine:
             fleet.observe_base_loss(voter, measurements.base_losses.newest)
         if not math.isfinite(update.norm):
             return Rejected("not_finite", self.policy.preempt), effects
-        age_s = self._seconds_since(push.base.number, now_s)
-        weight = self.policy.staleness(Staleness(measurements.staleness, age_s, self._members.live_count))
+        weight = self.policy.staleness(Staleness(measurements.staleness, self._members.live_count))
         if weight is None:
             return Rejected("stale"), effects
         far_behind = self._leaves_out and self._is_far_behind(measurements.score)
@@ -310,7 +301,7 @@ class PolicyEngine:
         reports, fault = self.divergence.watch_fleet(observation, fleet, now_s)
         effects += reports
         if fault is not None:
-            return Rejected("rolled_back"), effects + self._roll_back(now_s, keeps_lengths=fault == "first")
+            return Rejected("rolled_back"), effects + self._roll_back(keeps_lengths=fault == "first")
         return weight, effects
 
     def _refuse_base(self, push: Push, measurements: DeviceMeasurements) -> Rejected | None:
@@ -322,13 +313,6 @@ class PolicyEngine:
             return Rejected("future_version")
         measurements.staleness = staleness
         return Rejected("rolled_back") if push.base.number < self.state.version_oldest else None
-
-    def _seconds_since(self, base: int, now_s: float) -> float:
-        """Return how long ago the version `base` stopped being the newest."""
-        versions, times = self.state.version - base, self.state.version_times
-        if versions <= 0 or not times:
-            return 0.0
-        return now_s - times[max(0, len(times) - versions)]
 
     def _is_far_behind(self, score: float) -> bool:
         """Return whether a device with this score is too far behind the others for its update to count.
@@ -457,14 +441,12 @@ class PolicyEngine:
         weights: list[float] = []
         norms: list[float] = []
         lengths: list[float] = []
-        bases: list[int] = []
         for one, share, clip in zip(contributions, shares, clips, strict=True):  # one loop, for often it is one
             weight = share * clip
             handles.append(one.handle)
             weights.append(weight)
             norms.append(one.norm)
             lengths.append(abs(weight) * one.norm)
-            bases.append(one.base if clip == 1.0 else -1)
         count = len(contributions)
         voters = 1 if count == 1 else len({one.voter for one in contributions})
         conditions = Conditions(
@@ -477,7 +459,7 @@ class PolicyEngine:
         )
         plan = plan_chain(self.policy.optimizer, conditions)
         state.folds += 1
-        self._advance(now_s)
+        self._advance()
         combine = self.policy.combine
         # An infrequent device's update is old: whether it agrees with the others says nothing of the period.
         infrequent = state.infrequent and any(one.device_id in state.infrequent for one in contributions)
@@ -490,7 +472,6 @@ class PolicyEngine:
             weights=tuple(weights),
             plan=plan,
             scale=self.learning_rate_factor,
-            bases=tuple(bases),
             measure=measure,
             rows=rows,
             norm_usual=self._norm_usual if combine.centred else math.inf,
@@ -675,12 +656,11 @@ class PolicyEngine:
         if agreement is not None:
             self.state.fleet.observe_agreement(agreement)
 
-    def _advance(self, now_s: float) -> None:
+    def _advance(self) -> None:
         self.state.version += 1
         self.state.spoken.clear()
-        add_recent(self.state.version_times, now_s, VERSION_TIMES_MAX)
 
-    def _roll_back(self, now_s: float, *, keeps_lengths: bool = False) -> list[HubEffect]:
+    def _roll_back(self, *, keeps_lengths: bool = False) -> list[HubEffect]:
         """Restore the kept version under a new number; drop the updates that wait, and reject earlier bases.
 
         If one of the first updates spoilt the model, the usual length is known by now. It bounds what that device
@@ -695,7 +675,7 @@ class PolicyEngine:
         state.measuring.clear()
         self.divergence.rolled_back()
         state.fleet.forget(keeps_lengths=keeps_lengths)
-        self._advance(now_s)
+        self._advance()
         state.version_oldest = state.version
         state.folds_before += state.folds
         state.folds = 0
@@ -731,7 +711,6 @@ class PolicyEngine:
         with_data = [one.examples for one in measurements if one.examples]
         state.examples_median = float(median(with_data)) if len(with_data) >= DEVICES_MIN else 0.0
         with_data = [self._examples(examples) for examples in with_data]
-        state.examples_mean = sum(with_data) / len(with_data) if with_data else 0.0
         state.examples_total = float(sum(with_data) * self._members.stride)
         pacing = self.pacing
         retune = self.frequency.retune if pacing is None else pacing.retune_quietly
@@ -814,7 +793,7 @@ class PolicyEngine:
         state, members = self.state, self._members
         pausing = self._votes_of_the_pausing() if members.pausing else 0
         voters_live = self._voters_live + pausing - refused
-        return Fleet(voters_live, state.cadence.period_s, state.examples_mean, members.shared, state.infrequent)
+        return Fleet(voters_live, state.cadence.period_s, members.shared, state.infrequent)
 
     # -- status and checks -----------------------------------------------------------------------------------
 

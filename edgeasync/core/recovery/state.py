@@ -247,7 +247,7 @@ def _is_close(one: float, other: float) -> bool:
 def _prefix(spec: ParameterSpec) -> str:
     """Return a prefix for the names of other arrays: empty, unless a parameter has such a name."""
     prefix = ""
-    kinds = ("optimizer/", "kept/", "recent/", "update/", "chain/", "published", SCALARS)
+    kinds = ("optimizer/", "kept/", "update/", "chain/", "published", SCALARS)
     while any(
         parameter.name.startswith(tuple([prefix + kind for kind in kinds])) for parameter in spec.parameters
     ):

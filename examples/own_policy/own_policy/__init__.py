@@ -14,13 +14,15 @@ from msgspec import Meta
 from edgeasync.policies import Plugin, RowCombiner, Staleness
 
 
-class Halving(Plugin, frozen=True):
-    """Halve the weight with every so many versions."""
+class Hinge(Plugin, frozen=True):
+    """Count an update fully up to so many versions of staleness, and less and less beyond."""
 
-    versions: Annotated[float, Meta(gt=0.0, le=1e6, description="versions after which half is left")] = 4.0
+    paper = "FedAsync, Xie et al. 2019 (arXiv:1903.03934)"
+    free: Annotated[float, Meta(ge=0.0, le=1e6, description="versions up to which an update counts fully")] = 4.0
+    slope: Annotated[float, Meta(ge=0.0, le=1e6, description="how fast the weight falls beyond `free`")] = 10.0
 
     def __call__(self, staleness: Staleness) -> float:
-        return float(0.5 ** (staleness.versions / self.versions))
+        return 1.0 / (1.0 + self.slope * max(0.0, staleness.versions - self.free))
 
 
 class Krum(RowCombiner, frozen=True):

@@ -25,9 +25,9 @@ from edgeasync.durable.recovery import Rules, open_checkpoint
 from edgeasync.policies.aggregation import BufferedAggregator, ImmediateAggregator, ModelAverageAggregator
 from edgeasync.policies.combining import CentredClipCombiner, MedianCombiner, TrimmedMeanCombiner
 from edgeasync.policies.frequency import FixedFrequency
-from edgeasync.policies.optimizers import SGD, Adam, ClipByGlobalNorm, Nesterov, WeightDecay, Yogi
-from edgeasync.policies.policy import DelayCompensation, Policy
-from edgeasync.policies.schedules import CosineSchedule, ExponentialSchedule, InverseSqrtSchedule
+from edgeasync.policies.optimizers import SGD, Adam, ClipByGlobalNorm, Nesterov, WeightDecay
+from edgeasync.policies.policy import Policy
+from edgeasync.policies.schedules import CosineSchedule
 from edgeasync.simulation.clock import VirtualClock
 from edgeasync.simulation.fleet import SimulatedDevice
 from edgeasync.simulation.hub import SimulatedHub
@@ -49,8 +49,8 @@ POLICIES = {
         ),
         CodecSettings(push="int8(stochastic)"),
     ),
-    "median-yogi": (
-        Policy(aggregate=FOUR, combine=MedianCombiner(), optimizer=(Yogi(), InverseSqrtSchedule(warm_up=5))),
+    "median-adam": (
+        Policy(aggregate=FOUR, combine=MedianCombiner(), optimizer=(Adam(),)),
         CodecSettings(push="low_rank(2)", delta="top_k(0.1)+int8", model="bfloat16"),
     ),
     "clipped": (
@@ -58,16 +58,15 @@ POLICIES = {
             combine=CentredClipCombiner(),
             optimizer=(
                 Nesterov(learning_rate=0.5),
-                ExponentialSchedule(decay=0.5, every=7),
+                CosineSchedule(updates=90),
                 WeightDecay(rate=1e-3),
             ),
         ),
         CodecSettings(push="top_k(0.1)+int8", delta="int4"),
     ),
-    "compensated": (
+    "immediate": (
         Policy(
             aggregate=ImmediateAggregator(),
-            compensation=DelayCompensation(),
             optimizer=(SGD(learning_rate=0.5, momentum=0.7),),
             frequency=FixedFrequency(local_steps=5),
         ),

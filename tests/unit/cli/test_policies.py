@@ -53,12 +53,13 @@ def test_a_kind_of_two_parts_is_told_once(say):
 
 
 def test_one_kind_in_full(say):
-    told = say("hinge")
-    assert told.startswith("staleness, kind hinge\n")
-    assert "slope: number, 0 to 1,000,000, default 10.0\n    how fast the weight falls beyond `free`\n" in told
-    assert "staleness_max: number, 0 or more, optional\n" in told
-    assert told.endswith('\n\nstaleness = { kind = "hinge", free = 4.0, slope = 10.0, unit = "versions" }\n')
-    assert "staleness_max: number, 0 or more, required\n" in say("bounded")
+    told = say("trimmed_mean")
+    assert told.startswith("combine, kind trimmed_mean\n")
+    share = "share of the updates left out at either end, rounded up"
+    assert f"trim: number, over 0 to under 0.5, default 0.1\n    {share}\n" in told
+    assert told.endswith('\n\ncombine = { kind = "trimmed_mean", trim = 0.1 }\n')
+    assert "staleness_max: number, 0 or more, optional\n" in say("constant")
+    assert "rate: number, over 0 to 1, required\n" in say("weight_decay")
     assert say("polynomial").startswith("staleness, kind polynomial (the default)\n")
 
 
@@ -73,15 +74,15 @@ def test_json_is_one_array(say):
     kinds = json.loads(say("--json"))
     assert kinds == json.loads(msgspec.json.encode(KINDS))
     assert [msgspec.convert(kind, Kind).kind for kind in kinds] == [kind.kind for kind in KINDS]
-    (hinge,) = json.loads(say("hinge", "--json"))
-    assert (hinge["kind"], hinge["default"]) == ("hinge", None)
-    assert [key["name"] for key in hinge["parameters"]] == ["free", "slope", "unit", "staleness_max"]
+    (constant,) = json.loads(say("constant", "--json"))
+    assert (constant["kind"], constant["default"]) == ("constant", None)
+    assert [key["name"] for key in constant["parameters"]] == ["staleness_max"]
 
 
 @pytest.mark.parametrize(
     ("name", "advice"),
     [
-        ("hinges", "did you mean hinge"),
+        ("constants", "did you mean constant"),
         ("stalness", "did you mean staleness"),
         ("??", "with `edgeasync policies`"),
     ],

@@ -130,7 +130,7 @@ class Watched(HubBench):
         self.give(PushArrived(self.peers["a"], push, next(self.handles), 1.0, True, self.keys["a"]))
 
     def roll_back(self):
-        self.note(Ticked(), self.core.policy_engine._roll_back(self.now_s))
+        self.note(Ticked(), self.core.policy_engine._roll_back())
 
 
 @pytest.mark.parametrize("written_before", [False, True])

@@ -75,12 +75,12 @@ def test_no_kind_stands_twice_in_a_part():
 
 
 def test_a_staleness_policy_in_full():
-    (kind,) = [kind for kind in KINDS if (kind.part, kind.kind) == ("staleness", "bounded")]
-    assert kind.paper.endswith("(arXiv:1910.01355)")
-    assert kind.example == 'staleness = { kind = "bounded", staleness_max = 10.0, unit = "versions" }'
-    limit, unit = kind.parameters
-    assert (limit.type, limit.bounds, limit.required, limit.default) == ("number", "0 or more", True, None)
-    assert (unit.type, unit.bounds, unit.default) == ('"seconds" or "versions"', "", "versions")
+    (kind,) = [kind for kind in KINDS if (kind.part, kind.kind) == ("staleness", "polynomial")]
+    assert kind.paper.endswith("(arXiv:1903.03934)")
+    assert kind.example == 'staleness = { kind = "polynomial", exponent = 0.5 }'
+    exponent, limit = kind.parameters
+    assert (exponent.type, exponent.bounds, exponent.default) == ("number", "0 to 10", 0.5)
+    assert (limit.type, limit.bounds, limit.required, limit.default) == ("number", "0 or more", False, None)
 
 
 # -- made-up ones ----------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from edgeasync.policies.frequency import AdaptiveFrequency, Cadence, FixedFreque
 from edgeasync.policies.measurements import DeviceMeasurements
 from edgeasync.policies.monitor import LossDetector, Monitor, UpdateNormDetector
 from edgeasync.policies.optimizers import SGD, Nesterov
-from edgeasync.policies.policy import DelayCompensation, Plateau, Policy, WarmUp
+from edgeasync.policies.policy import Plateau, Policy, WarmUp
 from edgeasync.policies.staleness import PolynomialStaleness, Staleness
 from edgeasync.runtime.hub_settings import HubSettings
 
@@ -81,7 +81,7 @@ MODEL = {"kind": "mlp", "inputs": 4, "hidden": [5], "classes": 3}
 ONNX = {"kind": "onnx", "file": "m.onnx"}
 NAN, INF = float("nan"), float("inf")
 AT_ONCE, BY_MODEL, IN_FIVES = {"kind": "immediate"}, {"kind": "model_average"}, {"kind": "buffered"}
-ROUNDS, DIVERGENCE = {"kind": "synchronous"}, {"kind": "adaptive", "metric": "divergence"}
+ROUNDS = {"kind": "synchronous"}
 ONE_BY_ONE = "needs updates that are folded together, and {} folds them one by one"
 
 
@@ -109,11 +109,7 @@ ONE_BY_ONE = "needs updates that are folded together, and {} folds them one by o
             "aggregate: deadline_s is 0: give seconds over 0, or leave it",
         ),
         ({"aggregate": ROUNDS | {"deadline_s": INF}}, "aggregate: deadline_s is inf: give seconds over 0"),
-        ({"aggregate": ROUNDS | {"count": 0}}, "aggregate: count is 0: a round waits for 1 device or more"),
-        (
-            {"aggregate": ROUNDS | {"count": 3, "share": 0.5}},
-            "aggregate: share and count both say how many devices a round waits for: leave one out",
-        ),
+        ({"aggregate": ROUNDS | {"count": 3}}, "aggregate: unknown key `count`"),
         (
             {"frequency": {"kind": "adaptive", "local_steps_min": 200}},
             "frequency: local_steps_min (200) is over local_steps_max (128)",
@@ -171,14 +167,6 @@ ONE_BY_ONE = "needs updates that are folded together, and {} folds them one by o
         ({"behind_max": NAN}, "behind_max is nan: give a ratio over 1"),
         ({"behind_max": INF}, "behind_max is inf: give a ratio over 1"),
         (
-            {"combine": {"kind": "median"}, "frequency": DIVERGENCE},
-            "frequency: metric divergence measures a mean, not a median",
-        ),
-        (
-            {"warm_up": {"updates": 9, "aggregate": AT_ONCE, "frequency": DIVERGENCE}},
-            "frequency: metric divergence " + ONE_BY_ONE.format("immediate"),
-        ),
-        (
             {"aggregate": BY_MODEL, "warm_up": {"updates": 9}},
             "warm_up and aggregate want different updates: both model_average, or neither",
         ),
@@ -208,26 +196,14 @@ ONE_BY_ONE = "needs updates that are folded together, and {} folds them one by o
         ),
         (
             {"combine": {"kind": "median"}, "aggregate": {"kind": "quorum", "weigh_by": "examples"}},
-            "combine: a median gives all devices the same share; leave weigh_by and balance out",
-        ),
-        (
-            {"combine": {"kind": "trimmed_mean"}, "aggregate": ROUNDS | {"balance": 0.1}},
-            "combine: a trimmed_mean gives all devices the same share; leave weigh_by and balance out",
+            "combine: a median gives all devices the same share; leave weigh_by out",
         ),
         (
             {
                 "combine": {"kind": "median"},
                 "warm_up": {"updates": 9, "aggregate": IN_FIVES | {"weigh_by": "examples"}},
             },
-            "combine: a median gives all devices the same share; leave weigh_by and balance out",
-        ),
-        (
-            {"aggregate": BY_MODEL, "compensation": {}},
-            "compensation: devices send models, not gradients, under model_average: leave it out",
-        ),
-        (
-            {"aggregate": AT_ONCE, "frequency": DIVERGENCE},
-            "frequency: metric divergence " + ONE_BY_ONE.format("immediate"),
+            "combine: a median gives all devices the same share; leave weigh_by out",
         ),
         (
             {"frequency": {"kind": "fixed", "local_steps": 10}, "delay_steps": 11},
@@ -259,7 +235,6 @@ ONE_BY_ONE = "needs updates that are folded together, and {} folds them one by o
         ({"monitor": {"detectors": [{"kind": "update_norm", "remedy": "alert"}]}}, "monitor.detectors[0]"),
         ({"monitor": {"detectors": [{"kind": "gradient_norm"}]}}, "monitor.detectors[0]"),
         ({"combine": {"kind": "trimmed_mean", "trim": 0.5}}, "combine.trim: expected `float` < 0.5"),
-        ({"compensation": {"versions": 0}}, "compensation.versions: expected `int` >= 1"),
         ({"take": "worst"}, "take: invalid enum value 'worst'"),
         ({"plateau": {"factor": 1.0}}, "plateau.factor: expected `float` < 1.0"),
         ({"monitor": {"calm_updates": 0}}, "monitor.calm_updates: expected `int` >= 1"),
@@ -307,10 +282,6 @@ def test_parts_that_contradict_one_another_are_refused_with_a_sentence(table, me
             "policy.aggregate.count (65) is over the 64 of limits.updates_held_max",
         ),
         (
-            {"policy": {"aggregate": ROUNDS | {"count": 9}}, "limits": {"updates_held_max": 8}},
-            "policy.aggregate.count (9) is over the 8 of limits.updates_held_max",
-        ),
-        (
             {"policy": {"warm_up": {"updates": 9, "aggregate": {"kind": "buffered", "count": 65}}}},
             "policy.warm_up.aggregate.count (65) is over the 64 of limits.updates_held_max",
         ),
@@ -336,17 +307,17 @@ def test_a_hubs_settings_that_contradict_one_another_are_refused(table, message)
         {"hub": {"stop": {"accuracy": 0.9}}, "evaluation": {"data": "test.npz"}},
         {"hub": {"stop": {"accuracy": 0.9}}, "evaluation": {"data": "test.npz"}, "model": ONNX},
         {"policy": {"aggregate": {"kind": "buffered", "count": 64}}},
-        {"policy": {"aggregate": ROUNDS | {"count": 9, "share": 1.0}}},
+        {"policy": {"aggregate": ROUNDS | {"share": 0.5, "deadline_s": 1.0}}},
         {"policy": {"aggregate": BY_MODEL, "warm_up": {"epochs": 0.5, "aggregate": BY_MODEL}}},
-        {"policy": {"aggregate": AT_ONCE, "compensation": {}, "behind_max": 1.5, "take": "best"}},
+        {"policy": {"aggregate": AT_ONCE, "behind_max": 1.5, "take": "best"}},
         {"policy": {"aggregate": IN_FIVES, "combine": {"kind": "median"}, "take": "better"}},
-        {"policy": {"aggregate": IN_FIVES | {"weigh_by": "examples", "balance": 0.5}, "take": "best"}},
+        {"policy": {"aggregate": IN_FIVES | {"weigh_by": "examples"}, "take": "best"}},
         {
             "policy": {
                 "frequency": {"kind": "adaptive", "communication_share": 0.01, "communication_share_max": 0.01}
             }
         },
-        {"policy": {"frequency": DIVERGENCE, "warm_up": {"updates": 9, "aggregate": AT_ONCE}}},
+        {"policy": {"warm_up": {"updates": 9, "aggregate": AT_ONCE}}},
         {"policy": {"aggregate": ROUNDS, "monitor": {"detectors": []}}},
     ],
 )
@@ -382,10 +353,9 @@ def test_an_open_fleet_is_combined_robustly_unless_you_choose(parts, combine, op
 
 def test_every_part_comes_back_from_its_table():
     policy = Policy(
-        compensation=DelayCompensation(versions=3),
         take="better",
         behind_max=3.0,
-        aggregate=SynchronousAggregator(count=3, deadline_s=9.0),
+        aggregate=SynchronousAggregator(share=0.3, deadline_s=9.0),
         combine=TrimmedMeanCombiner(trim=0.2),
         frequency=TimeFrequency(seconds=3.0),
         warm_up=WarmUp(epochs=2.0, aggregate=BufferedAggregator(wait_s_max=3.0), frequency=AdaptiveFrequency()),
@@ -396,7 +366,7 @@ def test_every_part_comes_back_from_its_table():
     assert policy.monitor.rolls_back is False
     for aggregate in (
         QuorumAggregator(share=0.5),
-        ModelAverageAggregator(by_devices=True),
-        SynchronousAggregator(count=3, deadline_s=9.0, weigh_by="examples", balance=0.5),
+        ModelAverageAggregator(rate=0.5),
+        SynchronousAggregator(share=0.3, deadline_s=9.0, weigh_by="examples"),
     ):
         assert convert(to_table(Policy(aggregate=aggregate)), Policy, where="again").aggregate == aggregate

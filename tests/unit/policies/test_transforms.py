@@ -11,13 +11,11 @@ from edgeasync.policies.optimizers import (
     SGD,
     Adam,
     ClipByGlobalNorm,
-    DelayedNesterov,
     Nesterov,
     TransformKind,
     WeightDecay,
-    Yogi,
 )
-from edgeasync.policies.schedules import CosineSchedule, ExponentialSchedule, InverseSqrtSchedule
+from edgeasync.policies.schedules import CosineSchedule
 from edgeasync.policies.transforms import (
     Conditions,
     apply_chain,
@@ -49,22 +47,16 @@ MOMENTUM = {
     "momentum": SHARES,
     "correct_for_staleness": st.booleans(),
     "staleness_max": st.sampled_from([None, 0.5]),
-    "warm_up": st.sampled_from([0, 2]),
+    "devices_min": st.sampled_from([1, 2]),
     "learning_rate_max": st.sampled_from([None, 3.0]),
 }
 STAGES = {
     SGD: st.builds(SGD, **MOMENTUM),
     Nesterov: st.builds(Nesterov, **MOMENTUM),
-    DelayedNesterov: st.builds(
-        DelayedNesterov, delay=st.sampled_from([1, 2, 3]), momentum=SHARES, activation=st.sampled_from([0.0, 0.3])
-    ),
     Adam: st.builds(Adam, beta1=SHARES, epsilon=st.sampled_from([1e-8, 0.1])),
-    Yogi: st.builds(Yogi, beta1=SHARES, beta2=SHARES),
     ClipByGlobalNorm: st.builds(ClipByGlobalNorm, norm=st.sampled_from([0.1, 10.0])),
     WeightDecay: st.builds(WeightDecay, rate=st.sampled_from([0.01, 1.0])),
-    CosineSchedule: st.builds(CosineSchedule, updates=st.just(3), warm_up=st.sampled_from([0, 2])),
-    ExponentialSchedule: st.builds(ExponentialSchedule, decay=st.just(0.5), every=st.just(2)),
-    InverseSqrtSchedule: st.builds(InverseSqrtSchedule, warm_up=st.sampled_from([1, 4])),
+    CosineSchedule: st.builds(CosineSchedule, updates=st.sampled_from([3, 9])),
 }
 CHAINS = st.lists(st.one_of(*STAGES.values()), min_size=1, max_size=4)
 SEEDS = st.integers(0, 2**32 - 1)
@@ -130,10 +122,10 @@ def test_leading_factor_then_the_rest_is_the_whole_chain(chain, seed, staleness,
         ([SGD(momentum=0.5)], 1.0, 0),
         ([SGD(learning_rate=0.5), SGD(momentum=0.5), SGD(learning_rate=3.0)], 0.5, 1),
         ([SGD(learning_rate=0.5), Adam(), SGD(momentum=0.5)], 0.5, 1),
-        ([ClipByGlobalNorm(norm=0.5), InverseSqrtSchedule(warm_up=4), Nesterov()], 0.125, 2),
+        ([ClipByGlobalNorm(norm=0.5), SGD(learning_rate=0.25), Nesterov()], 0.125, 2),
         ([WeightDecay(rate=0.1), SGD(learning_rate=0.5)], 1.0, 0),
-        ([DelayedNesterov(delay=4, momentum=0.0), Yogi()], 0.25, 1),
-        ([SGD(momentum=0.5, warm_up=1)], 1.0, 0),
+        ([CosineSchedule(updates=4), Adam()], 1.0, 1),
+        ([SGD(momentum=0.5, devices_min=2)], 1.0, 0),
     ],
     ids=str,
 )

@@ -13,7 +13,7 @@ from edgeasync.policies.combining import CentredClipCombiner, MeanCombiner
 from edgeasync.policies.frequency import Interval
 from edgeasync.policies.monitor import Monitor
 from edgeasync.policies.optimizers import SGD
-from edgeasync.policies.policy import DelayCompensation, Plateau, Policy, WarmUp, check_recordable
+from edgeasync.policies.policy import Plateau, Policy, WarmUp, check_recordable
 from edgeasync.runtime.hub import HubRuntime
 from edgeasync.runtime.hub_settings import HubSettings
 from edgeasync.sdk.stop import Stop
@@ -65,7 +65,7 @@ def test_an_open_hub_refuses_shares_by_examples_and_says_why():
         settings.fleet_policy  # noqa: B018
     assert str(caught.value) == (
         "policy: combine: a centred_clip (the default of trust = 'open') gives all devices the same share; "
-        "leave weigh_by and balance out. This hub is open to all, so it combines updates robustly: change that, "
+        "leave weigh_by out. This hub is open to all, so it combines updates robustly: change that, "
         "give the hub keys, or set policy.trust = 'admitted' if you trust all who reach it"
     )
 
@@ -154,7 +154,7 @@ def test_whatever_the_library_has_can_be_kept():
     for policy in (
         Policy(),
         Policy(optimizer=[SGD()], monitor=Monitor(detectors=[]), behind_max=10),
-        Policy(warm_up=WarmUp(updates=5), plateau=Plateau(), compensation=DelayCompensation()),
+        Policy(warm_up=WarmUp(updates=5), plateau=Plateau()),
     ):
         check_recordable(policy)
 

@@ -23,7 +23,7 @@ from edgeasync.policies.aggregation import (
 from edgeasync.policies.combining import CentredClipCombiner, MeanCombiner, MedianCombiner, TrimmedMeanCombiner
 from edgeasync.policies.monitor import Monitor
 from edgeasync.policies.optimizers import SGD, Adam, ClipByGlobalNorm
-from edgeasync.policies.policy import DelayCompensation, Policy
+from edgeasync.policies.policy import Policy
 from edgeasync.policies.schedules import CosineSchedule
 from edgeasync.policies.transforms import Conditions, plan_chain
 from edgeasync.protocol.codecs import make_codec
@@ -44,15 +44,12 @@ def make_model(initial, *, statistics=0, **parts):
     return HubModel(ParameterSpec(tuple(parameters)), np.array(initial, F), 0, policy)
 
 
-def fold(
-    model, weights, rows, *, bases=None, scale=1.0, count=None, codec="identity", grouped=(), norm_usual=math.inf
-):
+def fold(model, weights, rows, *, scale=1.0, count=None, codec="identity", grouped=(), norm_usual=math.inf):
     """Fold rows into the next version; return it and the norm that was measured."""
     number = model.current.number
     plan = plan_chain(model.optimizer, Conditions(1.0, number if count is None else count))
-    bases = tuple(bases or [number] * len(rows))
     handles = tuple(range(len(rows)))
-    effect = Fold(number + 1, handles, tuple(weights), plan, scale, bases, True, grouped, norm_usual)
+    effect = Fold(number + 1, handles, tuple(weights), plan, scale, True, grouped, norm_usual)
     snapshot, norm = model.fold(effect, [coded(row, codec) for row in rows])
     model.advance(snapshot)
     return snapshot.vector, norm
@@ -71,7 +68,7 @@ def draw(seed, *shape):
 
 def contribution(number=0, weight=1.0):
     steps, voter = 8 * (number + 1), str(number)
-    return Contribution(number, voter, weight, 1.0, 10 + number, steps, 0, 0, 0.5, float(number), voter)
+    return Contribution(number, voter, weight, 1.0, 10 + number, steps, 0, 0.5, float(number), voter)
 
 
 def contributions(count):
@@ -98,18 +95,18 @@ def test_models_are_mixed_as_in_fedasync(length, codec):
         np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)
 
 
-@given(st.integers(0, 2**32 - 1), st.integers(1, 6), st.floats(0.1, 1.0))
-def test_the_mean_of_equal_models_is_that_model(seed, count, balance):
+@given(st.integers(0, 2**32 - 1), st.integers(1, 6))
+def test_the_mean_of_equal_models_is_that_model(seed, count):
     """However they are gathered and combined: all sent the same, so that is what is there."""
     start, end = draw(seed, 2, 65)
     for aggregator in (
         BufferedAggregator(weigh_by="examples"),
-        QuorumAggregator(balance=balance),
+        QuorumAggregator(),
         SynchronousAggregator(),
     ):
         weights = aggregator.weights(contributions(count), Fleet(count))
         combiners = (MeanCombiner(), MedianCombiner(), TrimmedMeanCombiner(trim=0.2))
-        alike = aggregator.weigh_by == "devices" and not aggregator.balance  # only then may they be ranked
+        alike = aggregator.weigh_by == "devices"  # only then may they be ranked
         for combiner in combiners if alike else combiners[:1]:
             model = make_model(start, aggregate=aggregator, combine=combiner, statistics=5)
             sent = np.concatenate([(end - start)[:-5], end[-5:]])
@@ -282,54 +279,6 @@ def test_what_alarms_leave_of_the_learning_rate_by_hand(optimizer, values):
     assert [fold(model, [1.0], [[1.0]], scale=scale)[0][0] for scale in (1.0, 0.5, 1.0)] == values
 
 
-# -- delay compensation --------------------------------------------------------------------------------------
-
-
-def test_dc_asgd_by_hand():
-    """Versions (0, 0), (1, 2), (1, 5); with g = -delta and strength 1/2: g + g g (w - w_base) / 2."""
-    model = make_model(np.zeros(2), compensation=DelayCompensation(strength=0.5))
-    fold(model, [1.0], [[1.0, 2.0]])
-    fold(model, [1.0], [[0.0, 3.0]])
-    result, _ = fold(model, [1.0], [[2.0, 1.0]], bases=[0])
-    # To (1, 5) comes (2, 1) - (4 * 1, 1 * 5) / 2.
-    assert result.tolist() == [1.0, 3.5]
-    result, _ = fold(model, [0.5, 1.0], [[2.0, 1.0], [1.0, 1.0]], bases=[1, 3])
-    # Half of (2, 1) - (4 * 0, 1 * 1.5) / 2, and (1, 1) as it is: its base is the current model.
-    assert result.tolist() == [1.0 + 1.0 + 1.0, 3.5 + 0.125 + 1.0]
-
-
-@pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize("codec", ["identity", "float16"])
-def test_dc_asgd_on_any_length_and_never_for_statistics(length, codec):
-    model = make_model(draw(0, length + 2), statistics=2, compensation=DelayCompensation(strength=0.3))
-    base = model.current.vector.astype(float)
-    current, _ = fold(model, [1.0], [draw(1, length + 2)])
-    delta = draw(2, length + 2)
-    result, _ = fold(model, [0.5], [delta], bases=[0], codec=codec)
-    delta = (delta.astype(np.float16) if codec == "float16" else delta).astype(float)
-    corrected = delta - 0.3 * delta * delta * (current - base)
-    corrected[-2:] = differences(delta, current, 2)[-2:]
-    np.testing.assert_allclose(result, current + 0.5 * corrected, rtol=1e-5, atol=1e-6)
-
-
-def test_the_history_is_bounded_and_what_left_it_is_folded_as_it_came():
-    gc.disable()
-    try:
-        model = make_model(np.zeros(LARGE), compensation=DelayCompensation(strength=0.5, versions=3))
-        for number in range(1, 9):
-            fold(model, [1.0], [np.ones(LARGE)])
-            assert model.snapshots_alive == 1
-            assert model._pool.in_use == min(3, number + 1)
-        # Version n is n up to 8. Kept are three, the current one among them: at 8 also 7 and 6, and so on.
-        values = []
-        for base in (5, 7, 9, 7):
-            result, _ = fold(model, [1.0], [np.full(LARGE, 0.5)], bases=[base])
-            values.append(float(result[0]))
-        assert values == [8.5, 9.0 - 0.125 * 1.5, 9.3125 - 0.125 * 0.3125, 9.7734375]
-    finally:
-        gc.enable()
-
-
 # -- versions to return to -----------------------------------------------------------------------------------
 
 
@@ -376,7 +325,7 @@ def test_before_anything_was_kept_the_first_version_comes_back():
 def test_kept_versions_are_not_counted_as_being_sent():
     gc.disable()
     try:
-        model = make_model(np.zeros(LARGE), monitor=Monitor(), compensation=DelayCompensation(versions=2))
+        model = make_model(np.zeros(LARGE), monitor=Monitor())
         for number in range(1, 12):
             fold(model, [1.0], [np.ones(LARGE)])
             if number % 3 == 0:
@@ -396,7 +345,7 @@ def test_kept_versions_are_not_counted_as_being_sent():
 
 
 def test_small_models_are_not_counted_at_all():
-    model = make_model(np.zeros(3), monitor=Monitor(), compensation=DelayCompensation())
+    model = make_model(np.zeros(3), monitor=Monitor())
     for _ in range(9):
         fold(model, [1.0], [np.ones(3)])
         model.keep_current()

@@ -123,9 +123,9 @@ def test_stale_statistics_that_devices_agree_on_are_what_the_hub_comes_to(device
     seen = [1.0]
     for number in range(96):
         stale = devices - 1
-        weight = staleness(Staleness(stale, 0.0, devices))
+        weight = staleness(Staleness(stale, devices))
         assert weight == pytest.approx((1 + stale) ** -0.5)
-        contribution = Contribution(number, "a", weight, 1.0, 64, 8, stale, max(0, number - stale), 0.5, 0.0, "a")
+        contribution = Contribution(number, "a", weight, 1.0, 64, 8, stale, 0.5, 0.0, "a")
         result = advance(model, aggregate.weights([contribution], Fleet(devices)), [told])
         assert result[:3].tolist() == [1.0] * 3
         assert result[3] == result[4]

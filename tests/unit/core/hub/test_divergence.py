@@ -238,7 +238,7 @@ COMBINERS = {"mean": MeanCombiner(), "centred": CentredClipCombiner()}
 def length_counted(hub, name, norm):
     """How far an update of this length moves the model, alone and from a centre of nothing."""
     found = hub.send(name, norm)
-    fold = msgspec.structs.replace(hub.one(Fold), number=1, scale=1.0, bases=(-1,))
+    fold = msgspec.structs.replace(hub.one(Fold), number=1, scale=1.0)
     core = hub.core.policy_engine
     model = HubModel(SPEC, np.zeros(3, np.float32), 0, core.policy)
     values = np.array([norm, 0.0, 0.0], np.float32)

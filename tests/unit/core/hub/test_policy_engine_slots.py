@@ -237,7 +237,7 @@ def test_stopping_folds_what_is_buffered_first(hub_bench):
 # -- staleness, frequency, transform -------------------------------------------------------------------------
 
 
-def hinge(staleness):
+def cut_off(staleness):
     """Full weight up to 1 version, a tenth at 2, nothing beyond."""
     return {0: 1.0, 1: 1.0, 2: 0.1}.get(staleness.versions)
 
@@ -276,7 +276,7 @@ class ClipAndCount:
 
 
 def test_a_plain_function_is_a_staleness_policy(hub_bench):
-    hub = hub_bench(own_policy(staleness=hinge))
+    hub = hub_bench(own_policy(staleness=cut_off))
     hub.join()
     seen = []
     for seq in range(1, 6):

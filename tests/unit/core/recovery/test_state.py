@@ -52,7 +52,7 @@ from edgeasync.policies.combining import CentredClipCombiner, MedianCombiner
 from edgeasync.policies.frequency import AdaptiveFrequency
 from edgeasync.policies.measurements import Votes
 from edgeasync.policies.optimizers import SGD, Adam
-from edgeasync.policies.policy import DelayCompensation, Plateau, Policy, WarmUp
+from edgeasync.policies.policy import Plateau, Policy, WarmUp
 from edgeasync.policies.rest import Rest, RestState
 from edgeasync.protocol.codecs import STAGES, VectorSource, make_codec
 from edgeasync.protocol.messages import (
@@ -93,13 +93,13 @@ def make_spec(trained=40):
 # What differs in the state it keeps, and in when that changes.
 POLICIES = {
     "immediate": ({"aggregate": ImmediateAggregator(), "optimizer": MOMENTUM}, CHAIN),
-    "immediate, corrected": ({"aggregate": ImmediateAggregator(), "compensation": DelayCompensation()}, FLOAT32),
+    "immediate, plain": ({"aggregate": ImmediateAggregator()}, FLOAT32),
     "immediate, centred": (
         {"aggregate": ImmediateAggregator(), "combine": CentredClipCombiner(), "optimizer": MOMENTUM},
         CHAIN,
     ),
     "immediate, goes back": (
-        {"aggregate": ImmediateAggregator(), "compensation": DelayCompensation(versions=3), "monitor": ROLLBACK},
+        {"aggregate": ImmediateAggregator(), "monitor": ROLLBACK},
         CHAIN,
     ),
     "buffered": ({"aggregate": BUFFERED, "monitor": WARNING, "plateau": Plateau(patience=1)}, AUTO),
@@ -484,7 +484,7 @@ def test_what_is_measured_of_connections_begins_anew():
 
 def test_arrays_have_names_that_people_understand_and_each_vector_is_there_once():
     drive = Drive("immediate, goes back", 0)
-    kinds = {"layer.weights", "layer.bias", "mean", "optimizer", "kept", "recent", "published", "chain"}
+    kinds = {"layer.weights", "layer.bias", "mean", "optimizer", "kept", "published", "chain"}
     while not kinds <= {name.partition("/")[0] for name in drive.write().tensors}:
         drive.step()
     state, hub = drive.write(), drive.hub
@@ -610,8 +610,8 @@ def test_the_state_of_another_model_or_policy_is_refused(written):
     with pytest.raises(StorageError, match="another model"):
         put_back(written, spec=make_spec(41))
     with pytest.raises(StorageError, match="another policy"):
-        put_back(written, "immediate")
-    hub = Hub("immediate, corrected", make_spec())
+        put_back(written, "immediate, centred")
+    hub = Hub("immediate, plain", make_spec())
     with pytest.raises(StorageError, match="codec"):
         hub.publisher.load_state(
             decode_state(written[durable.SCALARS].tobytes(), durable._Scalars).publisher, written
