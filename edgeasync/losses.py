@@ -39,8 +39,11 @@ class CrossEntropy(Section, frozen=True, tag_field="kind", tag="cross_entropy"):
     """
 
     class_weights: tuple[_Weight, ...] | None = None
+    """One weight for each class, for a weighted mean."""
     label_smoothing: _Share = 0.0
+    """Share of the uniform distribution that the loss mixes into the labels."""
     ignored_label: _Label | None = None
+    """Examples, or places, with this label count for nothing. It need not be the number of a class."""
 
     def __post_init__(self) -> None:
         weights = self.class_weights
@@ -78,6 +81,7 @@ class Huber(Section, frozen=True, tag_field="kind", tag="huber"):
     """
 
     delta: Annotated[float, Meta(gt=0.0, le=1e6)] = 1.0
+    """Beyond this difference the loss is linear."""
 
 
 class BinaryCrossEntropy(Section, frozen=True, tag_field="kind", tag="bce_with_logits"):
@@ -100,7 +104,9 @@ class OnnxLoss(Section, frozen=True, tag_field="kind", tag="onnx"):
     """
 
     file: str | None = None
+    """Path of the graph. The hub reads it once; the record of the run holds the graph itself."""
     graph: bytes | None = None
+    """The serialized graph in base64, as the record holds it."""
 
     def __post_init__(self) -> None:
         if (self.file is None) == (self.graph is None):

@@ -65,6 +65,7 @@ class TopK(Section, frozen=True, tag_field="kind", tag="top_k"):
     """
 
     k: Annotated[int, Meta(ge=1, le=1000)] = 5
+    """How many of the likeliest classes count."""
 
     @property
     def name(self) -> str:

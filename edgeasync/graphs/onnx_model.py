@@ -19,6 +19,16 @@ class OnnxModel(GraphSettings, frozen=True, tag_field="kind", tag="onnx", kw_onl
     """
 
     file: FilePath
+    """Path of the model. It may be a training graph that you built before. Then a `.safetensors` file of the same
+    name holds its first values, and you leave out the keys above.
+    """
     build_s_max: Annotated[float, Meta(gt=0, le=86_400)] = BUILD_S
+    """Time to build the training graph, in a process of its own. More ends in exit code 10."""
     build_memory_bytes_max: ByteCount | None = None
+    """Memory that this process may take beyond its libraries; without it, half of the machine's. More ends in exit
+    code 10.
+    """
     local: Patterns | UnsetType = UNSET
+    """Arrays that each device keeps to itself, by name: as `edgeasync model inspect` lists them. [Local
+    parameters](/train/local.md).
+    """

@@ -23,7 +23,14 @@ class CustomModel(Section, frozen=True, tag_field="kind", tag="custom", kw_only=
     """A model that a function of the hub's machine describes; every agent needs a trainer of its own."""
 
     factory: str
+    """`"package.module:function"`. The hub calls it without arguments at every start. It returns named arrays, or
+    a `ParameterSpec` and its arrays. Each agent needs a `trainer`. `evaluation.data` is refused with such a model,
+    and so is `stop.accuracy`.
+    """
     local: Patterns | UnsetType = UNSET
+    """Arrays that each device keeps to itself, by name: as the factory names them. [Local
+    parameters](/train/local.md).
+    """
 
     def __post_init__(self) -> None:
         check_name(self.factory, "factory")

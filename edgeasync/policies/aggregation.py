@@ -230,7 +230,8 @@ class ModelAverageAggregator(Section, frozen=True, tag_field="kind", tag="model_
     update: ClassVar[UpdateKind] = "model"
     answer: ClassVar[Answer] = "now"
 
-    rate: Annotated[float, Meta(gt=0.0, le=1.0, description="mixing weight of a fresh model")] = 0.6
+    rate: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.6
+    """Mixing weight of a fresh model."""
 
     def flush_at_s(self, buffered: Sequence[Contribution], fleet: Fleet) -> float | None:  # noqa: ARG002
         """Return the arrival of the oldest: always due."""
@@ -251,9 +252,8 @@ class MeanAggregator(Section, frozen=True):
 
     update: ClassVar[UpdateKind] = "delta"
 
-    weigh_by: Annotated[
-        Literal["devices", "examples"], Meta(description="shares: all alike, or by the size of a device's data")
-    ] = "devices"
+    weigh_by: Literal["devices", "examples"] = "devices"
+    """Shares: all alike, or by the size of a device's data."""
 
     def weights(self, buffered: Sequence[Contribution], fleet: Fleet) -> tuple[float, ...]:  # noqa: ARG002
         """Return staleness weight times share."""
@@ -274,11 +274,12 @@ class BufferedAggregator(MeanAggregator, frozen=True, tag_field="kind", tag="buf
     paper: ClassVar[str] = "FedBuff, Nguyen et al. 2022 (arXiv:2106.06639)"
     answer: ClassVar[Answer] = "now"
 
-    count: Annotated[int, Meta(ge=1, le=10_000, description="updates in a version")] = 5
-    wait_s_max: Annotated[
-        float | None,
-        Meta(description="seconds after the first update at which fewer are folded; without it, never"),
-    ] = None
+    count: Annotated[int, Meta(ge=1, le=10_000)] = 5
+    """Updates in a version; refused if over `limits.updates_held_max`."""
+    wait_s_max: float | None = None
+    """The hub waits this time for `count` updates, from the first one, then folds fewer; must be over 0. Without
+    this key it waits for ever.
+    """
 
     def __post_init__(self) -> None:
         _check_seconds("wait_s_max", self.wait_s_max)
@@ -301,16 +302,14 @@ class QuorumAggregator(MeanAggregator, frozen=True, tag_field="kind", tag="quoru
     paper: ClassVar[str] = "backup workers, Chen et al. 2016 (arXiv:1604.00981)"
     answer: ClassVar[Answer] = "at_flush"
 
-    share: Annotated[float, Meta(gt=0.0, le=1.0, description="share of the live devices that makes a quorum")] = (
-        0.6
-    )
-    grace: Annotated[
-        float, Meta(ge=0.0, le=100.0, description="periods to wait for the others after the quorum")
-    ] = 0.1
-    patience: Annotated[
-        float,
-        Meta(gt=0.0, le=100.0, description="periods after the first update at which fewer are folded"),
-    ] = 1.0
+    share: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.6
+    """Share of the live devices, rounded up, that makes a quorum. With a larger share the slow devices set the
+    pace more.
+    """
+    grace: Annotated[float, Meta(ge=0.0, le=100.0)] = 0.1
+    """Periods to wait for the others once there is a quorum."""
+    patience: Annotated[float, Meta(gt=0.0, le=100.0)] = 1.0
+    """The hub waits this number of periods for a quorum, from the first update, then folds fewer."""
 
     def flush_at_s(self, buffered: Sequence[Contribution], fleet: Fleet) -> float | None:
         """Return the arrival of the last live device, the end of the grace, or the end of patience."""
@@ -343,12 +342,12 @@ class SynchronousAggregator(MeanAggregator, frozen=True, tag_field="kind", tag="
     )
     answer: ClassVar[Answer] = "at_flush"
 
-    share: Annotated[
-        float, Meta(gt=0.0, le=1.0, description="share of the live devices that a round waits for")
-    ] = 1.0
-    deadline_s: Annotated[
-        float | None, Meta(description="seconds after a round's first update at which it ends; without it, never")
-    ] = None
+    share: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
+    """Share of the live devices that a round waits for, rounded up."""
+    deadline_s: float | None = None
+    """A round ends after this time from its first update; must be over 0. Without this key a round waits for a
+    silent device until the device's lease is over.
+    """
 
     def __post_init__(self) -> None:
         _check_seconds("deadline_s", self.deadline_s)

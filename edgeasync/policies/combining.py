@@ -112,9 +112,10 @@ class TrimmedMeanCombiner(Section, frozen=True, tag_field="kind", tag="trimmed_m
     centred: ClassVar[bool] = False
     whole: ClassVar[bool] = False
 
-    trim: Annotated[
-        float, Meta(gt=0.0, lt=0.5, description="share of the updates left out at either end, rounded up")
-    ] = 0.1
+    trim: Annotated[float, Meta(gt=0.0, lt=0.5)] = 0.1
+    """Share of the updates that is left out at the low end, and again at the high end, rounded up. At least one
+    update stays.
+    """
 
     def combine(self, rows: Rows, out: Vector) -> None:
         """Write each coordinate's mean without its extremes; at least one value stays."""
@@ -133,12 +134,10 @@ class CentredClipCombiner(Section, frozen=True, tag_field="kind", tag="centred_c
     centred: ClassVar[bool] = True
     whole: ClassVar[bool] = False
 
-    radius: Annotated[
-        float, Meta(gt=0.0, le=1e9, description="r: times the median of the devices' last norms")
-    ] = 0.5
-    momentum: Annotated[
-        float, Meta(ge=0.0, lt=1.0, description="share of the centre that stays when updates were folded")
-    ] = 0.9
+    radius: Annotated[float, Meta(gt=0.0, le=1e9)] = 0.5
+    """`r`, as a multiple of the median of the voters' last norms."""
+    momentum: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.9
+    """Share of the centre that stays after a fold."""
 
     def shares(self, distances: Sequence[float], norm_usual: float) -> list[float]:
         """Return how much counts of each update's difference from the centre, from 0 to 1."""

@@ -115,7 +115,8 @@ class FixedFrequency(Section, frozen=True, tag_field="kind", tag="fixed"):
 
     paper: ClassVar[str] = "local SGD, Stich 2019 (arXiv:1805.09767)"
 
-    local_steps: Annotated[LocalSteps, Meta(description="between two exchanges")] = 16
+    local_steps: LocalSteps = 16
+    """Local steps between two exchanges."""
 
     def retune(self, cadence: Cadence, fleet: FleetMeasurements, devices: Sequence[DeviceMeasurements]) -> Cadence:  # noqa: ARG002
         """Return the median cycle of the devices that are not infrequent as the period."""
@@ -133,11 +134,14 @@ class TimeFrequency(Section, frozen=True, tag_field="kind", tag="time"):
 
     paper: ClassVar[str] = "local steps by speed as in Liu et al. 2024 (arXiv:2401.09135)"
 
-    seconds: Annotated[float, Meta(gt=0.0, le=86_400.0, description="from one exchange to the next")] = 10.0
-    local_steps_min: Annotated[LocalSteps, Meta(description=AT_LEAST)] = 1
-    local_steps_max: Annotated[
-        LocalSteps | None, Meta(description="never more steps than this; without it, as many as fit into the time")
-    ] = None
+    seconds: Annotated[float, Meta(gt=0.0, le=86_400.0)] = 10.0
+    """From one exchange to the next."""
+    local_steps_min: LocalSteps = 1
+    """Never fewer steps than this, even if the time, the monitor or the doubling rule call for fewer. Only a
+    device's own `local_steps_max` is stronger. At most `local_steps_max`.
+    """
+    local_steps_max: LocalSteps | None = None
+    """Never more steps than this. A device may then exchange more often than `seconds` says."""
 
     def __post_init__(self) -> None:
         _check_steps("local_steps_min", self.local_steps_min, self._most)
@@ -177,36 +181,36 @@ class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
 
     paper: ClassVar[str] = "FedCompass, Li et al. 2023 (arXiv:2309.14675)"
 
-    metric: Annotated[
-        Literal["stability", "loss_variance", "none"],
-        Meta(description="what makes the period shorter"),
-    ] = "stability"
-    period_steps_min: Annotated[
-        LocalSteps, Meta(description="of the median device in a period, before `metric`")
-    ] = 5
-    local_steps_min: Annotated[LocalSteps, Meta(description=AT_LEAST)] = 1
-    local_steps_max: Annotated[LocalSteps, Meta(description="of any device")] = 128
-    communication_share: Annotated[
-        float, Meta(ge=0.01, lt=1.0, description="of the median device's time that communication may take")
-    ] = 0.4
-    communication_share_max: Annotated[
-        float, Meta(ge=0.01, lt=1.0, description="of any device's time that communication may take")
-    ] = 0.6
-    epochs_max: Annotated[EpochsMax, Meta(description="never more passes over a device's data than this")] = 8.0
-    period_s_min: Annotated[
-        float,
-        Meta(ge=0.0, le=3600.0, description="a quiet hub's period, before `metric`; kept by more local steps"),
-    ] = 0.2
-    period_s_max: Annotated[
-        float, Meta(gt=0.0, le=3600.0, description="a quiet hub's period once the model stands still")
-    ] = 600.0
-    rest: Annotated[
-        bool,
-        Meta(
-            description="in a longer period devices rest; with `false` they train on, as far as the other keys let"
-            " them"
-        ),
-    ] = True
+    metric: Literal["stability", "loss_variance", "none"] = "stability"
+    """What shortens the period. `loss_variance`: the median of the last 16 variances of the losses is over 4 times
+    that of the last 64. `stability`: that, or updates that are folded together have a mean cosine under 0. Neither
+    acts once the losses are low: while the median of the last 16 is under a fifth of the median of the first 16.
+    `none`: nothing.
+    """
+    period_steps_min: LocalSteps = 5
+    """Local steps of the median device that fit into the period, before `metric` shortens it; at most
+    `local_steps_max`.
+    """
+    local_steps_min: LocalSteps = 1
+    """As in `time`."""
+    local_steps_max: LocalSteps = 128
+    """Never more steps than this, for any device."""
+    communication_share: Annotated[float, Meta(ge=0.01, lt=1.0)] = 0.4
+    """Share of the median device's time that communication may take; at most `communication_share_max`."""
+    communication_share_max: Annotated[float, Meta(ge=0.01, lt=1.0)] = 0.6
+    """Share of any device's time that communication may take, as far as the other bounds allow."""
+    epochs_max: EpochsMax = 8.0
+    """The most passes over a device's own data between two exchanges. Two steps are allowed in any case."""
+    period_s_min: Annotated[float, Meta(ge=0.0, le=3600.0)] = 0.2
+    """Least period of a quiet hub at full pace, before `metric` shortens it; kept by more local steps, as far as
+    `local_steps_max` and `epochs_max` let them, never by waiting. At most `period_s_max`.
+    """
+    period_s_max: Annotated[float, Meta(gt=0.0, le=3600.0)] = 600.0
+    """Longest period of a quiet hub, while the model stands still."""
+    rest: bool = True
+    """What devices do in a longer period: nothing. With `false` they train on, never beyond `local_steps_max` and
+    `epochs_max`, and rest after that.
+    """
 
     def __post_init__(self) -> None:
         _check_steps("period_steps_min", self.period_steps_min, self.local_steps_max)

@@ -141,8 +141,10 @@ class UpdateNormDetector(_DeviceDetector, frozen=True, tag_field="kind", tag="up
     Its own number counts by its root: random steps grow with that, and aimed ones not much faster.
     """
 
-    ratio_max: Annotated[RatioMax, Meta(description=NORM_RATIO)] = 4.0
+    ratio_max: RatioMax = 4.0
+    """An update over this multiple of the usual norm is alarming."""
     count_max: CountMax = 3
+    """Such updates in a row that begin an alarm."""
 
     def cause(self, update: Observation, fleet: FleetMeasurements) -> Evidence | None:
         """Compare the norm, and the norm over the root of the steps."""
@@ -169,6 +171,7 @@ class NotFiniteDetector(_DeviceDetector, frozen=True, tag_field="kind", tag="not
     """
 
     count_max: CountMax = 3
+    """Such updates in a row that begin an alarm."""
 
     def cause(self, update: Observation, fleet: FleetMeasurements) -> Evidence | None:  # noqa: ARG002
         """Look at the values and at the loss."""
@@ -181,6 +184,7 @@ class RefusedDetector(_DeviceDetector, frozen=True, tag_field="kind", tag="refus
     """A device whose updates are repeatedly from versions that this run never had: broken, or made up."""
 
     count_max: CountMax = 5
+    """Such updates in a row that begin an alarm."""
 
     def cause(self, update: Observation, fleet: FleetMeasurements) -> Evidence | None:  # noqa: ARG002
         """Look at the version."""
@@ -196,25 +200,16 @@ class DataMismatchDetector(_DeviceDetector, frozen=True, tag_field="kind", tag="
 
     patient: ClassVar[bool] = True
 
-    ratio_max: Annotated[
-        RatioMax, Meta(description="times the fleet's median loss of the hub's model that is still calm")
-    ] = 6.0
-    peak_share: Annotated[
-        float,
-        Meta(gt=0.0, le=1.0, description="share of the highest median so far up to which a loss is calm"),
-    ] = 0.7
-    falling: Annotated[
-        float,
-        Meta(gt=0.0, le=1.0, description="a loss that falls below this share of itself within 8 updates is calm"),
-    ] = 0.5
-    count_max: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=100_000,
-            description="such updates in a row that are alarming; twice as many from a slow device",
-        ),
-    ] = 6
+    ratio_max: RatioMax = 6.0
+    """A loss over this multiple of the fleet's median may be alarming."""
+    peak_share: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.7
+    """A loss up to this share of the fleet's peak is calm."""
+    falling: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.5
+    """A loss under this share of itself, 8 updates ago, is calm."""
+    count_max: Annotated[int, Meta(ge=1, le=100_000)] = 6
+    """Such updates in a row that begin an alarm. If they are staler than usual, up to twice as many, since the
+    model learns a slow device's data more slowly.
+    """
 
     def cause(self, update: Observation, fleet: FleetMeasurements) -> Evidence | None:
         """Compare the device's median loss of the fleet's model with the others', the first ones, and its own."""
@@ -235,8 +230,10 @@ class DataMismatchDetector(_DeviceDetector, frozen=True, tag_field="kind", tag="
 class LossDetector(_FleetDetector, frozen=True, tag_field="kind", tag="loss"):
     """Find when the loss of the whole fleet, and of more than half of the voters, rises well above its average."""
 
-    ratio_max: Annotated[RatioMax, Meta(description="times the median of the losses that is still calm")] = 3.0
-    remedy: Annotated[Remedy, Meta(description="what the hub does about it")] = "rollback"
+    ratio_max: RatioMax = 3.0
+    """A loss over this multiple of the median of the last 64 is alarming."""
+    remedy: Remedy = "rollback"
+    """What the hub does about it."""
 
     def cause(self, update: Observation, fleet: FleetMeasurements) -> Evidence | None:  # noqa: ARG002
         """Compare the last quarter of the losses with their median, unless most of what was learnt still holds."""
@@ -255,8 +252,10 @@ class LossDetector(_FleetDetector, frozen=True, tag_field="kind", tag="loss"):
 class LossVarianceDetector(_FleetDetector, frozen=True, tag_field="kind", tag="loss_variance"):
     """Find when the losses of the whole fleet vary far more than before."""
 
-    ratio_max: Annotated[RatioMax, Meta(description="times the median of the variances that is still calm")] = 8.0
-    remedy: Annotated[Remedy, Meta(description="what the hub does about it")] = "increase_frequency"
+    ratio_max: RatioMax = 8.0
+    """A variance over this multiple of the median of the last 64 is alarming."""
+    remedy: Remedy = "increase_frequency"
+    """What the hub does about it."""
 
     def cause(self, update: Observation, fleet: FleetMeasurements) -> Evidence | None:  # noqa: ARG002
         """Compare the last quarter of the variances with their median, unless losses are small by now."""
@@ -275,8 +274,10 @@ class LossVarianceDetector(_FleetDetector, frozen=True, tag_field="kind", tag="l
 class DisagreementDetector(_FleetDetector, frozen=True, tag_field="kind", tag="disagreement"):
     """Find when devices pull in opposite directions: the mean cosine between updates of one fold is negative."""
 
-    cosine_min: Annotated[float, Meta(ge=-1.0, le=1.0, description="mean cosine that is still calm")] = -0.05
-    remedy: Annotated[Remedy, Meta(description="what the hub does about it")] = "reduce_lr"
+    cosine_min: Annotated[float, Meta(ge=-1.0, le=1.0)] = -0.05
+    """A mean cosine under this is alarming."""
+    remedy: Remedy = "reduce_lr"
+    """What the hub does about it."""
 
     def cause(self, update: Observation, fleet: FleetMeasurements) -> Evidence | None:  # noqa: ARG002
         """Compare the moving average with the bound, unless losses are small by now."""
@@ -289,12 +290,14 @@ class DisagreementDetector(_FleetDetector, frozen=True, tag_field="kind", tag="d
 class ThresholdDetector(_FleetDetector, frozen=True, tag_field="kind", tag="threshold"):
     """Find when a figure of the whole fleet, its voters' median, is above a bound, whatever is usual."""
 
-    metric: Annotated[
-        Literal["loss", "loss_variance", "gradient_norm"],
-        Meta(description="`gradient_norm` is that of an update over its local steps, learning rate included"),
-    ] = "loss_variance"
-    threshold: Annotated[float, Meta(ge=0.0, le=1e9, description="the highest figure that is still calm")] = 0.5
-    remedy: Annotated[Remedy, Meta(description="what the hub does about it")] = "increase_frequency"
+    metric: Literal["loss", "loss_variance", "gradient_norm"] = "loss_variance"
+    """The figure. `gradient_norm` is the norm of an update divided by its local steps; the learning rate is part
+    of it.
+    """
+    threshold: Annotated[float, Meta(ge=0.0, le=1e9)] = 0.5
+    """A figure over this is alarming."""
+    remedy: Remedy = "increase_frequency"
+    """What the hub does about it."""
 
     def cause(self, update: Observation, fleet: FleetMeasurements) -> Evidence | None:  # noqa: ARG002
         """Compare the figure with the bound."""
@@ -320,7 +323,7 @@ DetectorKind = (
 class Monitor(Section, frozen=True):
     """Watch for divergence. An empty list watches nothing."""
 
-    detectors: Annotated[tuple[Detector, ...], Meta(description="what to watch for")] = (
+    detectors: tuple[Detector, ...] = (
         NotFiniteDetector(),
         RefusedDetector(),
         UpdateNormDetector(),
@@ -329,29 +332,17 @@ class Monitor(Section, frozen=True):
         LossVarianceDetector(),
         DisagreementDetector(),
     )
-    calm_updates: Annotated[
-        int, Meta(ge=1, le=100_000, description="updates in a row without alarm that end it")
-    ] = 10
+    """The detectors."""
+    calm_updates: Annotated[int, Meta(ge=1, le=100_000)] = 10
+    """Updates in a row without alarm that end an alarm."""
 
-    clip: Annotated[
-        float,
-        Meta(
-            ge=0.0,
-            le=1e9,
-            description="an update that is longer than this many times what is usual counts as one of that "
-            "length; 0: updates may have any length",
-        ),
-    ] = 1.0
+    clip: Annotated[float, Meta(ge=0.0, le=1e9)] = 1.0
+    """The hub shortens an update to at most this multiple of the usual norm; 0: never."""
 
-    probation: Annotated[
-        float,
-        Meta(
-            gt=0.0,
-            le=1.0,
-            description="the most that an update of a device on probation counts with, in times the usual length; "
-            'only under `trust = "open"`',
-        ),
-    ] = 0.25
+    probation: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.25
+    """An update of a device on probation counts with at most this multiple of the usual norm; only under `trust =
+    "open"`.
+    """
 
     def norm_max(self, fleet: FleetMeasurements, slack: float = 0.0) -> float:
         """Return the norm that longer updates are shortened to; infinity while too few voters are known."""

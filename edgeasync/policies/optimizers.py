@@ -36,34 +36,24 @@ class Momentum(Section, frozen=True):
     """
 
     learning_rate: LearningRate = 1.0
+    """Factor of the step."""
     momentum: MomentumShare = 0.0
-    correct_for_staleness: Annotated[
-        bool, Meta(description="reduce the momentum by what the staleness of the updates already acts as")
-    ] = False
-    staleness_max: Annotated[
-        Annotated[float, Meta(ge=0.0)] | None,
-        Meta(
-            description="while the updates are staler than this on average, in versions, there is no momentum and "
-            "the learning rate is at most 1"
-        ),
-    ] = None
-    devices_min: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=1_000_000,
-            description="with fewer live devices there is no momentum and the learning rate is at most 1. With 2 "
-            "the hub takes a lone device's updates as they are",
-        ),
-    ] = 1
-    learning_rate_max: Annotated[
-        Annotated[float, Meta(gt=0.0, le=1e6)] | None,
-        Meta(
-            description="the less the devices' updates agree, the higher the learning rate, up to this; without "
-            "it the rate stays",
-            examples=[1.75],
-        ),
-    ] = None
+    """Above 0, the stage keeps one more vector as large as the model."""
+    correct_for_staleness: bool = False
+    """Lower the momentum to `momentum - (1 - momentum) s` at staleness `s`, at least 0. Late updates act as
+    momentum themselves (Mitliagkas et al. 2016). With the correction both together act like `momentum` alone.
+    """
+    staleness_max: Annotated[float, Meta(ge=0.0)] | None = None
+    """Above this staleness there is no momentum, and the learning rate is at most 1."""
+    devices_min: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
+    """With fewer live devices there is no momentum, and the learning rate is at most 1. With 2 the hub takes the
+    updates of a lone device as they are. On a device it changes nothing.
+    """
+    learning_rate_max: Annotated[Annotated[float, Meta(gt=0.0, le=1e6)] | None, Meta(examples=[1.75])] = None
+    """The hub raises the learning rate up to this when the devices' updates agree little: to `1 / (3 (a + (1 - a)
+    / n))` for `n` updates with a mean cosine `a`, as in FedExP (Jhunjhunwala et al. 2023). At least
+    `learning_rate`. On a device it changes nothing.
+    """
 
     def __post_init__(self) -> None:
         if self.learning_rate_max is not None and self.learning_rate_max < self.learning_rate:
@@ -139,6 +129,7 @@ class Nesterov(Momentum, frozen=True, tag_field="kind", tag="nesterov"):
     paper: ClassVar[str] = "Nesterov 1983; Bengio et al. 2013 (arXiv:1212.0901)"
 
     momentum: MomentumShare = 0.8
+    """Share of the velocity `v` that stays."""
 
     def apply(
         self,
@@ -173,13 +164,13 @@ class Adam(Section, frozen=True, tag_field="kind", tag="adam"):
     paper: ClassVar[str] = "Kingma and Ba 2015 (arXiv:1412.6980)"
 
     learning_rate: LearningRate = 0.001
-    beta1: Annotated[float, Meta(ge=0.0, lt=1.0, description="share of the average of `g` that stays")] = 0.9
-    beta2: Annotated[float, Meta(ge=0.0, lt=1.0, description="share of the average of its square that stays")] = (
-        0.999
-    )
-    epsilon: Annotated[
-        float, Meta(gt=0.0, le=1.0, description="added to the divisor, the root of the average of the square")
-    ] = 1e-8
+    """Factor of the step."""
+    beta1: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.9
+    """Share of `m` that stays."""
+    beta2: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.999
+    """Share of `v` that stays."""
+    epsilon: Annotated[float, Meta(gt=0.0, le=1.0)] = 1e-8
+    """Keeps the divisor from 0."""
 
     @property
     def state_vectors(self) -> int:
@@ -230,10 +221,8 @@ class ClipByGlobalNorm(Scaling, frozen=True, tag_field="kind", tag="clip_by_glob
 
     paper: ClassVar[str] = "Pascanu et al. 2013 (arXiv:1211.5063)"
 
-    norm: Annotated[
-        float,
-        Meta(gt=0.0, le=1e9, description="the greatest L2 norm, of all values together, that is not scaled down"),
-    ] = 10.0
+    norm: Annotated[float, Meta(gt=0.0, le=1e9)] = 10.0
+    """The greatest length (L2 norm)."""
 
     def plan(self, conditions: Conditions) -> Scalars:
         """Return the factor: `norm` over the gradient's norm, at most 1."""
@@ -250,9 +239,8 @@ class WeightDecay(Section, frozen=True, tag_field="kind", tag="weight_decay"):
 
     paper: ClassVar[str] = "Loshchilov and Hutter 2019 (arXiv:1711.05101)"
 
-    rate: Annotated[
-        float, Meta(gt=0.0, le=1.0, description="share of each parameter that is added", examples=[1e-4])
-    ]
+    rate: Annotated[float, Meta(gt=0.0, le=1.0, examples=[1e-4])]
+    """Share of each parameter."""
 
     @property
     def state_vectors(self) -> int:

@@ -39,10 +39,18 @@ class WarmUp(Section, frozen=True):
 
     paper: ClassVar[str] = ""
 
-    updates: Annotated[int | None, Meta(description="updates applied until it ends", examples=[100])] = None
-    epochs: Annotated[float | None, Meta(description="passes over the fleet's data until it ends")] = None
+    updates: Annotated[int | None, Meta(examples=[100])] = None
+    """The warm-up ends when the hub has applied this number of updates."""
+    epochs: float | None = None
+    """The warm-up ends after this number of passes over the fleet's data. Passes are the examples trained on,
+    divided by the examples that the live devices report. In each step a device counts with at most the voters'
+    median of examples, once three voters are known. If no device reports a number, the warm-up ends with the first
+    version.
+    """
     aggregate: Aggregator = SynchronousAggregator()
+    """In force during the warm-up."""
     frequency: FrequencyController = FixedFrequency(local_steps=8)
+    """In force during the warm-up."""
 
     def __post_init__(self) -> None:
         if (self.updates is None) == (self.epochs is None):
@@ -57,12 +65,14 @@ class Plateau(Section, frozen=True):
 
     paper: ClassVar[str] = ""
 
-    factor: Annotated[float, Meta(gt=0.0, lt=1.0, description="of the learning rate, each time")] = 0.5
-    patience: Annotated[int, Meta(ge=1, le=10_000, description="evaluations without a better loss")] = 5
-    improvement: Annotated[
-        float, Meta(ge=0.0, lt=1.0, description="share by which a loss must be lower to be better")
-    ] = 0.01
-    factor_min: Annotated[float, Meta(gt=0.0, le=1.0, description="of the learning rate, never less")] = 0.01
+    factor: Annotated[float, Meta(gt=0.0, lt=1.0)] = 0.5
+    """Multiplies the learning rate at each plateau."""
+    patience: Annotated[int, Meta(ge=1, le=10_000)] = 5
+    """Evaluations in a row without a better loss that make a plateau."""
+    improvement: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.01
+    """A loss is better only if it is this share under the lowest loss."""
+    factor_min: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.01
+    """The learning rate never falls below this share of your rate."""
 
 
 class Policy(Section, frozen=True):
@@ -73,60 +83,57 @@ class Policy(Section, frozen=True):
     >>> policy = Policy(staleness=ConstantStaleness(staleness_max=10))
     """
 
-    trust: Annotated[
-        FleetTrust | None,
-        Meta(
-            description="`admitted`: the operator knows the devices; each update is bounded, and odd devices are "
-            "warned of. `open`: anybody may send; updates are combined robustly, odd devices are on probation. "
-            "By default `open` for a hub that is `insecure` beyond loopback, and else `admitted`"
-        ),
-    ] = None
+    trust: FleetTrust | None = None
+    """Whom the hub expects. `admitted`: it bounds each update, and warns of odd devices. `open`: it also combines
+    updates robustly (`combine` and `optimizer`, unless you set them, are `centred_clip` and `sgd`), and a device
+    with an alarm is on probation. If it is left out: `open` for a hub that is `insecure` beyond loopback without
+    keys, `admitted` for every other hub. [Devices that lie](/policies.md#devices-that-lie).
+    """
     staleness: StalenessPolicy = PolynomialStaleness()
-    take: Annotated[
-        Take,
-        Meta(
-            description="whose updates count: `all`, those `better` than the fleet's median score, or the `best` "
-            "of one fold; under `immediate` and `model_average` the best of all live devices"
-        ),
-    ] = "all"
-    behind_max: Annotated[
-        float | None,
-        Meta(
-            description="reject an update as `behind` if its score is over this many times the fleet's median",
-            examples=[10.0],
-        ),
-    ] = None
-    preempt: Annotated[
-        bool,
-        Meta(
-            description="a device that is too far behind, in quarantine, or not finite drops what training left "
-            "it, and begins again from the hub's model; needs `behind_max`"
-        ),
-    ] = False
+    """The weight of an update by its staleness."""
+    take: Take = "all"
+    """Whose updates count. A device's score is the loss of its parameters if it measures that
+    ([validation](/train/evaluation.md#scores-of-nodes)), else the loss of the model it trained from, or its
+    training loss. `all`: all. `better`: updates with a score that is not over the fleet's. `best`: only the update
+    with the best score of those folded together, with the weight of all. Under an aggregator that folds one by
+    one: the updates of the device with the best score. From three voters on, a score is never the best if it is
+    further below the voters' median than 8 times the median distance from it, which counts as 5 % of the median at
+    least. The hub refuses the others as `behind`, or folds them with weight 0.
+    """
+    behind_max: Annotated[float | None, Meta(examples=[10.0])] = None
+    """The hub refuses an update as `behind` if its score is over `behind_max` times the fleet's; must be over 1.
+    Where scores are negative, the limit is the fleet's score plus `behind_max` - 1 times its absolute value.
+    """
+    preempt: bool = False
+    """A device whose update is refused as `not_finite`, as `quarantined` (an operator has excluded it), or as
+    `behind` by `behind_max`, starts over: it drops the steps it has taken since, its residual and its optimizer's
+    state, and begins again from the hub's model. Needs `behind_max`.
+    [More](/train/evaluation.md#nodes-that-start-over).
+    """
     aggregate: Aggregator = QuorumAggregator()
+    """When updates become the next version, and whether devices wait for it."""
     combine: Combiner = _MEAN
+    """How updates that are folded together become one."""
     optimizer: Annotated[tuple[Transform, ...], Meta(min_length=1)] = _OPTIMIZER
+    """The stages, in order, that the combined update goes through before it moves the model."""
     frequency: FrequencyController = AdaptiveFrequency()
-    overlap_steps_max: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=2**31,
-            description="most local steps that a device takes while it waits for the next assignment; 0: no steps",
-        ),
-    ] = 0
-    delay_steps: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=2**31,
-            description="a device uses the answer to an update exactly this many local steps after it has sent "
-            "it, and trains meanwhile; 0: it waits for the answer. Needs a `fixed` frequency of as many steps",
-        ),
-    ] = 0
+    """How many local steps a device takes before its next exchange."""
+    overlap_steps_max: Annotated[int, Meta(ge=0, le=2**31)] = 0
+    """The most local steps that a device takes while it waits for its next assignment; 0: none.
+    [Policies](/policies.md#which-for-which-fleet) says when it helps.
+    """
+    delay_steps: Annotated[int, Meta(ge=0, le=2**31)] = 0
+    """A device uses the answer to an update exactly this many local steps after it has sent the update, and trains
+    meanwhile; if the answer is not there by then, the device waits for it. 0: it waits at once. It needs
+    `frequency = { kind = "fixed" }` of at least as many steps, and no `overlap_steps_max`. A device that was
+    started again, or whose training diverged, uses the next answer at once.
+    """
     warm_up: WarmUp | None = None
+    """Train in another way at first; `[policy.warm_up]`."""
     plateau: Plateau | None = None
+    """Lower the learning rate when evaluations stop improving; `[policy.plateau]`."""
     monitor: Monitor = Monitor()
+    """Signs of divergence to watch for, and the remedies; `[policy.monitor]`."""
 
     def __post_init__(self) -> None:
         if self.trust == "open":

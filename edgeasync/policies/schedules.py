@@ -17,9 +17,8 @@ class CosineSchedule(Scaling, frozen=True, tag_field="kind", tag="cosine"):
 
     paper: ClassVar[str] = "Loshchilov and Hutter 2017 (arXiv:1608.03983)"
 
-    updates: Annotated[
-        int, Meta(ge=1, le=1_000_000_000, description="updates until the factor is 0", examples=[1000])
-    ]
+    updates: Annotated[int, Meta(ge=1, le=1_000_000_000, examples=[1000])]
+    """Updates until the factor is 0."""
 
     def plan(self, conditions: Conditions) -> Scalars:
         """Return the factor; that of the first update is 1."""

@@ -68,6 +68,7 @@ class ConstantStaleness(Section, frozen=True, tag_field="kind", tag="constant"):
     paper: ClassVar[str] = FEDASYNC
 
     staleness_max: Limit = None
+    """The hub refuses an update with a larger `s` as `stale`."""
 
     def __call__(self, staleness: Staleness) -> float | None:
         """Return 1, or `None` beyond the limit."""
@@ -79,10 +80,10 @@ class AdaptiveLearningRate(Section, frozen=True, tag_field="kind", tag="adaptive
 
     paper: ClassVar[str] = ""
 
-    factor: Annotated[
-        float, Meta(gt=0.0, le=1.0, description="share of the weight that is left after each version")
-    ] = 0.9
+    factor: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.9
+    """The weight after one version, and the factor for each further one."""
     staleness_max: Limit = None
+    """The hub refuses an update with a larger `s` as `stale`."""
 
     def __call__(self, staleness: Staleness) -> float | None:
         """Return the weight, or `None` beyond the limit."""
@@ -97,10 +98,10 @@ class PolynomialStaleness(Section, frozen=True, tag_field="kind", tag="polynomia
 
     paper: ClassVar[str] = FEDASYNC
 
-    exponent: Annotated[
-        float, Meta(ge=0.0, le=10.0, description="how fast the weight falls; at 0 every update counts fully")
-    ] = 0.5
+    exponent: Annotated[float, Meta(ge=0.0, le=10.0)] = 0.5
+    """0: every update counts fully."""
     staleness_max: Limit = None
+    """The hub refuses an update with a larger `s` as `stale`."""
 
     def __call__(self, staleness: Staleness) -> float | None:
         """Return the weight, or `None` beyond the limit."""

@@ -37,16 +37,49 @@ class HubSection(Section, frozen=True):
     """
 
     bind: str = DEFAULT_ADDRESS
+    """Where to listen: `tcp://HOST:PORT`. HOST is an address of this machine (IPv6 in brackets), or `*` for all.
+    Port `*` takes any free one. `ipc://PATH` serves one machine; a relative PATH is made absolute when it is read.
+    """
     run: FilePath = FilePath("runs/default")
+    """Folder of this run, made if missing; [Crashes, backups, moving](/durability.md) lists its files. If the
+    folder holds a run, the hub resumes it. If the folder holds only a `model.safetensors`, the run begins with
+    that model.
+    """
     seed: Annotated[int, Meta(ge=0, lt=2**62)] = 0
+    """Seed of the model's first values. Not used by an ONNX model, which brings its values, or when the folder
+    holds a model.
+    """
     durability: Durability = "journal"
+    """What an answer to a device promises. `"journal"`: the update is on disk, and outlives a crash or a power
+    cut. `"checkpoint"`: nothing. A crash then loses all updates after the last checkpoint, but answers do not wait
+    for the disk.
+    """
     history_rows_max: Annotated[int, Meta(ge=0, le=1_000_000)] = ROWS_MAX
+    """How many rows the run's [history](/durability.md#the-history) keeps at most: one for each update, and for
+    each evaluation. A row takes about 30 bytes. 0: no history.
+    """
     stop: StopCondition = StopCondition()
+    """When training ends; `[hub.stop]`."""
     quiet: bool | None = None
+    """Whether the fleet rests while the model stands still; see [Rest](/policies.md#rest). Without this key it
+    does if nothing in `stop` ends the run and `policy.frequency` is `adaptive`. `true` needs an `adaptive`
+    frequency.
+    """
     frozen: OtherFrozen = "refuse"
+    """What the hub does with a device whose frozen arrays differ: [Frozen
+    parameters](/train/join.md#frozen-parameters). `"refuse"`: the device ends with exit code 5. `"warn"`: the
+    device trains, and the hub warns once.
+    """
     keys: FilePath | None = None
+    """Folder of this hub's keys, made by `edgeasync keys init`. With it the hub encrypts every connection and lets
+    in only listed keys; [Keys](/hub/keys.md).
+    """
     knocking: bool = False
+    """With keys: note unknown keys that connect, for `edgeasync keys pending`."""
     insecure: bool = False
+    """Without keys: listen beyond loopback, where anybody on the network may join. A host name counts as loopback
+    if all its addresses are loopback. `ipc://@NAME` does not count: every user of the machine may open it.
+    """
 
     def __post_init__(self) -> None:
         force_setattr(self, "bind", whole_address(self.bind))
@@ -62,13 +95,22 @@ class RunSettings(Section, frozen=True):
     """All of a hub's settings but the model."""
 
     hub: HubSection = HubSection()
+    """Address, folder of the run, end of training."""
     local: LocalTraining = LocalTraining()
+    """How a device trains between two exchanges."""
     policy: Policy = Policy()
+    """How the hub weighs, gathers and applies updates; [Policies](/policies.md) says which kind suits which fleet.
+    """
     evaluation: EvaluationSettings = EvaluationSettings()
+    """On which data the hub evaluates the model, and how often."""
     codec: CodecSettings = CodecSettings()
+    """How payloads are coded."""
     checkpoint: CheckpointSettings = CheckpointSettings()
+    """How often the hub writes its state, and from which checkpoint a start resumes."""
     liveness: Liveness = Liveness()
+    """When the hub counts a device as lost."""
     limits: Limits = Limits()
+    """The most that the hub accepts."""
 
     def core_settings(self, *, held_out: bool = False, frozen_arrays: Frozen | None = None) -> HubCoreSettings:
         """Return what of the settings is for the hub's core, with what it knows of the evaluator and the model."""
@@ -113,6 +155,7 @@ class HubSettings(RunSettings, frozen=True, kw_only=True):
     """A hub's settings file: everything has a default but the model."""
 
     model: Model | OnnxModel | CustomModel
+    """What the fleet trains; `[model]` below. `--model` may stand for it."""
 
     def __post_init__(self) -> None:
         if self.hub.quiet and not isinstance(self.policy.frequency, AdaptiveFrequency):

@@ -34,8 +34,13 @@ class SoftmaxModel(Section, frozen=True, tag_field="kind", tag="softmax", dict=T
     """Softmax regression: one linear layer from `inputs` features to `classes` scores."""
 
     inputs: _Width
+    """Features of an example, all its dimensions multiplied."""
     classes: _Classes
+    """Labels are 0 to `classes` - 1."""
     local: Patterns | UnsetType = UNSET
+    """Arrays that each device keeps to itself, by name: `layer0.weight`, `layer0.bias`. [Local
+    parameters](/train/local.md).
+    """
 
     @cached_property
     def spec(self) -> ParameterSpec:
@@ -67,9 +72,15 @@ class MlpModel(Section, frozen=True, tag_field="kind", tag="mlp", dict=True, kw_
     """A multilayer perceptron: rectified layers of the widths `hidden` between features and scores."""
 
     inputs: _Width
+    """Features of an example, all its dimensions multiplied."""
     hidden: Annotated[tuple[_Width, ...], Meta(min_length=1, max_length=8)] = (64,)
+    """Width of every hidden layer."""
     classes: _Classes
+    """Labels are 0 to `classes` - 1."""
     local: Patterns | UnsetType = UNSET
+    """Arrays that each device keeps to itself, by name: `layer0.weight`, `layer0.bias`, `layer1.weight` and so on;
+    `["layer1.*"]` is the head of a network with one hidden layer. [Local parameters](/train/local.md).
+    """
 
     @cached_property
     def spec(self) -> ParameterSpec:

@@ -27,11 +27,25 @@ class LocalTraining(Section, frozen=True):
     """How a device trains between two exchanges."""
 
     batch_size: Annotated[int, Meta(ge=1, le=1_000_000)] = 32
+    """Examples of a local step; a device with fewer takes all it has."""
     optimizer: Annotated[tuple[TransformKind, ...], Meta(min_length=1)] = (SGD(learning_rate=0.05),)
+    """The stages, in order, that a gradient goes through before the device subtracts it; at least one."""
     keep_optimizer_state: bool = False
+    """Keep momentum and averages from one assignment to the next; otherwise each begins without them."""
     accumulation_steps: AccumulationSteps = 1
+    """Batches that make one local step together. A device takes each of its examples at most once in a step. Not
+    for a model with batch norms; [Large batches on small
+    devices](/train/optimizer.md#large-batches-on-small-devices).
+    """
     micro_batch_size: MicroBatch | None = None
+    """The most examples that go through the model at once. The device adds up the gradients of a batch's parts,
+    with the result of the whole batch. `"auto"`: each device chooses by its speed and memory. Not for a model with
+    batch norms. A device may have this key of its own, see `[agent]`.
+    """
     metrics: MetricSettings = ()
+    """Metrics that devices measure on their training batches beside the loss: `accuracy`, `top_k`, `mae` and `f1`;
+    [Metrics of devices](/train/evaluation.md#metrics-of-devices).
+    """
 
     def __post_init__(self) -> None:
         check_chain(self.optimizer)

@@ -25,13 +25,40 @@ class DeviceLimits(Section, frozen=True):
     """
 
     local_steps_max: Annotated[int, Meta(ge=1, le=100_000)] | None = None
+    """Never more local steps between two exchanges. The agent tells the hub. Without it: 1 000 000."""
     delay_steps: Annotated[int, Meta(ge=0, le=100_000)] | None = None
+    """The agent uses the answer to an update exactly this many local steps after it has sent the update, and
+    trains meanwhile; if the answer is not there by then, it waits. 0: it waits at once. At most `local_steps_max`,
+    and never more than the update had. Without this key: as the hub's `delay_steps` says. With it the agent takes
+    no steps alone.
+    """
     graph_bytes_max: ByteCount = ByteCount(64 << 20)
+    """The agent refuses a hub that ships a larger training graph, exit code 10."""
     parameters_max: Annotated[int, Meta(ge=1, le=PARAMETERS_MAX)] | None = None
+    """The agent refuses a hub whose model has more values, exit code 5. Without this key: as many as fit into this
+    machine's memory at 16 bytes each.
+    """
     bandwidth_bytes_per_s_max: ByteCount | None = None
+    """The most bytes a second, of all messages of this agent in both directions. Over ten seconds the agent may
+    exceed the cap by two pieces of 64 KiB: little at 1 MB/s, more at a very low cap. The headers of TCP and IP,
+    some 4 %, do not count.
+    """
     link_share: Annotated[float, Meta(ge=0.01, lt=1)] | None = None
+    """The share of the link, as the agent measures it, that its messages may take, both directions together: [A
+    share of the link](/devices/network.md#a-share-of-the-link). With `bandwidth_bytes_per_s_max` the lower one
+    holds.
+    """
     bytes_per_day_max: ByteCount | None = None
+    """The most bytes of 24 hours, of all messages of this agent in both directions: [Bytes of a
+    day](/devices/network.md#bytes-of-a-day). Of this limit and the hub's the lower one counts. The agent keeps to
+    it whatever the hub sends.
+    """
     alone_steps_max: Annotated[int, Meta(ge=0, le=2**31)] = 0
+    """The most local steps beyond the assignment, while the agent reaches no hub or the hub accepts no updates; 0:
+    the device pauses. The agent merges what these steps learnt with the next model, and sends it in the next
+    update. If the hub sets `overlap_steps_max`, the larger of the two holds. It costs one more vector as long as
+    the model.
+    """
 
     def __post_init__(self) -> None:
         bandwidth, day_bytes = self.bandwidth_bytes_per_s_max, self.bytes_per_day_max

@@ -59,13 +59,21 @@ class ThrottleSection(Section, frozen=True):
     """`[throttle]`: when a device pauses, and how fast it trains; `None` is no limit."""
 
     temperature_c_max: Annotated[float, Meta(ge=30, le=150)] = 80.0
+    """The agent pauses while its hottest sensor tells this or more. 150: never."""
     temperature_c_slow: Annotated[float, Meta(ge=30, le=150)] | None = None
+    """From here on the agent trains in half of the time. Without it: 5 C below `temperature_c_max`."""
     only_on_mains: bool = False
+    """Pause on battery."""
     only_unmetered: bool = False
+    """Pause while the way to other networks is a mobile modem."""
     battery_min: Annotated[float, Meta(gt=0, le=1)] | None = None
+    """Pause while the battery has less charge."""
     memory_free_bytes_min: ByteCount | None = None
+    """Pause while less memory is free."""
     quiet_hours: str | None = None
+    """`"22:00-07:00"`: pause from the first time of day to the second."""
     cpu_share: Annotated[float, Meta(ge=0.01, le=1)] = 1.0
+    """The share of the time that steps may take."""
 
     @property
     def slow_c(self) -> float:

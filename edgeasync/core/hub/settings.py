@@ -31,8 +31,13 @@ class Liveness(Section, frozen=True):
     """When a silent device counts as lost, and an idle one as paused."""
 
     heartbeat_s: Annotated[float, Meta(gt=0, le=3600)] = 5.0
+    """Time between two pings of a device, also while it trains."""
     lease_s: Annotated[float, Meta(gt=0, le=86400)] = 15.0
+    """The hub counts a device as lost after this time of silence. A device that hears nothing from its hub for
+    this time opens a new connection; it waits at most 3600 s. Must be longer than `heartbeat_s`.
+    """
     progress_s: Annotated[float, Meta(gt=0)] = 300.0
+    """The hub shows a device as `paused` if it pings, but takes no local step for this time."""
 
     def __post_init__(self) -> None:
         if self.lease_s <= self.heartbeat_s:
@@ -43,16 +48,47 @@ class Limits(Section, frozen=True):
     """The most that a hub accepts. Above a limit it tells a device when to try again."""
 
     devices_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000
+    """Devices that the hub remembers, alive or not. One key has at most a fourth of the places. If no place is
+    free, the hub forgets a silent device for a newcomer: of the key with the most names, the one gone longest. If
+    no device is silent, the hub is full.
+    """
     parameters_max: Annotated[int, Meta(ge=1, le=PARAMETERS_MAX)] = PARAMETERS_MAX
+    """The hub refuses a larger model at the start."""
     piece_bytes: ByteCount = ByteCount(1 << 20)
+    """The hub and its devices send a larger payload in pieces of at most this size. While the hub checks a payload
+    in one message, heartbeats wait.
+    """
     updates_held_max: Annotated[int, Meta(ge=1)] = 64
+    """Updates in memory at once: those that arrive in pieces, and those that wait for their fold. Each is a whole
+    payload; as `identity`, 64 updates of 10 million parameters are 2.6 GB. As soon as this number of updates
+    waits, the hub folds them, under any aggregator. If a version is to have an update of every device, this number
+    must be at least the number of devices.
+    """
     snapshots_max: Annotated[int, Meta(ge=2)] = 32
+    """Versions of the model in memory at once: the newest, and older ones that the hub is still sending in
+    payloads of 64 KiB or more. `snapshots_max` also limits how many devices get the graph of an ONNX model at
+    once.
+    """
     strikes_max: Annotated[int, Meta(ge=1)] = 20
+    """Malformed messages after which the hub puts a device in quarantine."""
     quarantine_s: Annotated[float, Meta(ge=0)] = 300.0
+    """How long the device stays there. A key, or a connection without keys, that is not a member yet stays there
+    for that long after its last malformed message.
+    """
     retry_after_s: Annotated[float, Meta(gt=0, le=SECONDS_MAX)] = 0.5
+    """How long a device waits before it tries again if the hub has no room, at most 3600 s."""
     connections_per_key_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 128
+    """The most connections under one key: one for each agent on a board, and old ones that have not ended yet.
+    Without keys it has no effect.
+    """
     bytes_per_day_max: ByteCount | None = None
+    """The most bytes of a day, of all devices together, both ways. See [Bytes of a
+    day](/devices/network.md#bytes-of-a-day).
+    """
     device_bytes_per_day_max: ByteCount | None = None
+    """The most bytes of a day for each device, both ways. Both limits must be at least twice what a device's pings
+    take, 2.2 MB with the default `heartbeat_s`.
+    """
 
     def __post_init__(self) -> None:
         if not PIECE_BYTES_MIN <= self.piece_bytes <= PIECE_BYTES_MAX:
@@ -70,11 +106,38 @@ class CodecSettings(Section, frozen=True):
     """
 
     push: str = "auto"
+    """For updates: any codec, or `"auto"`. With `"auto"` the hub chooses for each device by its measured link. It
+    begins with `int8`. On a slow link it takes `top_k(0.1)+int8`. A link is slow if an upload in `int8` takes over
+    a tenth of the time for eight local steps and a round trip, and if it carries less than 10 MB/s. The fastest of
+    the last 32 exchanges tells how fast the link is, so that a busy machine is not taken for a slow link. The hub
+    returns to `int8` if that would take a twentieth, 32 exchanges in a row. Updates up to 4 KiB always travel as
+    `identity`. Under `model_average`, `"auto"` is `float16`, and you may choose `identity`, `float16` or
+    `bfloat16`.
+    """
     model: str = "float16"
+    """For the whole model, which the hub sends to a device that joins, comes back, or has missed too much:
+    `identity`, `float16` or `bfloat16`. If a value does not fit, the model travels as `identity`. With `delta =
+    "int8"` a device that joins later or comes back gets the whole model in `int8`, half as long, and its next
+    differences correct it; [decision 0026](/decisions/0026-a-coarse-model-for-who-comes-back.md).
+    """
     delta: str = "int8"
+    """For the differences between versions, which the hub sends to all other devices: any codec but `auto`.
+    `"off"`: the whole model each time.
+    """
     publish_s: Annotated[float, Meta(gt=0, le=3600)] | None = None
+    """The shortest time between two versions that the hub gives to devices. The key holds under `immediate` and
+    `model_average`, where every update is a version. Without this key the hub gives four versions in the usual
+    period between two exchanges. No effect under other aggregators, or with `delta = "off"`.
+    """
     error_feedback: Literal["auto", "always", "never"] = "auto"
+    """Whether a device adds the part that its codec dropped (the residual) to its next update. `"auto"`: with
+    `top_k`, `sign` and `low_rank`. The residual takes one more vector on the device.
+    """
     residual_decay: Annotated[float, Meta(ge=0, le=1)] = 0.9
+    """Share of the residual that stays with every new version, also versions that the device missed. Less than 1
+    is faster, since devices learn much of the residual again. 1 keeps all of it, and ends a little more accurate;
+    0 drops it.
+    """
 
     def __post_init__(self) -> None:
         for name in (self.push, self.model, self.delta):
@@ -100,9 +163,19 @@ class CheckpointSettings(Section, frozen=True):
     """
 
     every: str = "1 minute"
+    """How often: `"1000 updates"`, `"30 seconds"`, `"10 minutes"` or `"1 hour"`."""
     keep: Annotated[int, Meta(ge=2, le=10_000)] = 3
+    """Number of checkpoints that the hub keeps, besides the best one."""
     recovery: Annotated[str, Meta(min_length=1)] = "latest"
+    """The state from which a start resumes. `"latest"`: the newest checkpoint and the journal after it. `"best"`:
+    the best checkpoint. A checkpoint's name, as in the folder or in `edgeasync runs --json`: that checkpoint. The
+    last two begin a new branch, and the hub refuses updates from later versions. In a file this setting goes back
+    at every start, so rather give the flag once. The flag is refused for a folder that has no checkpoint.
+    """
     journal_bytes_max: ByteCount = ByteCount(256 << 20)
+    """When the journal has grown by this size, and by at least eight models, the hub writes a checkpoint. It then
+    drops the journal before the second newest checkpoint.
+    """
 
     def __post_init__(self) -> None:
         parse_every(self.every)
@@ -122,7 +195,15 @@ class EvaluationSettings(Section, frozen=True):
     """`[evaluation]`: how often the model is evaluated, and on which data; without any, by the devices' losses."""
 
     data: FilePath | None = None
+    """File of examples that no device trains on, like `data` of an agent. The hub runs an ONNX model in evaluation
+    mode (no dropout, batch norms with their running statistics). For that the hub needs the forward model, so it
+    refuses a training graph that you built before.
+    """
     every: str = "100 updates"
+    """Applied updates, or time, between two evaluations: seconds (`s`), minutes (`min`) or hours (`h`). With a
+    time the hub evaluates the first version that is made after it. While the fleet rests, the hub evaluates every
+    version, but at most every 10 s. It skips an evaluation while another one runs.
+    """
 
     def __post_init__(self) -> None:
         parse_every(self.every)
@@ -136,8 +217,13 @@ class StopPlateau(Section, frozen=True):
     """
 
     updates: Annotated[int, Meta(ge=1)] | None = None
+    """Updates applied since the last better evaluation."""
     minutes: Annotated[float, Meta(gt=0)] | None = None
+    """Minutes since the last better evaluation. While there was no hub, no time passed."""
     improvement: Annotated[float, Meta(ge=0, lt=1)] = 0.001
+    """How much better counts as better: the least rise of the accuracy, or the least share by which the loss
+    falls.
+    """
 
     def __post_init__(self) -> None:
         if self.updates is None and self.minutes is None:
@@ -148,10 +234,21 @@ class StopCondition(Section, frozen=True):
     """When training is finished. A condition that you leave out never ends it."""
 
     updates: Annotated[int, Meta(ge=1)] | None = None
+    """End when the hub has applied this number of device updates in this run, over all its starts. A version
+    usually takes several updates, so a few more may count.
+    """
     minutes: Annotated[float, Meta(gt=0)] | None = None
+    """End when the hub has run for this long in this run. Time without a hub does not count."""
     loss: Annotated[float, Meta(ge=0)] | None = None
+    """End when an evaluation finds at most this loss; see `[evaluation]`. If there are neither held-out data nor
+    losses from devices, there is no evaluation, and the hub warns.
+    """
     accuracy: Annotated[float, Meta(gt=0, le=1)] | None = None
+    """End when an evaluation finds at least this share of classes right. Refused without `evaluation.data`, and
+    for any loss but `cross_entropy`, since no other loss has an accuracy.
+    """
     plateau: StopPlateau | None = None
+    """End when evaluations stop improving; `[hub.stop.plateau]`."""
 
 
 class HubCoreSettings(Section, frozen=True):
