@@ -19,15 +19,23 @@ from edgeasync.cli.main import app
 from edgeasync.durable.run_replay import Beginning, ReplayedEvaluation, ReplayedUpdate, RunEvent
 from edgeasync.durable.verification import Verified
 from edgeasync.ops.runs import BestVersion, CheckpointSummary, Mark, RunSummary
-from edgeasync.policies.catalogue import Kind, PolicyKey, catalogue
+from edgeasync.policies.catalogue import Kind, catalogue
+from edgeasync.runtime.agent_settings import AgentSettings
+from edgeasync.runtime.hub_settings import HubSettings
 from edgeasync.sdk.service import Service
+from edgeasync.setting_keys import SettingKey, keys_of, tables_of, to_toml
 
-MARK = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
+MARK = re.compile(r"^<!-- generated: (\w+)(?: (\S+))? -->$", re.MULTILINE)
 
 
 def fill(text: str) -> str:
     """Return a page with every mark followed by what is generated for it."""
-    return MARK.sub(lambda found: f"{found[0]}\n\n{GENERATORS[found[1]]()}\n", text)
+
+    def generate(found: re.Match[str]) -> str:
+        part = settings(found[2]) if found[1] == "settings" else GENERATORS[found[1]]()
+        return f"{found[0]}\n\n{part}\n"
+
+    return MARK.sub(generate, text)
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -84,6 +92,33 @@ def _default(parameter: Any) -> str:
     return f" [default: {parameter.default}]"
 
 
+# -- settings files ---------------------------------------------------------------------------------------------
+
+SETTINGS_FILES: dict[str, type] = {"hub.toml": HubSettings, "agent.toml": AgentSettings}
+
+
+def settings_tables() -> dict[str, type]:
+    """Return every table of every settings file by its path: `hub.stop`, `model.mlp`, or `hub.toml` for the file."""
+    found: dict[str, type] = {}
+    for file, whole in SETTINGS_FILES.items():
+        for path, struct in tables_of(whole):
+            found.setdefault(path or file, struct)
+    return found
+
+
+def settings(path: str) -> str:
+    """Return the keys of a table of a settings file, from the struct that declares them."""
+    rows = [_setting(key) for key in keys_of(settings_tables()[path])]
+    return table(["key", "type", "default", "meaning"], rows)
+
+
+def _setting(key: SettingKey) -> list[str]:
+    default = "required" if key.required else "none" if key.default is None else f"`{to_toml(key.default)}`"
+    if key.type == "table" and isinstance(key.default, dict) and "kind" not in key.default:
+        default = "defaults"
+    return [f"`{key.name}`", ", ".join(filter(None, [key.type, key.bounds])), default, key.description]
+
+
 # -- policies ---------------------------------------------------------------------------------------------------
 
 DRAWN_FOR = {"constant": f"`staleness_max = {BOUND:g}`"}
@@ -97,11 +132,11 @@ def policies() -> str:
     parts: dict[str, list[Kind]] = {}
     for kind in catalogue():
         parts.setdefault(kind.part, []).append(kind)
-    shown: list[tuple[str, tuple[PolicyKey, ...]]] = []
+    shown: list[tuple[str, tuple[SettingKey, ...]]] = []
     return "\n\n".join(_part(part, kinds, shown) for part, kinds in parts.items())
 
 
-def _part(part: str, kinds: list[Kind], shown: list[tuple[str, tuple[PolicyKey, ...]]]) -> str:
+def _part(part: str, kinds: list[Kind], shown: list[tuple[str, tuple[SettingKey, ...]]]) -> str:
     lines = [f"## `{part}`"]
     known = [kind.kind for kind in kinds if (kind.kind, kind.parameters) in shown]
     if known and len(known) == len(kinds):
@@ -245,7 +280,7 @@ def check_keys() -> str:
 
 def policies_keys() -> str:
     """Return the keys of the objects of `edgeasync policies --json`."""
-    return "\n\n".join(_keys(struct) for struct in (Kind, PolicyKey))
+    return "\n\n".join(_keys(struct) for struct in (Kind, SettingKey))
 
 
 def _keys(struct: type[msgspec.Struct]) -> str:

@@ -12,7 +12,8 @@ from edgeasync.cli.output import Printer
 from edgeasync.config import suggest
 from edgeasync.errors import ConfigError
 from edgeasync.plugins import is_name
-from edgeasync.policies.catalogue import Kind, PolicyKey, catalogue, describe_plugin, plugin_kinds, to_toml
+from edgeasync.policies.catalogue import Kind, catalogue, describe_plugin, plugin_kinds
+from edgeasync.setting_keys import SettingKey, to_toml
 
 
 def print_policies(name: str | None, printer: Printer) -> None:
@@ -89,7 +90,7 @@ def full(kind: Kind, same: Sequence[Kind] = ()) -> Group:
     parts: list[RenderableType] = [
         Text(title + (" (the default)" if kind.default and kind.kind else ""), style="bold")
     ]
-    if [key.description for key in kind.parameters] != [kind.summary]:
+    if [key.summary for key in kind.parameters] != [kind.summary]:
         parts.append(Text(kind.summary))
     if kind.paper:
         parts.append(Text(kind.paper, style="dim"))
@@ -99,7 +100,7 @@ def full(kind: Kind, same: Sequence[Kind] = ()) -> Group:
         facts = ", ".join(filter(None, [key.type, key.bounds, _default(key)]))
         parts.append(Text.assemble((key.name, "cyan"), f": {facts}"))
         if key.description:
-            parts.append(Padding(Text(key.description), (0, 0, 0, 4), expand=False))
+            parts.append(Padding(Text(key.words), (0, 0, 0, 4), expand=False))
     special = [place for place in (kind, *same) if place.default not in (None, place.table)]
     parts += [Text(f"by default {place.part} has {place.default}") for place in special]
     if same:
@@ -117,13 +118,13 @@ def _same(one: Kind, other: Kind) -> bool:
     return (one.kind, one.summary, one.parameters) == (other.kind, other.summary, other.parameters)
 
 
-def _default(key: PolicyKey) -> str:
+def _default(key: SettingKey) -> str:
     if key.required:
         return "required"
     return "optional" if key.default is None else f"default {to_toml(key.default)}"
 
 
-def _brief(key: PolicyKey) -> str:
+def _brief(key: SettingKey) -> str:
     if key.required:
         return f"{key.name} (required)"
     if key.default is None or key.type in ("table", "list of tables"):  # whose kinds are listed as a part

@@ -93,9 +93,14 @@ class Plain(Section, frozen=True, tag_field="kind", tag="plain"):
 
     paper: ClassVar[str] = "Doe et al. 2020"
 
-    needed: Annotated[int, Meta(ge=2, le=8, description="how many")]
+    needed: Annotated[int, Meta(ge=2, le=8)]
+    """How many."""
     size: ByteCount = ByteCount(1024)
-    ratio: Annotated[Annotated[float, Meta(gt=0.0, lt=0.5)] | None, Meta(description="how much")] = None
+    ratio: Annotated[float, Meta(gt=0.0, lt=0.5)] | None = None
+    """How much.
+
+    As a share.
+    """
     mode: Literal["a", "b"] = "b"
     names: tuple[str, ...] = ()
     widths: Annotated[list[Annotated[int, Meta(ge=1)]], Meta(min_length=1)] = msgspec.field(
@@ -112,15 +117,18 @@ class Chain(Section, frozen=True, tag_field="kind", tag="chain"):
     """Kinds within a kind. It may hold itself."""
 
     first: "Plain | Bare"
-    label: Annotated[str, Meta(description="a name")]
+    label: str
+    """A name."""
     rest: "tuple[Plain | Chain, ...]" = ()
 
 
 class Watch(Section, frozen=True):
     """Keys and kinds, but no kind of its own."""
 
-    every: Annotated[float | None, Meta(description="how often")] = None
-    seldom: Annotated[float | None, Meta(description="how seldom")] = None
+    every: float | None = None
+    """How often."""
+    seldom: float | None = None
+    """How seldom."""
     on: tuple[Plain | Bare, ...] = (Bare(), Plain(needed=3))
 
     def __post_init__(self):
@@ -129,10 +137,12 @@ class Watch(Section, frozen=True):
 
 
 class Whole(Section, frozen=True):
-    one: Annotated[Plain | Bare | None, Meta(description="a part")] = None
+    one: Plain | Bare | None = None
+    """A part."""
     chain: Chain = Chain(first=Bare(), label="x")
     watch: Watch = Watch()
-    limit: Annotated[Annotated[float, Meta(gt=9.0)] | None, Meta(description="how far")] = None
+    limit: Annotated[float, Meta(gt=9.0)] | None = None
+    """How far."""
 
 
 MADE_UP = catalogue(Whole)
@@ -164,9 +174,9 @@ def test_what_is_said_of_a_kind():
     assert plain.summary == "As Doe et al. 2020 do, e.g. here; it is short"
     assert plain.paper == "Doe et al. 2020"
     assert [msgspec.structs.astuple(key) for key in plain.parameters] == [
-        ("needed", "integer", "2 to 8", True, None, "how many"),
+        ("needed", "integer", "2 to 8", True, None, "How many."),
         ("size", "size", "", False, 1024, ""),
-        ("ratio", "number", "over 0 to under 0.5", False, None, "how much"),
+        ("ratio", "number", "over 0 to under 0.5", False, None, "How much. As a share."),
         ("mode", '"a" or "b"', "", False, "b", ""),
         ("names", "list of strings", "", False, (), ""),
         ("widths", "list of integers", "1 or more, each 1 or more", False, [3], ""),
@@ -178,14 +188,14 @@ def test_what_is_said_of_a_kind():
 
 def test_a_part_within_a_kind_is_a_key_too():
     first, label, rest = found("chain", "chain").parameters
-    assert (first.type, first.required, first.description) == ("table", True, "one of plain, bare")
+    assert (first.type, first.required, first.description) == ("table", True, "One of plain, bare.")
     assert (label.type, label.description) == ("string", "a name")
     assert (rest.type, rest.description) == ("list of tables", "one of plain, chain")
 
 
 def test_a_mere_key_is_a_part():
     limit = found("limit", "")
-    assert (limit.summary, limit.default, limit.example) == ("how far", None, "limit = 10.0")
+    assert (limit.summary, limit.default, limit.example) == ("How far", None, "limit = 10.0")
     (key,) = limit.parameters
     assert (key.name, key.type, key.bounds) == ("limit", "number", "over 9")
 
