@@ -98,7 +98,7 @@ SETTINGS_FILES: dict[str, type] = {"hub.toml": HubSettings, "agent.toml": AgentS
 
 
 def settings_tables() -> dict[str, type]:
-    """Return every table of every settings file by its path: `hub.stop`, `model.mlp`, or `hub.toml` for the file."""
+    """Return every table of the settings files by its path: `hub.stop`, `model.mlp`; a file by its name."""
     found: dict[str, type] = {}
     for file, whole in SETTINGS_FILES.items():
         for path, struct in tables_of(whole):

@@ -54,6 +54,20 @@ class ByteCount(int):
                 return cls(Fraction(number) * _UNITS[unit])
         raise ValueError(f"{value!r} is not a size; write bytes or one of {', '.join(_UNITS)} as in '64 MiB'")
 
+    @property
+    def words(self) -> str:
+        """The size with the largest unit that leaves a whole number.
+
+        >>> ByteCount(1 << 26).words, ByteCount(1_500_000).words
+        ('64 MiB', '1500 kB')
+        """
+        unit = max(
+            (name for name, size in _UNITS.items() if self and self % size == 0),
+            key=_UNITS.__getitem__,
+            default="B",
+        )
+        return f"{self // _UNITS[unit]} {unit}"
+
 
 class FilePath(str):
     """A path in a settings file: absolute from the moment that it is read, so that no `chdir` moves it."""

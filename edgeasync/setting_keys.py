@@ -77,7 +77,7 @@ def describe(field: types.Field, meaning: str) -> SettingKey:
         type=word,
         bounds=bounds,
         required=field.required,
-        default=None if field.required else to_table(default_of(field)),
+        default=None if field.required else plain(default_of(field)),
         description=meaning,
     )
 
@@ -108,6 +108,23 @@ def _docstrings_in(kind: type) -> dict[str, str]:
                 case ast.Expr(value=ast.Constant(value=str(words))):
                     found[field.target.id] = " ".join(words.split())
     return found
+
+
+def plain(value: Any) -> Any:
+    """Return a setting as short as a settings file may have it: a size with its unit, a kind without defaults."""
+    if isinstance(value, ByteCount):
+        return value.words
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
+    if not isinstance(value, msgspec.Struct):
+        return to_table(value)
+    config = value.__struct_config__
+    table = {} if config.tag is None else {str(config.tag_field): config.tag}
+    for field in msgspec.structs.fields(value):
+        given = getattr(value, field.name)
+        if given is not msgspec.UNSET and (field.required or given != field.default):
+            table[field.encode_name] = plain(given)
+    return table
 
 
 def to_toml(value: Any) -> str:

@@ -12,11 +12,12 @@ from edgeasync.cli.mistakes import check_settings_file
 from edgeasync.cli.model import check_choices
 from edgeasync.cli.output import Printer, print_table
 from edgeasync.cli.serving import serve
+from edgeasync.cli.settings_flags import Flags as SettingsFlags
+from edgeasync.cli.settings_flags import apply_flags, named_by_flag
 from edgeasync.cli.under_systemd import find_notifier
-from edgeasync.config import convert, expanded, read_toml, to_table
+from edgeasync.config import convert, expanded, read_toml
 from edgeasync.core.hub.effects import HubReport
 from edgeasync.core.hub.hub_core import HubCore
-from edgeasync.core.hub.settings import CheckpointSettings
 from edgeasync.errors import AddressError, CapacityError, ConfigError, StorageError
 from edgeasync.graphs.graph_process import load_graph_apart
 from edgeasync.host.host_info import memory_limit_bytes, prepare_for_service
@@ -36,14 +37,12 @@ FILES_MAX = 1 << 17
 
 
 class Flags(msgspec.Struct, frozen=True):
-    """What the command line says: keys of `[hub]`, keys of a `[model]` of kind onnx, where to resume.
+    """What the command line says: keys of tables of the settings, and where to resume.
 
     With `trust_code` code is imported that only the run's folder names.
     """
 
-    section: dict[str, Any]
-    model: dict[str, Any]
-    recovery: str | None = None
+    said: SettingsFlags
     resume: Path | None = None
     trust_code: bool = False
 
@@ -52,21 +51,16 @@ def _all_settings(config: Path | None, flags: Flags) -> HubSettings:
     """Return the settings of a file, flags, or both, or those of a run; a flag wins over all of them."""
     check_settings_file(config, {".onnx": "--model"})
     settings = _settings(config, flags) if flags.resume is None else _resumed(flags.resume, config, flags)
-    section = convert(to_table(settings.hub) | flags.section, HubSection, where="flags")
+    section = apply_flags(settings.hub, flags.said["hub"])
     if flags.resume is not None:
         _check_opened(section, flags)
-    settings = msgspec.structs.replace(settings, hub=section)
-    if flags.recovery is not None:
-        if flags.recovery != "latest" and not has_checkpoint(expanded(section.run)):
-            raise StorageError(
-                f"{section.run}: has no checkpoint to go back to; correct the folder (--run), or leave out the "
-                "recovery (--recovery)"
-            )
-        checkpoint = convert(
-            to_table(settings.checkpoint) | {"recovery": flags.recovery}, CheckpointSettings, where="flags"
+    checkpoint = apply_flags(settings.checkpoint, flags.said["checkpoint"])
+    if flags.said["checkpoint"] and checkpoint.recovery != "latest" and not has_checkpoint(expanded(section.run)):
+        raise StorageError(
+            f"{section.run}: has no checkpoint to go back to; correct the folder (--run), or leave out the "
+            "recovery (--recovery)"
         )
-        settings = msgspec.structs.replace(settings, checkpoint=checkpoint)
-    return settings
+    return msgspec.structs.replace(settings, hub=section, checkpoint=checkpoint)
 
 
 def check_hub(config: Path | None, flags: Flags, printer: Printer) -> None:
@@ -179,20 +173,24 @@ def _print_end(hub: HubRuntime, reason: str, printer: Printer) -> None:
 def _settings(config: Path | None, flags: Flags) -> HubSettings:
     """Return the settings of a file, with the model that flags make of its own."""
     table = {} if config is None else read_toml(config, dict[str, Any])
-    if flags.model:
-        table["model"] = _model_table(table.get("model"), flags.model)
+    model = flags.said["model"]
+    if model:
+        table["model"] = _model_table(table.get("model"), model)
     elif config is None:
         raise ConfigError("which model? give --model FILE.onnx, or a settings file with [model]")
     hub = table.get("hub")
-    run = {"run": HubSection().run} | (hub if isinstance(hub, dict) else {}) | flags.section
+    run = {"run": HubSection().run} | (hub if isinstance(hub, dict) else {}) | flags.said["hub"]
     if isinstance(run["run"], str):
         refuse_modules_in(expanded(run["run"]))  # before a policy is imported
-    return convert(table, HubSettings, where="flags" if config is None else str(config))
+    try:
+        return convert(table, HubSettings, where="flags" if config is None else str(config))
+    except ConfigError as error:
+        raise named_by_flag(error, model, {"file": "--model"}) from error
 
 
 def _resumed(run: Path, config: Path | None, flags: Flags) -> HubSettings:
     """Return the settings of a run's last start."""
-    if config is not None or flags.model or "run" in flags.section:
+    if config is not None or flags.said["model"] or "run" in flags.said["hub"]:
         raise ConfigError(
             "--resume takes the run's own settings: leave out the settings file, --run and --model; "
             "or leave out --resume: the hub resumes a run that the folder holds in any case"
@@ -205,7 +203,7 @@ def _check_opened(section: HubSection, flags: Flags) -> None:
     asked = {"keys": f"--keys {section.keys}"}
     if not is_within_machine(section.bind):
         asked = {"bind": f"--bind {section.bind}"} | asked | {"insecure": "--insecure"}
-    missing = [flag for name, flag in asked.items() if getattr(section, name) and name not in flags.section]
+    missing = [flag for name, flag in asked.items() if getattr(section, name) and name not in flags.said["hub"]]
     if missing:
         raise AddressError(
             f"{flags.resume}: its settings open the hub beyond this machine, or use keys; "

@@ -19,24 +19,11 @@ from edgeasync.cli.mistakes import Commands
 from edgeasync.cli.options import (
     AgentConfig,
     AnswerTimeout,
-    Data,
-    DeviceId,
-    Freeze,
     HubAddress,
-    Hubs,
     Json,
     LogLevel,
-    Loss,
-    NoKeys,
     OperatorKeys,
-    Output,
-    Provider,
     Source,
-    State,
-    StepTime,
-    Target,
-    Threads,
-    Train,
     TrustCode,
     given,
 )
@@ -64,59 +51,19 @@ app.add_typer(service_commands.app, name="service")
 
 @app.command()
 def hub(
+    context: typer.Context,
     config: Annotated[
         Path | None,
         typer.Argument(help="The hub's settings, a TOML file. Without --model it needs at least [model]."),
-    ] = None,
-    file: Annotated[
-        str | None,
-        typer.Option("--model", help="What to train: an ONNX model, or a training graph built from one."),
-    ] = None,
-    loss: Loss = None,
-    train: Train = None,
-    freeze: Freeze = None,
-    output: Output = None,
-    target: Target = None,
-    bind: Annotated[str | None, typer.Option(help=f"Address to listen on [default: {DEFAULT_ADDRESS}].")] = None,
-    run: Annotated[
-        str | None, typer.Option(help="Folder of this run; the hub makes a missing one [default: runs/default].")
     ] = None,
     resume: Annotated[
         Path | None,
         typer.Option(metavar="RUN", help="Resume the run in this folder with the settings of its last start."),
     ] = None,
-    recovery: Annotated[
-        str | None,
-        typer.Option(help="Checkpoint to resume from: latest, best, or a name [default: latest]."),
-    ] = None,
-    durability: Annotated[
-        str | None,
-        typer.Option(
-            help="When the hub answers a device: after its update is on disk (journal), or at once (checkpoint) "
-            "[default: journal]."
-        ),
-    ] = None,
-    keys: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR", help="Folder of this hub's keys. The hub then admits only the keys on its list."
-        ),
-    ] = None,
-    knocking: Annotated[
-        bool, typer.Option("--knocking", help="Record unknown keys for 'edgeasync keys pending'.")
-    ] = False,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Listen beyond this machine without keys.")] = False,
-    trust_code: TrustCode = False,
-    frozen: Annotated[
-        str | None,
-        typer.Option(
-            help="What to do with a device whose frozen arrays differ: refuse, or warn and let it train "
-            "[default: refuse]."
-        ),
-    ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Only print the most memory that this hub may need, part by part.")
     ] = False,
+    trust_code: TrustCode = False,
     log_level: LogLevel = None,
     json: Json = False,
 ) -> None:
@@ -124,148 +71,30 @@ def hub(
 
     If the folder already holds a run, the hub resumes it.
     """
-    from edgeasync.cli.hub import Flags, check_hub, run_hub
+    from edgeasync.cli.hub import Start, check_hub, run_hub
     from edgeasync.cli.serving import log_to_stderr
 
     log_to_stderr(log_level)
-    section = given(
-        bind=bind, run=run, durability=durability, keys=keys, insecure=insecure, knocking=knocking, frozen=frozen
-    )
-    model = given(file=file, loss=loss, train=train, freeze=freeze, output=output, target=target)
     act = check_hub if check else run_hub
-    act(config, Flags(section, model, recovery, resume, trust_code), Printer(json=json))
+    act(config, Start(context.obj, resume, trust_code), Printer(json=json))
 
 
 @app.command()
 def agent(
-    config: AgentConfig = None,
-    hub: Hubs = None,
-    data: Data = None,
-    trainer: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODULE:FACTORY",
-            help="A trainer of your own: package.module:factory, from this machine's installation.",
-        ),
-    ] = None,
-    device_id: DeviceId = None,
-    state: State = None,
-    step_s_min: StepTime = None,
-    threads: Threads = None,
-    provider: Provider = None,
-    bandwidth_bytes_per_s_max: Annotated[
-        str | None,
-        typer.Option(
-            "--bandwidth-max",
-            help="Most bytes per second, both ways together, such as '1 MB' [default: no cap].",
-        ),
-    ] = None,
-    bytes_per_day_max: Annotated[
-        str | None,
-        typer.Option(help="Most bytes of 24 hours, both ways together, such as '20 MB' [default: no limit]."),
-    ] = None,
-    spool: Annotated[
-        str | None,
-        typer.Option(
-            help="What the device keeps over a power cut: identity, or full (also the unanswered update) "
-            "[default: identity]."
-        ),
-    ] = None,
-    alone_steps_max: Annotated[
-        int | None, typer.Option(help="Most extra local steps while no hub can be reached [default: 0].")
-    ] = None,
-    local: Annotated[
-        list[str] | None,
-        typer.Option(help="Arrays that stay on this device, a pattern such as 'head.*'. May be repeated."),
-    ] = None,
-    insecure: NoKeys = False,
-    enrol: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TOKEN",
-            help="Token from 'edgeasync keys enrol', to bring this device's own key to the hub; - reads it from "
-            "standard input, so that no other user of the machine sees it.",
-        ),
-    ] = None,
-    hub_key: Annotated[
-        str | None,
-        typer.Option(metavar="PUBLIC_KEY", help="The hub's public key, to ask for admission without a token."),
-    ] = None,
-    when_finished: Annotated[
-        str | None,
-        typer.Option(help="What to do after the end of training: exit, or wait for the next run [default: exit]."),
-    ] = None,
-    log_level: LogLevel = None,
-    json: Json = False,
+    context: typer.Context, config: AgentConfig = None, log_level: LogLevel = None, json: Json = False
 ) -> None:
     """Train on this device's data for a hub. Ends with the training, or at Ctrl-C."""
     from edgeasync.cli.agent import run_agent
     from edgeasync.cli.serving import log_to_stderr
 
     log_to_stderr(log_level)
-    section = given(
-        hub=hub, data=data, trainer=trainer, device_id=device_id, state=state, step_s_min=step_s_min,
-        threads=threads, provider=provider,
-        bandwidth_bytes_per_s_max=_bytes_or_text(bandwidth_bytes_per_s_max),
-        bytes_per_day_max=_bytes_or_text(bytes_per_day_max),
-        spool=spool, alone_steps_max=alone_steps_max, local=local, insecure=insecure,
-        enrol=enrol, hub_key=hub_key, when_finished=when_finished,
-    )  # fmt: skip
-    run_agent(config, section, Printer(json=json))
+    run_agent(config, context.obj, Printer(json=json))
 
 
 @app.command()
 def peer(
+    context: typer.Context,
     config: Annotated[Path | None, typer.Argument(help="The peer's settings, a TOML file.")] = None,
-    peers: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="The devices that average, a TOML file, the same on all."),
-    ] = None,
-    topology: Annotated[
-        str | None,
-        typer.Option(help="How devices average: in a ring, or each with all (all_to_all) [default: ring]."),
-    ] = None,
-    data: Data = None,
-    file: Annotated[
-        str | None,
-        typer.Option("--model", help="What to train: an ONNX model, or a training graph built from one."),
-    ] = None,
-    loss: Loss = None,
-    train: Train = None,
-    freeze: Freeze = None,
-    output: Output = None,
-    target: Target = None,
-    device_id: DeviceId = None,
-    state: State = None,
-    bind: Annotated[
-        str | None,
-        typer.Option(help="Address to listen on [default: this device's in the file of peers]."),
-    ] = None,
-    steps_max: Annotated[
-        int | None,
-        typer.Option("--steps", help="Local steps to take, over all starts [default: no end]."),
-    ] = None,
-    epochs: Annotated[
-        float | None, typer.Option(help="Passes over this device's data, instead of --steps.")
-    ] = None,
-    rounds_max: Annotated[
-        int | None,
-        typer.Option("--rounds", help="End after this number of rounds [default: no end]."),
-    ] = None,
-    out: Annotated[
-        str | None,
-        typer.Option(help="Where to write the trained model at the end, .onnx or .safetensors."),
-    ] = None,
-    frozen: Annotated[
-        str | None,
-        typer.Option(
-            help="What to do with a peer whose frozen arrays differ: refuse, or warn and average with it "
-            "[default: refuse]."
-        ),
-    ] = None,
-    step_s_min: StepTime = None,
-    threads: Threads = None,
-    provider: Provider = None,
     log_level: LogLevel = None,
     json: Json = False,
 ) -> None:
@@ -274,20 +103,7 @@ def peer(
     from edgeasync.cli.serving import log_to_stderr
 
     log_to_stderr(log_level)
-    section = given(
-        peers=peers, topology=topology, data=data, device_id=device_id, state=state, bind=bind,
-        steps_max=steps_max, epochs=epochs, rounds_max=rounds_max, out=out, frozen=frozen,
-        step_s_min=step_s_min, threads=threads, provider=provider,
-    )  # fmt: skip
-    model = given(file=file, loss=loss, train=train, freeze=freeze, output=output, target=target)
-    run_peer(config, section, model, Printer(json=json))
-
-
-def _bytes_or_text(size: str | None) -> int | str | None:
-    """Return a size as TOML would have it: a bare number is one of bytes."""
-    from edgeasync.config import SIZE_DIGITS_MAX
-
-    return int(size) if size is not None and size.isdecimal() and len(size) <= SIZE_DIGITS_MAX else size
+    run_peer(config, context.obj, Printer(json=json))
 
 
 @app.command()
@@ -348,6 +164,31 @@ def policies(
     from edgeasync.cli.policies import print_policies
 
     print_policies(kind, Printer(json=json))
+
+
+@app.command()
+def settings(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A settings file of a hub, an agent or a peer.")],
+    kind: Annotated[
+        str | None, typer.Option("--for", metavar="PROGRAM", help="Whose file it is, if its tables do not tell.")
+    ] = None,
+    changed: Annotated[bool, typer.Option("--changed", help="Only what differs from the default.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON array of objects.")] = False,
+) -> None:
+    """Print every setting that a file puts in force, and where its value comes from."""
+    from edgeasync.cli.settings import print_settings
+
+    print_settings(file, kind, Printer(json=json), changed=changed)
+
+
+@app.command()
+def schema(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="hub.toml, agent.toml or peer.toml.")],
+) -> None:
+    """Print the JSON schema of a settings file: an editor that has it completes and checks keys."""
+    from edgeasync.cli.settings import print_schema
+
+    print_schema(name, Printer(json=False))
 
 
 @app.command()
@@ -418,9 +259,8 @@ def runs(
 
 @app.command()
 def doctor(
+    context: typer.Context,
     config: AgentConfig = None,
-    hub: Hubs = None,
-    data: Data = None,
     model: Annotated[
         Path | None,
         typer.Option(
@@ -428,18 +268,13 @@ def doctor(
             help="A training graph, to time a step [default: the one that the hub sent last, if there is one].",
         ),
     ] = None,
-    device_id: DeviceId = None,
-    state: State = None,
-    provider: Provider = None,
-    insecure: NoKeys = False,
     root: Annotated[Path, typer.Option(help="Read /sys, /proc and /run below this folder.")] = Path("/"),
     json: Json = False,
 ) -> None:
     """Look at this device: machine, state, hub, data and speed. A line each: ok, warn or fail, and what to do."""
     from edgeasync.cli.doctor import run_doctor
 
-    section = given(hub=hub, data=data, device_id=device_id, state=state, provider=provider, insecure=insecure)
-    run_doctor(config, section, model, root, Printer(json=json))
+    run_doctor(config, context.obj, model, root, Printer(json=json))
 
 
 @app.command()

@@ -1,5 +1,6 @@
 """What to do about a command or a flag that there is not."""
 
+import inspect
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
@@ -29,10 +30,21 @@ class Commands(TyperGroup):
 
         self.suggest_commands = False  # typer's own suggestions need have nothing in common with what was written
         try:
-            return super().resolve_command(ctx, args)
+            name, command, rest = super().resolve_command(ctx, args)
+            return name, self.whole(name, command), rest
         except UsageError as error:
             error.message = f"{error.message} {_sentence(suggest(args[0], self.commands))}".rstrip()
             raise
+
+    def whole(self, name: str | None, command: Any) -> Any:
+        """Return a command with the flags of its settings, which are read only for the command that is run."""
+        from edgeasync.cli.settings_flags import FLAGS, GroupedCommand, with_flags  # noqa: PLC0415
+
+        if name is None or name not in FLAGS:
+            return command
+        app = typer.Typer(add_completion=False, rich_markup_mode=None)
+        app.command(name, cls=GroupedCommand)(with_flags(inspect.unwrap(command.callback), FLAGS[name]()))
+        return typer.main.get_command(app)
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command; raises `UsageError`."""

@@ -14,46 +14,7 @@ LogLevel = Annotated[
     ),
 ]
 
-# What a training graph is made from.
-Loss = Annotated[
-    str | None, typer.Option(help="Loss of a forward model: cross_entropy, mse, l1, huber or bce_with_logits.")
-]
-Train = Annotated[
-    list[str] | None, typer.Option(help="Parameters to train, a pattern such as 'head.*'. May be repeated.")
-]
-Freeze = Annotated[list[str] | None, typer.Option(help="Parameters not to train, a pattern. May be repeated.")]
-Output = Annotated[str | None, typer.Option(help="The tensor that the loss reads [default: the only output].")]
-Target = Annotated[
-    str | None,
-    typer.Option(
-        help="What the loss compares the output with: label, or input for an autoencoder [default: label]."
-    ),
-]
-
-
-# A device, as `agent` and `peer` run it and `doctor` looks at it.
 AgentConfig = Annotated[Path | None, typer.Argument(help="The agent's settings, a TOML file.")]
-Hubs = Annotated[
-    list[str] | None,
-    typer.Option(help="The hub's address, tcp://HOST:PORT. May be repeated: the agent tries each in turn."),
-]
-Data = Annotated[str | None, typer.Option(help="This device's data: .npz with x and y, or .csv.")]
-DeviceId = Annotated[str | None, typer.Option(help="This device's name [default: the host's name].")]
-State = Annotated[
-    str | None,
-    typer.Option(help="Folder of this device's identity [default: ~/.local/state/edgeasync/DEVICE_ID]."),
-]
-StepTime = Annotated[
-    float | None, typer.Option(help="Least seconds that a local step takes, to imitate a slower device.")
-]
-Threads = Annotated[
-    int | None, typer.Option(help="Cores for a step of an ONNX model [default: as suits the board, or 1].")
-]
-Provider = Annotated[
-    str | None,
-    typer.Option(help="Execution provider that computes a graph: auto, cpu, cuda or tensorrt [default: auto]."),
-]
-NoKeys = Annotated[bool, typer.Option("--insecure", help="Speak to a hub beyond this machine without keys.")]
 
 # A run's folder may come from somebody else.
 TrustCode = Annotated[

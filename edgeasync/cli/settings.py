@@ -1,0 +1,173 @@
+"""`edgeasync settings` and `edgeasync schema`: what a settings file says, and what it may say."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import inspect as types
+from msgspec.structs import replace
+
+from edgeasync.cli.output import Printer
+from edgeasync.config import (
+    ByteCount,
+    convert,
+    read_toml,
+    suggest,
+)
+from edgeasync.errors import ConfigError
+from edgeasync.host.readings import Readings
+from edgeasync.runtime.agent_settings import AgentSettings
+from edgeasync.runtime.hub_settings import HubSettings
+from edgeasync.runtime.profiles import with_profile
+from edgeasync.setting_keys import bare, default_of, meanings_of, plain, structs_of, to_toml
+
+FILES: dict[str, type[msgspec.Struct]] = {"hub.toml": HubSettings, "agent.toml": AgentSettings}
+"""What settings files there are, by the names that the documentation gives them."""
+
+
+class InForce(NamedTuple):
+    """A setting of a file as the program would have it; `source` is where its value comes from."""
+
+    table: str
+    key: str
+    value: Any
+    default: Any
+    source: str
+
+    @property
+    def changed(self) -> bool:
+        """Whether it differs from the default."""
+        return bool(self.value != self.default)
+
+
+def print_settings(path: Path, kind: str | None, printer: Printer, *, changed: bool) -> None:
+    """Print every setting that a file puts in force; raises `ConfigError` for what is wrong in it."""
+    written = read_toml(path, dict[str, Any])
+    settings = convert(written, FILES[_kind_of(path, written, kind)], where=str(path))
+    found = [one for one in _in_force(written, settings) if one.changed or not changed]
+    if printer.json:
+        printer.object([one._asdict() | {"changed": one.changed} for one in found])
+        return
+    table = None
+    for one in found:
+        if one.table != table:
+            if table is not None:
+                printer.line("")
+            printer.line(f"[{one.table}]")
+            table = one.table
+        default = f"; default {to_toml(one.default)}" if one.changed and one.default is not None else ""
+        line = f"{one.key} = {to_toml(one.value)}"
+        printer.line(
+            f"{line:<44}  # {one.source}{default}" if one.value is not None else f"# {one.key}: {one.source}"
+        )
+
+
+def _in_force(written: Mapping[str, Any], settings: msgspec.Struct) -> Iterator[InForce]:
+    """Yield all settings of a file, table by table; those that follow from others as they will be."""
+    if isinstance(settings, HubSettings):
+        hub = replace(settings.hub, quiet=settings.quiet)
+        yield from _walk(
+            replace(settings, hub=hub, policy=settings.fleet_policy), settings, written, "", "from [hub]"
+        )
+    elif isinstance(settings, AgentSettings):
+        section, profile = with_profile(settings.agent, Readings())
+        source = "" if profile is None else f"profile {profile.name}"
+        yield from _walk(replace(settings, agent=section), settings, written, "", source)
+
+
+def _walk(
+    settings: msgspec.Struct, read: msgspec.Struct, written: Mapping[str, Any], path: str, derived: str
+) -> Iterator[InForce]:
+    tables = []
+    if (tag := settings.__struct_config__.tag) is not None:
+        yield InForce(path, str(settings.__struct_config__.tag_field), tag, None, "file")
+    for field in msgspec.structs.fields(settings):
+        value, before = getattr(settings, field.name), getattr(read, field.name)
+        said = written.get(field.encode_name)
+        if isinstance(value, msgspec.Struct) and (value.__struct_config__.tag is None or not path):
+            inner = said if isinstance(said, Mapping) else {}
+            tables.append((value, before, inner, f"{path}.{field.encode_name}".removeprefix("."), derived))
+            continue
+        source = "default" if value == before else derived
+        default = None if field.required else field.default
+        yield InForce(path, field.encode_name, plain(value), plain(default), source if said is None else "file")
+    for table in tables:
+        yield from _walk(*table)
+
+
+def print_schema(name: str, printer: Printer) -> None:
+    """Print the JSON schema of a settings file, for an editor."""
+    if name not in FILES:
+        advice = suggest(name, FILES) or f"choose from {', '.join(FILES)}"
+        raise ConfigError(f"there is no schema of {name!r}; {advice}")
+    text = msgspec.json.format(msgspec.json.encode(schema_of(FILES[name], name)), indent=2).decode()
+    for line in text.splitlines():
+        printer.line(line)
+
+
+def schema_of(settings: type[msgspec.Struct], title: str) -> dict[str, Any]:
+    """Return the JSON schema of a settings file, with what each setting means."""
+    tables: dict[str, dict[str, Any]] = {}
+    whole = _schema(types.type_info(settings), tables)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title, **whole, "$defs": tables}
+
+
+def _schema(kind: types.Type, tables: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return the schema of a type; the tables in it are added to `tables`."""
+    if isinstance(kind, types.CustomType) and (own := structs_of(kind)):
+        plugin = {"type": "object", "properties": {"kind": {"not": {"enum": [one.tag for one in own]}}}}
+        return {"anyOf": [*[_schema(one, tables) for one in own], plugin | {"required": ["kind"]}]}
+    match bare(kind):
+        case types.BoolType():
+            return {"type": "boolean"}
+        case types.IntType() | types.FloatType() as number:
+            limits = {"minimum": number.ge, "exclusiveMinimum": number.gt, "maximum": number.le}
+            limits["exclusiveMaximum"] = number.lt
+            known = {name: limit for name, limit in limits.items() if limit is not None}
+            return {"type": "integer" if isinstance(number, types.IntType) else "number"} | known
+        case types.LiteralType(values=values):
+            return {"enum": list(values)}
+        case types.ListType() | types.VarTupleType() as many:
+            lengths = {"minItems": many.min_length, "maxItems": many.max_length}
+            known = {name: length for name, length in lengths.items() if length is not None}
+            return {"type": "array", "items": _schema(many.item_type, tables)} | known
+        case types.UnionType(types=several):
+            return {"anyOf": [_schema(one, tables) for one in several]}
+        case types.CustomType(cls=cls) if cls is ByteCount:
+            words = {"type": "string", "pattern": r"^\s*\d+(\.\d+)?\s*([kMG]?B|[KMG]iB)\s*$"}
+            return {"anyOf": [{"type": "integer", "minimum": 0}, words]}
+        case types.StructType() as table:
+            _add_table(table, tables)
+            return {"$ref": f"#/$defs/{table.cls.__name__}"}
+    return {"type": "string"}
+
+
+def _add_table(table: types.StructType, tables: dict[str, dict[str, Any]]) -> None:
+    name = table.cls.__name__
+    if name in tables:
+        return
+    properties: dict[str, Any] = {}
+    tables[name] = {"type": "object", "properties": properties, "additionalProperties": False}
+    if table.tag is not None:
+        properties[str(table.tag_field)] = {"const": table.tag}
+    meanings = meanings_of(table.cls)
+    for field in table.fields:
+        found = _schema(field.type, tables) | {"description": meanings.get(field.name, "")}
+        default = plain(default_of(field))
+        properties[field.encode_name] = found if default is None else found | {"default": default}
+    required = [str(table.tag_field)] if table.tag is not None else []
+    tables[name]["required"] = required + [field.encode_name for field in table.fields if field.required]
+
+
+def _kind_of(path: Path, written: Mapping[str, Any], kind: str | None) -> str:
+    """Return whose settings a file has, by its tables unless that is said; raises `ConfigError`."""
+    if kind is not None:
+        return f"{kind}.toml"
+    fits = [name for name, struct in FILES.items() if set(written) <= set(struct.__struct_fields__)]
+    named = [name for name in fits if name.removesuffix(".toml") in written]
+    if len(named or fits) == 1:
+        return (named or fits)[0]
+    raise ConfigError(
+        f"{path}: whose settings are these? give --for {', --for '.join(n.removesuffix('.toml') for n in FILES)}"
+    )

@@ -1,0 +1,209 @@
+"""Flags of settings: a command has one for each key of some tables of its settings file.
+
+They are made of the structs that declare the settings, once the command is run: an agent loads nothing of a hub.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple, TypeVar
+
+import msgspec
+import typer
+from msgspec import inspect as types
+from typer.core import TyperCommand
+
+from edgeasync.config import SIZE_DIGITS_MAX, ByteCount, FilePath, convert, to_table
+from edgeasync.errors import ConfigError
+from edgeasync.setting_keys import Lists, SettingKey, bare, describe, meanings_of, structs_of, to_toml
+
+Section = TypeVar("Section")
+
+Flags = dict[str, dict[str, Any]]
+"""What flags say: the keys of each table by its path, `{"agent": {"threads": 2}}`."""
+
+
+class FlagTable(NamedTuple):
+    """A table of a settings file whose keys are flags: all that fit on a line or, if they are named, some.
+
+    `names` are flags that are not called as their key.
+    """
+
+    path: str
+    struct: type[msgspec.Struct]
+    keys: tuple[str, ...] | None = None
+    names: Mapping[str, str] = {}
+
+
+class _Flag(NamedTuple):
+    table: str
+    key: SettingKey
+    kind: types.Type
+    name: str
+    group: str
+
+
+class GroupedCommand(TyperCommand):
+    """A command whose help lists its options by what they are for."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the arguments, and each group of options under its title."""
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                usual = "Arguments" if parameter.param_type_name == "argument" else "Options"
+                groups.setdefault(getattr(parameter, "rich_help_panel", None) or usual, []).append(record)
+        for title, records in groups.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+def with_flags(function: Callable[..., None], tables: Sequence[FlagTable]) -> Callable[..., None]:
+    """Return a command with a flag for each key of the tables; it finds what they say in `context.obj`."""
+    flags = [flag for table in tables for flag in _flags_of(table)]
+
+    def run(context: typer.Context, **given: Any) -> None:
+        said: Flags = {table.path: {} for table in tables}
+        for flag in flags:
+            value = given.pop(flag.key.name)
+            if value not in (None, False, []):
+                said[flag.table][flag.key.name] = _read(value, flag.kind)
+        context.obj = said
+        function(context, **given)
+
+    own = inspect.signature(function).parameters.values()
+    made = [_parameter(flag) for flag in flags]
+    run.__signature__ = inspect.Signature([*own, *made])  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in (*own, *made)}
+    run.__doc__ = function.__doc__
+    return run
+
+
+def apply_flags(section: Section, said: Mapping[str, Any], *, names: Mapping[str, str] = {}) -> Section:
+    """Return a table of settings in which flags have the last word; raises `ConfigError` that names the flag."""
+    if not said:
+        return section
+    try:
+        return convert(to_table(section) | dict(said), type(section), where="flags")
+    except ConfigError as error:
+        raise named_by_flag(error, said, names) from error
+
+
+def named_by_flag(error: ConfigError, said: Mapping[str, Any], names: Mapping[str, str] = {}) -> ConfigError:
+    """Return the error of a key that a flag has said with the flag's name, and any other as it is."""
+    key, stop, what = str(error).removeprefix("flags: ").partition(": ")
+    first = key.partition("[")[0].rpartition(".")[2]
+    return type(error)(f"{names.get(first) or flag_of(first)}: {what}") if stop and first in said else error
+
+
+def flag_of(key: str) -> str:
+    """Return the flag of a key.
+
+    >>> flag_of("step_s_min")
+    '--step-s-min'
+    """
+    return "--" + key.replace("_", "-")
+
+
+def flag_names(tables: Sequence[FlagTable]) -> dict[str, str]:
+    """Return the flag of each key by the key's path, `{"agent.threads": "--threads"}`."""
+    return {f"{table.path}.{flag.key.name}": flag.name for table in tables for flag in _flags_of(table)}
+
+
+def _flags_of(table: FlagTable) -> list[_Flag]:
+    info = types.type_info(table.struct)
+    assert isinstance(info, types.StructType)
+    meanings, begins = meanings_of(table.struct), getattr(table.struct, "groups", {})
+    found, group = [], ""
+    for field in info.fields:
+        group = begins.get(field.encode_name, group)
+        if table.keys is not None and field.encode_name not in table.keys:
+            continue
+        if isinstance(bare(field.type), types.StructType) or (
+            isinstance(bare(field.type), Lists) and structs_of(field.type)
+        ):
+            continue  # tables are for the settings file
+        name = table.names.get(field.encode_name) or flag_of(field.encode_name)
+        key = describe(field, meanings.get(field.encode_name, ""))
+        found.append(_Flag(table.path, key, bare(field.type), name, group))
+    return found
+
+
+def _parameter(flag: _Flag) -> inspect.Parameter:
+    kind: Any = str
+    if isinstance(flag.kind, types.BoolType):
+        kind = bool
+    elif isinstance(flag.kind, types.IntType):
+        kind = int
+    elif isinstance(flag.kind, types.FloatType):
+        kind = float
+    elif _takes_many(flag.kind):
+        kind = list[str]
+    option = typer.Option(
+        flag.name,
+        help=_help(flag),
+        metavar=None if kind is bool else _metavar(flag),
+        rich_help_panel=flag.group or None,
+        show_default=False,
+    )
+    return inspect.Parameter(
+        flag.key.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
+    )
+
+
+def _help(flag: _Flag) -> str:
+    words = flag.key.summary + "."
+    if _takes_many(flag.kind):
+        words += " May be repeated."
+    if flag.key.default in (None, False, [], ()) or flag.key.required:
+        return words
+    default = flag.key.default
+    return f"{words} [default: {default if isinstance(default, str) else to_toml(default)}]"
+
+
+def _metavar(flag: _Flag) -> str:
+    if isinstance(flag.kind, types.LiteralType):
+        return "|".join(map(str, flag.kind.values))
+    if isinstance(flag.kind, types.CustomType):
+        return {ByteCount: "SIZE", FilePath: "PATH"}.get(flag.kind.cls, "TEXT")
+    if flag.key.name.endswith("_s"):
+        return "SECONDS"
+    if isinstance(flag.kind, types.IntType | types.FloatType):
+        return "NUMBER"
+    return "PATTERN" if _takes_many(flag.kind) and not isinstance(flag.kind, types.UnionType) else "TEXT"
+
+
+def _takes_many(kind: types.Type) -> bool:
+    if isinstance(kind, types.UnionType):
+        return any(map(_takes_many, kind.types))
+    return isinstance(kind, Lists)
+
+
+def _read(value: Any, kind: types.Type) -> Any:
+    """Return a flag's value as a settings file has it: where words may stand, a bare number is one."""
+    takes_number = isinstance(kind, types.UnionType) or (
+        isinstance(kind, types.CustomType) and kind.cls is ByteCount
+    )
+    if takes_number and isinstance(value, str) and value.isdecimal() and len(value) <= SIZE_DIGITS_MAX:
+        return int(value)
+    return value
+
+
+def hub_flags() -> list[FlagTable]:
+    """Return the tables of a hub's settings file that have flags."""
+    from edgeasync.core.hub.settings import CheckpointSettings  # noqa: PLC0415
+    from edgeasync.graphs.onnx_model import OnnxModel  # noqa: PLC0415
+    from edgeasync.runtime.hub_settings import HubSection  # noqa: PLC0415 - a device loads nothing of a hub
+
+    return [
+        FlagTable("model", OnnxModel, MODEL_FLAGS, {"file": "--model"}),
+        FlagTable("hub", HubSection),
+        FlagTable("checkpoint", CheckpointSettings, ("recovery",)),
+    ]
+
+
+MODEL_FLAGS = ("file", "loss", "train", "freeze", "output", "target")
+"""The keys of a `[model]` of kind onnx that are flags."""
+
+FLAGS: dict[str, Callable[[], list[FlagTable]]] = {"hub": hub_flags}
+"""By the name of a command: the tables whose keys are its flags."""
