@@ -16,12 +16,14 @@ from edgeasync import errors, nn
 from edgeasync.autodiff.check import GradientCheck
 from edgeasync.autodiff.inspection import Inspection
 from edgeasync.cli.main import app
+from edgeasync.cli.mistakes import Commands
 from edgeasync.durable.run_replay import Beginning, ReplayedEvaluation, ReplayedUpdate, RunEvent
 from edgeasync.durable.verification import Verified
 from edgeasync.ops.runs import BestVersion, CheckpointSummary, Mark, RunSummary
 from edgeasync.policies.catalogue import Kind, catalogue
 from edgeasync.runtime.agent_settings import AgentSettings
 from edgeasync.runtime.hub_settings import HubSettings
+from edgeasync.runtime.peer_settings import PeerSettings
 from edgeasync.sdk.service import Service
 from edgeasync.setting_keys import SettingKey, keys_of, tables_of, to_toml
 
@@ -60,7 +62,7 @@ def every_command() -> list[tuple[str, Any]]:
     for name, command in root.commands.items():  # type: ignore[attr-defined]
         inner = getattr(command, "commands", None)
         found += [(name, command)] if inner is None else [(f"{name} {each}", inner[each]) for each in inner]
-    return found
+    return [(name, Commands.whole(name, command)) for name, command in found]
 
 
 def _command(command: Any, name: str) -> str:
@@ -94,7 +96,7 @@ def _default(parameter: Any) -> str:
 
 # -- settings files ---------------------------------------------------------------------------------------------
 
-SETTINGS_FILES: dict[str, type] = {"hub.toml": HubSettings, "agent.toml": AgentSettings}
+SETTINGS_FILES: dict[str, type] = {"hub.toml": HubSettings, "agent.toml": AgentSettings, "peer.toml": PeerSettings}
 
 
 def settings_tables() -> dict[str, type]:

@@ -39,6 +39,9 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     ELSEWHERE: ClassVar[Mapping[str, str]] = {}
     """What to do about keys that people look for here and that are elsewhere."""
 
+    GROUPS: ClassVar[Mapping[str, str]] = {}
+    """The title under which `--help` lists the flags of a key and of those below it."""
+
 
 class ByteCount(int):
     """A number of bytes; in TOML an integer or a string such as `"64 MiB"` or `"500 kB"`."""

@@ -116,6 +116,8 @@ def plain(value: Any) -> Any:
         return value.words
     if isinstance(value, list | tuple):
         return [plain(one) for one in value]
+    if value is msgspec.UNSET:
+        return None
     if not isinstance(value, msgspec.Struct):
         return to_table(value)
     config = value.__struct_config__

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from edgeasync.cli.device import hang_of, read_settings, state_folder
 from edgeasync.cli.output import Printer
 from edgeasync.cli.serving import serve
+from edgeasync.cli.settings_flags import Flags
 from edgeasync.cli.under_systemd import find_notifier
 from edgeasync.config import expanded
 from edgeasync.core.device.effects import DeviceReport
@@ -35,11 +36,11 @@ TOKEN_CHARACTERS_MAX = 65_536
 """More of a line of standard input is not read."""
 
 
-def run_agent(config: Path | None, flags: dict[str, Any], printer: Printer) -> None:
-    """Run an agent by a settings file, flags for keys of `[agent]`, or both; a flag wins over the file."""
-    if flags.get("enrol") == "-":
-        flags = flags | {"enrol": _read_token(sys.stdin)}
-    settings = read_settings(config, AgentSettings, "agent", flags)
+def run_agent(config: Path | None, said: Flags, printer: Printer) -> None:
+    """Run an agent by a settings file, flags, or both; a flag wins over the file."""
+    if said["agent"].get("enrol") == "-":
+        said["agent"]["enrol"] = _read_token(sys.stdin)
+    settings = read_settings(config, AgentSettings, said)
     fingerprint = None if settings.model is None else settings.model.spec.fingerprint
     _Command(settings, fingerprint, printer).run()
 

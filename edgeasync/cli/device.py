@@ -1,24 +1,25 @@
 """A device as `edgeasync agent`, `edgeasync peer` and `edgeasync doctor` find it by settings and flags."""
 
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from msgspec.structs import replace
 
 from edgeasync.cli.mistakes import check_settings_file
-from edgeasync.config import Section, convert, expanded, read_toml, to_table
+from edgeasync.cli.settings_flags import Flags, apply_flags
+from edgeasync.config import Section, expanded, read_toml
 from edgeasync.durable.identity import default_device_id
 from edgeasync.runtime.device_settings import DeviceSection
 
 Settings = TypeVar("Settings", bound=Section)
 
 
-def read_settings(config: Path | None, kind: type[Settings], table: str, flags: dict[str, Any]) -> Settings:
-    """Return the settings of a file, keys of one table of it, or both; a flag wins over the file."""
+def read_settings(config: Path | None, kind: type[Settings], said: Flags) -> Settings:
+    """Return the settings of a file, what flags say of its tables, or both; a flag wins over the file."""
     check_settings_file(config, {".npz": "--data", ".csv": "--data", ".onnx": "--model"})
     settings = kind() if config is None else read_toml(config, kind)
-    section = getattr(settings, table)
-    return replace(settings, **{table: convert(to_table(section) | flags, type(section), where="flags")})
+    tables = {path: apply_flags(getattr(settings, path), keys) for path, keys in said.items() if path != "model"}
+    return replace(settings, **tables)
 
 
 def state_folder(section: DeviceSection) -> Path:

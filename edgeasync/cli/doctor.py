@@ -4,12 +4,12 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from msgspec.structs import replace
 
 from edgeasync.cli.device import read_settings, state_folder
 from edgeasync.cli.output import Printer
+from edgeasync.cli.settings_flags import Flags
 from edgeasync.config import to_table
 from edgeasync.errors import UnfitError
 from edgeasync.host.readings import Readings
@@ -19,11 +19,9 @@ from edgeasync.runtime.agent_settings import AgentSettings
 from edgeasync.runtime.profiles import with_profile
 
 
-def run_doctor(
-    config: Path | None, flags: dict[str, Any], model: Path | None, root: Path, printer: Printer
-) -> None:
+def run_doctor(config: Path | None, said: Flags, model: Path | None, root: Path, printer: Printer) -> None:
     """Print a line for each thing that was looked at; raises `UnfitError` if one of them failed."""
-    settings = read_settings(config, AgentSettings, "agent", flags)
+    settings = read_settings(config, AgentSettings, said)
     section, _ = with_profile(settings.agent, Readings(root))
     folder = state_folder(section)
     failed = []

@@ -9,11 +9,9 @@ from typing import Any
 import msgspec
 
 from edgeasync.cli.mistakes import check_settings_file
-from edgeasync.cli.model import check_choices
 from edgeasync.cli.output import Printer, print_table
 from edgeasync.cli.serving import serve
-from edgeasync.cli.settings_flags import Flags as SettingsFlags
-from edgeasync.cli.settings_flags import apply_flags, named_by_flag
+from edgeasync.cli.settings_flags import Flags, apply_flags, model_of, named_by_flag
 from edgeasync.cli.under_systemd import find_notifier
 from edgeasync.config import convert, expanded, read_toml
 from edgeasync.core.hub.effects import HubReport
@@ -36,26 +34,26 @@ FILES_MAX = 1 << 17
 """More files are never asked for: some systems set aside memory for each that is allowed."""
 
 
-class Flags(msgspec.Struct, frozen=True):
-    """What the command line says: keys of tables of the settings, and where to resume.
+class Start(msgspec.Struct, frozen=True):
+    """What the command line says of a start: keys of tables of the settings, and where to resume.
 
     With `trust_code` code is imported that only the run's folder names.
     """
 
-    said: SettingsFlags
+    said: Flags
     resume: Path | None = None
     trust_code: bool = False
 
 
-def _all_settings(config: Path | None, flags: Flags) -> HubSettings:
+def _all_settings(config: Path | None, start: Start) -> HubSettings:
     """Return the settings of a file, flags, or both, or those of a run; a flag wins over all of them."""
     check_settings_file(config, {".onnx": "--model"})
-    settings = _settings(config, flags) if flags.resume is None else _resumed(flags.resume, config, flags)
-    section = apply_flags(settings.hub, flags.said["hub"])
-    if flags.resume is not None:
-        _check_opened(section, flags)
-    checkpoint = apply_flags(settings.checkpoint, flags.said["checkpoint"])
-    if flags.said["checkpoint"] and checkpoint.recovery != "latest" and not has_checkpoint(expanded(section.run)):
+    settings = _settings(config, start) if start.resume is None else _resumed(start.resume, config, start)
+    section = apply_flags(settings.hub, start.said["hub"])
+    if start.resume is not None:
+        _check_opened(section, start)
+    checkpoint = apply_flags(settings.checkpoint, start.said["checkpoint"])
+    if start.said["checkpoint"] and checkpoint.recovery != "latest" and not has_checkpoint(expanded(section.run)):
         raise StorageError(
             f"{section.run}: has no checkpoint to go back to; correct the folder (--run), or leave out the "
             "recovery (--recovery)"
@@ -63,14 +61,14 @@ def _all_settings(config: Path | None, flags: Flags) -> HubSettings:
     return msgspec.structs.replace(settings, hub=section, checkpoint=checkpoint)
 
 
-def check_hub(config: Path | None, flags: Flags, printer: Printer) -> None:
+def check_hub(config: Path | None, start: Start, printer: Printer) -> None:
     """Print the most memory that such a hub may need; raises `CapacityError` if this machine has less.
 
     Nothing is listened on, and nothing is written.
     """
-    settings = _all_settings(config, flags)
+    settings = _all_settings(config, start)
     allow_many_files()
-    parts = make_hub(settings, load=load_graph_apart, trust_code=flags.trust_code).most_memory()
+    parts = make_hub(settings, load=load_graph_apart, trust_code=start.trust_code).most_memory()
     needed, machine = sum(part.nbytes for part in parts), memory_limit_bytes()
     connections, files = settings.limits.devices_max, connections_that_fit()
     if printer.json:
@@ -104,9 +102,9 @@ def _mebibytes(nbytes: int) -> str:
     return f"{nbytes / 2**20:8,.1f}"
 
 
-def run_hub(config: Path | None, flags: Flags, printer: Printer) -> None:
+def run_hub(config: Path | None, start: Start, printer: Printer) -> None:
     """Run a hub by a settings file, flags, or both, or by the settings of a run."""
-    settings = _all_settings(config, flags)
+    settings = _all_settings(config, start)
 
     notifier = find_notifier()
 
@@ -120,7 +118,7 @@ def run_hub(config: Path | None, flags: Flags, printer: Printer) -> None:
 
     allow_many_files()
     prepare_for_service()
-    hub = make_hub(settings, on_report, load=load_graph_apart, trust_code=flags.trust_code)
+    hub = make_hub(settings, on_report, load=load_graph_apart, trust_code=start.trust_code)
     reason = serve(hub, PROGRESS_S, _progress_of(hub, notifier, printer), hub.model_file.parent, notifier=notifier)
     _print_end(hub, reason, printer)
 
@@ -170,16 +168,16 @@ def _print_end(hub: HubRuntime, reason: str, printer: Printer) -> None:
         printer.event("best", detail=f"{shown}, model in {totals['best_model']}")
 
 
-def _settings(config: Path | None, flags: Flags) -> HubSettings:
+def _settings(config: Path | None, start: Start) -> HubSettings:
     """Return the settings of a file, with the model that flags make of its own."""
     table = {} if config is None else read_toml(config, dict[str, Any])
-    model = flags.said["model"]
+    model = start.said["model"]
     if model:
-        table["model"] = _model_table(table.get("model"), model)
+        table["model"] = model_of(table.get("model"), model)
     elif config is None:
         raise ConfigError("which model? give --model FILE.onnx, or a settings file with [model]")
     hub = table.get("hub")
-    run = {"run": HubSection().run} | (hub if isinstance(hub, dict) else {}) | flags.said["hub"]
+    run = {"run": HubSection().run} | (hub if isinstance(hub, dict) else {}) | start.said["hub"]
     if isinstance(run["run"], str):
         refuse_modules_in(expanded(run["run"]))  # before a policy is imported
     try:
@@ -188,25 +186,25 @@ def _settings(config: Path | None, flags: Flags) -> HubSettings:
         raise named_by_flag(error, model, {"file": "--model"}) from error
 
 
-def _resumed(run: Path, config: Path | None, flags: Flags) -> HubSettings:
+def _resumed(run: Path, config: Path | None, start: Start) -> HubSettings:
     """Return the settings of a run's last start."""
-    if config is not None or flags.said["model"] or "run" in flags.said["hub"]:
+    if config is not None or start.said["model"] or "run" in start.said["hub"]:
         raise ConfigError(
             "--resume takes the run's own settings: leave out the settings file, --run and --model; "
             "or leave out --resume: the hub resumes a run that the folder holds in any case"
         )
-    return read_record(run, trust_code=flags.trust_code)
+    return read_record(run, trust_code=start.trust_code)
 
 
-def _check_opened(section: HubSection, flags: Flags) -> None:
+def _check_opened(section: HubSection, start: Start) -> None:
     """Raise `AddressError` if only the run's folder says who may reach the hub, or which keys it uses."""
     asked = {"keys": f"--keys {section.keys}"}
     if not is_within_machine(section.bind):
         asked = {"bind": f"--bind {section.bind}"} | asked | {"insecure": "--insecure"}
-    missing = [flag for name, flag in asked.items() if getattr(section, name) and name not in flags.said["hub"]]
+    missing = [flag for name, flag in asked.items() if getattr(section, name) and name not in start.said["hub"]]
     if missing:
         raise AddressError(
-            f"{flags.resume}: its settings open the hub beyond this machine, or use keys; "
+            f"{start.resume}: its settings open the hub beyond this machine, or use keys; "
             f"if you want that, add {' '.join(missing)}"
         )
 
@@ -243,14 +241,3 @@ def count_progress(core: HubCore) -> dict[str, float]:
 
 def _in_words(counts: dict[str, float]) -> str:
     return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in counts.items())
-
-
-def _model_table(found: object, flags: dict[str, Any]) -> dict[str, Any]:
-    """Return the `[model]` that flags make of the file's; `--model` replaces a model of another kind."""
-    check_choices(flags)
-    known = found if isinstance(found, dict) and found.get("kind") == "onnx" else {}
-    if "file" not in known | flags:
-        raise ConfigError(
-            "--loss, --train and the like tell how to train an ONNX model; give --model FILE.onnx too"
-        )
-    return {"kind": "onnx"} | known | flags

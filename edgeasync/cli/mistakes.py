@@ -31,19 +31,29 @@ class Commands(TyperGroup):
         self.suggest_commands = False  # typer's own suggestions need have nothing in common with what was written
         try:
             name, command, rest = super().resolve_command(ctx, args)
-            return name, self.whole(name, command), rest
+            return name, self.whole(f"{name}" if ctx.parent is None else f"{ctx.info_name} {name}", command), rest
         except UsageError as error:
             error.message = f"{error.message} {_sentence(suggest(args[0], self.commands))}".rstrip()
             raise
 
-    def whole(self, name: str | None, command: Any) -> Any:
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - as typer calls it
+        """List the commands, each with the whole first sentence of its help."""
+        from edgeasync.setting_keys import first_sentence  # noqa: PLC0415
+
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [(name, first_sentence(self.commands[name].help or "") + ".") for name in self.commands]
+            )
+
+    @staticmethod
+    def whole(name: str, command: Any) -> Any:
         """Return a command with the flags of its settings, which are read only for the command that is run."""
         from edgeasync.cli.settings_flags import FLAGS, GroupedCommand, with_flags  # noqa: PLC0415
 
-        if name is None or name not in FLAGS:
+        if name not in FLAGS:
             return command
         app = typer.Typer(add_completion=False, rich_markup_mode=None)
-        app.command(name, cls=GroupedCommand)(with_flags(inspect.unwrap(command.callback), FLAGS[name]()))
+        app.command(command.name, cls=GroupedCommand)(with_flags(inspect.unwrap(command.callback), FLAGS[name]()))
         return typer.main.get_command(app)
 
     def invoke(self, ctx: Any) -> Any:
@@ -72,7 +82,9 @@ def _advice(flag: str, ctx: Any) -> str:
         places = " or ".join(f"[{table}]" for table in dict.fromkeys(tables) if table)
         return f"'{key}' is {f'a key of {places}' if places else 'a table'} in the settings file."
     others = ctx.parent.command.commands if ctx.command.name in _SETTINGS else {}
-    if having := [name for name in _SETTINGS if name in others and _has_flag(others[name], flag)]:
+    if having := [
+        name for name in _SETTINGS if name in others and _has_flag(Commands.whole(name, others[name]), flag)
+    ]:
         return "It is a flag of " + " and ".join(f"'edgeasync {name}'" for name in having) + "."
     # The dashes, which all flags have, are not a likeness.
     near = find_near(flag.lstrip("-"), [name.lstrip("-") for name in flags])

@@ -1,12 +1,13 @@
 """`edgeasync model` and `edgeasync export`: models in, models out; nothing runs a hub here."""
 
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 import safetensors.numpy
 
 from edgeasync.cli.output import Printer, print_table
+from edgeasync.cli.settings_flags import named_by_flag
 from edgeasync.config import convert
 from edgeasync.durable.files import check_out, replace_file
 from edgeasync.errors import ConfigError, GraphError, ModelMismatchError, StorageError
@@ -16,12 +17,9 @@ from edgeasync.graphs.graph_process import load_graph_apart
 from edgeasync.graphs.model_file import VALUES_SUFFIX
 from edgeasync.graphs.onnx_model import OnnxModel
 from edgeasync.host.wall_clock import written
-from edgeasync.losses import LossName
 from edgeasync.ops.trained import TrainedModel, best_model, local_patterns, newest_model
 from edgeasync.plugins import is_name
 from edgeasync.regular_file import read_regular
-
-_CHOICES: dict[str, tuple[str, ...]] = {"loss": get_args(LossName), "target": ("label", "input")}
 
 
 def build_model(forward: Path, flags: dict[str, Any], out: Path, printer: Printer) -> None:
@@ -182,20 +180,15 @@ def _worth(trained: TrainedModel) -> str:
     return f"{of}{accuracy}loss {found.loss:.4g}"
 
 
-def check_choices(flags: dict[str, Any]) -> None:
-    """Raise `ConfigError`, with what there is to choose from, for a flag that is none of it."""
-    for name, choices in _CHOICES.items():
-        if name in flags and flags[name] not in choices:
-            raise ConfigError(f"--{name} {flags[name]!r} is not known; choose from {', '.join(choices)}")
-
-
 def _load(path: Path, flags: dict[str, Any]) -> HubGraph:
-    check_choices(flags)
     if is_name(str(path)) and not path.exists():
         raise ConfigError(
             f"{path}: names code, and this reads ONNX models; 'edgeasync hub --check' calls the factory of [model]"
         )
-    settings = convert({"kind": "onnx", "file": str(path)} | flags, OnnxModel, where="flags")
+    try:
+        settings = convert({"kind": "onnx", "file": str(path)} | flags, OnnxModel, where="flags")
+    except ConfigError as error:
+        raise named_by_flag(error, flags) from error
     return load_graph_apart(settings)
 
 

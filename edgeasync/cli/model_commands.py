@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from edgeasync.cli.mistakes import Commands
-from edgeasync.cli.options import Freeze, Json, Loss, Output, Target, Train, given
+from edgeasync.cli.options import Json
 from edgeasync.cli.output import Printer
 
 app = typer.Typer(
@@ -19,30 +19,21 @@ BatchSize = Annotated[int, typer.Option(min=2, max=65536, help="Examples in a st
 
 @app.command("build")
 def model_build(
+    context: typer.Context,
     forward: Annotated[Path, typer.Argument(metavar="FORWARD.onnx", help="The forward model.")],
     out: Annotated[Path, typer.Option(help="Where to write the training graph.")],
-    loss: Loss = None,
-    train: Train = None,
-    freeze: Freeze = None,
-    output: Output = None,
-    target: Target = None,
     json: Json = False,
 ) -> None:
     """Build a training graph from a forward model. Its initial values go into a .safetensors file beside it."""
     from edgeasync.cli.model import build_model
 
-    flags = given(loss=loss, train=train, freeze=freeze, output=output, target=target)
-    build_model(forward, flags, out, Printer(json=json))
+    build_model(forward, context.obj["model"], out, Printer(json=json))
 
 
 @app.command("inspect")
 def model_inspect(
+    context: typer.Context,
     file: ModelFile,
-    loss: Loss = None,
-    train: Train = None,
-    freeze: Freeze = None,
-    output: Output = None,
-    target: Target = None,
     batch_size: BatchSize = 32,
     json: Json = False,
 ) -> None:
@@ -53,31 +44,17 @@ def model_inspect(
     """
     from edgeasync.cli.model import inspect_model
 
-    inspect_model(
-        file,
-        given(loss=loss, train=train, freeze=freeze, output=output, target=target),
-        batch_size,
-        Printer(json=json),
-    )
+    inspect_model(file, context.obj["model"], batch_size, Printer(json=json))
 
 
 @app.command("check")
 def model_check(
+    context: typer.Context,
     file: ModelFile,
-    loss: Loss = None,
-    train: Train = None,
-    freeze: Freeze = None,
-    output: Output = None,
-    target: Target = None,
     batch_size: BatchSize = 8,
     json: Json = False,
 ) -> None:
     """Check a model's gradients against finite differences of its loss."""
     from edgeasync.cli.model import check_model
 
-    check_model(
-        file,
-        given(loss=loss, train=train, freeze=freeze, output=output, target=target),
-        batch_size,
-        Printer(json=json),
-    )
+    check_model(file, context.obj["model"], batch_size, Printer(json=json))

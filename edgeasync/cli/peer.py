@@ -1,13 +1,13 @@
 """`edgeasync peer`."""
 
 from pathlib import Path
-from typing import Any
 
 from msgspec.structs import replace
 
 from edgeasync.cli.device import hang_of, read_settings, state_folder
 from edgeasync.cli.output import Printer
 from edgeasync.cli.serving import serve
+from edgeasync.cli.settings_flags import Flags, model_of, named_by_flag
 from edgeasync.cli.under_systemd import find_notifier
 from edgeasync.config import convert, expanded, to_table
 from edgeasync.core.peer.effects import PeerReport
@@ -26,17 +26,15 @@ from edgeasync.runtime.profiles import with_profile
 PROGRESS_S = 10.0
 
 
-def run_peer(config: Path | None, flags: dict[str, Any], model: dict[str, Any], printer: Printer) -> None:
-    """Run a peer by a settings file, flags, or both; a flag wins over the file.
-
-    `flags` are keys of `[peer]`, and `model` of a `[model]` of kind onnx.
-    """
-    settings = read_settings(config, PeerSettings, "peer", flags)
-    if model:
-        before = to_table(settings.model) if isinstance(settings.model, OnnxModel) else {}
-        if "file" not in before | model:
-            raise ConfigError("--loss, --train and the like are for an ONNX model: give --model FILE.onnx, too")
-        settings = replace(settings, model=convert(before | model, OnnxModel, where="flags"))
+def run_peer(config: Path | None, said: Flags, printer: Printer) -> None:
+    """Run a peer by a settings file, flags, or both; a flag wins over the file."""
+    settings = read_settings(config, PeerSettings, said)
+    if model := said["model"]:
+        before = to_table(settings.model)
+        try:
+            settings = replace(settings, model=convert(model_of(before, model), OnnxModel, where="flags"))
+        except ConfigError as error:
+            raise named_by_flag(error, model, {"file": "--model"}) from error
     _Command(settings, printer).run()
 
 

@@ -19,10 +19,15 @@ from edgeasync.errors import ConfigError
 from edgeasync.host.readings import Readings
 from edgeasync.runtime.agent_settings import AgentSettings
 from edgeasync.runtime.hub_settings import HubSettings
+from edgeasync.runtime.peer_settings import PeerSettings
 from edgeasync.runtime.profiles import with_profile
 from edgeasync.setting_keys import bare, default_of, meanings_of, plain, structs_of, to_toml
 
-FILES: dict[str, type[msgspec.Struct]] = {"hub.toml": HubSettings, "agent.toml": AgentSettings}
+FILES: dict[str, type[msgspec.Struct]] = {
+    "hub.toml": HubSettings,
+    "agent.toml": AgentSettings,
+    "peer.toml": PeerSettings,
+}
 """What settings files there are, by the names that the documentation gives them."""
 
 
@@ -74,6 +79,10 @@ def _in_force(written: Mapping[str, Any], settings: msgspec.Struct) -> Iterator[
         section, profile = with_profile(settings.agent, Readings())
         source = "" if profile is None else f"profile {profile.name}"
         yield from _walk(replace(settings, agent=section), settings, written, "", source)
+    elif isinstance(settings, PeerSettings):
+        peer, board = with_profile(settings.peer, Readings())
+        source = "" if board is None else f"profile {board.name}"
+        yield from _walk(replace(settings, peer=peer), settings, written, "", source)
 
 
 def _walk(

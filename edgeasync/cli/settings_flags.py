@@ -7,29 +7,37 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple, TypeVar
 
-import msgspec
 import typer
 from msgspec import inspect as types
 from typer.core import TyperCommand
 
-from edgeasync.config import SIZE_DIGITS_MAX, ByteCount, FilePath, convert, to_table
+from edgeasync.config import SIZE_DIGITS_MAX, ByteCount, FilePath, Section, convert, to_table
 from edgeasync.errors import ConfigError
 from edgeasync.setting_keys import Lists, SettingKey, bare, describe, meanings_of, structs_of, to_toml
 
-Section = TypeVar("Section")
+Table = TypeVar("Table", bound=Section)
 
 Flags = dict[str, dict[str, Any]]
 """What flags say: the keys of each table by its path, `{"agent": {"threads": 2}}`."""
 
 
+TITLES = (
+    *("Arguments", "Model", "Connection", "Identity", "Run"),
+    *("Averaging", "Training", "Limits", "Heat and power", "Options"),
+)
+"""The groups of options, in the order in which help shows them."""
+
+
 class FlagTable(NamedTuple):
     """A table of a settings file whose keys are flags: all that fit on a line or, if they are named, some.
 
-    `names` are flags that are not called as their key.
+    In the help they stand under the `group` of their field (`Section.GROUPS`),
+    or else of the table. `names` are flags that are not called as their key.
     """
 
     path: str
-    struct: type[msgspec.Struct]
+    struct: type[Section]
+    group: str
     keys: tuple[str, ...] | None = None
     names: Mapping[str, str] = {}
 
@@ -51,9 +59,9 @@ class GroupedCommand(TyperCommand):
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
             if record is not None:
-                usual = "Arguments" if parameter.param_type_name == "argument" else "Options"
-                groups.setdefault(getattr(parameter, "rich_help_panel", None) or usual, []).append(record)
-        for title, records in groups.items():
+                kind = "Arguments" if parameter.param_type_name == "argument" else "Options"
+                groups.setdefault(getattr(parameter, "rich_help_panel", None) or kind, []).append(record)
+        for title, records in sorted(groups.items(), key=lambda group: TITLES.index(group[0])):
             with formatter.section(title):
                 formatter.write_dl(records)
 
@@ -79,7 +87,7 @@ def with_flags(function: Callable[..., None], tables: Sequence[FlagTable]) -> Ca
     return run
 
 
-def apply_flags(section: Section, said: Mapping[str, Any], *, names: Mapping[str, str] = {}) -> Section:
+def apply_flags(section: Table, said: Mapping[str, Any], *, names: Mapping[str, str] = {}) -> Table:
     """Return a table of settings in which flags have the last word; raises `ConfigError` that names the flag."""
     if not said:
         return section
@@ -87,6 +95,17 @@ def apply_flags(section: Section, said: Mapping[str, Any], *, names: Mapping[str
         return convert(to_table(section) | dict(said), type(section), where="flags")
     except ConfigError as error:
         raise named_by_flag(error, said, names) from error
+
+
+def model_of(table: object, said: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the `[model]` that flags make of a file's; `--model` replaces a model of another kind.
+
+    Raises `ConfigError` if there is no file of an ONNX model.
+    """
+    known = table if isinstance(table, dict) and table.get("kind") == "onnx" else {}
+    if "file" not in known | dict(said):
+        raise ConfigError("--loss, --train and the like are for an ONNX model; give --model FILE.onnx too")
+    return {"kind": "onnx"} | known | dict(said)
 
 
 def named_by_flag(error: ConfigError, said: Mapping[str, Any], names: Mapping[str, str] = {}) -> ConfigError:
@@ -113,8 +132,8 @@ def flag_names(tables: Sequence[FlagTable]) -> dict[str, str]:
 def _flags_of(table: FlagTable) -> list[_Flag]:
     info = types.type_info(table.struct)
     assert isinstance(info, types.StructType)
-    meanings, begins = meanings_of(table.struct), getattr(table.struct, "groups", {})
-    found, group = [], ""
+    meanings, begins = meanings_of(table.struct), table.struct.GROUPS
+    found, group = [], table.group
     for field in info.fields:
         group = begins.get(field.encode_name, group)
         if table.keys is not None and field.encode_name not in table.keys:
@@ -143,7 +162,7 @@ def _parameter(flag: _Flag) -> inspect.Parameter:
         flag.name,
         help=_help(flag),
         metavar=None if kind is bool else _metavar(flag),
-        rich_help_panel=flag.group or None,
+        rich_help_panel=flag.group,
         show_default=False,
     )
     return inspect.Parameter(
@@ -189,21 +208,52 @@ def _read(value: Any, kind: types.Type) -> Any:
     return value
 
 
-def hub_flags() -> list[FlagTable]:
-    """Return the tables of a hub's settings file that have flags."""
-    from edgeasync.core.hub.settings import CheckpointSettings  # noqa: PLC0415
-    from edgeasync.graphs.onnx_model import OnnxModel  # noqa: PLC0415
-    from edgeasync.runtime.hub_settings import HubSection  # noqa: PLC0415 - a device loads nothing of a hub
-
-    return [
-        FlagTable("model", OnnxModel, MODEL_FLAGS, {"file": "--model"}),
-        FlagTable("hub", HubSection),
-        FlagTable("checkpoint", CheckpointSettings, ("recovery",)),
-    ]
-
-
 MODEL_FLAGS = ("file", "loss", "train", "freeze", "output", "target")
 """The keys of a `[model]` of kind onnx that are flags."""
 
-FLAGS: dict[str, Callable[[], list[FlagTable]]] = {"hub": hub_flags}
+DOCTOR_FLAGS = ("data", "device_id", "state", "provider", "hub", "insecure", "enrol", "hub_key")
+"""The keys of `[agent]` by which the doctor looks at a device."""
+
+
+def _model_table(keys: tuple[str, ...] = MODEL_FLAGS) -> FlagTable:
+    from edgeasync.graphs.onnx_model import OnnxModel  # noqa: PLC0415
+
+    return FlagTable("model", OnnxModel, "Model", keys, {"file": "--model"})
+
+
+def _hub_tables() -> list[FlagTable]:
+    from edgeasync.core.hub.settings import CheckpointSettings  # noqa: PLC0415
+    from edgeasync.runtime.hub_settings import HubSection  # noqa: PLC0415 - a device loads nothing of a hub
+
+    recovery = FlagTable("checkpoint", CheckpointSettings, "Run", ("recovery",))
+    return [_model_table(), FlagTable("hub", HubSection, "Run"), recovery]
+
+
+def _agent_tables() -> list[FlagTable]:
+    from edgeasync.core.device.limits import DeviceLimits  # noqa: PLC0415
+    from edgeasync.core.device.throttle import ThrottleSection  # noqa: PLC0415
+
+    limits = FlagTable("limits", DeviceLimits, "Limits")
+    return [_agent_table(), limits, FlagTable("throttle", ThrottleSection, "Heat and power")]
+
+
+def _agent_table(keys: tuple[str, ...] | None = None) -> FlagTable:
+    from edgeasync.runtime.agent_settings import AgentSection  # noqa: PLC0415
+
+    return FlagTable("agent", AgentSection, "Training", keys)
+
+
+def _peer_tables() -> list[FlagTable]:
+    from edgeasync.runtime.peer_settings import PeerSection  # noqa: PLC0415
+
+    return [_model_table(), FlagTable("peer", PeerSection, "Training")]
+
+
+FLAGS: dict[str, Callable[[], list[FlagTable]]] = {
+    "hub": _hub_tables,
+    "agent": _agent_tables,
+    "peer": _peer_tables,
+    "doctor": lambda: [_agent_table(DOCTOR_FLAGS)],
+    **dict.fromkeys(("model build", "model inspect", "model check"), lambda: [_model_table(MODEL_FLAGS[1:])]),
+}
 """By the name of a command: the tables whose keys are its flags."""

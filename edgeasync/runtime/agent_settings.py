@@ -31,6 +31,16 @@ class AgentSection(DeviceSection, frozen=True):
         **dict.fromkeys(DeviceLimits.__struct_fields__, "it is a key of [limits]"),
     }
 
+    GROUPS: ClassVar[Mapping[str, str]] = {
+        **DeviceSection.GROUPS,
+        "hub": "Connection",
+        "trainer": "Training",
+        "spool": "Identity",
+        "local": "Training",
+        "enrol": "Connection",
+        "when_finished": "Training",
+    }
+
     hub: str | Annotated[tuple[str, ...], Meta(min_length=1, max_length=16)] | None = None
     """The hub's address, `tcp://HOST:PORT`. Without it, or flag `--hub`, an enrolled device uses its hub's, and
     others `tcp://127.0.0.1:5555`. A name is looked up as IPv4 and, if it has no such address, as IPv6. If a hub

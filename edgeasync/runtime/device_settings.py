@@ -1,7 +1,8 @@
 """What the settings files of an agent and of a peer have in common."""
 
 import re
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
@@ -11,6 +12,8 @@ from edgeasync.protocol.messages import DEVICE_ID_PATTERN
 
 class DeviceSection(Section, frozen=True):
     """Which data a device trains on, who it is, and how it computes: keys of `[agent]` and of `[peer]`."""
+
+    GROUPS: ClassVar[Mapping[str, str]] = {"data": "Training", "device_id": "Identity", "seed": "Training"}
 
     data: FilePath | None = None
     """This device's examples; needed here or as flag `--data`, but not with a `trainer`. `.npz` or `.csv`: [Data

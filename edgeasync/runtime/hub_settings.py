@@ -1,6 +1,7 @@
 """A hub's settings file as frozen structs. `docs/settings.md` lists every key."""
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, ClassVar
 
 from msgspec import Meta
 from msgspec.structs import force_setattr, replace
@@ -35,6 +36,8 @@ class HubSection(Section, frozen=True):
 
     Without `quiet` the fleet rests if nothing in `stop` ends the run, and the frequency is adaptive.
     """
+
+    GROUPS: ClassVar[Mapping[str, str]] = {"bind": "Connection", "run": "Run", "keys": "Connection"}
 
     bind: str = DEFAULT_ADDRESS
     """Where to listen: `tcp://HOST:PORT`. HOST is an address of this machine (IPv6 in brackets), or `*` for all.

@@ -19,6 +19,12 @@ from edgeasync.training.plan import LocalTraining
 class PeerSection(DeviceSection, frozen=True):
     """`[peer]`: which device this is, how it averages its model with others', and when it ends."""
 
+    GROUPS: ClassVar[Mapping[str, str]] = {
+        **DeviceSection.GROUPS,
+        "topology": "Averaging",
+        "steps_max": "Training",
+    }
+
     topology: Topology = "ring"
     """Devices average in a ring, or each with all. The same on all devices."""
     peers: FilePath | None = None
