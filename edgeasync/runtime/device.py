@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class OpenDevice(NamedTuple):
     """A device in one start: who it is, by which keys it speaks to which hub, and where it keeps its state.
 
-    Without a state folder it keeps nothing: its methods return `None`.
+    Without a state folder it keeps nothing.
     """
 
     identity: DeviceIdentity
@@ -41,15 +41,15 @@ class OpenDevice(NamedTuple):
     state: Path | None = None
 
     def graph_cache(self) -> GraphCache | None:
-        """Return where it keeps training graphs."""
+        """Return where it keeps training graphs, `None` without a state folder."""
         return None if self.state is None else GraphCache(self.state / "graphs")
 
     def quota_file(self) -> QuotaFile | None:
-        """Return where it keeps the count of the day's bytes."""
+        """Return where it keeps the count of the day's bytes, `None` without a state folder."""
         return None if self.state is None else QuotaFile(self.state)
 
     def spool_file(self) -> "SpoolFile | None":
-        """Return where it keeps what has no answer yet."""
+        """Return where it keeps what has no answer yet, `None` without a state folder."""
         if self.state is None:
             return None
         from edgeasync.durable.spool_file import SpoolFile  # noqa: PLC0415 - only who keeps a spool pays for it

@@ -45,6 +45,7 @@ from edgeasync.protocol.messages import (
 from edgeasync.runtime.agent import AgentRuntime
 from edgeasync.training.numpy_models import MlpModel
 from edgeasync.training.plan import read_plan
+from tests.support.parts.agents import agent_parts
 from tests.support.programs.processes import PATIENCE_S, Commands
 
 pytestmark = [pytest.mark.process, pytest.mark.gate, pytest.mark.asyncio]
@@ -387,10 +388,12 @@ def honest_agent(address):
     generator = np.random.default_rng(0)
     data = Dataset.of(generator.normal(size=(200, 64)), generator.integers(0, 10, 200))
     return CountingAgent(
-        address,
-        identity=DeviceIdentity(HONEST, "00c0ffee" * 4, 1),
-        make_trainer=lambda welcome: read_plan(welcome.settings).make_trainer(data, 0),
-        examples=len(data),
+        *agent_parts(
+            lambda welcome: read_plan(welcome.settings).make_trainer(data, 0),
+            identity=DeviceIdentity(HONEST, "00c0ffee" * 4, 1),
+            hub=address,
+            examples=len(data),
+        )
     )
 
 

@@ -12,7 +12,7 @@ from edgeasync.policies.aggregation import ImmediateAggregator
 from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
-from edgeasync.runtime import device
+from edgeasync.sdk import agent as agents
 from edgeasync.training.numpy_models import SoftmaxModel
 from tests.support.boards.fake_sys import FakeSys
 from tests.support.programs.processes import until
@@ -34,7 +34,7 @@ def fake(tmp_path, monkeypatch):
     def localtime():
         return time.struct_time((2026, 5, 1, fake.hour, 0, 0, 4, 121, 0))
 
-    monkeypatch.setattr(device, "make_sense", lambda _: real(fake.root, localtime))
+    monkeypatch.setattr(agents, "make_sense", lambda: real(fake.root, localtime))
     return fake
 
 

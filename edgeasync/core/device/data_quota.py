@@ -36,7 +36,7 @@ class QuotaRecord(msgspec.Struct, frozen=True):
 
 
 class DataQuota:
-    """The bytes of the device's day. Without a limit, `bytes_max`, everything is allowed and nothing is counted.
+    """The bytes of the device's day. Without `bytes_per_day_max` everything is allowed and nothing is counted.
 
     After a crash the day continues from the last record. A record says more bytes than were used, and another is
     due before there are more: what a crash forgets was never spent. It is ahead by a piece at most, or by what was
@@ -44,14 +44,14 @@ class DataQuota:
     loses its power end, too.
     """
 
-    def __init__(self, bytes_max: int | None = None) -> None:
+    def __init__(self, bytes_per_day_max: int | None = None) -> None:
         # A size from a settings file has a type of its own, which no message can hold.
-        self.bytes_max = None if bytes_max is None else int(bytes_max)
+        self.bytes_per_day_max = None if bytes_per_day_max is None else int(bytes_per_day_max)
         self._used_bytes = self._recorded_bytes = 0
         self._ends_s, self._remaining_s = math.inf, DAY_S
         self._began_s, self._began_bytes = 0.0, 0
         """When the agent began, and the count then or as the day began."""
-        self.record_at_s = math.inf if bytes_max is None else 0.0
+        self.record_at_s = math.inf if bytes_per_day_max is None else 0.0
         """When a record is due for the time that has passed, though no bytes have."""
 
     def recall(self, record: QuotaRecord) -> None:
@@ -65,16 +65,16 @@ class DataQuota:
 
     def count(self, nbytes: int, now_s: float) -> None:
         """Count bytes sent or received."""
-        if self.bytes_max is not None:
+        if self.bytes_per_day_max is not None:
             self._turn(now_s)
             self._used_bytes += nbytes
 
     def left_bytes(self, now_s: float) -> int | None:
         """Return how many bytes the day has left; `None` without a limit."""
-        if self.bytes_max is None:
+        if self.bytes_per_day_max is None:
             return None
         self._turn(now_s)
-        return max(0, self.bytes_max - self._used_bytes)
+        return max(0, self.bytes_per_day_max - self._used_bytes)
 
     def ends_s(self, now_s: float) -> float:
         """Return when the day ends."""
@@ -89,11 +89,11 @@ class DataQuota:
     def warning(self, heartbeat_s: float) -> str:
         """Return what to tell if pings take more than half of the limit: the hub may then plan no exchange."""
         pings_bytes = round(DAY_S / heartbeat_s) * HEARTBEAT_BYTES
-        if self.bytes_max is None or self.bytes_max >= 2 * pings_bytes:
+        if self.bytes_per_day_max is None or self.bytes_per_day_max >= 2 * pings_bytes:
             return ""
         return (
-            f"pings alone take {pings_bytes} bytes a day, and the limit is {self.bytes_max}: perhaps nothing is "
-            "left for training. Raise [limits] bytes_per_day_max, or liveness.heartbeat_s of the hub"
+            f"pings alone take {pings_bytes} bytes a day, and the limit is {self.bytes_per_day_max}: perhaps "
+            "nothing is left for training. Raise [limits] bytes_per_day_max, or liveness.heartbeat_s of the hub"
         )
 
     def is_spent(self, now_s: float) -> bool:
@@ -108,11 +108,11 @@ class DataQuota:
 
     def take_due_record(self, now_s: float) -> QuotaRecord | None:
         """Return what to keep now, if that is due: bytes in advance, which a crash then costs."""
-        if self.bytes_max is None:
+        if self.bytes_per_day_max is None:
             return None
         self._turn(now_s)
         since_bytes = self._used_bytes - self._began_bytes
-        ahead_bytes = min(self.bytes_max // RECORDS_A_DAY, max(since_bytes, PIECE_BYTES_MIN))
+        ahead_bytes = min(self.bytes_per_day_max // RECORDS_A_DAY, max(since_bytes, PIECE_BYTES_MIN))
         if self._used_bytes + ahead_bytes // 2 <= self._recorded_bytes and now_s < self.record_at_s:
             return None
         self._recorded_bytes = self._used_bytes + ahead_bytes

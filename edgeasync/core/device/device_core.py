@@ -335,7 +335,7 @@ class DeviceCore:
             return hello
         profile = msgspec.structs.replace(
             hello.profile,
-            bytes_per_day_max=self.data_quota.bytes_max,
+            bytes_per_day_max=self.data_quota.bytes_per_day_max,
             day_left_bytes=left_bytes,
             day_remaining_s=self.data_quota.ends_s(now_s) - now_s,
         )
@@ -415,10 +415,10 @@ class DeviceCore:
         left_bytes, ends_s = self.data_quota.left_bytes(now_s), self.data_quota.ends_s(now_s)
         needed_bytes = self.work.needs_bytes or SPARE_BYTES
         told = (
-            f"{left_bytes} of the day's {self.data_quota.bytes_max} bytes are left, and {needed_bytes} are "
-            f"needed; resting until the day ends, in {ends_s - now_s:.0f} s"
+            f"{left_bytes} of the day's {self.data_quota.bytes_per_day_max} bytes are left, and {needed_bytes} "
+            f"are needed; resting until the day ends, in {ends_s - now_s:.0f} s"
         )
-        if needed_bytes > (self.data_quota.bytes_max or 0):
+        if needed_bytes > (self.data_quota.bytes_per_day_max or 0):
             told += ". No day will bear that: raise [limits] bytes_per_day_max"
         effects = self._leave_until(ends_s)
         self._heard_s = ends_s  # a rest is no silence of the hub

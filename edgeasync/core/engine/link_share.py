@@ -28,8 +28,8 @@ SHARE_BYTES_PER_S_MIN = 1 << 14
 class LinkShare:
     """Paces traffic to a share of the link, and to no more than a cap if there is one."""
 
-    def __init__(self, share: float, cap_bytes_per_s: float | None) -> None:
-        self._share, self._cap = share, cap_bytes_per_s
+    def __init__(self, link_share: float, bandwidth_bytes_per_s_max: float | None) -> None:
+        self._share, self._cap = link_share, bandwidth_bytes_per_s_max
         self._rates: deque[float] = deque(maxlen=TRAINS)
         self._first: tuple[int, float] | None = None
         self._end = 0

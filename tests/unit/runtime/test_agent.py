@@ -117,7 +117,7 @@ async def test_every_limit_reaches_the_core_as_it_was_set():
     assert {name: getattr(core.limits, name) for name in EVERY_LIMIT} == EVERY_LIMIT
     told = core._own_hello.profile
     assert (told.local_steps_max, told.delay_steps) == (64, 4)
-    assert core.data_quota.bytes_max == 10**9
+    assert core.data_quota.bytes_per_day_max == 10**9
 
 
 async def test_an_agent_that_is_made_has_read_and_written_nothing(tmp_path, monkeypatch):
