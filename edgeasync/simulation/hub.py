@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any, Literal, TypeVar
 
+import msgspec
+
 from edgeasync.core.arrays.hub_model import HubModel, Snapshot
 from edgeasync.core.engine.clock import OffsetClock
 from edgeasync.core.engine.hub_engine import HubEngine
@@ -38,8 +40,21 @@ Connections = Literal["silent", "broken", "kept"]
 """What becomes of connections when a hub dies: nobody hears of it, the devices do, or others take them over."""
 
 
+class WritingPace(msgspec.Struct, frozen=True):
+    """How a hub with a disk writes: a write takes `sync_s`, a checkpoint `save_s`, if that is longer.
+
+    The journal begins a new segment after `segment_bytes_max`. The history has `history_rows_max` rows; with 0
+    there is none.
+    """
+
+    sync_s: float = 0.002
+    save_s: float = 0.0
+    segment_bytes_max: int = SEGMENT_BYTES_MAX
+    history_rows_max: int = 0
+
+
 class SimulatedHub:
-    """The hub's shell in virtual time; computing costs it none, a write `sync_s`, a checkpoint `save_s`.
+    """The hub's shell in virtual time; computing costs it none.
 
     It runs from the beginning. With a disk it keeps a journal there: `crash` ends it as SIGKILL would, `start`
     lets it resume from the disk. Without one nothing is saved.
@@ -56,20 +71,15 @@ class SimulatedHub:
         seed: int,
         graph: ShippedGraph | None = None,
         disk: Disk | None = None,
-        sync_s: float = 0.002,
-        save_s: float | None = None,
-        segment_bytes_max: int = SEGMENT_BYTES_MAX,
-        history_rows_max: int = 0,
+        writing: WritingPace | None = None,
     ) -> None:
         self._random = Random(seed)
         self._rules = Rules(spec, policy, settings, graph is not None)
         self._initial = initial
         self._graph = graph
         self._disk = disk
-        self._segment_bytes_max = segment_bytes_max
-        self._history_rows_max = history_rows_max
-        self.sync_s = sync_s
-        self._save_s = sync_s if save_s is None else save_s
+        self._writing = writing or WritingPace()
+        self.sync_s = self._writing.sync_s
         self.reports: list[tuple[float, HubReport]] = []
         self.stopped = ""
         self.saved_versions: list[int] = []
@@ -139,7 +149,8 @@ class SimulatedHub:
         self.engine = HubEngine(core, model, self, sessions=sessions)
 
     def _open(self, disk: Disk, lineage: str) -> None:
-        run = HubRun(disk, self._rules, self._segment_bytes_max, history_rows_max=self._history_rows_max)
+        writing = self._writing
+        run = HubRun(disk, self._rules, writing.segment_bytes_max, history_rows_max=writing.history_rows_max)
         run.open(
             self._make_core,
             lambda: (self._initial, 0),
@@ -263,7 +274,7 @@ class SimulatedHub:
             self.engine.saved()
         else:
             # Beside the journal, as it is written in another thread.
-            self.after(max(self.sync_s, self._save_s), lambda: self._saved(self._write(state)))
+            self.after(max(self.sync_s, self._writing.save_s), lambda: self._saved(self._write(state)))
 
     def _write(self, state: HubState) -> int:
         try:

@@ -67,7 +67,7 @@ from edgeasync.runtime.hub_record import RECORD_FILE, record_of
 from edgeasync.runtime.hub_settings import HubSection, HubSettings
 from edgeasync.simulation.clock import VirtualClock
 from edgeasync.simulation.fleet import SimulatedDevice
-from edgeasync.simulation.hub import SimulatedHub
+from edgeasync.simulation.hub import SimulatedHub, WritingPace
 from edgeasync.simulation.link import LinkProfile
 from edgeasync.training.numpy_models import SoftmaxModel
 from edgeasync.training.trainer import GradientTrainer, StepResult
@@ -122,7 +122,7 @@ def write_run(folder):
         settings=settings,
         seed=1,
         disk=FolderDisk(folder),
-        history_rows_max=1000,
+        writing=WritingPace(history_rows_max=1000),
     )
     for number, kind in enumerate((GradientTrainer, Wordless, Diverging, GradientTrainer)):
         generator = np.random.default_rng(number)

@@ -40,7 +40,7 @@ from edgeasync.policies.staleness import ConstantStaleness
 from edgeasync.simulation.clock import VirtualClock
 from edgeasync.simulation.disk import SimulatedDisk
 from edgeasync.simulation.fleet import SimulatedDevice
-from edgeasync.simulation.hub import SimulatedHub
+from edgeasync.simulation.hub import SimulatedHub, WritingPace
 from edgeasync.simulation.link import LinkProfile
 from edgeasync.training.trainer import StepResult
 from tests.support.simulation.checks import Checks, Memory
@@ -453,10 +453,12 @@ class World:
             ),
             seed=seed,
             disk=self.disk,
-            segment_bytes_max=self.segment_bytes_max,
-            history_rows_max=THINNED_ROWS_MAX if seed % 4 == 0 else 10_000,
-            sync_s=random.choice([0.002, 0.02, 0.1]),
-            save_s=random.choice([0.002, 0.05, 0.5]),
+            writing=WritingPace(
+                segment_bytes_max=self.segment_bytes_max,
+                history_rows_max=THINNED_ROWS_MAX if seed % 4 == 0 else 10_000,
+                sync_s=random.choice([0.002, 0.02, 0.1]),
+                save_s=random.choice([0.002, 0.05, 0.5]),
+            ),
         )
         self.devices = {}
         for number, name in enumerate(names):
