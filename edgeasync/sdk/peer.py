@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgeasync.config import convert, expanded, whole_path
+from edgeasync.config import convert, whole_path
 from edgeasync.core.peer.effects import PeerReport
 from edgeasync.durable.identity import DeviceFolder, default_device_id
 from edgeasync.errors import ConfigError, EdgeAsyncError
@@ -28,6 +28,7 @@ from edgeasync.sdk.models import (
     local_training,
     prepare,
 )
+from edgeasync.sdk.plan import as_path
 from edgeasync.sdk.service import Service
 from edgeasync.sdk.shares import is_trainer
 
@@ -81,9 +82,12 @@ class Peer(Service):
         **settings: Any,
     ) -> None:
         super().__init__()
-        if twice := sorted({"data", "device_id", "out"} & settings.keys()):
+        if twice := sorted({*_INSTEAD} & settings.keys()):
             raise ConfigError(f"{twice[0]} is a key of a settings file; {_INSTEAD[twice[0]]}")
-        said = {"peers": peers, "state": state, "device_id": name}
+        if not isinstance(peers, str | Path):
+            raise ConfigError(f"peers is {peers!r}; give the path of the file that names them")
+        self._state = as_path(state, "state")
+        said = {"peers": peers, "state": str(self._state), "device_id": name}
         section = convert({**settings, **said}, PeerSection, where="Peer")
         if section.epochs is not None and is_trainer(data):
             raise ConfigError("epochs are passes over data: give steps_max with a trainer of your own")
@@ -94,7 +98,6 @@ class Peer(Service):
         self._data = whole_path(data)
         self._model = whole_path(model)
         self._on_report = on_report
-        self._state = expanded(state)
         self._folder = DeviceFolder(self._state)
         self._prepared: Prepared | None = None
         self._peer: PeerRuntime | None = None
@@ -122,6 +125,7 @@ class Peer(Service):
         `data` is as for the peer, or a function of the named arrays, which returns a loss, or a loss and an
         accuracy. Raises `EdgeAsyncError` before it has begun, and `DataError`.
         """
+        self._check_may_wait("evaluate", "write `await asyncio.to_thread({0}.evaluate, data)`")
         peer, prepared = self._begun()
         vector, steps = peer.parameters.copy(), peer.steps_total
         evaluate = (
@@ -180,7 +184,6 @@ class Peer(Service):
 
 
 _INSTEAD = {
-    "data": "it is an argument of its own",
     "device_id": "give name",
     "out": "save `arrays` once the peer has ended",
 }

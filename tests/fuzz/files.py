@@ -44,6 +44,7 @@ from edgeasync.ops.trained import local_patterns
 from edgeasync.runtime.agent_settings import AgentSettings
 from edgeasync.runtime.hub_record import read_record, record_of
 from edgeasync.runtime.hub_settings import HubSettings
+from edgeasync.runtime.peer_settings import PeerSettings
 from edgeasync.sdk.loop_state import LoopState
 from edgeasync.sdk.run import _restored
 from edgeasync.training.free_memory import free_bytes
@@ -294,6 +295,16 @@ class AgentToml(Toml):
         read_toml(self.path, AgentSettings)
 
 
+class PeerToml(Toml):
+    def examples(self):
+        text = '[peer]\npeers = "peers.toml"\ndata = "a.npz"\nround_steps = 5\ncodec = "int8+zstd"\nepochs = 2.5\n'
+        model = '[local]\nbatch_size = 8\n[model]\nkind = "mlp"\ninputs = 4\nhidden = [8]\nclasses = 2\n'
+        return [(text + model).encode()]
+
+    def read(self):
+        read_toml(self.path, PeerSettings)
+
+
 class PeersToml(Toml):
     def examples(self):
         entry = '{{name = "pi-{0}", address = "tcp://h{0}:5600", key = "{0:064x}"}}'
@@ -510,6 +521,7 @@ FILES = {
     "record": Record,
     "hub-toml": HubToml,
     "agent-toml": AgentToml,
+    "peer-toml": PeerToml,
     "peers-toml": PeersToml,
     "saved-model": SavedModel,
     "prebuilt": Prebuilt,

@@ -43,15 +43,6 @@ def states(hub):
     return {device["id"]: device["state"] for device in hub.status()["devices"]}
 
 
-def test_arrays_are_of_an_agent_without_a_hub(tmp_path):
-    with (
-        Hub(MODEL, run=tmp_path, bind=ANYWHERE) as hub,
-        Agent(hub.address, DATA, workers=2) as agent,
-        pytest.raises(ConfigError, match="arrays are of an agent without a hub"),
-    ):
-        _ = agent.arrays
-
-
 class Line:
     """A model in numpy that notes how many examples it is given at once."""
 

@@ -142,7 +142,7 @@ if repetitions("environments that are installed"):
     [
         (("agent", "gone.toml"), "gone.toml: no such file; give the settings of the agent"),
         (("--from",), "--from needs a value"),
-        (("board.toml",), "'board.toml' is not known; give agent or hub, then a settings file"),
+        (("board.toml",), "'board.toml' is not known; give agent, hub or peer, then a settings file"),
     ],
 )
 def test_a_mistake_is_told_before_anything_is_installed(tmp_path, arguments, words):

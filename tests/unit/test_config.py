@@ -10,6 +10,7 @@ from edgeasync.errors import ConfigError
 from edgeasync.policies.policy import Policy
 from edgeasync.runtime.agent_settings import AgentSettings
 from edgeasync.runtime.hub_settings import HubSettings
+from edgeasync.runtime.peer_settings import PeerSettings
 from edgeasync.training.numpy_models import SoftmaxModel
 
 
@@ -150,7 +151,7 @@ def test_a_key_that_looks_like_a_path_is_a_config_error(toml, key):
     assert "unknown key `x`" in complaint(toml(f'"{key}" = 1\n[hub]\nbind = "x"'))
 
 
-@pytest.mark.parametrize("settings", [HubSettings, AgentSettings, Policy])
+@pytest.mark.parametrize("settings", [HubSettings, AgentSettings, PeerSettings, Policy])
 def test_a_key_with_one_letter_too_many_is_answered_with_the_right_one(settings):
     """Every key of every table that has a default, wherever it stands."""
     whole = to_table(settings(**({"model": SoftmaxModel(inputs=8, classes=3)} if settings is HubSettings else {})))

@@ -44,14 +44,17 @@ def test_every_key_of_a_peers_own_is_refused():
         ({"epochs": 2, "steps_max": 3}, "one of the two"),
         ({"device_id": "a"}, "give name"),
         ({"out": "a.onnx"}, "save `arrays`"),
-        ({"data": "a.npz"}, "an argument of its own|multiple values"),
         ({"optimizer": "sgd"}, "optimizer"),
         ({"name": "a b"}, "is not a name"),
+        ({"peers": None}, "peers is None; give the path of the file"),
+        ({"state": None}, "state is None; give the path of a folder"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"loss": "l3"}, "loss"),
     ],
 )
 def test_mistakes(tmp_path, arguments, said):
-    with pytest.raises((ConfigError, TypeError), match=said):
-        Peer(FILE, DATA, MODEL, state=tmp_path, **arguments)
+    with pytest.raises(ConfigError, match=said):
+        Peer(**{"peers": FILE, "data": DATA, "model": MODEL, "state": tmp_path} | arguments)
 
 
 def test_passes_need_data(tmp_path):

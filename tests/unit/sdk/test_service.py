@@ -92,7 +92,7 @@ def test_a_hub_whose_loop_was_closed_ends_with_its_program(tmp_path, durability)
 LATE = """
 import asyncio, sys, threading
 import numpy as np
-from edgeasync import Agent, Hub, Stop, join, train, train_async
+from edgeasync import Agent, Hub, Peer, Stop, join, train, train_async
 from edgeasync.training.numpy_models import SoftmaxModel
 
 MODEL, DATA, UNTIL = SoftmaxModel(inputs=4, classes=2), (np.eye(4), [0, 1, 0, 1]), Stop(updates=5)
@@ -106,6 +106,7 @@ WAYS = {
     "Hub": lambda: Hub(MODEL, run=sys.argv[1], bind="tcp://127.0.0.1:*").start(),
     "Hub, async": lambda: asyncio.run(enter()),
     "Agent": lambda: Agent(HUB, DATA).start(),
+    "Peer": lambda: Peer("peers.toml", DATA, MODEL, state=sys.argv[1]).start(),
     "join": lambda: join(HUB, {"w": np.zeros(2, np.float32)}).__enter__(),
     "train": lambda: train(MODEL, DATA, until=UNTIL),
     "train_async": lambda: asyncio.run(train_async(MODEL, DATA, until=UNTIL)),
@@ -130,7 +131,7 @@ def test_what_begins_after_the_main_thread_has_ended_says_so(tmp_path):
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
-    assert len(lines) == 8
+    assert len(lines) == 9
     for line in lines:
         assert "EdgeAsyncError: the program is ending, and nothing can be started any more; let its main" in line
 
