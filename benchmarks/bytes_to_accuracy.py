@@ -34,7 +34,6 @@ LOSSY = {
     "top 1 %": "top_k(0.01)",
     "top 1 %, int8": "top_k(0.01)+int8",
     "sign": "sign",
-    "low rank 4": "low_rank(4)",
 }
 PLAIN = "none"
 ASGD = "none, asynchronous SGD"

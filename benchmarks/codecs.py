@@ -32,7 +32,7 @@ ROUNDS = {Form.FULL: 40, Form.SHORT: 10, Form.QUICK: 1}
 
 CODECS = (
     *("identity", "float16", "bfloat16", "int8", "int8(stochastic)", "int4", "int4(stochastic)", "sign"),
-    *("top_k(0.01)", "top_k(0.01)+int8", "top_k(0.1)+int8", "low_rank(4)", "low_rank(4)+int8"),
+    *("top_k(0.01)", "top_k(0.01)+int8", "top_k(0.1)+int8"),
 )
 LOCAL_STEPS = 16
 BATCH = 32

@@ -161,7 +161,6 @@ def test_payloads_are_what_the_examples_say(name):
         "sign": 1.5,
         "top_k(0.2)": 1.0,
         "top_k(0.2)+float16": 1.0,
-        "low_rank(1)": 1e-6,
     }
     np.testing.assert_allclose(decoded, vector, atol=exact.get(name, 0.0), rtol=0.0)
 

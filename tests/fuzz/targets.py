@@ -105,7 +105,7 @@ class Payload(Target):
 
     refusals = (ProtocolError,)
     spec = flat(48)
-    codecs = ("identity", "float16", "bfloat16", "int8", "int4", "sign", "top_k(0.2)", "low_rank(1)", "int8+zstd")
+    codecs = ("identity", "float16", "bfloat16", "int8", "int4", "sign", "top_k(0.2)", "int8+zstd")
 
     def __init__(self):
         values = np.random.default_rng(0).normal(size=self.spec.length).astype(np.float32)

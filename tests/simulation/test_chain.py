@@ -24,7 +24,7 @@ from tests.support.simulation.whims import LossLost
 
 SMALL = ParameterSpec((Parameter("w", (3000,)), Parameter("running_mean", (5,), "statistic")))
 LARGE = ParameterSpec((Parameter("w", (600_000,)),))  # folded in the background, sent in pieces
-CODECS = ["auto", "identity", "float16", "int8", "int4(stochastic)", "top_k(0.1)+int8", "sign", "low_rank(4)"]
+CODECS = ["auto", "identity", "float16", "int8", "int4(stochastic)", "top_k(0.1)+int8", "sign"]
 
 
 class Noisy:

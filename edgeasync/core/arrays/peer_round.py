@@ -132,7 +132,7 @@ def _norms(values: Vector, trained: int) -> tuple[float, float]:
 
 def check_peer_codec(name: str) -> None:
     """Raise `ValueError` for a codec that peers cannot average models by, or that is not known."""
-    if _codec_of(name, 1).needs_feedback or name.startswith(("top_k", "low_rank")):
+    if _codec_of(name, 1).needs_feedback or name.startswith("top_k"):
         raise ValueError(
             f"codec = {name!r}: peers send whole models, of which it would drop too much; give identity, float16, "
             "bfloat16 or int8"

@@ -1,10 +1,10 @@
 """Names of codecs, and the codecs they mean.
 
 A name has at most 64 characters, and consists of stages joined by `+`. It begins with a dense stage (`identity`,
-`float16`, `bfloat16`, `int8`, `int4`, `sign`), or with `top_k(fraction)` or `low_rank(rank)`. Those two may be
-followed by the dense stage for the values they keep; without it they keep float32. `zstd` may come last.
-A codec that a package has installed stands where a dense stage may.
-`int8(stochastic)` and `int4(stochastic)` differ from `int8` and `int4` only for the encoder.
+`float16`, `bfloat16`, `int8`, `int4`, `sign`), or with `top_k(fraction)`. A dense stage for the values that it
+keeps may follow; without it they are float32. `zstd` may come last. A codec that a package has installed stands
+where a dense stage may. `int8(stochastic)` and `int4(stochastic)` differ from `int8` and `int4` only for the
+encoder.
 """
 
 import re
@@ -17,7 +17,6 @@ from edgeasync.protocol.codecs.blocks import Int4, Int8, Sign
 from edgeasync.protocol.codecs.codec import Dense, VectorCodec
 from edgeasync.protocol.codecs.compressed import HAS_ZSTD, Compressed, compressed_bytes_max
 from edgeasync.protocol.codecs.dense import BFLOAT16, FLOAT16, DenseCodec, Identity
-from edgeasync.protocol.codecs.low_rank import RANK_MAX, ArrayLayout, LowRank, lay_out
 from edgeasync.protocol.codecs.plugin import plugin_stage, plugin_stages
 from edgeasync.protocol.codecs.top_k import TopKCodec
 
@@ -38,7 +37,7 @@ _DENSE: dict[str, Dense] = {
 }
 
 STAGES: tuple[str, ...] = (
-    *("identity", "float16", "bfloat16", "int8", "int4", "top_k", "sign", "low_rank"),
+    *("identity", "float16", "bfloat16", "int8", "int4", "top_k", "sign"),
     *(("zstd",) if HAS_ZSTD else ()),
 )
 """The stages that this side can decode; a device lists its own when it joins."""
@@ -47,12 +46,11 @@ ELEMENTWISE = tuple(name for name, stage in _DENSE.items() if stage.elementwise)
 """The codecs that may code whole models."""
 
 _KNOWN = (
-    "identity, float16, bfloat16, int8, int8(stochastic), int4, int4(stochastic), sign, top_k(0.01), low_rank(4); "
-    "the last two may be followed by one of the others, as in top_k(0.01)+int8, and any by +zstd"
+    "identity, float16, bfloat16, int8, int8(stochastic), int4, int4(stochastic), sign, top_k(0.01); "
+    "the last may be followed by one of the others, as in top_k(0.01)+int8, and any by +zstd"
 )
 _TOP_K = re.compile(r"top_k\((0\.[0-9]{1,9})\)", re.ASCII)
 _PLUGIN = re.compile(r"[a-z][a-z0-9_]{0,31}", re.ASCII)
-_LOW_RANK = re.compile(r"low_rank\(([1-9][0-9]?)\)", re.ASCII)
 
 
 class _Design(NamedTuple):
@@ -60,17 +58,13 @@ class _Design(NamedTuple):
 
     fraction: float
     """The argument of `top_k`, else 0."""
-    rank: int
-    """The argument of `low_rank`, else 0."""
     dense: str
     compressed: bool
 
     @property
     def name(self) -> str:
         """The canonical name."""
-        first = (
-            f"top_k({_decimal(self.fraction)})" if self.fraction else f"low_rank({self.rank})" if self.rank else ""
-        )
+        first = f"top_k({_decimal(self.fraction)})" if self.fraction else ""
         dense = "" if first and self.dense == "identity" else self.dense
         return "+".join(part for part in (first, dense, "zstd" if self.compressed else "") if part)
 
@@ -85,19 +79,14 @@ def _parse(name: str) -> _Design:
     compressed = len(parts) > 1 and parts[-1] == "zstd"
     if compressed:
         parts.pop()
-    fraction, rank = 0.0, 0
-    if parts and (match := _TOP_K.fullmatch(parts[0])):
-        fraction = float(match[1])
-    elif parts and (match := _LOW_RANK.fullmatch(parts[0])):
-        rank = int(match[1])
-    sparse = fraction > 0.0 or rank > 0
-    rest = parts[1:] if sparse else parts
+    fraction = float(match[1]) if parts and (match := _TOP_K.fullmatch(parts[0])) else 0.0
+    rest = parts[1:] if fraction else parts
     dense = rest[0] if rest else "identity"
-    if not parts or not _is_dense(dense) or len(rest) > 1 or fraction > 0.5 or rank > RANK_MAX:
+    if not parts or not _is_dense(dense) or len(rest) > 1 or fraction > 0.5:
         raise ValueError(f"unknown codec {name[:NAME_LENGTH_MAX]!r}; known: {_KNOWN}")
     if compressed and not HAS_ZSTD:
         raise ValueError(f"codec {name!r} needs the zstandard package: pip install 'edgeasync[zstd]'")
-    return _Design(fraction, rank, dense, compressed)
+    return _Design(fraction, dense, compressed)
 
 
 def _is_dense(name: str) -> bool:
@@ -124,21 +113,9 @@ def make_codec(name: str, spec: ParameterSpec) -> VectorCodec:
     design = _parse(name)
     dense = _DENSE.get(design.dense) or plugin_stage(design.dense)
     assert dense is not None
-    plain = _Design(design.fraction, design.rank, design.dense, compressed=False).name
-    codec: VectorCodec
-    if design.fraction:
-        codec = TopKCodec(plain, spec, design.fraction, dense)
-    elif design.rank:
-        codec = LowRank(plain, spec, _layouts(design.rank, spec), dense)
-    else:
-        codec = DenseCodec(plain, spec, dense)
+    plain = _Design(design.fraction, design.dense, compressed=False).name
+    codec = TopKCodec(plain, spec, design.fraction, dense) if design.fraction else DenseCodec(plain, spec, dense)
     return Compressed(codec) if design.compressed else codec
-
-
-@lru_cache(maxsize=RANK_MAX)
-def _layouts(rank: int, spec: ParameterSpec) -> tuple[ArrayLayout, ...]:
-    """Return the layout of a rank: kept longer than codecs, as a peer may name more of these than are kept."""
-    return lay_out(spec, rank)
 
 
 def find_codec(name: str, payload_bytes: int, spec: ParameterSpec) -> VectorCodec:
@@ -163,7 +140,8 @@ def stages_of(name: str) -> frozenset[str]:
     """
     design = _parse(name)
     found = {design.dense.partition("(")[0]}
-    found |= {stage for stage, used in (("top_k", design.fraction), ("low_rank", design.rank)) if used}
+    if design.fraction:
+        found.add("top_k")
     return frozenset(found | {"zstd"} if design.compressed else found)
 
 

@@ -38,8 +38,6 @@ NAMES = (
     "top_k(0.001)",
     "top_k(0.01)",
     "top_k(0.25)+int8",
-    "low_rank(1)",
-    "low_rank(4)+bfloat16",
 )
 
 

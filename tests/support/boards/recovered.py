@@ -51,7 +51,7 @@ POLICIES = {
     ),
     "median-adam": (
         Policy(aggregate=FOUR, combine=MedianCombiner(), optimizer=(Adam(),)),
-        CodecSettings(push="low_rank(2)", delta="top_k(0.1)+int8", model="bfloat16"),
+        CodecSettings(push="sign", delta="top_k(0.1)+int8", model="bfloat16"),
     ),
     "clipped": (
         Policy(

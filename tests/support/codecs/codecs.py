@@ -9,7 +9,6 @@ DENSE = ("identity", "float16", "bfloat16", "int8", "int8(stochastic)", "int4", 
 NAMES = (
     *DENSE,
     *("top_k(0.01)", "top_k(0.5)", "top_k(0.3)+int4", "top_k(0.2)+sign"),
-    *("low_rank(1)", "low_rank(2)+int8", "low_rank(3)+float16"),
     *(("identity+zstd", "int8+zstd", "top_k(0.1)+bfloat16+zstd") if "zstd" in STAGES else ()),
 )
 
