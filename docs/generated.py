@@ -17,13 +17,11 @@ from edgeasync.autodiff.check import GradientCheck
 from edgeasync.autodiff.inspection import Inspection
 from edgeasync.cli.main import app
 from edgeasync.cli.mistakes import Commands
+from edgeasync.cli.settings import FILES
 from edgeasync.durable.run_replay import Beginning, ReplayedEvaluation, ReplayedUpdate, RunEvent
 from edgeasync.durable.verification import Verified
 from edgeasync.ops.runs import BestVersion, CheckpointSummary, Mark, RunSummary
 from edgeasync.policies.catalogue import Kind, catalogue
-from edgeasync.runtime.agent_settings import AgentSettings
-from edgeasync.runtime.hub_settings import HubSettings
-from edgeasync.runtime.peer_settings import PeerSettings
 from edgeasync.sdk.service import Service
 from edgeasync.setting_keys import SettingKey, keys_of, tables_of, to_toml
 
@@ -96,21 +94,19 @@ def _default(parameter: Any) -> str:
 
 # -- settings files ---------------------------------------------------------------------------------------------
 
-SETTINGS_FILES: dict[str, type] = {"hub.toml": HubSettings, "agent.toml": AgentSettings, "peer.toml": PeerSettings}
-
 
 def settings_tables() -> dict[str, type]:
-    """Return every table of the settings files by its path: `hub.stop`, `model.mlp`; a file by its name."""
-    found: dict[str, type] = {}
-    for file, whole in SETTINGS_FILES.items():
-        for path, struct in tables_of(whole):
-            found.setdefault(path or file, struct)
-    return found
+    """Return every table of the settings files by its place: `hub:hub.stop`, `hub:model.mlp`; a file as `agent:`."""
+    return {
+        f"{file.removesuffix('.toml')}:{path}": struct
+        for file, whole in FILES.items()
+        for path, struct in tables_of(whole)
+    }
 
 
-def settings(path: str) -> str:
+def settings(place: str) -> str:
     """Return the keys of a table of a settings file, from the struct that declares them."""
-    rows = [_setting(key) for key in keys_of(settings_tables()[path])]
+    rows = [_setting(key) for key in keys_of(settings_tables()[place])]
     return table(["key", "type", "default", "meaning"], rows)
 
 

@@ -1,4 +1,4 @@
-"""An agent's settings file as frozen structs. `docs/settings.md` lists every key.
+"""An agent's settings file as frozen structs. `docs/settings/index.md` lists every key.
 
 Apart from a hub's, so that a device loads nothing of a hub.
 """

@@ -1,4 +1,4 @@
-"""A hub's settings file as frozen structs. `docs/settings.md` lists every key."""
+"""A hub's settings file as frozen structs. `docs/settings/index.md` lists every key."""
 
 from collections.abc import Mapping
 from typing import Annotated, ClassVar

@@ -1,4 +1,4 @@
-"""docs/settings.md names every key with its true default and bounds; every settings file we ship is read."""
+"""docs/settings/index.md names every key with its true default and bounds; every settings file we ship is read."""
 
 import re
 import tomllib
@@ -19,7 +19,7 @@ from edgeasync.runtime.hub_start import make_hub
 from edgeasync.runtime.peer_settings import PeerSection, PeerSettings
 
 ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "settings/index.md").read_text(encoding="utf-8")
 FILES = {"A hub's file": HubSettings, "An agent's file": AgentSettings, "A peer's file": PeerSettings}
 
 HUB_FILES = ["examples/hub.toml"]
@@ -63,7 +63,7 @@ for top, settings in FILES.items():
 def rows(heading):
     """Return key -> (type, default, meaning) of the table under a heading."""
     parts = re.split(rf"^#+ {re.escape(heading)}$", TEXT, maxsplit=1, flags=re.MULTILINE)
-    assert len(parts) == 2, f"docs/settings.md has no heading {heading!r}"
+    assert len(parts) == 2, f"docs/settings/index.md has no heading {heading!r}"
     rest = parts[1]
     section = re.split(r"^#+ ", rest, maxsplit=1, flags=re.MULTILINE)[0]
     table = re.findall(r"^\| `(\w+)` \| (.+?) \| (.+?) \| (.+) \|$", section, re.MULTILINE)
