@@ -111,7 +111,7 @@ EVERY_LIMIT = {
 
 
 async def test_every_limit_reaches_the_core_as_it_was_set():
-    assert set(EVERY_LIMIT) == set(DeviceLimits.__struct_fields__), "add the new limit here"
+    assert set(EVERY_LIMIT) == set(DeviceLimits.__annotations__), "add the new limit here"
     agent = AgentRuntime(*agent_parts(None, hub="tcp://127.0.0.1:9", **EVERY_LIMIT))
     core = agent._engine.core
     assert {name: getattr(core.limits, name) for name in EVERY_LIMIT} == EVERY_LIMIT

@@ -26,5 +26,5 @@ def test_a_limit_that_no_device_can_keep_is_refused(limits, told):
 
 def test_without_limits_a_device_takes_what_its_hub_asks_for():
     kept = {"graph_bytes_max": 64 << 20, "alone_steps_max": 0}
-    for name in DeviceLimits.__struct_fields__:
+    for name in DeviceLimits.__annotations__:
         assert getattr(DeviceLimits(), name) == kept.get(name)
