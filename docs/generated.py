@@ -96,7 +96,7 @@ def _default(parameter: Any) -> str:
 
 
 def settings_tables() -> dict[str, type]:
-    """Return every table of the settings files by its place: `hub:hub.stop`, `hub:model.mlp`; a file as `agent:`."""
+    """Return every table of the settings files by its place, such as `hub:model.mlp`; a file as `agent:`."""
     return {
         f"{file.removesuffix('.toml')}:{path}": struct
         for file, whole in FILES.items()

@@ -275,6 +275,7 @@ def suggest(word: str, known: Iterable[str]) -> str:
 
 
 SUGGESTIONS_MAX = 3
+_WORDS = re.compile("[-_]")
 WORD_MAX = 100
 """A longer word is no misspelling; to compare it takes long, and so does it to read it."""
 
@@ -290,6 +291,8 @@ def find_near(word: str, known: Iterable[str]) -> list[str]:
     for other in dict.fromkeys(known):
         mistakes = _count_mistakes(word.lower(), other.lower())
         begins = min(len(word), len(other)) > 2 and (other.startswith(word) or word.startswith(other))
+        parts = _WORDS.split(word)
+        begins = begins or (len(parts) > 1 and set(parts) <= {*_WORDS.split(other)})
         few = word[:1].lower() == other[:1].lower() and mistakes <= max(1, len(word) // LETTERS_A_MISTAKE)
         if begins or few:
             found.append((mistakes, other))

@@ -74,7 +74,7 @@ def with_flags(function: Callable[..., None], tables: Sequence[FlagTable]) -> Ca
         said: Flags = {table.path: {} for table in tables}
         for flag in flags:
             value = given.pop(flag.key.name)
-            if value not in (None, False, []):
+            if value is not None and value is not False and value != []:
                 said[flag.table][flag.key.name] = _read(value, flag.kind)
         context.obj = said
         function(context, **given)

@@ -1,4 +1,4 @@
-"""What is said of a setting follows from the struct that declares it."""
+"""Type, bounds, default and meaning of a setting follow from the struct that declares it."""
 
 from typing import Annotated, Literal
 

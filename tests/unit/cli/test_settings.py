@@ -1,4 +1,4 @@
-"""What `edgeasync settings` says is in force, and the schemas that editors check settings files by."""
+"""Settings in force as `edgeasync settings` prints them, and the schemas that editors check files by."""
 
 import json
 import tomllib

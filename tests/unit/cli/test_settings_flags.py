@@ -1,0 +1,119 @@
+"""The flags of a command follow from the structs of its settings, and what they say is read like a file."""
+
+import subprocess
+import sys
+
+import pytest
+from msgspec import inspect
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from edgeasync.cli.main import app
+from edgeasync.cli.mistakes import Commands
+from edgeasync.cli.settings_flags import FLAGS, apply_flags, model_of, named_by_flag
+from edgeasync.config import ByteCount
+from edgeasync.core.device.limits import DeviceLimits
+from edgeasync.core.device.throttle import ThrottleSection
+from edgeasync.errors import ConfigError
+from edgeasync.runtime.agent_settings import AgentSection
+from edgeasync.runtime.hub_settings import HubSection
+from edgeasync.runtime.peer_settings import PeerSection
+from edgeasync.setting_keys import bare
+
+COMMANDS = get_command(app).commands
+WHOLE = {"hub": [HubSection], "agent": [AgentSection, DeviceLimits, ThrottleSection], "peer": [PeerSection]}
+
+
+def options_of(command):
+    return {option for parameter in Commands.whole(command, COMMANDS[command]).params for option in parameter.opts}
+
+
+@pytest.mark.parametrize("command", WHOLE)
+def test_every_key_that_fits_on_a_line_is_a_flag_of_the_same_name(command):
+    keys = [
+        field.encode_name
+        for struct in WHOLE[command]
+        for field in inspect.type_info(struct).fields
+        if not isinstance(bare(field.type), inspect.StructType)
+    ]
+    assert {f"--{key.replace('_', '-')}" for key in keys} <= options_of(command)
+
+
+@pytest.mark.parametrize("command", sorted(FLAGS))
+def test_help_fits_and_says_what_each_flag_means(command):
+    """No flag without words, no sentence that is cut, no link, nothing wider than a terminal."""
+    told = CliRunner().invoke(app, [*command.split(), "--help"], terminal_width=80)
+    assert told.exit_code == 0
+    assert max(map(len, told.stdout.splitlines())) <= 80
+    assert "..." not in told.stdout.replace("[OPTIONS]", "")
+    assert "](" not in told.stdout
+
+
+def test_an_agent_loads_nothing_of_a_hub():
+    program = (
+        "import sys\nfrom typer.testing import CliRunner\nfrom edgeasync.cli.main import app\n"
+        "CliRunner().invoke(app, ['agent', '--help'])\n"
+        "print([name for name in sys.modules if name.startswith('edgeasync.core.hub') or 'hub_settings' in name])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def said(monkeypatch, *arguments):
+    """Return what a command is told by its flags."""
+    found = []
+    monkeypatch.setattr("edgeasync.cli.agent.run_agent", lambda _config, flags, _printer: found.append(flags))
+    done = CliRunner().invoke(app, ["agent", *arguments])
+    assert done.exit_code == 0, done.output
+    return found[0]
+
+
+def test_flags_say_keys_of_their_tables(monkeypatch):
+    told = said(
+        monkeypatch, "--hub", "a", "--hub", "b", "--threads", "0", "--micro-batch-size", "16",
+        "--bytes-per-day-max", "3000", "--bandwidth-bytes-per-s-max", "1 MB", "--insecure",
+        "--cpu-share", "0.5", "--provider", "cpu",
+    )  # fmt: skip
+    assert told == {
+        "agent": {
+            "hub": ["a", "b"], "threads": 0, "micro_batch_size": 16, "insecure": True, "provider": "cpu",
+        },
+        "limits": {"bytes_per_day_max": 3000, "bandwidth_bytes_per_s_max": "1 MB"},
+        "throttle": {"cpu_share": 0.5},
+    }  # fmt: skip
+    assert said(monkeypatch, "--micro-batch-size", "auto")["agent"] == {"micro_batch_size": "auto"}
+    assert said(monkeypatch) == {"agent": {}, "limits": {}, "throttle": {}}
+
+
+def test_a_flag_wins_over_the_file():
+    before = DeviceLimits(local_steps_max=4, link_share=0.5)
+    after = apply_flags(before, {"local_steps_max": 8, "graph_bytes_max": "1 MiB"})
+    assert after == DeviceLimits(local_steps_max=8, link_share=0.5, graph_bytes_max=ByteCount(1 << 20))
+    assert apply_flags(before, {}) is before
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ({"link_share": 2.0}, "--link-share: expected `float` < 1.0"),
+        ({"graph_bytes_max": "many"}, "--graph-bytes-max: 'many' is not a size"),
+        ({"delay_steps": 5, "local_steps_max": 4}, "flags: delay_steps is 5, over local_steps_max"),
+    ],
+)
+def test_a_mistake_names_the_flag(flags, told):
+    with pytest.raises(ConfigError) as error:
+        apply_flags(DeviceLimits(), flags)
+    assert str(error.value).startswith(told)
+
+
+def test_an_error_that_no_flag_caused_stays():
+    error = ConfigError("hub.toml: limits.devices_max: expected `int` >= 1")
+    assert named_by_flag(error, {"bind": "x"}) is error
+
+
+def test_a_model_of_flags_takes_the_place_of_one_of_another_kind():
+    assert model_of({"kind": "mlp", "inputs": 3}, {"file": "m.onnx"}) == {"kind": "onnx", "file": "m.onnx"}
+    known = {"kind": "onnx", "file": "m.onnx", "loss": "mse"}
+    assert model_of(known, {"loss": "l1"}) == known | {"loss": "l1"}
+    with pytest.raises(ConfigError, match="give --model"):
+        model_of(None, {"loss": "l1"})
