@@ -61,7 +61,7 @@ def device_on(link, steps, **options):
         settings=HubCoreSettings(codec=FLOAT32),
         seed=0,
     )
-    device = Device(clock, hub, "pi", Adder(SPEC, 0.5), step_s=STEP_S, link=link, **options)
+    device = Device(hub, "pi", Adder(SPEC, 0.5), step_s=STEP_S, link=link, **options)
     device.start()
     return clock, device
 
