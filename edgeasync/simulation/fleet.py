@@ -41,7 +41,7 @@ Result = TypeVar("Result")
 class SimulatedWorkload(msgspec.Struct, frozen=True, kw_only=True):
     """What a device trains with beside its trainer, and what it says of that.
 
-    It says that it has so many `examples`, and that its arrays that do not travel have the checksum `frozen`. Its
+    It tells the hub its number of `examples`, and `frozen`, the checksum of its arrays that do not travel. Its
     `local` parameters stay with it. It begins with `initial` values of its own, if it has any. `validate` returns
     the loss of its model on data of its own.
     """
