@@ -22,7 +22,7 @@ from edgeasync.parameters import Vector
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
 from edgeasync.simulation.clock import VirtualClock
-from edgeasync.simulation.fleet import SimulatedDevice
+from edgeasync.simulation.fleet import SimulatedDevice, SimulatedWorkload
 from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import LinkProfile
 from edgeasync.training.evaluation import NumpyEvaluator
@@ -153,13 +153,12 @@ class _Run:
         optimizer = (SGD(learning_rate=RATES[case.data]),)
         rate = LINKS[case.link] * 4 * spec.length / MODEL_BYTES
         device = SimulatedDevice(
-            self.clock,
             self.hub,
             f"device-{number + 1}",
             GradientTrainer(spec, person.gradient, optimizer, iter(person)),
             step_s=speed * STEP_S,
             link=LinkProfile(rate, rate, 0.005),
-            examples=len(part),
+            workload=SimulatedWorkload(examples=len(part)),
             seed=case.seed,
         )
         device.start()

@@ -25,7 +25,7 @@ from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Push
 from edgeasync.protocol.wire import Buffer
 from edgeasync.simulation.clock import VirtualClock
-from edgeasync.simulation.fleet import SimulatedDevice
+from edgeasync.simulation.fleet import SimulatedDevice, SimulatedWorkload
 from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.population import FleetProfile, draw_fleet
 from edgeasync.training.trainer import GradientTrainer, StepResult
@@ -213,17 +213,16 @@ def measure(case: Case) -> Outcome:
             optimizer = (SGD(learning_rate=LEARNING_RATE),)
             trainer = GradientTrainer(DIGITS.spec, DIGITS.gradient, optimizer, batches(own, BATCH, seed))
             device = LyingDevice(
-                clock,
                 hub,
                 name,
                 HostileTrainer(trainer, ATTACKS[case.attack], seed) if hostile else trainer,
                 step_s=drawn.step_s,
                 link=drawn.link,
-                examples=len(part),
+                workload=SimulatedWorkload(examples=len(part)),
                 seed=case.seed,
-                sender=sender,
                 claims=CLAIMS[case.claims] if hostile else {},
             )
+            device.sender = sender
             (run.hostile if hostile else run.honest).append(name)
             device.start()
     return run.train(lambda: accuracy_of(DIGITS, hub.model, held_out))

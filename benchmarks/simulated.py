@@ -10,7 +10,7 @@ from edgeasync.data import load_digits
 from edgeasync.data.dataset import Batch, Dataset, batches
 from edgeasync.policies.optimizers import SGD
 from edgeasync.simulation.clock import VirtualClock
-from edgeasync.simulation.fleet import SimulatedDevice
+from edgeasync.simulation.fleet import SimulatedDevice, SimulatedWorkload
 from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import LinkProfile
 from edgeasync.training.local_parameters import LocalParameters
@@ -67,16 +67,14 @@ def start_device(
     """
     stream = stream or batches(part, BATCH, 1000 * seed + number)
     device = SimulatedDevice(
-        clock,
         hub,
         name or f"device-{number + 1}",
         GradientTrainer(model.spec, model.gradient, (SGD(learning_rate=learning_rate),), stream),
         step_s=step_s,
         link=link,
-        examples=len(part),
+        workload=SimulatedWorkload(examples=len(part), local=local),
         seed=seed,
         keeps=keeps,
-        local=local,
     )
     if start_s:
         clock.at(start_s, device.start)

@@ -94,9 +94,9 @@ class HubRuntime:
     - If the folder `[hub] run` already holds a run, the hub resumes that run's model instead of the first values.
       The folder keeps a copy of the graph and of its forward model. It also keeps `record`, the settings.
     - `evaluator` is a function. It takes the vector and returns an `EvaluationResult` (`training.evaluation`) with
-      `loss`, `accuracy` (or `None`) and `examples`. The hub calls it `[evaluation] every` so often, and keeps the
-      best version in `best_file`. If the stop condition needs an evaluator and there is none, the constructor
-      raises `ConfigError`.
+      `loss`, `accuracy` (or `None`) and `examples`. The hub calls it as often as `[evaluation] every` says, and
+      keeps the best version in `best_file`. If the stop condition needs an evaluator and there is none, the
+      constructor raises `ConfigError`.
     - With `trust_code` the hub imports plugins that only the run's folder names.
     - `recordable` is `False` for a run that nobody resumes: its policy then need not have a name.
     - `on_best` is called on the loop with the best version so far and its evaluation, when that is to be written.

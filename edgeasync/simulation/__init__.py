@@ -15,7 +15,7 @@
 ... )
 >>> stream = batches(Dataset.of(np.eye(4), [0, 1, 0, 1]), 2, seed=0)
 >>> trainer = GradientTrainer(model.spec, model.gradient, [SGD(learning_rate=0.1)], stream)
->>> SimulatedDevice(clock, hub, "device-1", trainer, step_s=0.01, link=LinkProfile(delay_s=0.05)).start()
+>>> SimulatedDevice(hub, "device-1", trainer, step_s=0.01, link=LinkProfile(delay_s=0.05)).start()
 >>> clock.run(lambda: hub.core.updates_applied >= 100, limit_s=3600.0)
 True
 """

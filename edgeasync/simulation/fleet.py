@@ -18,13 +18,12 @@ from edgeasync.core.device.limits import DeviceLimits
 from edgeasync.core.device.throttle import Pace, Throttle, ThrottleReadings, ThrottleSection
 from edgeasync.core.engine.clock import OffsetClock
 from edgeasync.core.engine.device_engine import DeviceEngine
-from edgeasync.core.engine.sender import ANYBODY, Sender
+from edgeasync.core.engine.sender import ANYBODY
 from edgeasync.core.hub.events import Peer
 from edgeasync.parameters import Vector, layout_of
 from edgeasync.protocol.codecs import STAGES
 from edgeasync.protocol.messages import DeviceProfile, Frozen, Hello, Welcome
 from edgeasync.protocol.wire import Buffer
-from edgeasync.simulation.clock import VirtualClock
 from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import LinkDirection, LinkProfile
 from edgeasync.simulation.work import Work
@@ -40,6 +39,21 @@ from edgeasync.training.trainer import (
 Result = TypeVar("Result")
 
 
+class SimulatedWorkload(msgspec.Struct, frozen=True, kw_only=True):
+    """What a device trains with beside its trainer, and what it says of that.
+
+    It tells the hub its number of `examples`, and `frozen`, the checksum of its arrays that do not travel. Its
+    `local` parameters stay with it. It begins with `initial` values of its own, if it has any. `validate` returns
+    the loss of its model on data of its own.
+    """
+
+    examples: int = 0
+    local: LocalParameters | None = None
+    initial: Vector | None = None
+    validate: Callable[[Vector], float | None] | None = None
+    frozen: Frozen | None = None
+
+
 class SimulatedDevice:
     """A device's shell in virtual time: every local step takes `step_s`, every byte its time on the link.
 
@@ -51,23 +65,17 @@ class SimulatedDevice:
 
     def __init__(
         self,
-        clock: VirtualClock,
         hub: SimulatedHub,
         device_id: str,
         trainer: Trainer,
         *,
         step_s: float,
         link: LinkProfile,
-        examples: int = 0,
         seed: int = 0,
+        workload: SimulatedWorkload | None = None,
         limits: DeviceLimits | None = None,
         throttle: ThrottleSection | None = None,
         keeps: bool = False,
-        local: LocalParameters | None = None,
-        initial: Vector | None = None,
-        validate: Callable[[Vector], float | None] | None = None,
-        frozen: Frozen | None = None,
-        sender: Sender = ANYBODY,
     ) -> None:
         self._random = Random(f"{seed}/{device_id}")
         self._state_id = self._random.randbytes(16)
@@ -76,16 +84,15 @@ class SimulatedDevice:
         self.told: list[tuple[float, DeviceReport]] = []
         self.finished: EndAgent | None = None
         self.graphs: dict[str, bytes] = {}
-        self._clock = clock
+        self.sender = ANYBODY
+        """The key that it has; to be set before it is switched on."""
+        self._clock = clock = hub.clock
         self._hub = hub
         self._trainer = trainer
-        self._examples = examples
+        self._workload = workload or SimulatedWorkload()
         self._day_record: QuotaRecord | None = None
         self._keeps = keeps
-        self._frozen = frozen
-        self._sender = sender
-        self._local = local or LocalParameters()
-        self._initial, self._validate = initial, validate
+        self._local = self._workload.local or LocalParameters()
         self.spool: Spool | None = None
         self.held: HeldModel | None = None
         self._trainer_state: TrainerState | None = None
@@ -240,10 +247,10 @@ class SimulatedDevice:
             self.device_id,
             self._state_id,
             max(1, self.starts),
-            profile=DeviceProfile(examples=self._examples),
+            profile=DeviceProfile(examples=self._workload.examples),
             codecs=STAGES,
             layout=layout_of(self._trainer.spec.parameters),
-            frozen=self._frozen,
+            frozen=self._workload.frozen,
         )
         core = DeviceCore(hello, self._limits, self._random, throttle=self._throttle)
         if self._day_record is not None:
@@ -287,7 +294,7 @@ class SimulatedDevice:
         self.disconnect()
         self._connections += 1
         self._peer = peer = f"{self.device_id}#{self._connections}".encode()
-        self._hub.connect(peer, lambda header, payload: self._deliver(peer, header, payload), self._sender)
+        self._hub.connect(peer, lambda header, payload: self._deliver(peer, header, payload), self.sender)
 
     def disconnect(self, *, goodbye: bool = False) -> None:  # noqa: ARG002
         """Close the connection; what is on its way to the device is lost, what it sent still arrives."""
@@ -348,13 +355,13 @@ class SimulatedDevice:
         self, model: DeviceModel, local_steps: int, then: Callable[[Trained], None], *, overlap: bool
     ) -> None:
         """Let the time of the local steps pass, then take them and tell: work that is cut off costs nothing."""
-        begins, validate = self.engine.core.work.pending.seq_last == 0, self._validate
+        begins, validate = self.engine.core.work.pending.seq_last == 0, self._workload.validate
 
         def finish(steps_done: int) -> None:
             with self._local.in_place(model.parameters):
                 if not overlap:
-                    if begins and self._initial is not None:
-                        model.parameters[:] = self._initial
+                    if begins and self._workload.initial is not None:
+                        model.parameters[:] = self._workload.initial
                     self._trainer.begin(model.parameters)
                 result = take_local_steps(
                     self._trainer,

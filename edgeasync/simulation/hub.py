@@ -86,7 +86,7 @@ class SimulatedHub:
         self.running = False
         self.starts = 0
         self.log: GroupCommit | None = None
-        self._clock = clock
+        self.clock = clock
         self._now_s = OffsetClock(lambda: clock.now_s, clock.now_s)
         self._links: dict[Peer, Callable[[bytes, Buffer | None], None]] = {}
         self._senders: dict[Peer, Sender] = {}
@@ -144,7 +144,7 @@ class SimulatedHub:
     def _start_anew(self, lineage: str) -> None:
         rules = self._rules
         sessions = Sessions(self._draw_session)
-        core = self._make_core(rules, ModelVersion(lineage, 0), self._clock.now_s, sessions)
+        core = self._make_core(rules, ModelVersion(lineage, 0), self.clock.now_s, sessions)
         model = HubModel(rules.spec, self._initial, 0, rules.policy)
         self.engine = HubEngine(core, model, self, sessions=sessions)
 
@@ -156,11 +156,11 @@ class SimulatedHub:
             lambda: (self._initial, 0),
             lineage=lineage,
             draw_session=self._draw_session,
-            created_s=self._clock.now_s,
+            created_s=self.clock.now_s,
             on_entry=self.replayed,
         )
         self._run = run
-        self._now_s = OffsetClock(lambda: self._clock.now_s, run.now_s)
+        self._now_s = OffsetClock(lambda: self.clock.now_s, run.now_s)
         self.log = GroupCommit(run.journal, self, on_durable=self._on_durable, on_failing=self._on_failing)
         self.engine = HubEngine(
             run.core,
@@ -229,7 +229,7 @@ class SimulatedHub:
             if self.running and self.starts == start:
                 action()
 
-        self._clock.at(time_s, act)
+        self.clock.at(time_s, act)
 
     # -- what the engine asks for -----------------------------------------------------------------------------
 
@@ -245,20 +245,20 @@ class SimulatedHub:
             then(work())
             self._schedule_tick()
 
-        self._at(self._clock.now_s, act)
+        self._at(self.clock.now_s, act)
 
     def write_in_background(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
         """Do `work` when the disk has had its time for it, and what was asked for before is done."""
-        self._journal_free_s = max(self._journal_free_s, self._clock.now_s) + self.sync_s
+        self._journal_free_s = max(self._journal_free_s, self.clock.now_s) + self.sync_s
         self._at(self._journal_free_s, lambda: then(work()))
 
     def save_in_background(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
         """Do `work` next, beside the journal."""
-        self._at(self._clock.now_s, lambda: then(work()))
+        self._at(self.clock.now_s, lambda: then(work()))
 
     def after(self, delay_s: float, action: Callable[[], None]) -> None:
         """Do something in a while."""
-        self._at(self._clock.now_s + delay_s, action)
+        self._at(self.clock.now_s + delay_s, action)
 
     def _on_durable(self) -> None:
         self.engine.on_durable(self._now_s())
@@ -278,7 +278,7 @@ class SimulatedHub:
 
     def _write(self, state: HubState) -> int:
         try:
-            return self._run.save(state, self._clock.now_s)
+            return self._run.save(state, self.clock.now_s)
         except OSError as error:
             self.report(HubReport("warning", detail=f"no checkpoint could be written: {error}"))
             return 0
@@ -296,7 +296,7 @@ class SimulatedHub:
 
     def report(self, report: HubReport) -> None:
         """Keep what happened, with its time."""
-        self.reports.append((self._clock.now_s, report))
+        self.reports.append((self.clock.now_s, report))
 
     def describe(self) -> dict[str, Any]:
         """Add nothing to the status."""

@@ -13,7 +13,7 @@ from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
 from edgeasync.simulation.clock import VirtualClock
 from edgeasync.simulation.disk import SimulatedDisk
-from edgeasync.simulation.fleet import SimulatedDevice
+from edgeasync.simulation.fleet import SimulatedDevice, SimulatedWorkload
 from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import LinkProfile
 from edgeasync.training.numpy_models import MlpModel
@@ -44,7 +44,9 @@ def functions_of_an_update():
     random = np.random.default_rng(0)
     data = Dataset.of(random.normal(size=(200, 4)).astype(np.float32), random.integers(0, 3, 200))
     trainer = GradientTrainer(model.spec, model.gradient, [SGD(learning_rate=0.1)], batches(data, 32, 1))
-    device = SimulatedDevice(clock, hub, "d", trainer, step_s=0.01, link=LinkProfile(), examples=200)
+    device = SimulatedDevice(
+        hub, "d", trainer, step_s=0.01, link=LinkProfile(), workload=SimulatedWorkload(examples=200)
+    )
     device.start()
     work = device.engine.core.work
     assert clock.run(lambda: work.updates_answered >= 6 and work.state == "training", 100)

@@ -18,7 +18,7 @@ from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol.messages import Enrol, Enrolled, Ping
 from edgeasync.simulation.clock import VirtualClock
-from edgeasync.simulation.fleet import SimulatedDevice
+from edgeasync.simulation.fleet import SimulatedDevice, SimulatedWorkload
 from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import LinkProfile
 from edgeasync.training.numpy_models import SoftmaxModel
@@ -75,7 +75,13 @@ class Fleet:
         trainer = GradientTrainer(MODEL.spec, MODEL.gradient, (SGD(learning_rate=0.1),), data)
         link = LinkProfile(1e6, 1e6, 0.01)
         device = SimulatedDevice(
-            self.clock, self.hub, f"device-{number}", trainer, step_s=0.1, link=link, examples=40, seed=number
+            self.hub,
+            f"device-{number}",
+            trainer,
+            step_s=0.1,
+            link=link,
+            workload=SimulatedWorkload(examples=40),
+            seed=number,
         )
         device.start()
         return device

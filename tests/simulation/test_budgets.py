@@ -14,7 +14,7 @@ from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Piece, StatusRequest
 from edgeasync.simulation.clock import VirtualClock
-from edgeasync.simulation.fleet import SimulatedDevice
+from edgeasync.simulation.fleet import SimulatedDevice, SimulatedWorkload
 from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import LinkProfile
 from edgeasync.training.trainer import StepResult
@@ -59,13 +59,12 @@ class Lab:
         self.trainers = [Learner(number) for number in range(4)]
         self.devices = [
             SimulatedDevice(
-                self.clock,
                 self.hub,
                 f"d{n}",
                 trainer,
                 step_s=0.05,
                 link=LINK,
-                examples=1000,
+                workload=SimulatedWorkload(examples=1000),
                 seed=n,
                 limits=DeviceLimits(bytes_per_day_max=own if n in own_of else None),
                 **kept,

@@ -65,7 +65,6 @@ class World:
         self.devices = []
         for number in range(3):
             device = SimulatedDevice(
-                self.clock,
                 self.hub,
                 f"pi-{number}",
                 Noisy(spec, number, diverges),
@@ -172,9 +171,7 @@ def test_a_link_so_slow_that_a_window_takes_longer_than_a_lease(up):
         seed=0,
     )
     down = 12_500 if up > 12_500 else 2e6
-    device = SimulatedDevice(
-        clock, hub, "pi", Noisy(spec, 0), step_s=0.1, link=LinkProfile(up, down, 0.02), seed=0
-    )
+    device = SimulatedDevice(hub, "pi", Noisy(spec, 0), step_s=0.1, link=LinkProfile(up, down, 0.02), seed=0)
     device.start()
     clock.run(lambda: hub.core.updates_applied >= 3, 120.0)
     assert hub.core.updates_applied >= 3

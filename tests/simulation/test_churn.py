@@ -93,7 +93,7 @@ def train_under_churn(seed):
     for drawn in draw_fleet(FleetProfile(devices=8), seed):
         data = Dataset.of(generator.normal(size=(32, 4)), generator.integers(0, 3, 32))
         trainer = GradientTrainer(model.spec, model.gradient, [SGD(learning_rate=0.1)], batches(data, 8, 0))
-        device = SimulatedDevice(clock, hub, drawn.device_id, trainer, step_s=drawn.step_s, link=drawn.link)
+        device = SimulatedDevice(hub, drawn.device_id, trainer, step_s=drawn.step_s, link=drawn.link)
         device.start()
         switch_off_and_on(clock, device, Churn(on_s=1.0, off_s=0.5), f"{seed}/{drawn.device_id}")
         devices.append(device)

@@ -48,7 +48,7 @@ class World:
         )
         link = LinkProfile(1e6, 1e6)
         self.stays, self.goes = [
-            SimulatedDevice(self.clock, self.hub, name, Noisy(seed), step_s=0.1, link=link, keeps=keeps)
+            SimulatedDevice(self.hub, name, Noisy(seed), step_s=0.1, link=link, keeps=keeps)
             for seed, name in enumerate(("stays", "goes"))
         ]
         self.stays.start()

@@ -82,16 +82,7 @@ def fleet(steps, delay, *, aggregate=None, link=QUICK, devices=1, step_s=0.05, o
     )
     limits = DeviceLimits(delay_steps=delay, local_steps_max=steps) if own else None
     members = [
-        Device(
-            clock,
-            hub,
-            f"pi-{number}",
-            Adder(),
-            step_s=step_s * (1 + number),
-            link=link,
-            seed=number,
-            limits=limits,
-        )
+        Device(hub, f"pi-{number}", Adder(), step_s=step_s * (1 + number), link=link, seed=number, limits=limits)
         for number in range(devices)
     ]
     for device in members:
@@ -143,9 +134,7 @@ def test_the_journal_shows_the_delay_that_a_device_says_itself(steps, delay, tmp
 
 def test_a_device_waits_although_the_hub_allows_overlap():
     clock, hub, _ = fleet(10, 4)
-    waiting = Device(
-        clock, hub, "waits", Adder(), step_s=0.05, link=QUICK, seed=9, limits=DeviceLimits(delay_steps=0)
-    )
+    waiting = Device(hub, "waits", Adder(), step_s=0.05, link=QUICK, seed=9, limits=DeviceLimits(delay_steps=0))
     waiting.start()
     assert clock.run(lambda: len(waiting.pushes) >= 6, 400.0)
     check_times(waiting, 10, 0)
@@ -155,7 +144,7 @@ def test_an_answer_is_used_before_the_next_update_leaves():
     """A device that may take only 3 steps uses each answer after 3, though the hub says 8."""
     clock, hub, _ = fleet(10, 8)
     limited = Device(
-        clock, hub, "limited", Adder(), step_s=0.05, link=SLOW, seed=9, limits=DeviceLimits(local_steps_max=3)
+        hub, "limited", Adder(), step_s=0.05, link=SLOW, seed=9, limits=DeviceLimits(local_steps_max=3)
     )
     limited.start()
     assert clock.run(lambda: len(limited.pushes) >= 8, 400.0)

@@ -46,7 +46,7 @@ def test_the_demo_reaches_its_accuracy(seed):
     for number, (part, slowness) in enumerate(zip(parts, SLOWNESS, strict=True), start=1):
         trainer = plan.make_trainer(part, seed=0, received=received)
         device = SimulatedDevice(
-            clock, hub, f"device-{number}", trainer, step_s=STEP_S * slowness, link=LinkProfile(delay_s=0.001)
+            hub, f"device-{number}", trainer, step_s=STEP_S * slowness, link=LinkProfile(delay_s=0.001)
         )
         device.start()
     clock.run(lambda: False, TRAINED_S)

@@ -19,7 +19,7 @@ from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Order, Status
 from edgeasync.simulation.clock import VirtualClock
-from edgeasync.simulation.fleet import SimulatedDevice
+from edgeasync.simulation.fleet import SimulatedDevice, SimulatedWorkload
 from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import LinkProfile
 from edgeasync.training.numpy_models import MlpModel
@@ -120,13 +120,12 @@ class Fleet:
         )
         self.devices = [
             SimulatedDevice(
-                self.clock,
                 self.hub,
                 f"device-{number}",
                 trainer_on(part, learning_rate, 100 * seed + number),
                 step_s=0.01 * (1.0 + 0.01 * number),
                 link=LinkProfile(delay_s=0.005),
-                examples=len(part),
+                workload=SimulatedWorkload(examples=len(part)),
                 seed=seed,
             )
             for number, part in enumerate(self.parts, start=1)

@@ -21,7 +21,7 @@ from edgeasync.protocol import wire
 from edgeasync.protocol.graph import ShippedGraph
 from edgeasync.protocol.messages import GraphHeader, Piece
 from edgeasync.simulation.clock import VirtualClock
-from edgeasync.simulation.fleet import SimulatedDevice
+from edgeasync.simulation.fleet import SimulatedDevice, SimulatedWorkload
 from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import LinkDirection, LinkProfile
 from edgeasync.training.numpy_models import MlpModel
@@ -54,7 +54,6 @@ class Digits:
         parts = dirichlet(dataset.take(order[360:]), 4, 0.5, 0, examples_min=32)
         self.devices = [
             SimulatedDevice(
-                self.clock,
                 self.hub,
                 f"device-{number}",
                 GradientTrainer(
@@ -65,7 +64,7 @@ class Digits:
                 ),
                 step_s=0.004 * slowness,
                 link=link or LinkProfile(),
-                examples=len(part),
+                workload=SimulatedWorkload(examples=len(part)),
             )
             for number, (part, slowness) in enumerate(zip(parts, SLOWNESS, strict=True), start=1)
         ]
@@ -336,7 +335,12 @@ def every_minute(**bounds):
     )
     devices = [
         SimulatedDevice(
-            clock, hub, f"device-{slowness}", Idle(spec), step_s=0.01 * slowness, link=LinkProfile(), examples=40
+            hub,
+            f"device-{slowness}",
+            Idle(spec),
+            step_s=0.01 * slowness,
+            link=LinkProfile(),
+            workload=SimulatedWorkload(examples=40),
         )
         for slowness in (1, 2, 3)
     ]
@@ -390,7 +394,9 @@ def beside(*links, seconds=30.0):
         seed=0,
     )
     for number, link in enumerate((LinkProfile(), *links)):
-        SimulatedDevice(clock, hub, f"device-{number}", Idle(spec), step_s=0.05, link=link, examples=400).start()
+        SimulatedDevice(
+            hub, f"device-{number}", Idle(spec), step_s=0.05, link=link, workload=SimulatedWorkload(examples=400)
+        ).start()
     clock.run(lambda: False, seconds)
     return hub.core.status(clock.now_s), hub.core.members.members["device-0"].measurements.updates
 

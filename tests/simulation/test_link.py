@@ -52,9 +52,7 @@ class Lab:
         )
 
     def device(self, name, link, *, step_s=0.1, **options):
-        return Watched(
-            self.clock, self.hub, name, Adder(self.spec, 1.0), step_s=step_s, link=link, seed=1, **options
-        )
+        return Watched(self.hub, name, Adder(self.spec, 1.0), step_s=step_s, link=link, seed=1, **options)
 
     def member(self, device):
         return self.hub.core.members.members[device.device_id]

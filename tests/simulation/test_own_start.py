@@ -12,7 +12,7 @@ from edgeasync.policies.monitor import Monitor
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
 from edgeasync.simulation.clock import VirtualClock
-from edgeasync.simulation.fleet import SimulatedDevice
+from edgeasync.simulation.fleet import SimulatedDevice, SimulatedWorkload
 from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import LinkProfile
 from edgeasync.training.numpy_models import MlpModel
@@ -54,7 +54,9 @@ def start(trainers, initials, policy=PLAIN):
     )
     pairs = enumerate(zip(trainers, initials, strict=True))
     devices = [
-        SimulatedDevice(clock, hub, f"pi-{n}", trainer, step_s=0.02, link=LINK, seed=n, initial=initial)
+        SimulatedDevice(
+            hub, f"pi-{n}", trainer, step_s=0.02, link=LINK, seed=n, workload=SimulatedWorkload(initial=initial)
+        )
         for n, (trainer, initial) in pairs
     ]
     for device in devices:

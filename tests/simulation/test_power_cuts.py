@@ -40,7 +40,7 @@ class Fleet:
                 keep_optimizer_state=True,
             )  # fmt: skip
             device = SimulatedDevice(
-                self.clock, self.hub, f"device-{number}", trainer, step_s=0.01, link=LINK, keeps=keeps,
+                self.hub, f"device-{number}", trainer, step_s=0.01, link=LINK, keeps=keeps,
                 limits=DeviceLimits(alone_steps_max=alone_steps_max),
             )  # fmt: skip
             device._deliver = self.note_answers(device._deliver)

@@ -12,7 +12,7 @@ from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
 from edgeasync.policies.staleness import ConstantStaleness
 from edgeasync.simulation.clock import VirtualClock
-from edgeasync.simulation.fleet import SimulatedDevice
+from edgeasync.simulation.fleet import SimulatedDevice, SimulatedWorkload
 from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import LinkProfile
 from edgeasync.training.trainer import StepResult
@@ -74,8 +74,8 @@ def fleet(*, preempt, aggregate, codec=FLOAT32, delay=0, take="all", initials=(N
     )
     trainers = [Heavy() for _ in range(DEVICES)]
     for number, (trainer, initial) in enumerate(zip(trainers, initials, strict=True)):
-        how = {"seed": number, "initial": initial, "validate": loss_of}
-        SimulatedDevice(clock, hub, f"pi-{number}", trainer, step_s=0.02, link=LINK, **how).start()
+        work = SimulatedWorkload(initial=initial, validate=loss_of)
+        SimulatedDevice(hub, f"pi-{number}", trainer, step_s=0.02, link=LINK, seed=number, workload=work).start()
     return clock, hub, trainers
 
 

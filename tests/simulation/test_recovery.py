@@ -75,7 +75,7 @@ class Bench:
         )
         link = LinkProfile(1e6, 1e6, 0.01)
         return SimulatedDevice(
-            self.clock, self.hub, f"device-{number}", trainer, step_s=0.01 * (number + 1), link=link, seed=number
+            self.hub, f"device-{number}", trainer, step_s=0.01 * (number + 1), link=link, seed=number
         )
 
     def watch(self):

@@ -11,7 +11,7 @@ from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Wake
 from edgeasync.simulation.clock import VirtualClock
 from edgeasync.simulation.disk import SimulatedDisk
-from edgeasync.simulation.fleet import SimulatedDevice
+from edgeasync.simulation.fleet import SimulatedDevice, SimulatedWorkload
 from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import LinkProfile
 from edgeasync.training.trainer import StepResult
@@ -82,7 +82,13 @@ def test_a_hub_that_dies_after_it_was_woken_resumes_awake():
     for number, step_s in enumerate(steps_s):
         link = LinkProfile(up_bytes_per_s=1e6, down_bytes_per_s=1e6, delay_s=0.01)
         SimulatedDevice(
-            clock, hub, f"d{number}", Noise(number), step_s=step_s, link=link, examples=100, seed=number
+            hub,
+            f"d{number}",
+            Noise(number),
+            step_s=step_s,
+            link=link,
+            workload=SimulatedWorkload(examples=100),
+            seed=number,
         ).start()
     clock.run(lambda: False, 3000.0)
     assert hub.core.status(3000.0)["cadence"]["resting"]

@@ -43,7 +43,7 @@ def seconds_to_accuracy(steps_s, seed):
         stream = batches(part, 32, 10 * seed + number)
         trainer = GradientTrainer(MODEL.spec, MODEL.gradient, (SGD(learning_rate=0.1),), stream)
         link = LinkProfile(delay_s=0.001)
-        device = SimulatedDevice(clock, hub, f"device-{number}", trainer, step_s=step_s, link=link, seed=seed)
+        device = SimulatedDevice(hub, f"device-{number}", trainer, step_s=step_s, link=link, seed=seed)
         device.start()
     at_s, last = 0.0, [0.0] * 3
     while np.mean(last) < ACCURACY:  # one evaluation goes up and down by some percent

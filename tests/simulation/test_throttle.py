@@ -15,7 +15,7 @@ from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
 from edgeasync.policies.staleness import ConstantStaleness
 from edgeasync.simulation.clock import VirtualClock
-from edgeasync.simulation.fleet import SimulatedDevice
+from edgeasync.simulation.fleet import SimulatedDevice, SimulatedWorkload
 from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import LinkProfile
 from edgeasync.training.numpy_models import MlpModel
@@ -49,7 +49,6 @@ class Lab:
         )
         self.devices = [
             SimulatedDevice(
-                self.clock,
                 self.hub,
                 f"d{number}",
                 Adder(SPEC, 1.0),
@@ -145,7 +144,13 @@ def seconds_to_learn(seed, *, slow):
         trainer = GradientTrainer(network.spec, network.gradient, [SGD(learning_rate=0.1)], drawn)
         step_s = 0.2 if number == 3 else 0.02
         SimulatedDevice(
-            clock, hub, f"d{number}", trainer, step_s=step_s, link=LinkProfile(), examples=len(part), seed=number
+            hub,
+            f"d{number}",
+            trainer,
+            step_s=step_s,
+            link=LinkProfile(),
+            workload=SimulatedWorkload(examples=len(part)),
+            seed=number,
         ).start()
 
     def learnt():

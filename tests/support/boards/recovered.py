@@ -29,7 +29,7 @@ from edgeasync.policies.optimizers import SGD, Adam, ClipByGlobalNorm, Nesterov,
 from edgeasync.policies.policy import Policy
 from edgeasync.policies.schedules import CosineSchedule
 from edgeasync.simulation.clock import VirtualClock
-from edgeasync.simulation.fleet import SimulatedDevice
+from edgeasync.simulation.fleet import SimulatedDevice, SimulatedWorkload
 from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import LinkProfile
 from edgeasync.training.numpy_models import MlpModel
@@ -97,13 +97,12 @@ def write_run(folder):
         trainer = GradientTrainer(MODEL.spec, MODEL.gradient, (SGD(learning_rate=0.1),), data)
         link = LinkProfile(1e6, 1e6, 0.01)
         SimulatedDevice(
-            clock,
             hub,
             f"device-{number}",
             trainer,
             step_s=0.01 * (number + 1),
             link=link,
-            examples=200,
+            workload=SimulatedWorkload(examples=200),
             seed=number,
         ).start()
     assert clock.run(lambda: hub.core.updates_applied >= UPDATES, 600.0)

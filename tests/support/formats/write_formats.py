@@ -66,7 +66,7 @@ from edgeasync.protocol.messages import (
 from edgeasync.runtime.hub_record import RECORD_FILE, record_of
 from edgeasync.runtime.hub_settings import HubSection, HubSettings
 from edgeasync.simulation.clock import VirtualClock
-from edgeasync.simulation.fleet import SimulatedDevice
+from edgeasync.simulation.fleet import SimulatedDevice, SimulatedWorkload
 from edgeasync.simulation.hub import SimulatedHub, WritingPace
 from edgeasync.simulation.link import LinkProfile
 from edgeasync.training.numpy_models import SoftmaxModel
@@ -133,17 +133,15 @@ def write_run(folder):
         trainer = kind(MODEL.spec, gradient, (SGD(learning_rate=0.1),), data, meter=meter)
         link, step_s = LinkProfile(1e6, 1e6, 0.01), 0.01 * (number + 1)
         device = SimulatedDevice(
-            clock,
             hub,
             f"device-{number}",
             trainer,
             step_s=step_s,
             link=link,
-            examples=40,
+            workload=SimulatedWorkload(examples=40, frozen=Frozen("torch", "f" * 32)),
             seed=number,
             limits=DeviceLimits(local_steps_max=64, delay_steps=2 if number == 3 else None),
             throttle=THROTTLE,
-            frozen=Frozen("torch", "f" * 32),
         )
         device.start()
     assert clock.run(lambda: device.engine.core.link == "joined", 1.0)

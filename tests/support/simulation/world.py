@@ -39,7 +39,7 @@ from edgeasync.policies.policy import Policy
 from edgeasync.policies.staleness import ConstantStaleness
 from edgeasync.simulation.clock import VirtualClock
 from edgeasync.simulation.disk import SimulatedDisk
-from edgeasync.simulation.fleet import SimulatedDevice
+from edgeasync.simulation.fleet import SimulatedDevice, SimulatedWorkload
 from edgeasync.simulation.hub import SimulatedHub, WritingPace
 from edgeasync.simulation.link import LinkProfile
 from edgeasync.training.trainer import StepResult
@@ -290,11 +290,11 @@ class WatchedHub(SimulatedHub):
             self._checks.rows_are_right(run)
         self._checks.time_is(run.core, run.now_s)
         self._watch()
-        self.world.trace.note(self._clock.now_s, "hub opened", run._last, run.core.version)
+        self.world.trace.note(self.clock.now_s, "hub opened", run._last, run.core.version)
 
     def crash(self, connections="silent"):
         super().crash(connections)
-        self.world.trace.note(self._clock.now_s, "hub crashed")
+        self.world.trace.note(self.clock.now_s, "hub crashed")
 
     # -- it works --------------------------------------------------------------------------------------------
 
@@ -369,7 +369,7 @@ class WatchedHub(SimulatedHub):
     def send(self, peer, header, payload):
         if self._dead:
             return
-        self.world.trace.note(self._clock.now_s, peer, header, payload or b"")
+        self.world.trace.note(self.clock.now_s, peer, header, payload or b"")
         self._checks.leaves(self, peer, header)
         super().send(peer, header, payload)
 
@@ -396,7 +396,7 @@ class WatchedHub(SimulatedHub):
         self.after(FOLD_S, lambda: super(WatchedHub, self).run_in_background(work, then))
 
     def report(self, report):
-        self.world.trace.note(self._clock.now_s, report)
+        self.world.trace.note(self.clock.now_s, report)
         super().report(report)
 
     def _write(self, state):
@@ -465,13 +465,12 @@ class World:
             rate = random.choice([np.inf, 1e6, 1e5])
             self.devices[name] = WatchedDevice(
                 self,
-                self.clock,
                 self.hub,
                 name,
                 Counting(self.marks, name, self.target, 11 if self.name == "rollback" else 0),
                 step_s=random.uniform(0.03, 0.25),
                 link=LinkProfile(rate, rate, random.uniform(0.001, 0.05)),
-                examples=random.choice([0, 10, 100]),
+                workload=SimulatedWorkload(examples=random.choice([0, 10, 100])),
                 seed=seed,
                 keeps=random.random() < 0.5,
                 limits=DeviceLimits(

@@ -56,7 +56,7 @@ def test_an_update_that_is_sent_twice_is_told_once():
             receive(peer, header, payload)
 
     hub.receive = twice
-    SimulatedDevice(clock, hub, "device", Nudging(), step_s=0.01, link=LinkProfile(1e6, 1e6, 0.01)).start()
+    SimulatedDevice(hub, "device", Nudging(), step_s=0.01, link=LinkProfile(1e6, 1e6, 0.01)).start()
     clock.run(lambda: hub.core.updates_applied >= 10, 60.0)
     assert hub.core.duplicates > 0
     told = [event.number for event in seen if isinstance(event, events.Update)]
@@ -82,8 +82,8 @@ def test_a_run_has_diverged_once_the_last_device_that_did_well_has_left():
     """Red before: that was asked only when a device diverged, so such a run never ended."""
     clock, hub, observer = watched([].append)
     link = LinkProfile(1e6, 1e6, 0.01)
-    SimulatedDevice(clock, hub, "broken", Broken(), step_s=0.01, link=link).start()
-    well = SimulatedDevice(clock, hub, "well", Nudging(), step_s=0.01, link=link)
+    SimulatedDevice(hub, "broken", Broken(), step_s=0.01, link=link).start()
+    well = SimulatedDevice(hub, "well", Nudging(), step_s=0.01, link=link)
     well.start()
     clock.run(lambda: False, 20.0)
     assert not any("diverged" in event.detail for event in observer.noted if isinstance(event, events.Alert))
