@@ -6,8 +6,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import msgspec
 import numpy.typing as npt
@@ -18,7 +17,7 @@ from edgeasync.core.device.throttle import ThrottleSection
 from edgeasync.durable.identity import default_device_id
 from edgeasync.errors import ConfigError, HubUnreachableError
 from edgeasync.host.sensing import make_sense
-from edgeasync.losses import LossSetting, check_loss
+from edgeasync.losses import check_loss
 from edgeasync.net.network import ZmqNetwork
 from edgeasync.parameters import Vector
 from edgeasync.runtime.agent_settings import AgentSettings
@@ -26,6 +25,7 @@ from edgeasync.runtime.device import Device, find_device
 from edgeasync.sdk import events
 from edgeasync.sdk.agent_worker import AgentWorker, OwnTraining
 from edgeasync.sdk.callbacks import Callback, Callbacks
+from edgeasync.sdk.keywords import AgentKeywords, LocalKeywords
 from edgeasync.sdk.models import as_dataset, check_training, local_training, maker_of
 from edgeasync.sdk.service import Service
 from edgeasync.sdk.shares import Share, check_apart, split
@@ -93,69 +93,45 @@ class Agent(Service):
         initial: Mapping[str, npt.ArrayLike] | Vector | None = None,
         workers: int | None = None,
         name: str | None = None,
-        state: str | Path | None = None,
-        enrol: str | None = None,
-        insecure: bool = False,
-        optimizer: object = None,
-        batch_size: int | None = None,
-        metrics: object = None,
-        keep_optimizer_state: bool | None = None,
-        loss: LossSetting | None = None,
         validation: object = None,
         epochs: float | None = None,
         passes: int | None = None,
         throttle: Mapping[str, object] | None = None,
-        seed: int = 0,
         callbacks: Sequence[Callback] = (),
         timeout_s: float | None = None,
         on_report: Callable[[DeviceReport], None] | None = None,
-        **settings: Any,
+        **keys: Unpack[AgentKeywords],
     ) -> None:
         super().__init__()
+        own, keys_of_file = _sorted(keys)
         if isinstance(trainer, str):
-            settings, trainer = settings | {"trainer": trainer}, None
+            keys_of_file, trainer = keys_of_file | {"trainer": trainer}, None
         if (data is None) == (trainer is None):
             raise ConfigError("an agent trains on data, or with a trainer of its own: give one of the two")
-        if model is not None and (trainer is not None or "trainer" in settings):
+        if model is not None and (trainer is not None or "trainer" in keys_of_file):
             raise ConfigError("a trainer of your own has its model: give model and data, or the trainer")
-        folder = None if state is None else str(state)
-        own = {"hub": hub or None, "device_id": name, "state": folder, "enrol": enrol, "seed": seed}
-        if twice := sorted({*own, "data", "insecure"} & settings.keys()):
-            raise ConfigError(f"{twice[0]} is said by an argument of its own")
-        said = {key: value for key, value in own.items() if value is not None}
-        self._settings = AgentSettings.of_keys({**settings, **said, "insecure": insecure}, where="Agent")
+        self._settings = _settings_of(keys_of_file | {"hub": hub or None, "device_id": name}, throttle)
+        self._throttles = throttle is not None
         self._workers_count = _count(workers, trainer if data is None else data, trained=trainer is not None)
         if self._workers_count != 1 and "/" in (name or ""):
             raise ConfigError(f"name is {name!r}: with several workers the part after '/' is the worker's number")
-        if epochs is not None and (not epochs > 0 or trainer is not None):
-            raise ConfigError("epochs are passes over data: give a number over 0, and data, not a trainer")
-        if epochs is not None and self._settings.limits.delay_steps:
-            raise ConfigError("delay_steps counts steps between two exchanges: give local_steps_max, not epochs")
+        _check_passes(epochs, passes, self._settings, trained=trainer is not None)
         self._data = whole_path(data)
-        self._model = whole_path(model)
         self._given = trainer
-        self._initial = None if initial is None else maker_of(initial)
-        chosen = {
-            "optimizer": optimizer,
-            "batch_size": batch_size,
-            "metrics": metrics,
-            "keep_optimizer_state": keep_optimizer_state,
-        }
-        self._own: dict[str, Any] = {key: value for key, value in chosen.items() if value is not None}
+        loss = own.pop("loss", None)
+        self._own: dict[str, Any] = own
         training = self._with_own(LocalTraining())
-        check_training(
-            model, msgspec.structs.replace(training, micro_batch_size=self._settings.agent.micro_batch_size)
+        micro_batch_size = self._settings.agent.micro_batch_size
+        check_training(model, msgspec.structs.replace(training, micro_batch_size=micro_batch_size))
+        self._training = OwnTraining(
+            model=whole_path(model),
+            initial=None if initial is None else maker_of(initial),
+            local=self._with_own,
+            loss=None if loss is None else check_loss(loss, "Agent"),
+            validation=whole_path(validation),
+            epochs=epochs,
+            passes=passes,
         )
-        self._loss = None if loss is None else check_loss(loss, "Agent")
-        if passes is not None and (passes < 1 or trainer is not None):
-            raise ConfigError("passes are over data: give 1 or more, and data, not a trainer")
-        self._validation = whole_path(validation)
-        self._epochs = epochs
-        self._passes = passes
-        self._throttles = throttle is not None
-        if throttle is not None:
-            limits = convert(dict(throttle), ThrottleSection, where="Agent(throttle=...)")
-            self._settings = msgspec.structs.replace(self._settings, throttle=limits)
         self._callbacks = Callbacks(callbacks, events.OF_AN_AGENT)
         self._on_report = on_report
         self._workers: list[AgentWorker] = []
@@ -304,9 +280,6 @@ class Agent(Service):
             name = f"{default_device_id()[:57]}-{secrets.token_hex(3)}"
             section = msgspec.structs.replace(section, device_id=name)
         device = find_device(section)
-        training = OwnTraining(
-            self._model, self._initial, self._with_own, self._loss, self._validation, self._epochs, self._passes
-        )
         sense = make_sense() if self._throttles else None
         workers = []
         for number, part in enumerate(parts):
@@ -316,7 +289,7 @@ class Agent(Service):
                 msgspec.structs.replace(self._settings, agent=own),
                 device if self._workers_count == 1 else _sub_device(device, number),
                 part,
-                training,
+                self._training,
                 tell=self._callbacks.tell,
                 on_report=self._report,
                 network=network,
@@ -351,6 +324,35 @@ class Agent(Service):
         LOG.log(level, "%s: %s", report.event, report.detail)
         if self._on_report is not None:
             self._on_report(report)
+
+
+def _sorted(keys: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the device's own settings of training, and keys of its settings file; raises `ConfigError`."""
+    if twice := sorted({"hub", "data", "device_id"} & keys.keys()):
+        raise ConfigError(f"{twice[0]} is said by an argument of its own")
+    own = {*LocalKeywords.__annotations__, "loss"}
+    training = {key: value for key, value in keys.items() if key in own and value is not None}
+    return training, {key: value for key, value in keys.items() if key not in own and value is not None}
+
+
+def _settings_of(keys: Mapping[str, Any], throttle: Mapping[str, object] | None) -> AgentSettings:
+    """Return the settings that keys of a file make; raises `ConfigError`."""
+    said = {key: str(value) if key == "state" else value for key, value in keys.items() if value is not None}
+    settings = AgentSettings.of_keys(said, where="Agent")
+    if throttle is None:
+        return settings
+    limits = convert(dict(throttle), ThrottleSection, where="Agent(throttle=...)")
+    return msgspec.structs.replace(settings, throttle=limits)
+
+
+def _check_passes(epochs: float | None, passes: int | None, settings: AgentSettings, *, trained: bool) -> None:
+    """Raise `ConfigError` for passes over data that the agent does not see, or that do not fit other settings."""
+    if epochs is not None and (not epochs > 0 or trained):
+        raise ConfigError("epochs are passes over data: give a number over 0, and data, not a trainer")
+    if epochs is not None and settings.limits.delay_steps:
+        raise ConfigError("delay_steps counts steps between two exchanges: give local_steps_max, not epochs")
+    if passes is not None and (passes < 1 or trained):
+        raise ConfigError("passes are over data: give 1 or more, and data, not a trainer")
 
 
 def _sub_device(device: Device, number: int) -> Device:

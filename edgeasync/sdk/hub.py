@@ -5,7 +5,7 @@ import concurrent.futures
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -13,13 +13,13 @@ import numpy.typing as npt
 from edgeasync.config import expanded, whole_address, whole_path
 from edgeasync.data.dataset import Dataset
 from edgeasync.errors import ConfigError, EdgeAsyncError
-from edgeasync.losses import LossSetting
 from edgeasync.net.address import DEFAULT_ADDRESS
 from edgeasync.policies.policy import Policy
 from edgeasync.runtime.hub import HubRuntime
 from edgeasync.sdk.callbacks import Callback, Callbacks
 from edgeasync.sdk.events import Best, End, Event, Join, Leave
 from edgeasync.sdk.history import History
+from edgeasync.sdk.keywords import TrainingKeywords, check_keywords
 from edgeasync.sdk.observer import Observer
 from edgeasync.sdk.plan import as_path, make_hub, plan_run
 from edgeasync.sdk.service import CALL_S, Service
@@ -34,10 +34,11 @@ class Hub(Service):
     - `bind`: where it listens. Port `*` takes a free one; `address` then says which.
     - `local`: patterns of arrays that each device keeps to itself, such as `["head.*"]` (docs/train/local.md).
     - `until`: when training ends; without it, at `stop`. It cannot count epochs: the hub does not hold the data.
-    - `keys`: a folder from `edgeasync keys init`. With `knocking` the hub records other keys, so that a person can
-      accept them. Without keys a hub listens beyond this machine only if it is `insecure`.
+    - `keys`: a folder from `edgeasync keys init`. Without keys a hub listens beyond this machine only if it is
+      `insecure`.
     - `frozen`: "refuse" refuses a device whose frozen arrays differ from those of the hub's model or, if that has
       none, of the first device that joined (docs/train/join.md). With "warn" such a device trains.
+    - `settings`: other keys of a hub's settings file, as tables: `{"hub": {"knocking": True}}`.
     - All others are as for `train`.
 
     Its errors are raised by `with`, `start` and `wait`.
@@ -62,26 +63,18 @@ class Hub(Service):
         policy: Policy | None = None,
         evaluate: object = None,
         callbacks: Sequence[Callback] = (),
-        optimizer: object = None,
-        batch_size: int | None = None,
-        accumulation_steps: int | None = None,
-        micro_batch_size: int | str | None = None,
-        metrics: object = (),
-        loss: LossSetting = "cross_entropy",
-        output: str | None = None,
-        train: str | Sequence[str] = (),
-        freeze: str | Sequence[str] = (),
         input_shape: Sequence[int] | None = None,
         local: Sequence[str] = (),
         seed: int = 0,
         keys: str | Path | None = None,
-        knocking: bool = False,
         insecure: bool = False,
-        trust_code: bool = False,
         frozen: str = "refuse",
+        trust_code: bool = False,
         settings: Mapping[str, Any] | None = None,
+        **training: Unpack[TrainingKeywords],
     ) -> None:
         super().__init__()
+        check_keywords(training, TrainingKeywords, "Hub")
         if isinstance(until, Stop) and until.epochs is not None:
             raise ConfigError("until.epochs: a hub has no data, so it cannot count passes over them; give updates")
         self.path = as_path(run, "run")
@@ -91,19 +84,13 @@ class Hub(Service):
         self._trust_code = trust_code
         self._shape = input_shape
         self._callbacks = callbacks
-        said = {"run": str(self.path), "bind": bind, "seed": seed, "knocking": knocking, "insecure": insecure}
-        said |= {"frozen": frozen}
+        said = {"run": str(self.path), "bind": bind, "seed": seed, "insecure": insecure, "frozen": frozen}
         self._planned: dict[str, Any] = {
             "hub": said if keys is None else said | {"keys": str(expanded(keys))},
             "until": until,
             "policy": policy,
             "evaluate": whole_path(evaluate),
-            "optimizer": optimizer,
-            "batch_size": batch_size,
-            "accumulation_steps": accumulation_steps,
-            "micro_batch_size": micro_batch_size,
-            "metrics": metrics,
-            "graph": {"loss": loss, "output": output, "train": train, "freeze": freeze},
+            "training": training,
             "seed": seed,
             "settings": settings,
             "local": local,

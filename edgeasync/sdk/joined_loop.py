@@ -5,7 +5,8 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,6 +41,16 @@ TROUBLES = {"disconnected", "quarantined", "resting", "unreachable", "waiting", 
 """Reports that say why a session is not connected."""
 
 
+@dataclass(frozen=True)
+class JoinedTraining:
+    """How a loop of the user's own trains, as its user says; see `join`."""
+
+    examples: int
+    keep_optimizer_state: bool | None
+    _: KW_ONLY
+    own_start: bool
+
+
 class JoinedLoop(UserLoop):
     """Takes part in a run from a loop of your own; `join` makes one.
 
@@ -51,16 +62,13 @@ class JoinedLoop(UserLoop):
         self,
         settings: AgentSettings,
         participant: Participant,
-        *,
-        examples: int,
-        own_start: bool,
-        keep_optimizer_state: bool | None,
+        how: JoinedTraining,
         timeout_s: float,
     ) -> None:
-        super().__init__(participant, keep_optimizer_state=keep_optimizer_state)
+        super().__init__(participant, keep_optimizer_state=how.keep_optimizer_state)
         self._settings, self._section = settings, settings.agent
-        self._examples = examples
-        self._initial = maker_of(_values_of(participant)) if own_start else None
+        self._examples = how.examples
+        self._initial = maker_of(_values_of(participant)) if how.own_start else None
         self._agent: AgentRuntime | None = None
         self._welcomed: concurrent.futures.Future[Lockstep] = concurrent.futures.Future()
         self._welcome_before: Welcome | None = None
@@ -254,27 +262,19 @@ def join(
 ) -> UserLoop:
     """Take part in a hub's run from a training loop that stays yours; use it by `with`.
 
-    - `hub`: its address, or several.
-    - `model`: a `torch.nn.Module`; a dict of numpy arrays, or an `edgeasync.networks.Network`, which the loop
-      changes in place; or what has the methods of a participant (docs/train/join.md). It takes the hub's values
-      at once, unless it has an `own_start`.
+    - `model`: a `torch.nn.Module`, a dict of numpy arrays, an `edgeasync.networks.Network`, or a participant
+      (docs/train/join.md). It takes the hub's values at once, unless it has an `own_start`.
     - `optimizer`: of torch; without one, every optimizer of the module's parameters is watched. For other models
       call `session.step()` after each step.
-    - `name`, `state`, `enrol`, `insecure`: as for `Agent`. With `state` a script that was killed resumes: its
-      optimizer, its random numbers and, with `session.batches`, its place in the data. Without `name` a session
-      has the host's name, with a random suffix if it has no `state`. If several scripts of one machine have a
-      `state`, give each its own `name`, too.
+    - `name`, `state`, `enrol`, `insecure`: as for `Agent`. With `state` a script that was killed resumes, under
+      its `name`: its optimizer, its random numbers and, with `session.batches`, its place in the data.
     - `also`: other things of torch that resume, with `state_dict` and `load_state_dict`: a schedule, a scaler.
-    - `examples`: how many examples the loop trains on.
-    - `own_start`: begin with the model's own values. The first update has their difference from the hub's model.
-    - `keep_optimizer_state`: whether the optimizer's state outlives an exchange; by default as the hub says.
-    - `timeout_s`: how long to wait for the hub's first model, and at the end for its answer to the last steps.
-      Without the first model the loop trains by itself until it comes; those steps do not count.
+    - `examples`: how many the loop trains on. With `own_start` it begins with the model's own values.
+    - `keep_optimizer_state`: whether that outlives an exchange; by default as the hub says.
+    - `timeout_s`: how long to wait for the hub's first model, and at the end for its last answer.
     - `topology`: `"ring"` or `"all_to_all"` without a hub: the model is averaged with those of a file of `peers`.
-      The loop begins with the model's own values, or with those in its `state` folder, which it needs. At the end
-      of `with` the model has the mean of one more round. `settings` are then keys of `[peer]`
-      (docs/train/peers.md).
-    - Other keys of `[agent]` and `[limits]` in a settings file.
+      It begins with its own values or with those in its `state` folder, and ends with the mean of one more round.
+    - Other keys of `[agent]` and `[limits]` in a settings file; without a hub of `[peer]` (docs/train/peers.md).
 
     Raises `ConfigError`, `AddressError` or `AccessError`, and `ModelMismatchError` if the hub has another model.
 
@@ -292,28 +292,28 @@ def join(
     """
     participant = participant_of(model, optimizer, also)
     check_topology(topology, peers)
+    who = {"device_id": name, "state": state}
     if topology != "star":
         unfit = {"hub": hub, "enrol": enrol, "insecure": insecure, "also": also, "examples": examples}
         unfit |= {"own_start": own_start, "timeout_s": timeout_s != ANSWER_S}
-        among = {"topology": topology, "peers": peers, "device_id": name, "state": state}
-        section = joined_section(among, unfit, settings)
+        section = joined_section({"topology": topology, "peers": peers, **who}, unfit, settings)
         return JoinedPeers(section, participant, keep_optimizer_state=keep_optimizer_state).start()
-    said = {"hub": hub or None, "device_id": name, "state": None if state is None else str(state), "enrol": enrol}
-    if twice := sorted({*said, "data", "insecure"} & settings.keys()):
+    said = {"hub": hub or None, "enrol": enrol, "insecure": insecure, **who}
+    how = JoinedTraining(examples, keep_optimizer_state, own_start=own_start)
+    return JoinedLoop(_settings_of(settings, said), participant, how, timeout_s).start()
+
+
+def _settings_of(settings: Mapping[str, Any], said: Mapping[str, Any]) -> AgentSettings:
+    """Return the settings of a session by keys of a file and by its arguments; raises `ConfigError`."""
+    if twice := sorted({*said, "data"} & settings.keys()):
         raise ConfigError(f"{twice[0]} is said by an argument of its own")
-    if state is None and name is None:
-        said["device_id"] = f"{default_device_id()[:57]}-{secrets.token_hex(3)}"  # nothing to resume under a name
     given = {key: value for key, value in said.items() if value is not None}
-    usual = {"alone_steps_max": 2**31} | ({} if state is None else {"spool": "full"})
-    session = JoinedLoop(
-        AgentSettings.of_keys({**usual, **settings, **given, "insecure": insecure}, where="join"),
-        participant,
-        examples=examples,
-        own_start=own_start,
-        keep_optimizer_state=keep_optimizer_state,
-        timeout_s=timeout_s,
-    )
-    return session.start()
+    usual: dict[str, Any] = {"alone_steps_max": 2**31}
+    if "state" in given:
+        usual["spool"], given["state"] = "full", str(given["state"])
+    elif "device_id" not in given:  # there is nothing to resume under a name
+        given["device_id"] = f"{default_device_id()[:57]}-{secrets.token_hex(3)}"
+    return AgentSettings.of_keys({**usual, **settings, **given}, where="join")
 
 
 def _values_of(participant: Participant) -> dict[str, npt.NDArray[np.float32]]:

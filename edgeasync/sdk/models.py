@@ -4,7 +4,7 @@ import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -66,15 +66,6 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     def shipped(self) -> SoftmaxModel | MlpModel | ShippedModel | None:
         """The model as a device is told of it."""
         return ShippedModel() if isinstance(self.described, OnnxModel) else self.described
-
-
-class GraphArguments(TypedDict, total=False):
-    """What callers say of a model that becomes a training graph; `graph_settings` checks it."""
-
-    loss: LossSetting
-    output: str | None
-    train: str | Sequence[str]
-    freeze: str | Sequence[str]
 
 
 def graph_settings(

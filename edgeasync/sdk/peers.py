@@ -26,7 +26,8 @@ from edgeasync.protocol.peer_messages import PEERS_MAX, Topology
 from edgeasync.runtime.device_settings import DeviceSection
 from edgeasync.runtime.peer import PeerRuntime
 from edgeasync.runtime.peer_settings import PeerSection
-from edgeasync.sdk.models import GraphArguments, Prepared, graph_settings, prepare
+from edgeasync.sdk.keywords import GraphKeywords
+from edgeasync.sdk.models import Prepared, graph_settings, prepare
 from edgeasync.sdk.plan import make_evaluator
 from edgeasync.sdk.run import Run
 from edgeasync.sdk.shares import Share, check_epochs, check_same_model
@@ -142,7 +143,7 @@ def plan_peers(
     section: PeerSection,
     local: LocalTraining,
     *,
-    graph: GraphArguments,
+    graph: GraphKeywords,
     until: Stop,
     run: Path,
     evaluate: object,

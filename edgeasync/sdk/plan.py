@@ -19,8 +19,8 @@ from edgeasync.policies.policy import Policy
 from edgeasync.runtime.hub import HostedModel, HubRuntime
 from edgeasync.runtime.hub_record import record_of
 from edgeasync.runtime.hub_settings import HubSettings, RunSettings
+from edgeasync.sdk.keywords import TrainingKeywords, of_graph, of_steps
 from edgeasync.sdk.models import (
-    GraphArguments,
     Prepared,
     as_dataset,
     evaluator_of,
@@ -62,15 +62,14 @@ def plan_run(
     until: Stop | None,
     policy: Policy | None,
     evaluate: object,
-    graph: GraphArguments,
+    training: TrainingKeywords,
     seed: int,
     settings: Mapping[str, Any] | None,
     local: Sequence[str] = (),
-    **training: Any,
 ) -> HubPlan:
     """Return the plan of a run; `hub` are keys of `[hub]` that the arguments of the caller say.
 
-    `local` are patterns of arrays that each device keeps to itself. `training` is as for `local_training`.
+    `local` are patterns of arrays that each device keeps to itself.
 
     Raises `ConfigError`, `DataError` or `GraphError` for what does not fit.
     """
@@ -84,9 +83,14 @@ def plan_run(
     if policy is not None and not hasattr(policy, "aggregate"):  # what else is wrong with one, the hub says
         raise ConfigError(f"policy is {type(policy).__name__}; give {_WANTED['policy']}")
     refuse_modules_in(expanded(hub["run"]))
-    sections = replace(_sections(settings, hub, until, policy), local=local_training(**training))
+    sections = replace(_sections(settings, hub, until, policy), local=local_training(**of_steps(training)))
     prepared = prepare(
-        model, example, sections.local, graph=graph_settings(**graph), run=Path(sections.hub.run), seed=seed
+        model,
+        example,
+        sections.local,
+        graph=graph_settings(**of_graph(training)),
+        run=Path(sections.hub.run),
+        seed=seed,
     )
     sections.local.check_model(prepared.spec, prepared.loss)
     patterns = convert(local, Patterns, where="local") if local else getattr(prepared.described, "local", ()) or ()
@@ -191,7 +195,7 @@ def _sections(
     own = table.pop("hub", {})
     if not isinstance(own, Mapping):
         raise ConfigError("settings has a hub that is no table; give {'hub': {'durability': 'checkpoint'}}")
-    if said := sorted({"run", "bind", "stop", "seed", "keys", "knocking", "insecure"} & own.keys()):
+    if said := sorted({"run", "bind", "stop", "seed", "keys", "insecure", "frozen"} & own.keys()):
         raise ConfigError(f"settings has hub.{said[0]}: that is said by an argument, or has no meaning here")
     sections = convert({**table, "hub": {**hub, **dict(own)}}, RunSettings, where="settings")
     stop = StopCondition() if until is None else until.condition()

@@ -7,7 +7,7 @@ import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, Protocol, Unpack
 
 from msgspec.structs import replace
 
@@ -15,12 +15,12 @@ from edgeasync.data.dataset import Dataset
 from edgeasync.graphs.model_file import load_model
 from edgeasync.host.at_exit import stop_at_exit
 from edgeasync.host.event_loop import check_threads
-from edgeasync.losses import LossSetting
 from edgeasync.policies.policy import Policy, is_recordable
 from edgeasync.runtime.hub import HubRuntime
 from edgeasync.sdk.blocking import blocking
 from edgeasync.sdk.callbacks import Callback, Callbacks
-from edgeasync.sdk.models import GraphArguments, local_training
+from edgeasync.sdk.keywords import TrainingKeywords, check_keywords, of_graph, of_steps
+from edgeasync.sdk.models import local_training
 from edgeasync.sdk.observer import Observer
 from edgeasync.sdk.peers import (
     PeerPlan,
@@ -32,7 +32,7 @@ from edgeasync.sdk.peers import (
 )
 from edgeasync.sdk.plan import HubPlan, as_path, make_hub, plan_run
 from edgeasync.sdk.run import Run
-from edgeasync.sdk.shares import check_epochs, split
+from edgeasync.sdk.shares import Share, check_epochs, split
 from edgeasync.sdk.stop import Stop
 from edgeasync.sdk.workers.base import Workers, examples_of, run_together
 from edgeasync.sdk.workers.engines import Engine, make_workers
@@ -54,71 +54,27 @@ async def train_async(
     policy: Policy | None = None,
     evaluate: object = None,
     callbacks: Sequence[Callback] = (),
-    optimizer: object = None,
-    batch_size: int | None = None,
-    accumulation_steps: int | None = None,
-    micro_batch_size: int | str | None = None,
-    keep_optimizer_state: bool | None = None,
-    metrics: object = (),
-    loss: LossSetting = "cross_entropy",
-    output: str | None = None,
-    train: str | Sequence[str] = (),
-    freeze: str | Sequence[str] = (),
     seed: int = 0,
     settings: Mapping[str, Any] | None = None,
     trust_code: bool = False,
     engine: Engine = "tasks",
     ray_address: str | None = None,
     topology: Literal["star", "ring", "all_to_all"] = "star",
+    **training: Unpack[TrainingKeywords],
 ) -> Run:
-    """Train a model with several workers, and return the run. The hub is in this process.
+    """Train a model with several workers, and return the run. docs/train/python.md explains each argument.
 
-    `train` blocks, in a notebook, too; an interrupt is raised once the newest version is in the run's folder.
-    `train_async` runs on the loop of its caller; a cancel leaves that version there, too. So does a program that
-    ends while another thread trains: it does not wait for `until`.
+    `train` blocks; `train_async` runs on its caller's loop. An interrupt leaves the newest version in `run`.
 
-    - `model`: layers of `edgeasync.nn`, the path of an ONNX file, an `onnx.ModelProto`, a `SoftmaxModel` or
-      `MlpModel`, or a model of your own: an object with `parameters`, a dict of float arrays, and a method
-      `gradient(arrays, x, y)`, which returns a batch's mean loss and a dict of gradients.
-    - `data`: a `Dataset`, a tuple `(x, y)` of arrays, or the path of a file of them, which is split evenly at
-      random. A list has the data of each worker. With a list of trainers of your own, the `model` is a dict of
-      named arrays to begin with.
-    - `workers`: how many; by default 4, or one for each entry of a list.
-    - `run`: the folder of the run, which continues if it already holds one. Without a folder the run lives as
-      long as the object that is returned.
-    - `until`: when training ends; by default after 10 passes over the data.
-    - `evaluate`: held-out data, in any form that `data` may have but a list, or a function of the named arrays. It
-      returns a loss, or a loss and an accuracy.
-    - `callbacks`: functions, or objects with methods such as `on_update`; see `edgeasync.callbacks`.
-    - `optimizer`: of the workers, such as `SGD(learning_rate=0.1)`, or a list of stages.
-    - `batch_size`: of a local step; with `accumulation_steps` it is of this number of batches together. With
-      `micro_batch_size` no more examples go through the model at once; `"auto"` chooses by speed and memory.
-    - `keep_optimizer_state`: whether a worker's momentum and averages outlive its exchanges.
-    - `metrics`: of `edgeasync.metrics`, objects or names; they come with `on_update`.
-    - `loss`: for ONNX and layers, an object of `edgeasync.losses` or a name.
-    - `output`, `train`, `freeze`: for ONNX and layers, as the flags of `edgeasync hub`: the tensor that the loss
-      reads, and patterns of the parameters to train, `train=["head.*"]`, and not to train.
-    - `seed`: of the first values, of the split, and of the order of examples.
-    - `settings`: other sections of a hub's settings file, as tables: `{"codec": {"push": "int8"}}`.
-    - `trust_code`: whether a folder that is continued may name plugins that `policy` does not have. They are
-      imported, and run with your rights. Without it only installed ones are.
-    - `engine`: where workers run. `"tasks"`: in threads of this process. `"processes"`: each in a process of its
-      own (extra `processes`). `"ray"`: as actors on a Ray cluster (extra `ray`). In the last two a worker that
-      dies comes back.
-    - `ray_address`: the address of the cluster, as Ray's own `init` takes it; by default one that Ray is
-      connected to already, or else a new one on this machine.
+    - `model`: layers of `edgeasync.nn`, an ONNX file, or a model of your own: see docs/train/models.md.
+    - `data`: a `Dataset`, a tuple `(x, y)`, or a file of them, split at random; or a list with each worker's.
+    - `until`: by default 10 passes over them. `evaluate`: held-out data, or a function of the named arrays.
+    - `settings`: other tables of a hub's settings file: `{"codec": {"push": "int8"}}`.
+    - `engine`: workers are "tasks" of this process, "processes", or actors on "ray".
+    - `topology`: "ring" or "all_to_all" averages without a hub, by `settings={"peers": {...}}`, keys of `[peer]`.
+    - `optimizer`, `batch_size`, `loss` and so on: the keywords of `TrainingKeywords`.
 
-    - `topology`: `"star"`, with a hub; `"ring"` or `"all_to_all"`, without one. Then workers average their models
-      among themselves every 10 local steps, or by `settings={"peers": {...}}`, keys of `[peer]`. The run's model
-      is the mean of theirs, and there is no policy, callback or history. `until` takes `epochs`, `minutes` and
-      `updates`: a worker's part in a round is one update. All three count from this call on, also in a run that
-      continues; that of a hub is refused.
-
-    When the updates of all workers are no longer finite, training ends, with the last good version; `Run.reason`
-    then begins with "diverged".
-
-    Raises `ConfigError`, `DataError`, `GraphError`, `ModelMismatchError` or `StorageError` if something does not
-    fit, most of them before anything is trained. What a model, a trainer or `evaluate` raises comes out.
+    Raises an `EdgeAsyncError` if something does not fit. What a model, a trainer or `evaluate` raises comes out.
 
     >>> import numpy as np
     >>> from edgeasync import Stop, train
@@ -128,70 +84,113 @@ async def train_async(
     >>> run.updates >= 40
     True
     """
+    check_keywords(training, TrainingKeywords, "train")
     check_threads()
-    until = Stop(epochs=DEFAULT_EPOCHS) if until is None else until
     check_topology(topology)
-    folder, remove = _folder(run)
+    if topology != "star":
+        check_hubless(topology, engine, {"policy": policy, "callbacks": callbacks, "ray_address": ray_address})
+    until = Stop(epochs=DEFAULT_EPOCHS) if until is None else until
 
-    graph: GraphArguments = {"loss": loss, "output": output, "train": train, "freeze": freeze}
-    training: dict[str, Any] = {
-        "optimizer": optimizer,
-        "batch_size": batch_size,
-        "accumulation_steps": accumulation_steps,
-        "micro_batch_size": micro_batch_size,
-        "keep_optimizer_state": keep_optimizer_state,
-        "metrics": metrics,
-    }
+    async def begin(folder: Path, *, kept: bool) -> Run:
+        job = _Job(model, data, workers, folder, until, evaluate, seed, settings, training)
+        if topology != "star":
+            return await _train_with_peers(job, topology, apart=engine == "processes")
+        return await _train_with_hub(job, policy, callbacks, _Place(engine, ray_address, trust_code), kept=kept)
 
-    def begin_peers() -> PeerPlan:
-        of_a_hub = {"policy": policy, "callbacks": callbacks, "ray_address": ray_address}
-        check_hubless(topology, engine, of_a_hub)
+    return await _in_folder(run, begin)
+
+
+train = blocking(train_async, "train")
+
+
+class _Place(NamedTuple):
+    """Where workers run, and whether a folder that is continued may name code."""
+
+    engine: Engine
+    ray_address: str | None
+    trust_code: bool
+
+
+class _Job(NamedTuple):
+    """What a call of `train` wants trained."""
+
+    model: object
+    data: object
+    workers: int | None
+    folder: Path
+    until: Stop
+    evaluate: object
+    seed: int
+    settings: Mapping[str, Any] | None
+    training: TrainingKeywords
+
+    def plan_peers(self, topology: str, *, apart: bool) -> PeerPlan:
+        """Return the plan of a training without a hub."""
         return plan_peers(
-            model,
-            split(data, workers, seed),
-            peers_section(topology, settings, until),
-            local_training(**training),
-            graph=graph,
-            until=until,
-            run=folder,
-            evaluate=evaluate,
-            seed=seed,
-            apart=engine == "processes",
+            self.model,
+            split(self.data, self.workers, self.seed),
+            peers_section(topology, self.settings, self.until),
+            local_training(**of_steps(self.training)),
+            graph=of_graph(self.training),
+            until=self.until,
+            run=self.folder,
+            evaluate=self.evaluate,
+            seed=self.seed,
+            apart=apart,
         )
 
-    def begin() -> tuple[HubPlan, Workers, int]:
-        parts = split(data, workers, seed)
-        check_epochs(until, parts)
+    def plan_run(self, parts: Sequence[Share], policy: Policy | None, *, kept: bool) -> HubPlan:
+        """Return the plan of a run, whose folder is `kept` or removed in the end."""
+        check_epochs(self.until, parts)
         plan = plan_run(
-            model,
+            self.model,
             parts[0] if isinstance(parts[0], Dataset) else None,
-            hub={"run": str(folder), "quiet": False, "durability": "journal" if remove is None else "checkpoint"},
-            until=until,
+            hub={"run": str(self.folder), "quiet": False, "durability": "journal" if kept else "checkpoint"},
+            until=self.until,
             policy=policy,
-            settings=settings,
-            evaluate=evaluate,
-            graph=graph,
-            seed=seed,
-            **training,
+            evaluate=self.evaluate,
+            training=self.training,
+            seed=self.seed,
+            settings=self.settings,
         )
-        if remove is not None:  # nobody resumes it
-            plan = replace(plan, recordable=is_recordable(plan.sections.policy))
-        return plan, make_workers(engine, plan.prepared, parts, seed, ray_address), sum(map(examples_of, parts))
+        # Nobody resumes a folder that is removed.
+        return plan if kept else replace(plan, recordable=is_recordable(plan.sections.policy))
 
-    async def with_peers() -> Run:
-        return await train_with_peers(await asyncio.to_thread(begin_peers), folder)
 
-    async def with_hub() -> Run:
-        plan, crew, examples = await asyncio.to_thread(begin)
-        async with Callbacks(callbacks) as told:
-            listening = asyncio.Event()
-            observer = Observer(until, examples, told.tell, listening.set, ends_diverged=True)
-            told.on_stop = observer.finish_soon
-            return await _serve(plan, crew, observer, listening, trust_code=trust_code)
+async def _train_with_peers(job: _Job, topology: str, *, apart: bool) -> Run:
+    plan = await asyncio.to_thread(lambda: job.plan_peers(topology, apart=apart))
+    return await train_with_peers(plan, job.folder)
 
+
+async def _train_with_hub(
+    job: _Job, policy: Policy | None, callbacks: Sequence[Callback], place: _Place, *, kept: bool
+) -> Run:
+    def begin() -> tuple[HubPlan, Workers, int]:
+        parts = split(job.data, job.workers, job.seed)
+        plan = job.plan_run(parts, policy, kept=kept)
+        crew = make_workers(place.engine, plan.prepared, parts, job.seed, place.ray_address)
+        return plan, crew, sum(map(examples_of, parts))
+
+    plan, crew, examples = await asyncio.to_thread(begin)
+    async with Callbacks(callbacks) as told:
+        listening = asyncio.Event()
+        observer = Observer(job.until, examples, told.tell, listening.set, ends_diverged=True)
+        told.on_stop = observer.finish_soon
+        return await _serve(plan, crew, observer, listening, trust_code=place.trust_code)
+
+
+class _Begin(Protocol):
+    async def __call__(self, folder: Path, *, kept: bool) -> Run:
+        """Train in a folder, which is `kept` or lives as long as the run that is returned."""
+        ...
+
+
+async def _in_folder(run: str | Path | None, begin: _Begin) -> Run:
+    """Train in the folder of a run, or in one that is removed with the run."""
+    folder, remove = _folder(run)
     try:
         with _cancelled_at_exit():
-            found = await (with_hub() if topology == "star" else with_peers())
+            found = await begin(folder, kept=remove is None)
     except BaseException:
         if remove is not None:
             remove()
@@ -199,9 +198,6 @@ async def train_async(
     if remove is not None:
         weakref.finalize(found, remove)
     return found
-
-
-train = blocking(train_async, "train")
 
 
 @contextlib.contextmanager
