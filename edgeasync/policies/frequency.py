@@ -37,7 +37,6 @@ STEPS_MAX = 2**31
 """The most local steps of an assignment, whatever the bounds of its controller."""
 
 LocalSteps = Annotated[int, Meta(ge=1, le=100_000)]
-EpochsMax = Annotated[float, Meta(gt=0.0, le=1e6)]
 Bound = Literal["", "local_steps_min", "local_steps_max", "epochs_max", "change", "device"]
 """The bound that keeps a device's steps from its controller's aim: a key of the controller, `CHANGE_MAX`, or the
 device's own limit."""
@@ -192,7 +191,9 @@ class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
     communication_share_max: Annotated[
         float, Meta(ge=0.01, lt=1.0, description="of any device's time that communication may take")
     ] = 0.6
-    epochs_max: Annotated[EpochsMax, Meta(description="never more passes over a device's data than this")] = 8.0
+    epochs_max: Annotated[
+        float, Meta(gt=0.0, le=1e6, description="never more passes over a device's data than this")
+    ] = 8.0
     period_s_min: Annotated[
         float,
         Meta(ge=0.0, le=3600.0, description="a quiet hub's period, before `metric`; kept by more local steps"),
