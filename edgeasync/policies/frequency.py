@@ -31,13 +31,11 @@ SHRINK = 0.7
 AGREEMENT_MIN = 0.0
 VARIANCE_RATIO_MAX = 4.0
 
-AT_LEAST = "never fewer steps than this, unless the device allows no more"
 
 STEPS_MAX = 2**31
 """The most local steps of an assignment, whatever the bounds of its controller."""
 
 LocalSteps = Annotated[int, Meta(ge=1, le=100_000)]
-EpochsMax = Annotated[float, Meta(gt=0.0, le=1e6)]
 Bound = Literal["", "local_steps_min", "local_steps_max", "epochs_max", "change", "device"]
 """The bound that keeps a device's steps from its controller's aim: a key of the controller, `CHANGE_MAX`, or the
 device's own limit."""
@@ -199,7 +197,7 @@ class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
     """Share of the median device's time that communication may take; at most `communication_share_max`."""
     communication_share_max: Annotated[float, Meta(ge=0.01, lt=1.0)] = 0.6
     """Share of any device's time that communication may take, as far as the other bounds allow."""
-    epochs_max: EpochsMax = 8.0
+    epochs_max: Annotated[float, Meta(gt=0.0, le=1e6)] = 8.0
     """The most passes over a device's own data between two exchanges. Two steps are allowed in any case."""
     period_s_min: Annotated[float, Meta(ge=0.0, le=3600.0)] = 0.2
     """Least period of a quiet hub at full pace, before `metric` shortens it; kept by more local steps, as far as
