@@ -16,7 +16,6 @@ from msgspec import Meta
 from edgeasync.config import Section
 from edgeasync.policies.measurements import (
     DEVICES_MIN,
-    PEAK_SHARE,
     WINDOW,
     FleetMeasurements,
 )
@@ -33,13 +32,8 @@ STEPS_FACTOR = 0.5
 REDUCTION = 0.5
 """Factor of the learning rate under the remedies `reduce_lr`, `reduce_local_lr` and `rollback`."""
 
-NORM_RATIO = (
-    f"times what is usual that is still calm; usual is the median of the devices' last norms, "
-    f"but at least {PEAK_SHARE:g} of the highest median so far"
-)
-
 RatioMax = Annotated[float, Meta(gt=1.0, le=1e9)]
-CountMax = Annotated[int, Meta(ge=1, le=100_000, description="such updates in a row that are alarming")]
+CountMax = Annotated[int, Meta(ge=1, le=100_000)]
 
 
 class Observation(msgspec.Struct, frozen=True, gc=False):

@@ -12,10 +12,10 @@ from edgeasync.parameters import Vector
 from edgeasync.policies.schedules import CosineSchedule
 from edgeasync.policies.transforms import Conditions, Scalars, Scaling, Transform, scale
 
-LearningRate = Annotated[float, Meta(gt=0.0, le=1e6, description="factor of the step")]
+LearningRate = Annotated[float, Meta(gt=0.0, le=1e6)]
 MomentumShare = Annotated[
     float,
-    Meta(ge=0.0, lt=1.0, description="share of the velocity that every update keeps; at 0 there is no velocity"),
+    Meta(ge=0.0, lt=1.0),
 ]
 
 EPSILON_MIN = float(np.finfo(np.float32).tiny)

@@ -12,10 +12,7 @@ from edgeasync.config import Section
 
 FEDASYNC = "FedAsync, Xie et al. 2019 (arXiv:1903.03934)"
 
-Limit = Annotated[
-    Annotated[float, Meta(ge=0.0)] | None,
-    Meta(description="an update more versions behind than this is refused as `stale`"),
-]
+Limit = Annotated[float, Meta(ge=0.0)] | None
 
 
 class Staleness(msgspec.Struct, frozen=True, gc=False):

@@ -175,7 +175,7 @@ def test_what_is_said_of_a_kind():
     assert plain.paper == "Doe et al. 2020"
     assert [msgspec.structs.astuple(key) for key in plain.parameters] == [
         ("needed", "integer", "2 to 8", True, None, "How many."),
-        ("size", "size", "", False, 1024, ""),
+        ("size", "size", "", False, "1 KiB", ""),
         ("ratio", "number", "over 0 to under 0.5", False, None, "How much. As a share."),
         ("mode", '"a" or "b"', "", False, "b", ""),
         ("names", "list of strings", "", False, (), ""),
@@ -189,8 +189,8 @@ def test_what_is_said_of_a_kind():
 def test_a_part_within_a_kind_is_a_key_too():
     first, label, rest = found("chain", "chain").parameters
     assert (first.type, first.required, first.description) == ("table", True, "One of plain, bare.")
-    assert (label.type, label.description) == ("string", "a name")
-    assert (rest.type, rest.description) == ("list of tables", "one of plain, chain")
+    assert (label.type, label.description) == ("string", "A name.")
+    assert (rest.type, rest.description) == ("list of tables", "One of plain, chain.")
 
 
 def test_a_mere_key_is_a_part():

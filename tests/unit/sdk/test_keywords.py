@@ -1,0 +1,62 @@
+"""Keywords that several functions of the SDK take are those of the settings."""
+
+from typing import get_type_hints
+
+import pytest
+
+from edgeasync import Agent, Hub, train
+from edgeasync.autodiff.settings import GraphSettings
+from edgeasync.core.device.limits import DeviceLimits
+from edgeasync.errors import ConfigError
+from edgeasync.runtime.agent_settings import AgentSection
+from edgeasync.sdk.keywords import (
+    AgentKeywords,
+    DeviceKeywords,
+    TrainingKeywords,
+    check_keywords,
+    of_graph,
+    of_steps,
+)
+from edgeasync.training.numpy_models import SoftmaxModel
+from edgeasync.training.plan import LocalTraining
+
+MODEL = SoftmaxModel(inputs=4, classes=2)
+DATA = ([[0.0] * 4], [0])
+
+
+def test_an_agent_takes_the_keys_of_its_file():
+    """An editor completes them; what has an argument of its own in `Agent` is not among them."""
+    arguments = {"hub", "data", "device_id", "trainer"}
+    keys = {*AgentSection.__struct_fields__, *DeviceLimits.__struct_fields__} - arguments
+    assert set(DeviceKeywords.__annotations__) == keys
+    assert set(get_type_hints(AgentKeywords)) > keys
+
+
+def test_training_takes_the_keys_of_local_training_and_of_a_graph():
+    """In Python the data say what is compared: there is no `target`."""
+    keys = {*LocalTraining.__struct_fields__, *GraphSettings.__struct_fields__} - {"target"}
+    assert set(get_type_hints(TrainingKeywords)) == keys
+
+
+def test_keywords_are_sorted_by_what_they_are_for():
+    said = {"loss": "mse", "train": "head.*", "batch_size": 4}
+    assert (of_graph(said), of_steps(said)) == ({"loss": "mse", "train": "head.*"}, {"batch_size": 4})
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda _: train(MODEL, DATA, batch_siz=3), "train has no argument 'batch_siz'; did you mean batch_size"),
+        (lambda run: Hub(MODEL, run=run, optimiser=3), "Hub has no argument 'optimiser'; did you mean optimizer"),
+        (lambda run: Hub(MODEL, run=run, colour=3), r"Hub has no argument 'colour'; help\(\) lists"),
+        (lambda _: Agent(data=DATA, treads=3), "unknown key `treads`; did you mean threads"),
+        (lambda _: Agent(data=DATA, device_id="pi"), "device_id is said by an argument"),
+    ],
+)  # fmt: skip
+def test_an_unknown_keyword_names_the_right_one(tmp_path, call, told):
+    with pytest.raises(ConfigError, match=told):
+        call(tmp_path)
+
+
+def test_known_keywords_pass():
+    check_keywords({"optimizer": None, "micro_batch_size": 3}, TrainingKeywords, "train")
