@@ -178,7 +178,7 @@ def test_what_is_said_of_a_kind():
         ("size", "size", "", False, "1 KiB", ""),
         ("ratio", "number", "over 0 to under 0.5", False, None, "How much. As a share."),
         ("mode", '"a" or "b"', "", False, "b", ""),
-        ("names", "list of strings", "", False, (), ""),
+        ("names", "list of strings", "", False, [], ""),
         ("widths", "list of integers", "1 or more, each 1 or more", False, [3], ""),
         ("on", "boolean", "", False, False, ""),
     ]
