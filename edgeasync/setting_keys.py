@@ -44,8 +44,8 @@ class SettingKey(msgspec.Struct, frozen=True):
 
     @property
     def summary(self) -> str:
-        """The first sentence of the description, without its stop."""
-        return first_sentence(self.words)
+        """The first sentence of the description, without its stop and without a page that it ends with."""
+        return _LINK.sub(r"\1", re.sub(rf"[:;,] {_LINK.pattern}$", "", first_sentence(self.description)))
 
 
 def first_sentence(words: str) -> str:

@@ -23,19 +23,20 @@ class GraphSettings(Section, frozen=True):
     """
 
     loss: LossSetting = "cross_entropy"
-    """The loss that training makes small: `cross_entropy`, `mse`, `l1`, `huber` or `bce_with_logits`."""
+    """Loss of a forward model: `cross_entropy`, `mse`, `l1`, `huber` or `bce_with_logits`."""
     train: Annotated[tuple[str, ...], Meta(min_length=1)] | None = None
-    """Shell patterns over parameter names. Parameters that no pattern matches stay as they are. Without it all
-    parameters are trained but those that [the file says were frozen](/training_graph.md#what-is-trained). Those
-    that a pattern matches are trained even if the exporter may have merged or computed them.
+    """Parameters to train, a pattern such as `head.*`. Parameters that no pattern matches stay as they are.
+    Without it all parameters are trained but those that [the file says were
+    frozen](/training_graph.md#what-is-trained). Those that a pattern matches are trained even if the exporter may
+    have merged or computed them.
     """
     freeze: tuple[str, ...] = ()
-    """Patterns of parameters that stay as they are, although `train` matches them."""
+    """Parameters not to train, a pattern. It counts although `train` matches them."""
     output: str | None = None
-    """Name of the tensor that the loss reads; needed if the model has several outputs of floating-point values."""
+    """The tensor that the loss reads, if the model has several outputs of floating-point values."""
     target: Literal["label", "input"] = "label"
-    """The loss compares the output with the data's `y` (`"label"`), or with the example itself (`"input"`: an
-    autoencoder).
+    """What the loss compares the output with: the data's `y` (`label`), or the example itself (`input`). `input`
+    makes an autoencoder.
     """
 
     def names(self, parameter: str) -> bool:

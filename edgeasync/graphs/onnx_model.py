@@ -19,8 +19,8 @@ class OnnxModel(GraphSettings, frozen=True, tag_field="kind", tag="onnx", kw_onl
     """
 
     file: FilePath
-    """Path of the model. It may be a training graph that you built before. Then a `.safetensors` file of the same
-    name holds its first values, and you leave out the keys above.
+    """What to train: an ONNX model, or a training graph built from one. A `.safetensors` file beside a graph, of
+    the same name, holds its first values; you then leave out the keys above.
     """
     build_s_max: Annotated[float, Meta(gt=0, le=86_400)] = BUILD_S
     """Time to build the training graph, in a process of its own. More ends in exit code 10."""

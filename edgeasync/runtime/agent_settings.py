@@ -42,45 +42,44 @@ class AgentSection(DeviceSection, frozen=True):
     }
 
     hub: str | Annotated[tuple[str, ...], Meta(min_length=1, max_length=16)] | None = None
-    """The hub's address, `tcp://HOST:PORT`. Without it, or flag `--hub`, an enrolled device uses its hub's, and
-    others `tcp://127.0.0.1:5555`. A name is looked up as IPv4 and, if it has no such address, as IPv6. If a hub
-    does not answer or is full, the agent tries the next hub of the list. An agent that has lost its hub tries the
-    same hub again, then the others.
+    """The hub's address, `tcp://HOST:PORT`; several are tried in turn. Without it an enrolled device uses its
+    hub's, and others `tcp://127.0.0.1:5555`. A name is looked up as IPv4 and, if it has no such address, as IPv6.
+    An agent that has lost its hub tries the same one again, then the others; it also leaves one that is full.
     """
     trainer: str | None = None
-    """A trainer of your own, `"package.module:function"`, called with the hub's `Welcome` and the data (`None`
-    without `data`). It is imported from this machine's installation, never from the hub: [Your own code on
-    daemons](/train/own_code.md).
+    """A trainer of your own, `package.module:factory`. The factory is called with the hub's `Welcome` and the
+    data, `None` without `data`. It is imported from this machine's installation, never from the hub: [Your own
+    code on daemons](/train/own_code.md).
     """
     micro_batch_size: MicroBatch | None = None
-    """The most examples that go through the model at once on this device, instead of the hub's `micro_batch_size`.
-    The result of a step stays the same; [Large batches on small
-    devices](/train/optimizer.md#large-batches-on-small-devices).
+    """Most examples that go through the model at once, or `auto`; instead of the hub's. The result of a step stays
+    the same: [Large batches on small devices](/train/optimizer.md#large-batches-on-small-devices).
     """
     spool: Literal["identity", "full"] = "identity"
-    """The state that outlives a power cut. `identity`: who the device is. `full`: also the unanswered update, the
-    trainer's state and the model; see below.
+    """What the device keeps over a power cut: who it is (`identity`), or also its unanswered update (`full`).
+    `full` keeps the trainer's state and the model, too: [What a device keeps](/settings/agent.md#agent).
     """
     local: Patterns = ()
-    """Arrays that this device keeps to itself, besides those that the hub names: [Local
+    """Arrays that stay on this device, a pattern such as `head.*`. The hub may name others: [Local
     parameters](/train/local.md).
     """
     enrol: str | None = None
-    """A token of `edgeasync keys enrol`. With it the device brings its own key to the hub, once. The agent skips a
-    token that has enrolled this device before, so the line may stay.
+    """Token of `edgeasync keys enrol`, with which this device brings its own key to the hub. The flag takes `-` to
+    read it from standard input, so that no other user of the machine sees it. A token that has enrolled this
+    device before is skipped, so the line may stay.
     """
     hub_key: str | None = None
-    """The public key of the hub at `hub`, 64 hexadecimal digits. The device asks to be let in without a token, and
-    waits until a person at the hub accepts its key; [Keys](/hub/keys.md#or-let-a-device-knock).
+    """The hub's public key, to ask for admission without a token: 64 hexadecimal digits. The device waits until a
+    person at the hub accepts its key: [Keys](/hub/keys.md#or-let-a-device-knock).
     """
     insecure: bool = False
-    """For a device without keys: speak in clear to hubs beyond loopback. Anybody on the way could read and change
-    the messages. Without it the agent refuses such an address, and a name that does not resolve, with exit code 8.
-    `insecure` of `[hub]` says which addresses are loopback.
+    """Speak to a hub beyond this machine without keys. Anybody on the way could read and change the messages.
+    Without it the agent refuses such an address, and a name that does not resolve, with exit code 8. `insecure` of
+    `[hub]` says which addresses count as this machine.
     """
     when_finished: Literal["exit", "wait"] = "exit"
-    """What `edgeasync agent` does when the hub has finished training: end with exit code 0, or wait for the hub's
-    next run. The [service](/devices/service.md) waits.
+    """What to do after the end of training: end with exit code 0, or wait for the hub's next run. The
+    [service](/devices/service.md) waits.
     """
 
     @property

@@ -16,35 +16,34 @@ class DeviceSection(Section, frozen=True):
     GROUPS: ClassVar[Mapping[str, str]] = {"data": "Training", "device_id": "Identity", "seed": "Training"}
 
     data: FilePath | None = None
-    """This device's examples; needed here or as flag `--data`, but not with a `trainer`. `.npz` or `.csv`: [Data
-    on a device](/train/data.md).
+    """This device's examples, `.npz` or `.csv`: [Data on a device](/train/data.md). An agent with a `trainer` of
+    its own may do without.
     """
     device_id: str | None = None
-    """This device's name. No two live devices may share one. A letter or digit, then up to 63 letters, digits,
-    `.`, `_` or `-`; for several agents on one board then `/0` to `/999`. Without this key: the enrolled name, or
-    else the host's name.
+    """This device's name; by default the enrolled one, or the host's. No two live devices may share one. A letter
+    or digit, then up to 63 letters, digits, `.`, `_` or `-`; for several agents on one board then `/0` to `/999`.
     """
     state: FilePath | None = None
-    """Folder of this device's identity and keys, one for each agent. Without it:
-    `~/.local/state/edgeasync/DEVICE_ID`.
+    """Folder of this device's identity and keys; by default `~/.local/state/edgeasync/DEVICE_ID`. Each agent and
+    peer needs its own.
     """
     seed: Annotated[int, Meta(ge=0, lt=2**62)] = 0
-    """Seed of the order in which the agent draws examples."""
+    """Seed of the order in which examples are drawn."""
     step_s_min: Annotated[float, Meta(ge=0, le=3600)] = 0.0
-    """Every local step takes at least this time; the agent sleeps when it computes faster. It spares a shared
-    machine, or imitates a slower one.
+    """Least time of a local step. The device sleeps when it computes faster: to spare a shared machine, or to
+    imitate a slower one.
     """
     threads: Annotated[int, Meta(ge=1, le=4096)] | None = None
-    """Cores that a step of an ONNX model may use. Without it: as the [board's
+    """Cores for a step of an ONNX model. By default as the [board's
     profile](/devices/memory.md#profiles-of-boards) says, or 1.
     """
     provider: Literal["auto", "cpu", "cuda", "tensorrt"] = "auto"
-    """What computes an ONNX model. `auto` takes a GPU if the installed onnxruntime has one. If a provider is
-    missing or does not start, the agent warns and takes the CPU.
+    """What computes an ONNX model; `auto` takes a GPU if the installed onnxruntime has one. If a provider is
+    missing or does not start, the device warns and takes the CPU.
     """
     progress_s: Annotated[float, Meta(gt=0, le=86400)] = 300.0
-    """For how long a trainer may take no local step before `edgeasync agent` tells systemd's watchdog that it
-    hangs; [The watchdog](/devices/service.md#the-watchdog).
+    """Longest time without a local step before systemd's watchdog is told that the trainer hangs. [The
+    watchdog](/devices/service.md#the-watchdog) says what follows.
     """
 
     @property

@@ -40,48 +40,47 @@ class HubSection(Section, frozen=True):
     GROUPS: ClassVar[Mapping[str, str]] = {"bind": "Connection", "run": "Run", "keys": "Connection"}
 
     bind: str = DEFAULT_ADDRESS
-    """Where to listen: `tcp://HOST:PORT`. HOST is an address of this machine (IPv6 in brackets), or `*` for all.
-    Port `*` takes any free one. `ipc://PATH` serves one machine; a relative PATH is made absolute when it is read.
+    """Where to listen: `tcp://HOST:PORT`, or `ipc://PATH` for one machine. HOST is an address of this machine
+    (IPv6 in brackets), or `*` for all. Port `*` takes any free one. A relative PATH is made absolute when it is
+    read.
     """
     run: FilePath = FilePath("runs/default")
-    """Folder of this run, made if missing; [Crashes, backups, moving](/durability.md) lists its files. If the
-    folder holds a run, the hub resumes it. If the folder holds only a `model.safetensors`, the run begins with
-    that model.
+    """Folder of this run, made if missing. If the folder holds a run, the hub resumes it. If the folder holds only
+    a `model.safetensors`, the run begins with that model. [Crashes, backups, moving](/durability.md) lists its
+    files.
     """
     seed: Annotated[int, Meta(ge=0, lt=2**62)] = 0
-    """Seed of the model's first values. Not used by an ONNX model, which brings its values, or when the folder
-    holds a model.
+    """Seed of the model's first values. It has no effect on an ONNX model, which brings its values, or when the
+    folder holds a model.
     """
     durability: Durability = "journal"
-    """What an answer to a device promises. `"journal"`: the update is on disk, and outlives a crash or a power
-    cut. `"checkpoint"`: nothing. A crash then loses all updates after the last checkpoint, but answers do not wait
-    for the disk.
+    """When the hub answers a device: after its update is on disk (`journal`), or at once (`checkpoint`). With
+    `journal` an answered update outlives a crash or a power cut. With `checkpoint` a crash loses all updates after
+    the last checkpoint, but answers do not wait for the disk.
     """
     history_rows_max: Annotated[int, Meta(ge=0, le=1_000_000)] = ROWS_MAX
-    """How many rows the run's [history](/durability.md#the-history) keeps at most: one for each update, and for
-    each evaluation. A row takes about 30 bytes. 0: no history.
+    """Most rows of the run's history; 0: no history. It has one for each update and each evaluation, of about 30
+    bytes: [The history](/durability.md#the-history).
     """
     stop: StopCondition = StopCondition()
     """When training ends; `[hub.stop]`."""
     quiet: bool | None = None
-    """Whether the fleet rests while the model stands still; see [Rest](/policies.md#rest). Without this key it
-    does if nothing in `stop` ends the run and `policy.frequency` is `adaptive`. `true` needs an `adaptive`
-    frequency.
+    """Let the fleet rest while the model stands still: [Rest](/policies.md#rest). Without this key it does if
+    nothing in `stop` ends the run and `policy.frequency` is `adaptive`. `true` needs an `adaptive` frequency.
     """
     frozen: OtherFrozen = "refuse"
-    """What the hub does with a device whose frozen arrays differ: [Frozen
-    parameters](/train/join.md#frozen-parameters). `"refuse"`: the device ends with exit code 5. `"warn"`: the
-    device trains, and the hub warns once.
+    """What to do with a device whose frozen arrays differ: refuse it, or warn and let it train. A device that is
+    refused ends with exit code 5: [Frozen parameters](/train/join.md#frozen-parameters).
     """
     keys: FilePath | None = None
     """Folder of this hub's keys, made by `edgeasync keys init`. With it the hub encrypts every connection and lets
-    in only listed keys; [Keys](/hub/keys.md).
+    in only listed keys: [Keys](/hub/keys.md).
     """
     knocking: bool = False
-    """With keys: note unknown keys that connect, for `edgeasync keys pending`."""
+    """With keys: record unknown keys, for `edgeasync keys pending`."""
     insecure: bool = False
-    """Without keys: listen beyond loopback, where anybody on the network may join. A host name counts as loopback
-    if all its addresses are loopback. `ipc://@NAME` does not count: every user of the machine may open it.
+    """Without keys: listen beyond this machine, where anybody on the network may join. A host name counts as this
+    machine if all its addresses are loopback. `ipc://@NAME` does not: every user of the machine may open it.
     """
 
     def __post_init__(self) -> None:

@@ -26,21 +26,23 @@ class PeerSection(DeviceSection, frozen=True):
     }
 
     topology: Topology = "ring"
-    """Devices average in a ring, or each with all. The same on all devices."""
+    """How devices average: in a ring, or each with all. The same on all devices."""
     peers: FilePath | None = None
-    """[the file of peers](/train/peers.md#the-file-of-peers); needed here or as flag `--peers`."""
+    """The devices that average, a TOML file, the same on all: [The file of
+    peers](/train/peers.md#the-file-of-peers).
+    """
     bind: str | None = None
-    """Where to listen, `tcp://HOST:PORT`. Without it: at this device's address in the file of peers."""
+    """Where to listen, `tcp://HOST:PORT`; by default at this device's address in the file of peers."""
     round_every_s: Annotated[float, Meta(gt=0, le=86400)] = 1.0
-    """A round begins this long after the last one. The device with the lowest name that is there decides. The same
-    on all devices.
+    """Time from one round to the next. The device with the lowest name that is there decides. The same on all
+    devices.
     """
     round_steps: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
-    """Instead of that: a round begins each time the device has taken this number of local steps. A device then
-    waits, up to a lease, before it takes twice as many without a mean. The same on all devices.
+    """Local steps from one round to the next, instead of a time. A device then waits, up to a lease, before it
+    takes twice as many without a mean. The same on all devices.
     """
     codec: str = "identity"
-    """Codes what travels: `identity`, `float16`, `bfloat16`, `int8`, `int4`, each also with `+zstd`. The same on
+    """How models travel: `identity`, `float16`, `bfloat16`, `int8` or `int4`, each also with `+zstd`. The same on
     all devices.
     """
     lease_s: Annotated[float, Meta(ge=0.1, le=3600)] = 10.0
@@ -50,17 +52,16 @@ class PeerSection(DeviceSection, frozen=True):
     steps_max: Annotated[int, Meta(ge=0, le=2**62)] | None = None
     """Local steps of all starts, after which the device waits for one more round and ends."""
     epochs: Annotated[float, Meta(gt=0, le=1_000_000)] | None = None
-    """The same in passes over this device's data."""
+    """Passes over this device's data after which it ends, instead of `steps_max`."""
     rounds_max: Annotated[int, Meta(ge=1, le=2**62)] | None = None
-    """The device ends after this number of rounds."""
+    """Rounds after which the device ends."""
     frozen: OtherFrozen = "refuse"
-    """What this device does with a peer whose frozen arrays differ: [Frozen
-    parameters](/train/join.md#frozen-parameters). `"refuse"`: it does not hear that peer. `"warn"`: it averages
-    with that peer, and warns once.
+    """What to do with a peer whose frozen arrays differ: do not hear it (`refuse`), or average with it and warn
+    once. See [Frozen parameters](/train/join.md#frozen-parameters).
     """
     out: FilePath | None = None
-    """Where to write the trained model at the end: `.onnx` for inference, if a forward model was given; else its
-    arrays, `.safetensors`. Not one of the files that this device reads.
+    """Where to write the trained model at the end, `.onnx` or `.safetensors`. `.onnx` needs a forward model. It is
+    not one of the files that this device reads.
     """
 
     def __post_init__(self) -> None:

@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from edgeasync.cli.settings import FILES
 from edgeasync.config import ByteCount, FilePath, Section
-from edgeasync.setting_keys import keys_of, meanings_of, plain, tables_of
+from edgeasync.setting_keys import SettingKey, keys_of, meanings_of, plain, tables_of
 
 
 class Base(Section, frozen=True):
@@ -52,6 +52,7 @@ def test_a_terminal_gets_no_links_and_help_the_first_sentence():
     count = keys_of(Made)[1]
     assert count.words == "How many, see the page. Not one. Really."
     assert count.summary == "How many, see the page"
+    assert SettingKey("a", "", "", False, None, "The file: [A page](/a.md). More.").summary == "The file"
 
 
 def test_a_class_without_source_has_no_meanings():

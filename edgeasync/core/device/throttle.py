@@ -59,9 +59,9 @@ class ThrottleSection(Section, frozen=True):
     """`[throttle]`: when a device pauses, and how fast it trains; `None` is no limit."""
 
     temperature_c_max: Annotated[float, Meta(ge=30, le=150)] = 80.0
-    """The agent pauses while its hottest sensor tells this or more. 150: never."""
+    """Pause at this temperature of the hottest sensor; 150: never."""
     temperature_c_slow: Annotated[float, Meta(ge=30, le=150)] | None = None
-    """From here on the agent trains in half of the time. Without it: 5 C below `temperature_c_max`."""
+    """Train in half of the time from this temperature on. By default 5 C below `temperature_c_max`."""
     only_on_mains: bool = False
     """Pause on battery."""
     only_unmetered: bool = False
@@ -71,9 +71,9 @@ class ThrottleSection(Section, frozen=True):
     memory_free_bytes_min: ByteCount | None = None
     """Pause while less memory is free."""
     quiet_hours: str | None = None
-    """`"22:00-07:00"`: pause from the first time of day to the second."""
+    """Pause each day from the first time to the second, such as `22:00-07:00`."""
     cpu_share: Annotated[float, Meta(ge=0.01, le=1)] = 1.0
-    """The share of the time that steps may take."""
+    """Share of the time that local steps may take."""
 
     @property
     def slow_c(self) -> float:

@@ -167,10 +167,10 @@ class CheckpointSettings(Section, frozen=True):
     keep: Annotated[int, Meta(ge=2, le=10_000)] = 3
     """Number of checkpoints that the hub keeps, besides the best one."""
     recovery: Annotated[str, Meta(min_length=1)] = "latest"
-    """The state from which a start resumes. `"latest"`: the newest checkpoint and the journal after it. `"best"`:
-    the best checkpoint. A checkpoint's name, as in the folder or in `edgeasync runs --json`: that checkpoint. The
-    last two begin a new branch, and the hub refuses updates from later versions. In a file this setting goes back
-    at every start, so rather give the flag once. The flag is refused for a folder that has no checkpoint.
+    """Checkpoint to resume from: `latest`, `best`, or a name. `latest` also replays the journal after it. The
+    others begin a new branch, and the hub refuses updates from later versions. Names stand in the folder and in
+    `edgeasync runs --json`. In a file this setting goes back at every start, so rather give the flag once; it is
+    refused for a folder without a checkpoint.
     """
     journal_bytes_max: ByteCount = ByteCount(256 << 20)
     """When the journal has grown by this size, and by at least eight models, the hub writes a checkpoint. It then

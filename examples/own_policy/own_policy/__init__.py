@@ -18,8 +18,10 @@ class Hinge(Plugin, frozen=True):
     """Count an update fully up to so many versions of staleness, and less and less beyond."""
 
     paper = "FedAsync, Xie et al. 2019 (arXiv:1903.03934)"
-    free: Annotated[float, Meta(ge=0.0, le=1e6, description="versions up to which an update counts fully")] = 4.0
-    slope: Annotated[float, Meta(ge=0.0, le=1e6, description="how fast the weight falls beyond `free`")] = 10.0
+    free: Annotated[float, Meta(ge=0.0, le=1e6)] = 4.0
+    """Versions up to which an update counts fully."""
+    slope: Annotated[float, Meta(ge=0.0, le=1e6)] = 10.0
+    """How fast the weight falls beyond `free`."""
 
     def __call__(self, staleness: Staleness) -> float:
         return 1.0 / (1.0 + self.slope * max(0.0, staleness.versions - self.free))
@@ -29,7 +31,8 @@ class Krum(RowCombiner, frozen=True):
     """Take the update that is nearest to its neighbours, and leave out the others."""
 
     paper = "Blanchard et al. 2017 (NIPS)"
-    faulty: Annotated[int, Meta(ge=0, le=1000, description="devices that may lie")] = 1
+    faulty: Annotated[int, Meta(ge=0, le=1000)] = 1
+    """Devices that may lie."""
 
     def combine(self, rows: npt.NDArray[np.float32], out: npt.NDArray[np.float32]) -> None:
         apart = np.array([[float(np.add.reduce((one - other) ** 2)) for other in rows] for one in rows])
