@@ -473,7 +473,7 @@ def test_two_commands_average_and_write_their_models(commands, tmp_path, setting
     peers = [
         commands.start(
             "peer", settings, *device_flags(number, commands.data(f"{number}.npz")), "--json",
-            "--steps", 1500, "--step-s-min", 0.001, "--out", f"{number}.safetensors",
+            "--steps-max", 1500, "--step-s-min", 0.001, "--out", f"{number}.safetensors",
         )
         for number in (0, 1)
     ]  # fmt: skip
@@ -485,7 +485,7 @@ def test_two_commands_average_and_write_their_models(commands, tmp_path, setting
         assert stopped["rounds"] > 1
         assert stopped["loss"] < 1.0
         assert (tmp_path / f"{number}.safetensors").exists()
-    again = commands.run("peer", settings, *device_flags(0, "0.npz"), "--steps", 1500)
+    again = commands.run("peer", settings, *device_flags(0, "0.npz"), "--steps-max", 1500)
     assert "1500 local steps before" in again.stdout
 
 
@@ -498,7 +498,7 @@ def test_an_onnx_model_goes_in_and_a_trained_one_comes_out(commands, tmp_path, s
         *device_flags(0, commands.data("data.npz")),
     )  # fmt: skip
     for steps in (20, 30):
-        peer = commands.start("peer", *flags, "--steps", steps)
+        peer = commands.start("peer", *flags, "--steps-max", steps)
         stopped = peer.wait_for("stopped")
         assert peer.wait() == 0
         assert stopped["steps"] == steps
@@ -515,7 +515,7 @@ def test_an_onnx_model_goes_in_and_a_trained_one_comes_out(commands, tmp_path, s
         ),
         (("--out", "no/such/folder.safetensors"), "no/such"),
         (("--out", "model.onnx"), "forward model of ONNX"),
-        (("--epochs", 2, "--steps", 3), "one of the two"),
+        (("--epochs", 2, "--steps-max", 3), "one of the two"),
         (("--device-id", "stranger"), 'add to its list, on every device: {name = "stranger"'),
         (("--loss", "mse"), "--loss, --train and the like are for an ONNX model: give --model FILE.onnx"),
         (("--topology", "star"), "choose from"),
@@ -544,7 +544,7 @@ def test_a_trained_model_takes_the_place_of_nothing_that_is_read(commands, tmp_p
     (tmp_path / "folder.onnx").mkdir()
     flags = device_flags(0, commands.data("data.npz"))
     before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
-    arguments = ("peer", settings, *flags, "--model", "model.onnx", "--steps", 2, "--out", out)
+    arguments = ("peer", settings, *flags, "--model", "model.onnx", "--steps-max", 2, "--out", out)
     mistake(commands, CONFIG, hint, arguments=arguments)
     assert {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
 
@@ -552,7 +552,7 @@ def test_a_trained_model_takes_the_place_of_nothing_that_is_read(commands, tmp_p
 def test_the_values_beside_a_training_graph_are_not_written_over(commands, tmp_path, settings):
     (tmp_path / "model.onnx").write_bytes(to_onnx(Sequential(Linear(8, 3)), (8,)).SerializeToString())
     assert commands.run("model", "build", "model.onnx", "--out", "training.onnx").returncode == 0
-    flags = (*device_flags(0, commands.data("data.npz")), "--model", "training.onnx", "--steps", 2)
+    flags = (*device_flags(0, commands.data("data.npz")), "--model", "training.onnx", "--steps-max", 2)
     arguments = ("peer", settings, *flags, "--out", "training.safetensors")
     mistake(commands, CONFIG, "training.safetensors: is read here", arguments=arguments)
 
