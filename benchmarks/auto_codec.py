@@ -4,13 +4,11 @@ Run as `python -m benchmarks.auto_codec`. Eight real agents learn digits on loop
 process on each core. All must have one codec in the end, and change it twice at most.
 """
 
-import multiprocessing
 import os
 import time
 from collections import Counter
-from contextlib import ExitStack
 
-from benchmarks.real_fleet import Member, RealFleet, run_fleet
+from benchmarks.real_fleet import Member, RealFleet, busy_loops, run_fleet
 from benchmarks.report import Form, Results, enforce_targets, make_parser, show_progress, show_results
 from benchmarks.simulated import split_digits
 from edgeasync.data.partition import iid
@@ -41,23 +39,13 @@ def watch(fleet: RealFleet, seconds: float) -> tuple[dict[str, int], Counter[str
     return changes, Counter(codecs.values())
 
 
-def compute() -> None:
-    """Keep a core busy."""
-    while True:
-        pass
-
-
 def main() -> None:
     """Watch the fleet for the time of the form."""
     arguments = make_parser("Whether equal devices have one codec, and keep it.").parse_args()
     results, seconds = Results(), SECONDS[arguments.form]
     parts = iid(split_digits()[0], DEVICES, 0)
-    with ExitStack() as stack:
-        for _ in range(os.cpu_count() or 1):
-            process = multiprocessing.get_context("spawn").Process(target=compute, daemon=True)
-            process.start()
-            stack.callback(process.kill)
-        fleet = stack.enter_context(run_fleet(MODEL, LEARNING_RATE, [Member(part, STEP_S) for part in parts]))
+    members = [Member(part, STEP_S) for part in parts]
+    with busy_loops(os.cpu_count() or 1), run_fleet(MODEL, LEARNING_RATE, members) as fleet:
         changes, codecs = watch(fleet, seconds)
     most = max(changes.values(), default=0)
     results.add("auto", f"{DEVICES} devices, {seconds:.0f} s", {"codecs": len(codecs), "changes at most": most})

@@ -10,7 +10,6 @@ import numpy as np
 
 from benchmarks.fairness_data import MAKERS, Data, Part
 from benchmarks.simulated import BATCH, LIVENESS, accuracy_of, start_device
-from edgeasync.core.hub.effects import HubReport
 from edgeasync.core.hub.settings import FLOAT32, HubCoreSettings, Limits
 from edgeasync.data.dataset import Batch, Dataset, batches
 from edgeasync.parameters import Vector
@@ -121,11 +120,13 @@ def measure(case: Case) -> Outcome:
     hub.core.check()
     rows = hub.core.status(clock.now_s)["devices"]
     return Outcome(
-        accuracies=_means(found),
-        alone=_alone(data, sum(device.steps_total for device in devices), case.seed),
+        accuracies=means(found),
+        alone=train_alone(data, sum(device.steps_total for device in devices), case.seed),
         weights=[weight_of(row) for row in rows],
         refused=sum(sum(row["updates_rejected"].values()) for row in rows),
-        warned=Counter(kind_of(report) for _, report in hub.reports if report.event == "alarm"),
+        warned=Counter(
+            kind_of(report.device_id, report.figures) for _, report in hub.reports if report.event == "alarm"
+        ),
     )
 
 
@@ -135,12 +136,12 @@ def weight_of(device: Mapping[str, Any]) -> float:
     return float((device["weight_kept"] or 0.0) * applied / max(1, applied + rejected))
 
 
-def kind_of(report: HubReport) -> str:
-    """Return what a warning is about."""
-    if not report.device_id:
+def kind_of(device_id: str, figures: Mapping[str, float]) -> str:
+    """Return what a warning is about, by its device and its figures."""
+    if not device_id:
         return "fleet"
     kinds = {"times_usual": "length", "fleet_loss": "fit"}
-    return next((kind for figure, kind in kinds.items() if figure in report.figures), "other")
+    return next((kind for figure, kind in kinds.items() if figure in figures), "other")
 
 
 def _stream(part: Part, seed: int, clock: VirtualClock, later_s: float) -> Iterator[Batch]:
@@ -151,7 +152,7 @@ def _stream(part: Part, seed: int, clock: VirtualClock, later_s: float) -> Itera
     yield from batches(part.later, BATCH, seed)
 
 
-def _alone(data: Data, steps: int, seed: int) -> list[float]:
+def train_alone(data: Data, steps: int, seed: int) -> list[float]:
     """Let one machine take as many steps with all data; return the accuracies at the end."""
     sets = [each for part in data.parts for each in (part.training, part.later) if each is not None]
     everything = Dataset(np.concatenate([one.x for one in sets]), np.concatenate([one.y for one in sets]))
@@ -165,8 +166,9 @@ def _alone(data: Data, steps: int, seed: int) -> list[float]:
         vector -= rate * gradient
         if left < 100 * LAST and not left % 100:
             found.append([accuracy_of(data.model, vector, part.held_out) for part in data.parts])
-    return _means(found)
+    return means(found)
 
 
-def _means(found: list[list[float]]) -> list[float]:
+def means(found: list[list[float]]) -> list[float]:
+    """Return the mean of each column."""
     return [statistics.fmean(column) for column in zip(*found, strict=True)]

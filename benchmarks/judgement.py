@@ -16,7 +16,6 @@ one device is named in all runs of 200 exchanges.
 
 import math
 import statistics
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -56,7 +55,6 @@ NAMED_WITHIN = 30
 NAMED_CLEAN_MAX = 1
 NEVER = 10**6
 LEAST = 1e-4
-POLL_S = 0.2
 LAST = 8
 """The accuracy at the end is the mean of this many evaluations, a second apart."""
 
@@ -141,10 +139,6 @@ def measure(run: Run) -> Outcome:
     return judged(devices, statistics.fmean(accuracies), named)
 
 
-def _updates_sent(device: Mapping[str, Any]) -> int:
-    return int(device["updates_applied"] + sum(device["updates_rejected"].values()))
-
-
 def judged(devices: Sequence[Mapping[str, Any]], accuracy: float, named: Mapping[str, int]) -> Outcome:
     """Return what the devices' parts of a status say."""
     rejected = [sum(device["updates_rejected"].values()) for device in devices]
@@ -196,11 +190,8 @@ def judge_processes(runs: int, seconds: float, results: Results) -> None:
             Member(people[(number + seed) % len(people)], speed * STEP_S) for number, speed in enumerate(SPEEDS)
         ]
         with run_fleet(smartwatch.MODEL, LEARNING_RATES["smartwatch"], members) as fleet:
-            time.sleep(seconds)
-            status = fleet.status
-            devices = status["devices"]
-        bad = {alarm["device"]: 0 for alarm in status["alarms"] if alarm["device"]}
-        outcomes.append(judged(devices, math.nan, bad))
+            story = fleet.train(seconds)
+        outcomes.append(judged(story.devices, math.nan, story.warned))
         show_progress(f"processes: {seed + 1} of {runs} runs")
     figures = _figures(outcomes)
     del figures["accuracy, %"]
@@ -220,15 +211,8 @@ def judge_spoilt_processes(fault: str, seconds: float, results: Results) -> None
     training, _ = split_digits()
     parts = iid(training, len(SPEEDS), 0)
     parts[0] = FAULTS[fault](parts[0], DIGITS.classes, np.random.default_rng(0))
-    named: dict[str, int] = {}
     with run_fleet(DIGITS, LEARNING_RATES["digits"], [Member(part, STEP_S) for part in parts]) as fleet:
-        until_s = time.monotonic() + seconds
-        while time.monotonic() < until_s:
-            time.sleep(POLL_S)
-            status = fleet.status
-            sent = {one["id"]: _updates_sent(one) for one in status["devices"]}
-            for alarm in status["alarms"]:
-                named.setdefault(alarm["device"], sent.get(alarm["device"], 0))
+        named = dict(fleet.train(seconds).warned)
     at = named.pop("device-1", NEVER)
     results.add("processes", f"digits, {fault}, 1", {"named within": float(at), "others named": float(len(named))})
     results.bound(f"processes: exchanges until {fault} is named", at, NAMED_WITHIN)

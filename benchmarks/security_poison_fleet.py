@@ -7,7 +7,7 @@ others do and then changes its update, so that it knows how long an honest one i
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import numpy as np
@@ -28,7 +28,7 @@ from edgeasync.simulation.clock import VirtualClock
 from edgeasync.simulation.fleet import SimulatedDevice, SimulatedWorkload
 from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.population import FleetProfile, draw_fleet
-from edgeasync.training.trainer import GradientTrainer, StepResult
+from edgeasync.training.trainer import GradientTrainer, StepResult, Trainer
 
 KEYS = 10
 BAD = 2
@@ -109,7 +109,7 @@ CLAIMS: dict[str, dict[str, Any]] = {
 class HostileTrainer:
     """Learns as another trainer does, and moves the parameters otherwise."""
 
-    def __init__(self, trainer: GradientTrainer, change: Change, seed: int) -> None:
+    def __init__(self, trainer: Trainer, change: Change, seed: int) -> None:
         self._trainer = trainer
         self._change = change
         self._random = np.random.default_rng(seed)
@@ -183,6 +183,22 @@ class Outcome:
     warned: int
     first: bool
 
+    @classmethod
+    def of(
+        cls, accuracy: float, refused: float, rollbacks: int, warned: Mapping[str, int], hostile: Sequence[str]
+    ) -> Self:
+        """Return the outcome of a run by whom the hub warned of, in this order and after how many exchanges."""
+        order = list(warned)
+        bad = [name for name in order if name in hostile]
+        return cls(
+            accuracy=accuracy,
+            refused=refused,
+            rollbacks=rollbacks,
+            honest_warned=len(order) - len(bad),
+            warned=max([warned.get(name, NEVER) for name in hostile], default=0),
+            first=order[: len(hostile)] == bad and len(bad) == len(hostile),
+        )
+
 
 def measure(case: Case) -> Outcome:
     """Train a fleet; all is drawn from the seed."""
@@ -253,15 +269,12 @@ class Run:
         engine = self._hub.core.policy_engine
         sent = sum(members.measurements[name].updates for name in self.honest)
         waiting = sum(one.device_id in self.honest for one in engine.state.contributions)
-        order = list(self._warned)
-        bad = [name for name in order if name in self.hostile]
-        return Outcome(
-            accuracy=statistics.fmean(accuracies),
-            refused=1.0 - (self._applied + waiting) / sent,
-            rollbacks=engine.state.divergence.rollbacks,
-            honest_warned=len(order) - len(bad),
-            warned=max([self._warned.get(name, NEVER) for name in self.hostile], default=0),
-            first=order[: len(self.hostile)] == bad and len(bad) == len(self.hostile),
+        return Outcome.of(
+            statistics.fmean(accuracies),
+            1.0 - (self._applied + waiting) / sent,
+            engine.state.divergence.rollbacks,
+            self._warned,
+            self.hostile,
         )
 
     @property
