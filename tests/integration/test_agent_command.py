@@ -25,7 +25,7 @@ GRAPH_TABLE = 'kind = "onnx"\nfile = "forward.onnx"'
 
 def run_agent(commands, address, *arguments, key=""):
     """Run an agent until its hub has what it wants; what is set stands in a file, or in flags."""
-    (commands.folder / "agent.toml").write_text(f"[limits]\n{key}\n")
+    (commands.folder / "agent.toml").write_text(f"{key}\n")
     fixed = ["--hub", address, "--data", commands.data("data.npz"), "--device-id", "pi", "--state", "state"]
     told = commands.run("agent", "agent.toml", *fixed, *arguments)
     assert (told.returncode, told.stderr) == (0, "")
@@ -50,7 +50,12 @@ def test_without_an_address_it_uses_that_of_status(commands, monkeypatch):
 
 @pytest.mark.parametrize(
     ("flags", "key", "threads"),
-    [([], "", 1), (["--threads", 3], "", 3), ([], "threads = 2", 2), (["--threads", 3], "threads = 2", 3)],
+    [
+        ([], "", 1),
+        (["--threads", 3], "", 3),
+        ([], "agent.threads = 2", 2),
+        (["--threads", 3], "agent.threads = 2", 3),
+    ],
     ids=["default", "flag", "file", "flag over file"],
 )
 def test_a_graph_is_run_by_as_many_threads_as_were_asked_for(commands, monkeypatch, flags, key, threads):
@@ -75,8 +80,8 @@ def test_a_graph_is_run_by_as_many_threads_as_were_asked_for(commands, monkeypat
         ([], "", None),
         (["--bandwidth-bytes-per-s-max", "1 MB"], "", 1_000_000),
         (["--bandwidth-bytes-per-s-max", "2000000"], "", 2_000_000),
-        ([], 'bandwidth_bytes_per_s_max = "3 MB"', 3_000_000),
-        (["--bandwidth-bytes-per-s-max", "1 MB"], 'bandwidth_bytes_per_s_max = "3 MB"', 1_000_000),
+        ([], 'limits.bandwidth_bytes_per_s_max = "3 MB"', 3_000_000),
+        (["--bandwidth-bytes-per-s-max", "1 MB"], 'limits.bandwidth_bytes_per_s_max = "3 MB"', 1_000_000),
     ],
     ids=["default", "flag", "flag in bytes", "file", "flag over file"],
 )
@@ -158,11 +163,11 @@ def test_a_log_level_that_is_not_known(commands, command):
 
 
 @pytest.mark.parametrize(
-    ("flags", "key"), [(["--bytes-per-day-max", "3 GB"], ""), ([], 'bytes_per_day_max = "3 GB"')]
+    ("flags", "key"), [(["--bytes-per-day-max", "3 GB"], ""), ([], 'limits.bytes_per_day_max = "3 GB"')]
 )
 def test_a_day_has_as_many_bytes_as_were_asked_for_over_all_its_starts(commands, flags, key):
     _, address = commands.hub(commands.settings(more=LIVELINESS))
-    (commands.folder / "agent.toml").write_text(f"[limits]\n{key}\n")
+    (commands.folder / "agent.toml").write_text(f"{key}\n")
     used = []
     for updates in (3, 6):
         agent = commands.agent(address, "pi", "agent.toml", *flags)

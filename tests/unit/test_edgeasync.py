@@ -6,7 +6,7 @@ import sys
 import edgeasync
 
 NAMES = """
-Adam Agent Dataset EdgeAsyncError GradientTrainer Hub OnnxTrainer Parameter ParameterSpec Policy Run SGD StepResult
+Adam Agent Dataset EdgeAsyncError GradientTrainer Hub OnnxTrainer Parameter ParameterSpec Peer Policy Run SGD StepResult
 Stop Trainer Vector fetch_status join train train_async
 """
 MODULES = "async_train callbacks data losses metrics networks nn policies simulation"
