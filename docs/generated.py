@@ -18,6 +18,7 @@ from edgeasync.autodiff.inspection import Inspection
 from edgeasync.cli.main import app
 from edgeasync.cli.mistakes import Commands
 from edgeasync.cli.settings import FILES
+from edgeasync.cli.settings_flags import GroupedCommand
 from edgeasync.durable.run_replay import Beginning, ReplayedEvaluation, ReplayedUpdate, RunEvent
 from edgeasync.durable.verification import Verified
 from edgeasync.ops.runs import BestVersion, CheckpointSummary, Mark, RunSummary
@@ -60,7 +61,11 @@ def every_command() -> list[tuple[str, Any]]:
     for name, command in root.commands.items():  # type: ignore[attr-defined]
         inner = getattr(command, "commands", None)
         found += [(name, command)] if inner is None else [(f"{name} {each}", inner[each]) for each in inner]
-    return [(name, Commands.whole(name, command)) for name, command in found]
+    whole = [(name, Commands.whole(name, command)) for name, command in found]
+    for _, command in whole:
+        if isinstance(command, GroupedCommand):
+            command.explain()
+    return whole
 
 
 def _command(command: Any, name: str) -> str:

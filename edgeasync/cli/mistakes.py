@@ -48,13 +48,11 @@ class Commands(TyperGroup):
     @staticmethod
     def whole(name: str, command: Any) -> Any:
         """Return a command with the flags of its settings, which are read only for the command that is run."""
-        from edgeasync.cli.settings_flags import FLAGS, GroupedCommand, with_flags  # noqa: PLC0415
+        from edgeasync.cli.settings_flags import FLAGS, with_flags  # noqa: PLC0415
 
         if name not in FLAGS:
             return command
-        app = typer.Typer(add_completion=False, rich_markup_mode=None)
-        app.command(command.name, cls=GroupedCommand)(with_flags(inspect.unwrap(command.callback), FLAGS[name]()))
-        return typer.main.get_command(app)
+        return with_flags(command.name, inspect.unwrap(command.callback), FLAGS[name]())
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command; raises `UsageError`."""

@@ -9,6 +9,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 
 import typer
 from msgspec import inspect as types
+from msgspec.structs import replace
 from typer.core import TyperCommand
 
 from edgeasync.config import SIZE_DIGITS_MAX, ByteCount, FilePath, Section, convert, to_table
@@ -43,8 +44,9 @@ class FlagTable(NamedTuple):
 
 
 class _Flag(NamedTuple):
-    table: str
+    table: FlagTable
     key: SettingKey
+    """Without its meaning: that is read for help alone."""
     kind: types.Type
     name: str
     group: str
@@ -53,8 +55,17 @@ class _Flag(NamedTuple):
 class GroupedCommand(TyperCommand):
     """A command whose help lists its options by what they are for."""
 
+    flags: Sequence[_Flag] = ()
+
+    def explain(self) -> None:
+        """Say what the flags of settings mean: that is read from the source, so only for those who ask."""
+        parameters: dict[str, Any] = {parameter.name or "": parameter for parameter in self.params}
+        for flag in self.flags:
+            parameters[flag.key.name].help = _help(flag)
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the arguments, and each group of options under its title."""
+        self.explain()
         groups: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
@@ -66,7 +77,7 @@ class GroupedCommand(TyperCommand):
                 formatter.write_dl(records)
 
 
-def with_flags(function: Callable[..., None], tables: Sequence[FlagTable]) -> Callable[..., None]:
+def with_flags(name: str | None, function: Callable[..., None], tables: Sequence[FlagTable]) -> GroupedCommand:
     """Return a command with a flag for each key of the tables; it finds what they say in `context.obj`."""
     flags = [flag for table in tables for flag in _flags_of(table)]
 
@@ -75,7 +86,7 @@ def with_flags(function: Callable[..., None], tables: Sequence[FlagTable]) -> Ca
         for flag in flags:
             value = given.pop(flag.key.name)
             if value is not None and value is not False and value != []:
-                said[flag.table][flag.key.name] = _read(value, flag.kind)
+                said[flag.table.path][flag.key.name] = _read(value, flag.kind)
         context.obj = said
         function(context, **given)
 
@@ -84,7 +95,12 @@ def with_flags(function: Callable[..., None], tables: Sequence[FlagTable]) -> Ca
     run.__signature__ = inspect.Signature([*own, *made])  # type: ignore[attr-defined]
     run.__annotations__ = {one.name: one.annotation for one in (*own, *made)}
     run.__doc__ = function.__doc__
-    return run
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app.command(name, cls=GroupedCommand)(run)
+    command = typer.main.get_command(app)
+    assert isinstance(command, GroupedCommand)
+    command.flags = flags
+    return command
 
 
 def apply_flags(section: Table, said: Mapping[str, Any], *, names: Mapping[str, str] = {}) -> Table:
@@ -132,7 +148,7 @@ def flag_names(tables: Sequence[FlagTable]) -> dict[str, str]:
 def _flags_of(table: FlagTable) -> list[_Flag]:
     info = types.type_info(table.struct)
     assert isinstance(info, types.StructType)
-    meanings, begins = meanings_of(table.struct), table.struct.GROUPS
+    begins = table.struct.GROUPS
     found, group = [], table.group
     for field in info.fields:
         group = begins.get(field.encode_name, group)
@@ -143,8 +159,7 @@ def _flags_of(table: FlagTable) -> list[_Flag]:
         ):
             continue  # tables are for the settings file
         name = table.names.get(field.encode_name) or flag_of(field.encode_name)
-        key = describe(field, meanings.get(field.encode_name, ""))
-        found.append(_Flag(table.path, key, bare(field.type), name, group))
+        found.append(_Flag(table, describe(field, ""), bare(field.type), name, group))
     return found
 
 
@@ -160,7 +175,6 @@ def _parameter(flag: _Flag) -> inspect.Parameter:
         kind = list[str]
     option = typer.Option(
         flag.name,
-        help=_help(flag),
         metavar=None if kind is bool else _metavar(flag),
         rich_help_panel=flag.group,
         show_default=False,
@@ -171,7 +185,8 @@ def _parameter(flag: _Flag) -> inspect.Parameter:
 
 
 def _help(flag: _Flag) -> str:
-    words = flag.key.summary + "."
+    meaning = meanings_of(flag.table.struct).get(flag.key.name, "")
+    words = replace(flag.key, description=meaning).summary + "."
     if _takes_many(flag.kind):
         words += " May be repeated."
     if flag.key.default in (None, False, [], ()) or flag.key.required:

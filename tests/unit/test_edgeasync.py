@@ -6,8 +6,8 @@ import sys
 import edgeasync
 
 NAMES = """
-Adam Agent Dataset EdgeAsyncError GradientTrainer Hub OnnxTrainer Parameter ParameterSpec Peer Policy Run SGD StepResult
-Stop Trainer Vector fetch_status join train train_async
+Adam Agent Dataset EdgeAsyncError GradientTrainer Hub OnnxTrainer Parameter ParameterSpec Peer Policy Run SGD
+StepResult Stop Trainer Vector fetch_status join train train_async
 """
 MODULES = "async_train callbacks data losses metrics networks nn policies simulation"
 ADAPTERS = "jax sklearn torch"
