@@ -349,6 +349,7 @@ def _explain(message: str, table: object, settings: type, more: Iterable[str] = 
     message = message.replace("\n", "\\n").replace("\r", "\\r")
     message = message.replace("Object contains unknown field", "unknown key")
     message = message.replace("Object missing required field", "missing key")
+    message = re.sub("^Invalid (?:enum )?value ('.*')$", r"\1 is not known", message, flags=re.DOTALL)
     message = message[:1].lower() + message[1:] + advice
     path = path.removeprefix(".")
     return f"{path}: {message}" if path else message

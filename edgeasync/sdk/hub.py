@@ -74,7 +74,7 @@ class Hub(Service):
         **training: Unpack[TrainingKeywords],
     ) -> None:
         super().__init__()
-        check_keywords(training, TrainingKeywords, "Hub")
+        check_keywords(training, TrainingKeywords, Hub, "Hub")
         if isinstance(until, Stop) and until.epochs is not None:
             raise ConfigError("until.epochs: a hub has no data, so it cannot count passes over them; give updates")
         self.path = as_path(run, "run")

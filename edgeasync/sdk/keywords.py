@@ -1,11 +1,11 @@
 """Keywords that several of `train`, `Hub`, `Agent`, `Peer` and `join` take, each declared once."""
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict, cast, get_type_hints
 
 from edgeasync.config import suggest
-from edgeasync.errors import ConfigError
 from edgeasync.losses import LossSetting
 
 
@@ -77,13 +77,13 @@ class TrainingKeywords(LocalKeywords, GraphKeywords, total=False):
     """The most examples that go through the model at once; `"auto"` chooses by speed and memory."""
 
 
-def check_keywords(given: Mapping[str, object], kind: type, where: str) -> None:
-    """Raise `ConfigError` for a keyword that a `TypedDict` does not have."""
-    known = get_type_hints(kind)  # those of its bases, too
-    for name in given:
-        if name not in known:
-            advice = suggest(name, known) or "help() lists its arguments"
-            raise ConfigError(f"{where} has no argument {name!r}; {advice}")
+def check_keywords(given: Mapping[str, object], kind: type, called: Callable[..., object], name: str) -> None:
+    """Raise `TypeError`, as a call does, for a keyword that neither a `TypedDict` has nor what was called."""
+    known = [*get_type_hints(kind), *inspect.signature(called).parameters]
+    for keyword in given:
+        if keyword not in known:
+            advice = suggest(keyword, known)
+            raise TypeError(f"{name}() got an unexpected keyword argument {keyword!r}{advice and '; '}{advice}")
 
 
 def of_graph(given: Mapping[str, Any]) -> GraphKeywords:

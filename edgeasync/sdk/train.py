@@ -84,7 +84,7 @@ async def train_async(
     >>> run.updates >= 40
     True
     """
-    check_keywords(training, TrainingKeywords, "train")
+    check_keywords(training, TrainingKeywords, train_async, "train")
     check_threads()
     check_topology(topology)
     if topology != "star":

@@ -360,9 +360,9 @@ def test_a_hub_without_a_journal_has_its_last_checkpoint_exported_and_that_is_to
 def test_settings_that_are_none(commands, forward):
     for command in (["build", "--out", "t.onnx"], ["inspect"], ["check"]):
         arguments = ["model", command[0], forward, *command[1:]]
-        losses = ["--loss 'guess'", "cross_entropy, mse, l1, huber, bce_with_logits"]
+        losses = ["--loss: 'guess' is not known", "bce_with_logits, cross_entropy, huber, l1, mse"]
         mistake(commands, CONFIG, *losses, arguments=[*arguments, "--loss", "guess"])
-        mistake(commands, CONFIG, "--target", "label, input", arguments=[*arguments, "--target", "none"])
+        mistake(commands, CONFIG, "--target", "input, label", arguments=[*arguments, "--target", "none"])
         hint = ["'tail.*'", "head.weight, head.bias"]
         mistake(commands, GRAPH, *hint, arguments=[*arguments, "--train", "tail.*"])
         mistake(commands, GRAPH, *hint, arguments=[*arguments, "--freeze", "tail.*"])

@@ -60,7 +60,7 @@ def test_a_plugin_is_read_written_and_read_again():
         ({"kind": "pathlib:Path"}, "plugin pathlib:Path: is no edgeasync.policies.Plugin"),
         ({"kind": "__main__:Own"}, "plugin __main__:Own: is in the program itself"),
         ({"kind": "tests.support.parts.sly_policies:Pace"}, "expected `StalenessPolicy`, got `Pace`"),
-        ({"kind": "polynomal"}, "policy.staleness.kind: invalid value 'polynomal'; did you mean polynomial?"),
+        ({"kind": "polynomal"}, "policy.staleness.kind: 'polynomal' is not known; did you mean polynomial?"),
     ],
 )
 def test_a_table_that_cannot_be_read_is_told_where_it_stands(table, words):
