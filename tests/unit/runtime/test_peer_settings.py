@@ -22,7 +22,7 @@ def read(text):
         ("[agent]\nhub = 'tcp://h:1'", "unknown key `agent`; that table is of an agent's file"),
         ("[peer]\nhub = 'tcp://h:1'", "peer: unknown key `hub`"),
         ("[peer]\nmicro_batch_size = 8", "peer: unknown key `micro_batch_size`"),  # that is in [local]
-        ("[peer]\ntopology = 'star'", "peer.topology: invalid .*choose from all_to_all, ring"),
+        ("[peer]\ntopology = 'star'", "peer.topology: 'star' is not known; choose from all_to_all, ring"),
         ("[peer]\ncodec = 'top_k(0.1)'", "top_k"),
         ("[peer]\nsteps_max = 1\nepochs = 1", "one of the two"),
         ("[peer]\ndevice_id = 'a b'", "is not a name"),
