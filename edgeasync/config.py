@@ -42,6 +42,9 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     GROUPS: ClassVar[Mapping[str, str]] = {}
     """The title under which `--help` lists the flags of a key and of those below it."""
 
+    INSTEAD: ClassVar[Mapping[str, str]] = {}
+    """Keys that say the same as another one: a flag of one of them takes the place of both in the file."""
+
 
 class ByteCount(int):
     """A number of bytes; in TOML an integer or a string such as `"64 MiB"` or `"500 kB"`."""
@@ -348,7 +351,7 @@ def _explain(message: str, table: object, settings: type, more: Iterable[str] = 
     advice = _advice(message, path, table, settings, more)
     message = message.replace("\n", "\\n").replace("\r", "\\r")
     message = message.replace("Object contains unknown field", "unknown key")
-    message = message.replace("Object missing required field", "missing key")
+    message = message.replace("Object missing required field", "missing key").replace(" | null`", "`")
     message = re.sub("^Invalid (?:enum )?value ('.*')$", r"\1 is not known", message, flags=re.DOTALL)
     message = message[:1].lower() + message[1:] + advice
     path = path.removeprefix(".")
@@ -371,6 +374,12 @@ def _advice(message: str, path: str, table: object, settings: type, more: Iterab
         return ""
     if word in elsewhere:
         return f"; {elsewhere[word]}"
+    if (
+        key is not None
+        and not find_near(word, known)
+        and (tables := [path for path in find_tables(word, settings) if path])
+    ):
+        return f"; it is a key of {' or '.join([f'[{path}]' for path in tables[:SUGGESTIONS_MAX]])}"
     if path.endswith("kind"):
         known = [*known, *more]
     return "; " + (suggest(word, known) or f"choose from {', '.join(known)}")

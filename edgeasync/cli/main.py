@@ -170,7 +170,10 @@ def policies(
 def settings(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A settings file of a hub, an agent or a peer.")],
     kind: Annotated[
-        str | None, typer.Option("--for", metavar="PROGRAM", help="Whose file it is, if its tables do not tell.")
+        str | None,
+        typer.Option(
+            "--for", metavar="PROGRAM", help="Whose file it is, if its tables do not tell: hub, agent or peer."
+        ),
     ] = None,
     changed: Annotated[bool, typer.Option("--changed", help="Only what differs from the default.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON array of objects.")] = False,

@@ -98,6 +98,8 @@ def _walk(
             inner = said if isinstance(said, Mapping) else {}
             tables.append((value, before, inner, f"{path}.{field.encode_name}".removeprefix("."), derived))
             continue
+        if value is None and not path:  # a table that is left out
+            continue
         source = "default" if value == before else derived
         default = None if field.required else field.default
         yield InForce(path, field.encode_name, plain(value), plain(default), source if said is None else "file")
@@ -171,12 +173,14 @@ def _add_table(table: types.StructType, tables: dict[str, dict[str, Any]]) -> No
 
 def _kind_of(path: Path, written: Mapping[str, Any], kind: str | None) -> str:
     """Return whose settings a file has, by its tables unless that is said; raises `ConfigError`."""
+    programs = [name.removesuffix(".toml") for name in FILES]
     if kind is not None:
+        if kind not in programs:
+            raise ConfigError(f"--for: {kind!r} is not known; choose from {', '.join(programs)}")
         return f"{kind}.toml"
+    if len(named := [name for name in programs if name in written]) == 1:
+        return f"{named[0]}.toml"
     fits = [name for name, struct in FILES.items() if set(written) <= set(struct.__struct_fields__)]
-    named = [name for name in fits if name.removesuffix(".toml") in written]
-    if len(named or fits) == 1:
-        return (named or fits)[0]
-    raise ConfigError(
-        f"{path}: whose settings are these? give --for {', --for '.join(n.removesuffix('.toml') for n in FILES)}"
-    )
+    if len(fits) == 1:
+        return fits[0]
+    raise ConfigError(f"{path}: whose settings are these? give --for {' or --for '.join(programs)}")

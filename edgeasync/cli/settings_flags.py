@@ -4,6 +4,7 @@ They are made of the structs that declare the settings, once the command is run:
 """
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple, TypeVar
 
@@ -85,7 +86,7 @@ def with_flags(name: str | None, function: Callable[..., None], tables: Sequence
         said: Flags = {table.path: {} for table in tables}
         for flag in flags:
             value = given.pop(flag.key.name)
-            if value is not None and value is not False and value != []:
+            if value is not None and value != []:
                 said[flag.table.path][flag.key.name] = _read(value, flag.kind)
         context.obj = said
         function(context, **given)
@@ -107,8 +108,10 @@ def apply_flags(section: Table, said: Mapping[str, Any], *, names: Mapping[str, 
     """Return a table of settings in which flags have the last word; raises `ConfigError` that names the flag."""
     if not said:
         return section
+    replaced = {other for key, other in section.INSTEAD.items() if key in said and other not in said}
+    table = {key: value for key, value in to_table(section).items() if key not in replaced}
     try:
-        return convert(to_table(section) | dict(said), type(section), where="flags")
+        return convert(table | dict(said), type(section), where="flags")
     except ConfigError as error:
         raise named_by_flag(error, said, names) from error
 
@@ -128,7 +131,11 @@ def named_by_flag(error: ConfigError, said: Mapping[str, Any], names: Mapping[st
     """Return the error of a key that a flag has said with the flag's name, and any other as it is."""
     key, stop, what = str(error).removeprefix("flags: ").partition(": ")
     first = key.partition("[")[0].rpartition(".")[2]
-    return type(error)(f"{names.get(first) or flag_of(first)}: {what}") if stop and first in said else error
+    if stop and first in said:
+        return type(error)(f"{names.get(first) or flag_of(first)}: {what}")
+    # A rule about several keys names them: those that flags said are told as flags.
+    told = re.sub(r"\b\w+\b", lambda word: flag_of(word[0]) if word[0] in said else word[0], str(error))
+    return error if told == str(error) else type(error)(told.removeprefix("flags: "))
 
 
 def flag_of(key: str) -> str:
@@ -174,7 +181,7 @@ def _parameter(flag: _Flag) -> inspect.Parameter:
     elif _takes_many(flag.kind):
         kind = list[str]
     option = typer.Option(
-        flag.name,
+        f"{flag.name}/--no-{flag.name.removeprefix('--')}" if kind is bool else flag.name,
         metavar=None if kind is bool else _metavar(flag),
         rich_help_panel=flag.group,
         show_default=False,

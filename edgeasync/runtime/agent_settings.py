@@ -100,7 +100,10 @@ class AgentSection(DeviceSection, frozen=True):
 class AgentSettings(Section, frozen=True):
     """An agent's settings file; with `[model]` it insists on that model."""
 
-    ELSEWHERE: ClassVar[Mapping[str, str]] = dict.fromkeys(("peer", "peers", "local"), OF_A_PEER)
+    ELSEWHERE: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("peer", "peers"), OF_A_PEER),
+        "local": "write it into the hub's file, which says how devices train; a device without a hub is a peer",
+    }
 
     agent: AgentSection = AgentSection()
     """Which hub, which data, which device."""

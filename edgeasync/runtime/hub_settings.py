@@ -15,6 +15,7 @@ from edgeasync.core.hub.settings import (
     Limits,
     Liveness,
     StopCondition,
+    check_day,
 )
 from edgeasync.durable.history import ROWS_MAX
 from edgeasync.durable.run import Durability
@@ -114,6 +115,9 @@ class RunSettings(Section, frozen=True):
     limits: Limits = Limits()
     """The most that the hub accepts."""
 
+    def __post_init__(self) -> None:
+        check_day(self.limits, self.liveness)
+
     def core_settings(self, *, held_out: bool = False, frozen_arrays: Frozen | None = None) -> HubCoreSettings:
         """Return what of the settings is for the hub's core, with what it knows of the evaluator and the model."""
         return HubCoreSettings(
@@ -160,6 +164,7 @@ class HubSettings(RunSettings, frozen=True, kw_only=True):
     """What the fleet trains; `[model]` below. `--model` may stand for it."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.hub.quiet and not isinstance(self.policy.frequency, AdaptiveFrequency):
             raise ValueError("hub.quiet needs policy.frequency.kind = 'adaptive': another one keeps its own pace")
         if self.evaluation.data is not None and self.model.local:

@@ -25,6 +25,8 @@ class PeerSection(DeviceSection, frozen=True):
         "steps_max": "Training",
     }
 
+    INSTEAD: ClassVar[Mapping[str, str]] = {"steps_max": "epochs", "epochs": "steps_max"}
+
     topology: Topology = "ring"
     """How devices average: in a ring, or each with all. The same on all devices."""
     peers: FilePath | None = None

@@ -27,6 +27,7 @@ from edgeasync.sdk.agent_worker import AgentWorker, OwnTraining
 from edgeasync.sdk.callbacks import Callback, Callbacks
 from edgeasync.sdk.keywords import AgentKeywords, LocalKeywords
 from edgeasync.sdk.models import as_dataset, check_training, local_training, maker_of
+from edgeasync.sdk.plan import as_path
 from edgeasync.sdk.service import Service
 from edgeasync.sdk.shares import Share, check_apart, split
 from edgeasync.training.plan import LocalTraining
@@ -329,7 +330,8 @@ class Agent(Service):
 def _sorted(keys: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the device's own settings of training, and keys of its settings file; raises `ConfigError`."""
     if twice := sorted({"hub", "data", "device_id"} & keys.keys()):
-        raise ConfigError(f"{twice[0]} is said by an argument of its own")
+        instead = "give name" if twice[0] == "device_id" else "give it in its place"
+        raise ConfigError(f"{twice[0]} is said by an argument of its own: {instead}")
     own = {*LocalKeywords.__annotations__, "loss"}
     training = {key: value for key, value in keys.items() if key in own and value is not None}
     return training, {key: value for key, value in keys.items() if key not in own and value is not None}
@@ -337,10 +339,14 @@ def _sorted(keys: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _settings_of(keys: Mapping[str, Any], throttle: Mapping[str, object] | None) -> AgentSettings:
     """Return the settings that keys of a file make; raises `ConfigError`."""
-    said = {key: str(value) if key == "state" else value for key, value in keys.items() if value is not None}
+    said = {key: value for key, value in keys.items() if value is not None}
+    if "state" in said:
+        said["state"] = str(as_path(said["state"], "state"))
     settings = AgentSettings.of_keys(said, where="Agent")
     if throttle is None:
         return settings
+    if not isinstance(throttle, Mapping):
+        raise ConfigError(f"throttle is {throttle!r}; give keys of [throttle]: {{'temperature_c_max': 70}}")
     limits = convert(dict(throttle), ThrottleSection, where="Agent(throttle=...)")
     return msgspec.structs.replace(settings, throttle=limits)
 

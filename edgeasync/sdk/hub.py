@@ -16,6 +16,7 @@ from edgeasync.errors import ConfigError, EdgeAsyncError
 from edgeasync.net.address import DEFAULT_ADDRESS
 from edgeasync.policies.policy import Policy
 from edgeasync.runtime.hub import HubRuntime
+from edgeasync.runtime.hub_settings import HubSection, RunSettings
 from edgeasync.sdk.callbacks import Callback, Callbacks
 from edgeasync.sdk.events import Best, End, Event, Join, Leave
 from edgeasync.sdk.history import History
@@ -24,6 +25,11 @@ from edgeasync.sdk.observer import Observer
 from edgeasync.sdk.plan import as_path, make_hub, plan_run
 from edgeasync.sdk.service import CALL_S, Service
 from edgeasync.sdk.stop import Stop
+
+_ELSEWHERE = {key: f"give settings={{'hub': {{'{key}': ...}}}}" for key in HubSection.__struct_fields__} | {
+    table: f"give settings={{'{table}': {{...}}}}" for table in RunSettings.__struct_fields__
+}
+"""Where the keys and tables of a hub's file are, which are no keywords."""
 
 
 class Hub(Service):
@@ -74,7 +80,7 @@ class Hub(Service):
         **training: Unpack[TrainingKeywords],
     ) -> None:
         super().__init__()
-        check_keywords(training, TrainingKeywords, Hub, "Hub")
+        check_keywords(training, TrainingKeywords, Hub, "Hub", _ELSEWHERE)
         if isinstance(until, Stop) and until.epochs is not None:
             raise ConfigError("until.epochs: a hub has no data, so it cannot count passes over them; give updates")
         self.path = as_path(run, "run")

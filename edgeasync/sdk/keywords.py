@@ -77,12 +77,21 @@ class TrainingKeywords(LocalKeywords, GraphKeywords, total=False):
     """The most examples that go through the model at once; `"auto"` chooses by speed and memory."""
 
 
-def check_keywords(given: Mapping[str, object], kind: type, called: Callable[..., object], name: str) -> None:
-    """Raise `TypeError`, as a call does, for a keyword that neither a `TypedDict` has nor what was called."""
+def check_keywords(
+    given: Mapping[str, object],
+    kind: type,
+    called: Callable[..., object],
+    name: str,
+    elsewhere: Mapping[str, str] = {},
+) -> None:
+    """Raise `TypeError`, as a call does, for a keyword that neither a `TypedDict` has nor what was called.
+
+    `elsewhere` says where a keyword is instead.
+    """
     known = [*get_type_hints(kind), *inspect.signature(called).parameters]
     for keyword in given:
         if keyword not in known:
-            advice = suggest(keyword, known)
+            advice = suggest(keyword, known) or elsewhere.get(keyword, "")
             raise TypeError(f"{name}() got an unexpected keyword argument {keyword!r}{advice and '; '}{advice}")
 
 

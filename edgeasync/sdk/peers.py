@@ -74,18 +74,18 @@ def check_topology(topology: object, peers: object = None) -> None:
 
 
 def peers_section(topology: str, settings: Mapping[str, Any] | None, until: Stop) -> PeerSection:
-    """Return how workers average, by `settings={"peers": {...}}`; raises `ConfigError`.
+    """Return how workers average, by `settings={"peer": {...}}`; raises `ConfigError`.
 
     Without a hub training ends by `epochs`, `minutes` or `updates`: a worker's part in a round is one update.
     """
     table = dict(settings or {})
-    own = table.pop("peers", {})
+    own = table.pop("peer", {})
     if table or not isinstance(own, Mapping):
         raise ConfigError(
-            "settings: without a hub there are settings of peers alone: {'peers': {'codec': 'float16'}}"
+            "settings: without a hub there are settings of a peer alone: {'peer': {'codec': 'float16'}}"
         )
     if said := sorted(_SAID_HERE & own.keys()):
-        raise ConfigError(f"settings has peers.{said[0]}: that is said by an argument, or has no meaning here")
+        raise ConfigError(f"settings has peer.{said[0]}: that is said by an argument, or has no meaning here")
     if not isinstance(until, Stop):
         raise ConfigError(f"until is {type(until).__name__}; give Stop(epochs=10), for example")
     until.condition()  # raises for a value out of range
@@ -94,7 +94,7 @@ def peers_section(topology: str, settings: Mapping[str, Any] | None, until: Stop
             "until: without a hub nobody sees the whole training; give Stop of epochs, minutes or updates"
         )
     usual = {} if "round_every_s" in own else {"round_steps": ROUND_STEPS}
-    return convert({**usual, **own, "topology": topology}, PeerSection, where="settings.peers")
+    return convert({**usual, **own, "topology": topology}, PeerSection, where="settings.peer")
 
 
 def _section_of(

@@ -71,8 +71,9 @@ async def train_async(
     - `until`: by default 10 passes over them. `evaluate`: held-out data, or a function of the named arrays.
     - `settings`: other tables of a hub's settings file: `{"codec": {"push": "int8"}}`.
     - `engine`: workers are "tasks" of this process, "processes", or actors on "ray".
-    - `topology`: "ring" or "all_to_all" averages without a hub, by `settings={"peers": {...}}`, keys of `[peer]`.
-    - `optimizer`, `batch_size`, `loss` and so on: the keywords of `TrainingKeywords`.
+    - `topology`: "ring" or "all_to_all" averages without a hub, by `settings={"peer": {...}}`, keys of `[peer]`.
+    - How workers train: `optimizer`, `batch_size`, `metrics`, `keep_optimizer_state`, `accumulation_steps`,
+      `micro_batch_size`, `loss`, `output`, `train`, `freeze`.
 
     Raises an `EdgeAsyncError` if something does not fit. What a model, a trainer or `evaluate` raises comes out.
 

@@ -34,7 +34,7 @@ from tests.support.size import repetitions
 pytestmark = pytest.mark.process
 
 MODEL = MlpModel(inputs=64, hidden=(32,), classes=10)
-FAST = {"peers": {"round_steps": 5}}
+FAST = {"peer": {"round_steps": 5}}
 
 
 @pytest.fixture(scope="module")
@@ -130,9 +130,9 @@ def test_workers_that_diverge_do_not_wait_for_rounds(tmp_path, amounts, engine):
         ({"topology": "circle"}, "topology is 'circle'"),
         ({"callbacks": [print]}, "callbacks"),
         ({"until": Stop(accuracy=0.9)}, "nobody sees the whole training"),
-        ({"settings": {"codec": {}}}, "settings of peers alone"),
-        ({"settings": {"peers": {"codec": "top_k(0.1)"}}}, "codec"),
-        ({"settings": {"peers": {"peers": "x"}}}, "peers.peers"),
+        ({"settings": {"codec": {}}}, "settings of a peer alone"),
+        ({"settings": {"peer": {"codec": "top_k(0.1)"}}}, "codec"),
+        ({"settings": {"peer": {"peers": "x"}}}, "peer.peers"),
         ({"workers": 1}, "2 to 64 workers"),
         ({"engine": "ray"}, "'tasks' or 'processes'"),
     ],
@@ -275,7 +275,7 @@ def test_a_slow_step_costs_no_step_before_it(opened, tmp_path, engine, kind, lea
 
     stopping = threading.Thread(target=stop)
     stopping.start()
-    how = {"settings": {"peers": {"lease_s": lease_s}}, "until": Stop(minutes=60), "engine": engine}
+    how = {"settings": {"peer": {"lease_s": lease_s}}, "until": Stop(minutes=60), "engine": engine}
     run = in_time(train_async(ZEROS, [kind(file) for file in files], topology="ring", **how))
     stopping.join()
     assert (run.version, run.reason) == (1, "until.minutes is reached")

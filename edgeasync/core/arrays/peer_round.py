@@ -135,7 +135,7 @@ def check_peer_codec(name: str) -> None:
     if _codec_of(name, 1).needs_feedback or name.startswith("top_k"):
         raise ValueError(
             f"codec = {name!r}: peers send whole models, of which it would drop too much; give identity, float16, "
-            "bfloat16 or int8"
+            "bfloat16, int8 or int4"
         )
 
 

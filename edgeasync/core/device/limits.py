@@ -17,7 +17,7 @@ class DeviceLimits(Section, frozen=True):
     """`[limits]` of an agent: the most that a device does, accepts and sends."""
 
     local_steps_max: Annotated[int, Meta(ge=1, le=100_000)] | None = None
-    """Most local steps between two exchanges. The agent tells the hub. By default 1 000 000."""
+    """Most local steps between two exchanges. The agent tells the hub. By default only the hub's limit holds."""
     delay_steps: Annotated[int, Meta(ge=0, le=100_000)] | None = None
     """Local steps from an update to the use of its answer; 0: wait at once. The agent trains meanwhile, and waits
     if the answer is not there by then. At most `local_steps_max`, and never more than the update had. By default

@@ -274,11 +274,16 @@ class HubCoreSettings(Section, frozen=True):
     frozen_arrays: Frozen | None = None
 
     def __post_init__(self) -> None:
-        pings_bytes = round(DAY_S / self.liveness.heartbeat_s) * HEARTBEAT_BYTES
-        for name in ("bytes_per_day_max", "device_bytes_per_day_max"):
-            most = getattr(self.limits, name)
-            if most is not None and most < 2 * pings_bytes:
-                raise ValueError(
-                    f"limits.{name} is {most} bytes, and a device's pings alone take {pings_bytes} a day: "
-                    "raise it, or liveness.heartbeat_s"
-                )
+        check_day(self.limits, self.liveness)
+
+
+def check_day(limits: Limits, liveness: Liveness) -> None:
+    """Raise `ValueError` for a limit of a day's bytes that a device's pings would use up."""
+    pings_bytes = round(DAY_S / liveness.heartbeat_s) * HEARTBEAT_BYTES
+    for name in ("bytes_per_day_max", "device_bytes_per_day_max"):
+        most = getattr(limits, name)
+        if most is not None and most < 2 * pings_bytes:
+            raise ValueError(
+                f"limits.{name} is {most} bytes, and a device's pings alone take {pings_bytes} a day: give at "
+                f"least {2 * pings_bytes}, or a longer liveness.heartbeat_s"
+            )

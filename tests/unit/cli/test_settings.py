@@ -1,6 +1,7 @@
 """Settings in force as `edgeasync settings` prints them, and the schemas that editors check files by."""
 
 import json
+import re
 import tomllib
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from edgeasync.cli.output import Printer
 from edgeasync.cli.settings import FILES, print_schema, print_settings, schema_of
+from edgeasync.config import convert
 from edgeasync.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]
@@ -66,11 +68,15 @@ def test_only_what_is_changed_is_shown_if_asked_for(shown):
     assert shown("[agent]\nseed = 0\n", changed=True) == {}
 
 
-def test_the_lines_are_toml_again(tmp_path, capsys):
-    path = tmp_path / "hub.toml"
-    path.write_text(HUB)
+@pytest.mark.parametrize("program", ["hub", "agent", "peer"])
+def test_the_lines_are_a_settings_file_again(tmp_path, capsys, program):
+    path = tmp_path / f"{program}.toml"
+    path.write_text(HUB if program == "hub" else f"[{program}]\n")
     print_settings(path, None, Printer(json=False), changed=False)
     read = tomllib.loads(capsys.readouterr().out)
+    convert(read, FILES[f"{program}.toml"], where="the lines")
+    if program != "hub":
+        return
     assert read["model"] == {"kind": "softmax", "inputs": 4, "classes": 3}
     assert read["limits"]["piece_bytes"] == "64 KiB"
 
@@ -79,16 +85,21 @@ def test_the_lines_are_toml_again(tmp_path, capsys):
     ("text", "said"),
     [
         (HUB.replace("bind", "bimd"), "hub: unknown key `bimd`; did you mean bind?"),
-        ("", "whose settings are these? give --for hub"),
+        ("", "whose settings are these? give --for hub or --for agent or --for peer"),
+        ("[agent]\n[throtle]\n", "unknown key `throtle`; did you mean throttle?"),
+        ("[agent]\n[local]\n", "unknown key `local`; write it into the hub's file"),
+        ("[agent]\nquiet_hours = '22:00-07:00'\n", "unknown key `quiet_hours`; it is a key of [throttle]"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_told(shown, text, said):
-    with pytest.raises(ConfigError, match=said.replace("?", r"\?").replace("[", r"\[")):
+    with pytest.raises(ConfigError, match=re.escape(said)):
         shown(text)
 
 
 def test_whose_file_it_is_can_be_said(shown):
     assert ("agent", "seed") in shown("", kind="agent")
+    with pytest.raises(ConfigError, match="--for: 'agnet' is not known; choose from hub, agent, peer"):
+        shown("", kind="agnet")
 
 
 @pytest.mark.parametrize(

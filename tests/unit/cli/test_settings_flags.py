@@ -83,6 +83,7 @@ def test_flags_say_keys_of_their_tables(monkeypatch):
     }  # fmt: skip
     assert said(monkeypatch, "--micro-batch-size", "auto")["agent"] == {"micro_batch_size": "auto"}
     assert said(monkeypatch) == {"agent": {}, "limits": {}, "throttle": {}}
+    assert said(monkeypatch, "--no-only-on-mains")["throttle"] == {"only_on_mains": False}
 
 
 def test_a_flag_wins_over_the_file():
@@ -90,6 +91,10 @@ def test_a_flag_wins_over_the_file():
     after = apply_flags(before, {"local_steps_max": 8, "graph_bytes_max": "1 MiB"})
     assert after == DeviceLimits(local_steps_max=8, link_share=0.5, graph_bytes_max=ByteCount(1 << 20))
     assert apply_flags(before, {}) is before
+    peer = apply_flags(PeerSection(epochs=20), {"steps_max": 3})
+    assert (peer.steps_max, peer.epochs) == (3, None)
+    with pytest.raises(ConfigError, match="--steps-max and --epochs say the same"):
+        apply_flags(PeerSection(), {"steps_max": 3, "epochs": 2})
 
 
 @pytest.mark.parametrize(
@@ -97,7 +102,8 @@ def test_a_flag_wins_over_the_file():
     [
         ({"link_share": 2.0}, "--link-share: expected `float` < 1.0"),
         ({"graph_bytes_max": "many"}, "--graph-bytes-max: 'many' is not a size"),
-        ({"delay_steps": 5, "local_steps_max": 4}, "flags: delay_steps is 5, over local_steps_max"),
+        ({"delay_steps": 5, "local_steps_max": 4}, "--delay-steps is 5, over --local-steps-max"),
+        ({"bandwidth_bytes_per_s_max": "1 kB"}, "--bandwidth-bytes-per-s-max must be at least 16 KiB"),
     ],
 )
 def test_a_mistake_names_the_flag(flags, told):
