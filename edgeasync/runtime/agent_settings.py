@@ -102,7 +102,7 @@ class AgentSettings(Section, frozen=True):
 
     ELSEWHERE: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("peer", "peers"), OF_A_PEER),
-        "local": "write it into the hub's file, which says how devices train; a device without a hub is a peer",
+        "local": f"the hub's file says how devices train; {OF_A_PEER}",
     }
 
     agent: AgentSection = AgentSection()
