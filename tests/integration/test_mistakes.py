@@ -58,14 +58,14 @@ def live(tmp_path_factory):
         (f"[model]\n{MODEL_TABLE}\n[liveness]\nleaze_s = 1.0", ["liveness", "`leaze_s`; did you mean lease_s?"]),
         (f"[model]\n{MODEL_TABLE}\n[liveness]\nport = 1", ["`port`; choose from heartbeat_s, lease_s"]),
         (f"[model]\n{MODEL_TABLE}\n[livenes]", ["unknown key `livenes`; did you mean liveness"]),
-        ('[model]\nkind = "softmx"', ["model.kind", \"'softmx' is not known; did you mean softmax?"]),
+        ('[model]\nkind = "softmx"', ["model.kind", "'softmx' is not known; did you mean softmax?"]),
         (
             f"[model]\n{MODEL_TABLE}\n[policy]\nstaleness = {{ kind = 'constants' }}",
-            ["policy.staleness.kind", \"'constants' is not known; did you mean constant?"],
+            ["policy.staleness.kind", "'constants' is not known; did you mean constant?"],
         ),
         (
             f"[model]\n{MODEL_TABLE}\n[policy]\noptimizer = [{{ kind = 'sgd' }}, {{ kind = 'lion' }}]",
-            ["policy.optimizer[1].kind", \"'lion' is not known; choose from sgd, nesterov"],
+            ["policy.optimizer[1].kind", "'lion' is not known; choose from sgd, nesterov"],
         ),
         (f"[model]\n{MODEL_TABLE}\n[hub]\nstop = {{ updates = 0 }}", ["hub.stop.updates", ">= 1"]),
         (f"[model]\n{MODEL_TABLE}\n[limits]\nparameters_max = 5", ["27 parameters", "limits.parameters_max = 5"]),
@@ -84,7 +84,7 @@ def test_wrong_settings(commands, toml, hint):
     ("toml", "hint"),
     [
         ("[agent]\ndevice = 'pi'", ["agent", "unknown key `device`; did you mean device_id"]),
-        ("[agent]\nspool = 'fully'", ["agent.spool", \"'fully' is not known; did you mean full?"]),
+        ("[agent]\nspool = 'fully'", ["agent.spool", "'fully' is not known; did you mean full?"]),
         ("[agnet]", ["unknown key `agnet`; did you mean agent?"]),
     ],
 )
