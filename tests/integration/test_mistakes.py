@@ -436,7 +436,7 @@ def test_the_unit_of_a_peer_has_settings_that_it_can_run_by(commands):
 @pytest.mark.parametrize("command", ["agent", "doctor"])
 def test_a_peers_table_in_an_agents_file_leads_to_the_command(commands, command, table):
     (commands.folder / "board.toml").write_text(f"[{table}]\n")
-    said = f"board.toml: unknown key `{table}`; a device without a hub is a peer", "'edgeasync peer'"
+    said = f"board.toml: unknown key `{table}`; ", "a device without a hub is a peer", "'edgeasync peer'"
     mistake(commands, CONFIG, *said, arguments=(command, "board.toml"))
 
 
