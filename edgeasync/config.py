@@ -224,6 +224,11 @@ def declare_kinds(protocol: type, kinds: Kinds) -> None:
     _KINDS[protocol] = kinds
 
 
+def installed_kinds(protocol: type) -> list[str]:
+    """Return the names that installed plugins have as kinds of a key whose type is a protocol."""
+    return list(_KINDS[protocol].installed())
+
+
 def kinds_of(described: types.Type) -> types.Type:
     """Return edgeasync's own kinds where a type is a protocol, and any other type as it is."""
     if isinstance(described, types.CustomType) and described.cls in _KINDS:

@@ -12,6 +12,7 @@ from edgeasync.cli.output import Printer
 from edgeasync.config import (
     ByteCount,
     convert,
+    installed_kinds,
     read_toml,
     suggest,
 )
@@ -127,8 +128,9 @@ def schema_of(settings: type[msgspec.Struct], title: str) -> dict[str, Any]:
 def _schema(kind: types.Type, tables: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Return the schema of a type; the tables in it are added to `tables`."""
     if isinstance(kind, types.CustomType) and (own := structs_of(kind)):
-        plugin = {"type": "object", "properties": {"kind": {"not": {"enum": [one.tag for one in own]}}}}
-        return {"anyOf": [*[_schema(one, tables) for one in own], plugin | {"required": ["kind"]}]}
+        named = {"anyOf": [{"pattern": ":"}, {"enum": installed_kinds(kind.cls)}]}
+        plugin = {"type": "object", "properties": {"kind": {"type": "string", **named}}, "required": ["kind"]}
+        return {"anyOf": [*[_schema(one, tables) for one in own], plugin]}
     match bare(kind):
         case types.BoolType():
             return {"type": "boolean"}

@@ -130,9 +130,10 @@ def test_a_plugin_may_stand_where_kinds_do():
     table = tomllib.loads(HUB) | {"policy": {"staleness": {"kind": "my_package:Halving", "strength": 2}}}
     schema = schema_of(FILES["hub.toml"], "hub.toml")
     jsonschema.validate(table, schema)
-    table["policy"]["staleness"] = {"kind": "polynomial", "strength": 2}
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(table, schema)
+    for wrong in ({"kind": "polynomial", "strength": 2}, {"kind": "polynomal"}):
+        table["policy"]["staleness"] = wrong
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(table, schema)
 
 
 def test_a_schema_is_printed_by_its_name(capsys):
