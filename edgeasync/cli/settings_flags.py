@@ -207,7 +207,7 @@ def _metavar(flag: _Flag) -> str:
         return "|".join(map(str, flag.kind.values))
     if isinstance(flag.kind, types.CustomType):
         return {ByteCount: "SIZE", FilePath: "PATH"}.get(flag.kind.cls, "TEXT")
-    if flag.key.name.endswith("_s"):
+    if "s" in flag.key.name.split("_"):  # the unit, as in `step_s_min`
         return "SECONDS"
     if isinstance(flag.kind, types.IntType | types.FloatType):
         return "NUMBER"

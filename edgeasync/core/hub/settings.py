@@ -131,7 +131,7 @@ class CodecSettings(Section, frozen=True):
     """
     error_feedback: Literal["auto", "always", "never"] = "auto"
     """Whether a device adds the part that its codec dropped (the residual) to its next update. `"auto"`: with
-    `top_k`, `sign` and `low_rank`. The residual takes one more vector on the device.
+    `top_k` and `sign`. The residual takes one more vector on the device.
     """
     residual_decay: Annotated[float, Meta(ge=0, le=1)] = 0.9
     """Share of the residual that stays with every new version, also versions that the device missed. Less than 1
