@@ -22,7 +22,6 @@ Table = TypeVar("Table", bound=Section)
 Flags = dict[str, dict[str, Any]]
 """What flags say: the keys of each table by its path, `{"agent": {"threads": 2}}`."""
 
-
 TITLES = (
     *("Arguments", "Model", "Connection", "Identity", "Run"),
     *("Averaging", "Training", "Limits", "Heat and power", "Options"),
@@ -33,8 +32,8 @@ TITLES = (
 class FlagTable(NamedTuple):
     """A table of a settings file whose keys are flags: all that fit on a line or, if they are named, some.
 
-    In the help they stand under the `group` of their field (`Section.GROUPS`),
-    or else of the table. `names` are flags that are not called as their key.
+    In the help they stand under the group of their field (`Section.GROUPS`), or else under the `group` of the
+    table. `names` has the flags that are not called as their key.
     """
 
     path: str
@@ -133,8 +132,12 @@ def named_by_flag(error: ConfigError, said: Mapping[str, Any], names: Mapping[st
     first = key.partition("[")[0].rpartition(".")[2]
     if stop and first in said:
         return type(error)(f"{names.get(first) or flag_of(first)}: {what}")
-    # A rule about several keys names them: those that flags said are told as flags.
-    told = re.sub(r"\b\w+\b", lambda word: flag_of(word[0]) if word[0] in said else word[0], str(error))
+
+    def as_flags(found: re.Match[str]) -> str:
+        return re.sub(r"\w+", lambda word: flag_of(word[0]) if word[0] in said else word[0], found[0])
+
+    # A rule of a whole table begins with keys, and may name others; a key of one word may be a mere word there.
+    told = re.sub(r"(?<=^flags: )\w+(?: and \w+)*|\b\w+_\w+", as_flags, str(error))
     return error if told == str(error) else type(error)(told.removeprefix("flags: "))
 
 
@@ -145,11 +148,6 @@ def flag_of(key: str) -> str:
     '--step-s-min'
     """
     return "--" + key.replace("_", "-")
-
-
-def flag_names(tables: Sequence[FlagTable]) -> dict[str, str]:
-    """Return the flag of each key by the key's path, `{"agent.threads": "--threads"}`."""
-    return {f"{table.path}.{flag.key.name}": flag.name for table in tables for flag in _flags_of(table)}
 
 
 def _flags_of(table: FlagTable) -> list[_Flag]:

@@ -112,6 +112,21 @@ def test_a_mistake_names_the_flag(flags, told):
     assert str(error.value).startswith(told)
 
 
+@pytest.mark.parametrize(
+    ("told", "named"),
+    [
+        ("flags: codec = 'int5': not known", "--codec = 'int5': not known"),
+        ("flags: epochs and steps_max say the same", "--epochs and --steps-max say the same"),
+        ("flags: steps_max needs data, and the hub has none", "--steps-max needs data, and the hub has none"),
+        ("hub.toml: the hub needs data for its codec", "hub.toml: the hub needs data for its codec"),
+    ],
+)
+def test_only_a_key_is_named_as_a_flag_and_no_word_of_a_sentence(told, named):
+    """Red before: with --hub and --data "the hub has none" became "the --hub has none"."""
+    said = dict.fromkeys(("codec", "epochs", "steps_max", "hub", "data"))
+    assert str(named_by_flag(ConfigError(told), said)) == named
+
+
 def test_an_error_that_no_flag_caused_stays():
     error = ConfigError("hub.toml: limits.devices_max: expected `int` >= 1")
     assert named_by_flag(error, {"bind": "x"}) is error
