@@ -25,7 +25,6 @@ from edgeasync.cli.options import (
     OperatorKeys,
     Source,
     TrustCode,
-    given,
 )
 from edgeasync.cli.output import Printer, tell, visible
 from edgeasync.net.address import DEFAULT_ADDRESS
@@ -244,7 +243,8 @@ def replay(
 
     if verify:
         others = {"--until": until, "--from": checkpoint, "--export": export}
-        verify_replay(run, given(**others), Printer(json=json), trust_code=trust_code)
+        said = [flag for flag, value in others.items() if value is not None]
+        verify_replay(run, said, Printer(json=json), trust_code=trust_code)
         return
     replay_run(run, until, checkpoint, export, Printer(json=json), trust_code=trust_code)
 

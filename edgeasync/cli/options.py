@@ -1,7 +1,7 @@
 """Flags that several commands share, each with the one help text that is right for all of them."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -35,10 +35,3 @@ Source = Annotated[
         "[default: the clone or wheel that this one was installed from]."
     ),
 ]
-
-
-def given(**flags: Any) -> dict[str, Any]:
-    """Leave out the flags that were not given: `None`, `False` and empty lists."""
-    return {
-        name: value for name, value in flags.items() if value is not None and value is not False and value != []
-    }

@@ -1,5 +1,6 @@
 """`edgeasync replay`: the story of a run, from its folder alone."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def replay_run(
         _print_summary(summary, printer)
 
 
-def verify_replay(run: Path, others: dict[str, Any], printer: Printer, *, trust_code: bool) -> None:
+def verify_replay(run: Path, others: Sequence[str], printer: Printer, *, trust_code: bool) -> None:
     """Replay all of a run, and say in one line what was verified. No other flags go with that."""
     if others:
         raise ConfigError(f"--verify replays the whole run: leave out {', '.join(others)}")

@@ -9,13 +9,7 @@ from msgspec import inspect as types
 from msgspec.structs import replace
 
 from edgeasync.cli.output import Printer
-from edgeasync.config import (
-    ByteCount,
-    convert,
-    installed_kinds,
-    read_toml,
-    suggest,
-)
+from edgeasync.config import ByteCount, convert, installed_kinds, read_toml, suggest
 from edgeasync.errors import ConfigError
 from edgeasync.host.readings import Readings
 from edgeasync.runtime.agent_settings import AgentSettings
@@ -51,7 +45,8 @@ def print_settings(path: Path, kind: str | None, printer: Printer, *, changed: b
     """Print every setting that a file puts in force; raises `ConfigError` for what is wrong in it."""
     written = read_toml(path, dict[str, Any])
     settings = convert(written, FILES[_kind_of(path, written, kind)], where=str(path))
-    found = [one for one in _in_force(written, settings) if one.changed or not changed]
+    resolved, derived = _resolve(settings)
+    found = [one for one in _walk(resolved, settings, written, "", derived) if one.changed or not changed]
     if printer.json:
         printer.object([one._asdict() | {"changed": one.changed} for one in found])
         return
@@ -69,26 +64,20 @@ def print_settings(path: Path, kind: str | None, printer: Printer, *, changed: b
         )
 
 
-def _in_force(written: Mapping[str, Any], settings: msgspec.Struct) -> Iterator[InForce]:
-    """Yield all settings of a file, table by table; those that follow from others as they will be."""
+def _resolve(settings: Any) -> tuple[msgspec.Struct, str]:
+    """Return the settings as they will be, and where those come from that are not as they were read."""
     if isinstance(settings, HubSettings):
         hub = replace(settings.hub, quiet=settings.quiet)
-        yield from _walk(
-            replace(settings, hub=hub, policy=settings.fleet_policy), settings, written, "", "from [hub]"
-        )
-    elif isinstance(settings, AgentSettings):
-        section, profile = with_profile(settings.agent, Readings())
-        source = "" if profile is None else f"profile {profile.name}"
-        yield from _walk(replace(settings, agent=section), settings, written, "", source)
-    elif isinstance(settings, PeerSettings):
-        peer, board = with_profile(settings.peer, Readings())
-        source = "" if board is None else f"profile {board.name}"
-        yield from _walk(replace(settings, peer=peer), settings, written, "", source)
+        return replace(settings, hub=hub, policy=settings.fleet_policy), "from [hub]"
+    table = "agent" if isinstance(settings, AgentSettings) else "peer"
+    section, profile = with_profile(getattr(settings, table), Readings())
+    return replace(settings, **{table: section}), "" if profile is None else f"profile {profile.name}"
 
 
 def _walk(
     settings: msgspec.Struct, read: msgspec.Struct, written: Mapping[str, Any], path: str, derived: str
 ) -> Iterator[InForce]:
+    """Yield the settings of a table and of those in it; `derived` is the source of what was not read."""
     tables = []
     if (tag := settings.__struct_config__.tag) is not None:
         yield InForce(path, str(settings.__struct_config__.tag_field), tag, None, "file")
