@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from edgeasync.config import expanded
+from edgeasync.config import expanded, to_table
 from edgeasync.core.arrays.hub_model import Snapshot
 from edgeasync.core.engine.clock import OffsetClock
 from edgeasync.core.engine.hub_engine import HubEngine, Observe
@@ -133,7 +133,7 @@ class HubRuntime:
         """The best version: by the evaluator or, without one, by the losses that most devices reach."""
         self._settings, self._model = settings, model
         plan = None if model.shipped is None else TrainingPlan(model=model.shipped, local=settings.local)
-        self._training = None if plan is None else plan.table()
+        self._training = None if plan is None else to_table(plan)
         self._record = record
         self._evaluator = evaluator
         self._on_report = on_report or (lambda _: None)

@@ -3,12 +3,12 @@
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from edgeasync.config import Section, convert, to_table
+from edgeasync.config import Section, convert
 from edgeasync.data.dataset import Dataset, batches, warn_of_one_class
 from edgeasync.errors import ConfigError, GraphError, ModelMismatchError
 from edgeasync.metrics import Meter, MetricSettings, find_metrics
@@ -88,10 +88,6 @@ class LocalTraining(Section, frozen=True):
             find_metrics(self.metrics, loss)
 
 
-_LATER_KEYS = ("accumulation_steps", "micro_batch_size", "metrics")
-"""Keys of `LocalTraining` that agents of the first version do not know."""
-
-
 class ShippedModel(Section, frozen=True, tag_field="kind", tag="graph"):
     """The training graph that comes with the hub's welcome; it says everything about the model itself."""
 
@@ -118,19 +114,6 @@ class TrainingPlan(Section, frozen=True):
 
     model: Model | ShippedModel | CodeModel
     local: LocalTraining = LocalTraining()
-
-    def table(self) -> dict[str, Any]:
-        """Return the plan as a welcome tells it.
-
-        An agent refuses keys that it does not know: those that an older one lacks stand there only where they say
-        something.
-        """
-        table: dict[str, Any] = to_table(self)
-        usual = LocalTraining()
-        for name in _LATER_KEYS:
-            if getattr(self.local, name) == getattr(usual, name):
-                del table["local"][name]
-        return table
 
     def make_trainer(
         self,
