@@ -1,4 +1,4 @@
-"""What became of a run on real processes, read from the journal of its hub."""
+"""The story of a run on real processes, as its hub's journal tells it."""
 
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence

@@ -48,8 +48,7 @@ class PeerSection(DeviceSection, frozen=True):
     all devices.
     """
     lease_s: Annotated[float, Meta(ge=0.1, le=3600)] = 10.0
-    """How long a peer may be silent, or a round stand still, before the others continue without. Pings go five
-    times in a lease.
+    """Longest silence of a peer or a round, before the others continue without it. Pings go five times in a lease.
     """
     steps_max: Annotated[int, Meta(ge=0, le=2**62)] | None = None
     """Local steps of all starts, after which the device waits for one more round and ends."""

@@ -1,4 +1,4 @@
-"""What a device trains: how its trainer is made, and the model that it expects of its hub."""
+"""The work of a device: how its trainer is made, and which model its hub has to have."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -12,7 +12,7 @@ MakeInitial = Callable[[ParameterSpec], Vector]
 
 
 class Workload(NamedTuple):
-    """What a device trains for its hub.
+    """The work of a device, for `AgentRuntime`.
 
     - `make_trainer` is called in the training thread with the hub's first welcome, and again if its settings
       change.

@@ -6,9 +6,8 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -41,13 +40,11 @@ TROUBLES = {"disconnected", "quarantined", "resting", "unreachable", "waiting", 
 """Reports that say why a session is not connected."""
 
 
-@dataclass(frozen=True)
-class JoinedTraining:
-    """How a loop of the user's own trains, as its user says; see `join`."""
+class JoinedTraining(NamedTuple):
+    """How a loop of the user's own trains; `join` explains the three."""
 
     examples: int
     keep_optimizer_state: bool | None
-    _: KW_ONLY
     own_start: bool
 
 
@@ -299,7 +296,7 @@ def join(
         section = joined_section({"topology": topology, "peers": peers, **who}, unfit, settings)
         return JoinedPeers(section, participant, keep_optimizer_state=keep_optimizer_state).start()
     said = {"hub": hub or None, "enrol": enrol, "insecure": insecure, **who}
-    how = JoinedTraining(examples, keep_optimizer_state, own_start=own_start)
+    how = JoinedTraining(examples, keep_optimizer_state, own_start)
     return JoinedLoop(_settings_of(settings, said), participant, how, timeout_s).start()
 
 

@@ -75,7 +75,7 @@ def test_one_that_has_not_begun_has_no_model(tmp_path):
 
 
 def test_passes_over_fewer_examples_than_a_batch_are_taken(tmp_path):
-    """Red before: 20 passes over 4 examples were 3 local steps of a batch of 32, each of which has all 4."""
+    """Red before: a step takes all 4 examples, so 20 passes are 20 steps; it took 3, as if a batch had 32."""
     write_list(tmp_path, [0, 1])
     reports = []
     how = {"name": name_of(0), "state": tmp_path / name_of(0), "lease_s": 0.1}
