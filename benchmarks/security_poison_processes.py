@@ -9,7 +9,7 @@ from benchmarks.simulated import DIGITS, accuracy_of, split_digits
 from edgeasync.data.partition import iid
 from edgeasync.training.trainer import Trainer
 
-HARDEST = ("flip", "grows")
+HARDEST = ("x7", "grows")
 STEP_S = 0.01
 
 
