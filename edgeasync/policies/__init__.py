@@ -15,11 +15,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from edgeasync.measurements.device import DeviceMeasurements
+    from edgeasync.measurements.fleet import FleetMeasurements
     from edgeasync.plugins import Codec, Plugin
     from edgeasync.policies.aggregation import Aggregator, Contribution, Fleet
     from edgeasync.policies.combining import Combiner, RowCombiner
     from edgeasync.policies.frequency import Cadence, FrequencyController, Interval
-    from edgeasync.policies.measurements import DeviceMeasurements, FleetMeasurements
     from edgeasync.policies.monitor import Detector, Evidence, Observation
     from edgeasync.policies.staleness import Staleness, StalenessPolicy
     from edgeasync.policies.transforms import Conditions, Scaling, Transform
@@ -31,10 +32,10 @@ _HOMES = {
     "Combiner": "policies.combining",
     "Conditions": "policies.transforms",
     "Contribution": "policies.aggregation",
-    "DeviceMeasurements": "policies.measurements",
+    "DeviceMeasurements": "measurements.device",
     "Evidence": "policies.monitor",
     "Fleet": "policies.aggregation",
-    "FleetMeasurements": "policies.measurements",
+    "FleetMeasurements": "measurements.fleet",
     "FrequencyController": "policies.frequency",
     "Interval": "policies.frequency",
     "Observation": "policies.monitor",

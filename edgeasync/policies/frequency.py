@@ -12,7 +12,9 @@ import msgspec
 from msgspec import Meta
 
 from edgeasync.config import Section
-from edgeasync.policies.measurements import DeviceMeasurements, FleetMeasurements, median
+from edgeasync.measurements.device import DeviceMeasurements
+from edgeasync.measurements.fleet import FleetMeasurements
+from edgeasync.measurements.medians import median
 
 CHANGE_MAX = 2.0
 """The largest factor by which a device's local steps change from one answer to the next."""

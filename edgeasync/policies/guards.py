@@ -17,13 +17,14 @@ import msgspec
 import numpy as np
 
 from edgeasync.errors import PluginError
+from edgeasync.measurements.device import DeviceMeasurements
+from edgeasync.measurements.fleet import FleetMeasurements
 from edgeasync.parameters import Vector
 from edgeasync.plugins import name_of
 from edgeasync.policies.aggregation import Aggregator, Answer, Contribution, Fleet, UpdateKind
 from edgeasync.policies.combining import Combiner, Rows
 from edgeasync.policies.frequency import STEPS_MAX, Bound, Cadence, FrequencyController, Interval
 from edgeasync.policies.kinds import OWN
-from edgeasync.policies.measurements import DeviceMeasurements, FleetMeasurements
 from edgeasync.policies.monitor import Detector, Evidence, Observation, Remedy, Scope
 from edgeasync.policies.staleness import Staleness, StalenessPolicy
 from edgeasync.policies.transforms import Conditions, Scalars, Transform

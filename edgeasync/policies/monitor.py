@@ -14,11 +14,9 @@ import msgspec
 from msgspec import Meta
 
 from edgeasync.config import Section
-from edgeasync.policies.measurements import (
-    DEVICES_MIN,
-    WINDOW,
-    FleetMeasurements,
-)
+from edgeasync.measurements.fleet import FleetMeasurements
+from edgeasync.measurements.medians import WINDOW
+from edgeasync.measurements.votes import DEVICES_MIN
 
 Remedy = Literal["alert", "increase_frequency", "reduce_lr", "reduce_local_lr", "rollback"]
 Scope = Literal["device", "fleet"]

@@ -35,6 +35,7 @@ from edgeasync.core.hub.events import Folded, Heard, HubReceived, HubReceivedMal
 from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.hub.settings import FLOAT32, HubCoreSettings, Limits, Liveness
 from edgeasync.core.recovery.state import dump_state, load_state
+from edgeasync.measurements.medians import WINDOW
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.aggregation import (
     BufferedAggregator,
@@ -44,7 +45,6 @@ from edgeasync.policies.aggregation import (
     SynchronousAggregator,
 )
 from edgeasync.policies.frequency import AdaptiveFrequency, FixedFrequency
-from edgeasync.policies.measurements import WINDOW
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy, WarmUp
 from edgeasync.protocol.graph import ShippedGraph

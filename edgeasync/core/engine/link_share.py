@@ -7,7 +7,7 @@ way up. The traffic between two trains waits as long as it must, so that the sha
 
 from collections import deque
 
-from edgeasync.policies.measurements import median
+from edgeasync.measurements.medians import median
 from edgeasync.protocol.pacing import Pacer
 from edgeasync.protocol.transfers import PIECE_BYTES_MIN
 

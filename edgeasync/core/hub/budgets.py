@@ -12,9 +12,9 @@ from edgeasync.core.hub.effects import HubEffect, HubReport
 from edgeasync.core.hub.membership import Member, Membership
 from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.core.hub.traffic import Traffic
+from edgeasync.measurements.medians import median
 from edgeasync.policies.budget import EVEN_SPEND_RATE, LEARNING_SPEND_RATE, Allowance, period_s
 from edgeasync.policies.codec_choice import bytes_per_value
-from edgeasync.policies.measurements import median
 from edgeasync.protocol.messages import DAY_S, HEADERS_BYTES, HEARTBEAT_BYTES
 
 REST_S_MIN = 0.1

@@ -10,7 +10,9 @@ from typing import Any, Literal
 import msgspec
 
 from edgeasync.core.hub.effects import HubEffect, HubReport
-from edgeasync.policies.measurements import DEVICES_MIN, WINDOW, FleetMeasurements, add_recent
+from edgeasync.measurements.fleet import FleetMeasurements
+from edgeasync.measurements.medians import WINDOW, add_recent
+from edgeasync.measurements.votes import DEVICES_MIN
 from edgeasync.policies.monitor import REDUCTION, Detector, Evidence, Monitor, Observation, Remedy, Scope
 
 KEEP_EVERY_UPDATES = 32

@@ -3,7 +3,7 @@
 They come from ordinary traffic: no message is sent only to measure.
 """
 
-from edgeasync.policies.measurements import RECENT, add_recent, median
+from edgeasync.measurements.medians import RECENT, add_recent, median
 from edgeasync.protocol.transfers import PIECE_BYTES_MIN, CreditWindow
 
 MEASURED_BYTES_MIN = 1 << 16

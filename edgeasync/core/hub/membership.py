@@ -18,7 +18,8 @@ from edgeasync.core.hub.link import LinkEstimate
 from edgeasync.core.hub.reported_stats import ReportedStats, clamp
 from edgeasync.core.hub.traffic import OwnDay, Traffic
 from edgeasync.errors import EdgeAsyncError
-from edgeasync.policies.measurements import DeviceMeasurements, add_recent, median
+from edgeasync.measurements.device import DeviceMeasurements
+from edgeasync.measurements.medians import add_recent, median
 from edgeasync.protocol.messages import (
     COUNT_MAX,
     DAY_S,

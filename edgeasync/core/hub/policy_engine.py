@@ -21,22 +21,18 @@ from edgeasync.core.hub.lineage import Ancestry
 from edgeasync.core.hub.membership import SAMPLE, Member, Membership
 from edgeasync.core.hub.outcomes import QUARANTINED, ROLLED_BACK
 from edgeasync.core.hub.reported_stats import ReportedStats
+from edgeasync.core.hub.rest import MEASURED_UPDATES, NEW_UPDATES, ROUSED_UPDATES, Rest, RestState
 from edgeasync.core.hub.settings import HubCoreSettings, parse_every
+from edgeasync.measurements.device import DeviceMeasurements
+from edgeasync.measurements.fleet import FleetMeasurements, agreement_of
+from edgeasync.measurements.medians import WINDOW, median
+from edgeasync.measurements.votes import DEVICES_MIN
 from edgeasync.policies.aggregation import Aggregator, Contribution, Fleet, Waiting
 from edgeasync.policies.budget import EXCHANGES_UNCHANGED, has_changed
 from edgeasync.policies.frequency import INFREQUENT, AdaptiveFrequency, Cadence, FrequencyController, Interval
 from edgeasync.policies.guards import guarded
-from edgeasync.policies.measurements import (
-    DEVICES_MIN,
-    WINDOW,
-    DeviceMeasurements,
-    FleetMeasurements,
-    agreement_of,
-    median,
-)
 from edgeasync.policies.monitor import STEPS_FACTOR, Observation
 from edgeasync.policies.policy import PolicySet, folds_one_by_one
-from edgeasync.policies.rest import MEASURED_UPDATES, NEW_UPDATES, ROUSED_UPDATES, Rest, RestState
 from edgeasync.policies.staleness import Staleness
 from edgeasync.policies.transforms import Conditions, plan_chain
 from edgeasync.protocol.messages import Applied, Buffered, FirstOutcome, ModelVersion, Push, Refuse, Rejected

@@ -4,7 +4,7 @@ import math
 
 import msgspec
 
-from edgeasync.policies.measurements import RECENT, add_recent
+from edgeasync.measurements.medians import RECENT, add_recent
 from edgeasync.protocol.messages import DAY_S
 
 

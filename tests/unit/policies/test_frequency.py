@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgeasync.measurements.device import DeviceMeasurements
+from edgeasync.measurements.fleet import FleetMeasurements
 from edgeasync.policies.frequency import (
     AGREEMENT_MIN,
     STEPS_MAX,
@@ -14,7 +16,6 @@ from edgeasync.policies.frequency import (
     FixedFrequency,
     TimeFrequency,
 )
-from edgeasync.policies.measurements import DeviceMeasurements, FleetMeasurements
 
 CALM = FleetMeasurements()
 

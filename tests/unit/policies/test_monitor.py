@@ -6,7 +6,7 @@ import pytest
 
 from edgeasync.core.hub.divergence import PAST_MAX, DivergenceGuard, Exclusion
 from edgeasync.core.hub.effects import HubReport
-from edgeasync.policies.measurements import FleetMeasurements
+from edgeasync.measurements.fleet import FleetMeasurements
 from edgeasync.policies.monitor import (
     DataMismatchDetector,
     DisagreementDetector,

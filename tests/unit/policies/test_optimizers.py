@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from edgeasync.config import convert, to_table
 from edgeasync.errors import ConfigError
-from edgeasync.policies.measurements import FleetMeasurements, agreement_of
+from edgeasync.measurements.fleet import FleetMeasurements, agreement_of
 from edgeasync.policies.optimizers import (
     SGD,
     Adam,

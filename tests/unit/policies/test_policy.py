@@ -3,6 +3,7 @@ import pytest
 
 from edgeasync.config import convert, read_toml, to_table
 from edgeasync.errors import ConfigError
+from edgeasync.measurements.device import DeviceMeasurements
 from edgeasync.policies.aggregation import (
     BufferedAggregator,
     ImmediateAggregator,
@@ -12,7 +13,6 @@ from edgeasync.policies.aggregation import (
 )
 from edgeasync.policies.combining import CentredClipCombiner, MeanCombiner, TrimmedMeanCombiner
 from edgeasync.policies.frequency import AdaptiveFrequency, Cadence, FixedFrequency, TimeFrequency
-from edgeasync.policies.measurements import DeviceMeasurements
 from edgeasync.policies.monitor import LossDetector, Monitor, UpdateNormDetector
 from edgeasync.policies.optimizers import SGD, Nesterov
 from edgeasync.policies.policy import Plateau, Policy, WarmUp

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from edgeasync.core.engine.hub_transfers import SUSPENDED_S, IncomingTransfers, OutgoingTransfers
 from edgeasync.core.hub.membership import Member
 from edgeasync.errors import ProtocolError
-from edgeasync.policies.measurements import DeviceMeasurements
+from edgeasync.measurements.device import DeviceMeasurements
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Assignment, Credit, DeviceProfile, GraphHeader, ModelVersion, Piece, Push
 

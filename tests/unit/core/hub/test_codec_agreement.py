@@ -8,7 +8,7 @@ import pytest
 from edgeasync.core.hub.codec_agreement import CodecAgreement
 from edgeasync.core.hub.membership import Member
 from edgeasync.core.hub.settings import CodecSettings
-from edgeasync.policies.measurements import DeviceMeasurements
+from edgeasync.measurements.device import DeviceMeasurements
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol.codecs import STAGES
 from edgeasync.protocol.messages import DeviceProfile, ModelVersion, Push

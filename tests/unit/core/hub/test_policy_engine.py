@@ -12,6 +12,7 @@ from edgeasync.core.hub.divergence import KEEP_EVERY_UPDATES
 from edgeasync.core.hub.effects import Assign, Discard, Evaluate, Fold, HubReport, Keep, Restore, WriteBest
 from edgeasync.core.hub.events import Evaluated, Folded, PushArrived, Revoked
 from edgeasync.core.hub.settings import CheckpointSettings, EvaluationSettings
+from edgeasync.measurements.medians import WINDOW, median
 from edgeasync.policies.aggregation import (
     BufferedAggregator,
     ImmediateAggregator,
@@ -21,7 +22,6 @@ from edgeasync.policies.aggregation import (
 )
 from edgeasync.policies.combining import MedianCombiner
 from edgeasync.policies.frequency import AdaptiveFrequency, Cadence, FixedFrequency
-from edgeasync.policies.measurements import WINDOW, median
 from edgeasync.policies.monitor import (
     DataMismatchDetector,
     DisagreementDetector,

@@ -29,6 +29,7 @@ from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.hub.link import LinkEstimate
 from edgeasync.core.hub.policy_engine import PolicyEngine, PolicyEngineState
 from edgeasync.core.hub.publish_schedule import PublishSchedule, PublishState
+from edgeasync.core.hub.rest import Rest, RestState
 from edgeasync.core.hub.settings import (
     FLOAT32,
     CodecSettings,
@@ -40,6 +41,7 @@ from edgeasync.core.hub.settings import (
 )
 from edgeasync.core.recovery import state as durable
 from edgeasync.errors import StorageError
+from edgeasync.measurements.votes import Votes
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.aggregation import (
     BufferedAggregator,
@@ -50,10 +52,8 @@ from edgeasync.policies.aggregation import (
 )
 from edgeasync.policies.combining import CentredClipCombiner, MedianCombiner
 from edgeasync.policies.frequency import AdaptiveFrequency
-from edgeasync.policies.measurements import Votes
 from edgeasync.policies.optimizers import SGD, Adam
 from edgeasync.policies.policy import Plateau, Policy, WarmUp
-from edgeasync.policies.rest import Rest, RestState
 from edgeasync.protocol.codecs import STAGES, VectorSource, make_codec
 from edgeasync.protocol.messages import (
     DeviceProfile,

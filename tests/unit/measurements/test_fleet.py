@@ -7,21 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeasync.core.hub.reported_stats import LOSS_MAX, VARIANCE_MAX
-from edgeasync.policies.measurements import (
-    RECENT,
-    WINDOW,
-    BaseLosses,
-    DeviceMeasurements,
-    FleetMeasurements,
-    Votes,
-    agreement_of,
-)
+from edgeasync.measurements.fleet import FleetMeasurements, agreement_of
+from edgeasync.measurements.medians import WINDOW
 from edgeasync.policies.monitor import Monitor, Observation
 
-ANY = st.floats() | st.sampled_from([0.0, -0.0, 5e-324, 1e200, 1.7e308, -1.7e308, math.inf, -math.inf, math.nan])
 STEPS = st.sampled_from([1, 8, 2**31])
+
 LOSS = st.floats(-LOSS_MAX, LOSS_MAX) | st.sampled_from([-LOSS_MAX, LOSS_MAX, math.inf, -math.inf, math.nan])
+
 VARIANCE = st.floats(0.0, VARIANCE_MAX) | st.sampled_from([VARIANCE_MAX, math.inf, math.nan])
+
 """Numbers as the hub lets them through: `ReportedStats` has them within these bounds."""
 
 
@@ -36,114 +31,6 @@ def look(fleet, voter="a", *, norm=1.0, local_steps=8, score=0.5, staleness=0, *
     fleet.observe_score(voter, score)
     fleet.observe_loss(voter, **usual | fields)
     fleet.observe_staleness(staleness)
-
-
-# -- one device ----------------------------------------------------------------------------------------------
-
-
-def test_times_are_medians_of_the_last_few_cycles():
-    history = DeviceMeasurements()
-    observe(history)
-    assert (history.step_s, history.communication_s, history.cycle_s) == (0.25, 0.0, 2.0)
-    for cycle_s, step_s in ((3.0, 0.25), (2.5, 0.25), (9.0, 1.0), (2.0, 0.25), (99.0, 0.25)):
-        observe(history, cycle_s=cycle_s, step_s=step_s)
-    # Talking: 1, 0.5, 1, 0 and 97 seconds; steps of 0.25 s but one.
-    assert (history.step_s, history.communication_s) == (0.25, 1.0)
-    assert history.cycle_s == 3.0
-    assert history.communication_share == pytest.approx(1 / 3)
-    history.assigned_steps = 16
-    assert history.cycle_s == 5.0
-    assert len(history.recent_step_s) == len(history.recent_communication_s) == RECENT
-    assert history.batch_examples == 8.0
-
-
-def test_a_step_change_shows_after_three_updates():
-    history = DeviceMeasurements()
-    for _ in range(20):
-        observe(history, cycle_s=3.0)
-    seen = []
-    for _ in range(4):
-        observe(history, step_s=2.5, cycle_s=8 * 2.5 + 10.0)
-        seen.append((history.step_s, history.communication_s))
-    assert seen == [(0.25, 1.0), (0.25, 1.0), (2.5, 10.0), (2.5, 10.0)]
-
-
-def test_the_newest_losses_of_the_hubs_model_and_those_before_them_are_kept():
-    history = DeviceMeasurements()
-    assert math.isnan(history.base_losses.newest)
-    for loss in (math.nan, None, math.inf, *range(25)):
-        observe(history, base_loss=loss)
-    assert history.base_losses == BaseLosses([float(n) for n in range(17, 25)], [float(n) for n in range(9, 17)])
-    assert (history.base_losses.usual, history.base_losses.newest) == ((20.5, 12.5), 22.0)
-
-
-def test_a_score_is_the_devices_own_or_its_loss():
-    history = DeviceMeasurements()
-    scores = []
-    for fields in ({}, {"score": 0.1}, {"score": math.nan}, {"loss_mean": -math.inf}):
-        observe(history, **fields)
-        scores.append(history.score)
-    assert scores == [0.5, 0.1, math.inf, math.inf]
-
-
-def test_an_update_without_a_loss_is_no_fault():
-    history, fleet = DeviceMeasurements(), FleetMeasurements()
-    for _ in range(5):
-        observe(history, loss_mean=None, loss_variance=None)
-        look(fleet, loss_mean=None, loss_variance=None, score=history.score)
-    assert math.isnan(history.score)
-    assert (fleet.losses, fleet.loss_variances, len(fleet.scores)) == ([], [], 0)
-    observe(history, loss_mean=None, loss_variance=None, score=0.25)
-    assert history.score == 0.25
-
-
-@given(
-    st.lists(
-        st.fixed_dictionaries(
-            {
-                "local_steps": STEPS,
-                "examples": st.sampled_from([0, 1, 2**53]),
-                "step_s": st.floats(0.0, 1e9),
-                "loss_mean": ANY,
-                "loss_variance": ANY,
-                "base_loss": st.none() | ANY,
-                "score": st.none() | ANY,
-                "cycle_s": st.none() | st.floats(0.0, 1e12),
-            }
-        ),
-        max_size=12,
-    )
-)
-def test_a_device_may_say_what_it_likes(told):
-    history = DeviceMeasurements()
-    for fields in told:
-        history.observe(**fields)
-        for value in (history.step_s, history.communication_s, history.cycle_s, history.examples_per_s):
-            assert 0.0 <= value < math.inf
-        assert 0.0 <= history.communication_share <= 1.0
-        assert not math.isnan(history.score)
-    assert len(history.recent_step_s) <= RECENT
-
-
-# -- the fleet -----------------------------------------------------------------------------------------------
-
-
-@given(st.lists(st.tuples(st.integers(0, 90), st.floats(-1e9, 1e9) | st.just(0.0)), max_size=300))
-def test_votes_are_the_newest_numbers_of_those_heard_last(told):
-    votes, expected = Votes(), {}
-    for who, value in told:
-        votes.cast(str(who), value)
-        expected.pop(str(who), None)
-        expected[str(who)] = value
-        expected = dict(list(expected.items())[-WINDOW:])
-        assert votes.newest == expected
-        assert votes.ordered == sorted(expected.values())
-        assert votes.median == statistics.median(expected.values())
-    for who in list(expected):
-        votes.withdraw(who)
-        votes.withdraw(who)
-    assert (len(votes), votes.ordered) == (0, [])
-    assert math.isnan(votes.median)
 
 
 def test_the_voters_median_over_the_last_quarter_stands_for_now():
@@ -194,34 +81,6 @@ def test_before_most_have_told_a_loss_there_is_no_first_one():
             look(fleet, str(number), loss_mean=2.0, voters_live=voters_live)
             assert fleet.loss == 2.0, "for people"
         assert fleet.loss_first == 2.0
-
-
-@pytest.mark.parametrize(
-    ("told", "least"),
-    [
-        ([], -math.inf),
-        ([1.0, 9.0], -math.inf),
-        ([1.0, 2.0, 3.0], -6.0),
-        ([2.0, 2.0, 2.0], 1.2),
-        ([-2.0, -2.0, -2.0, -1e30], -2.8),
-        ([1.0, 2.0, 3.0, 4.0, -1e30], -6.0),
-    ],
-)
-def test_how_low_a_score_may_be(told, least):
-    votes = Votes()
-    for number, value in enumerate(told):
-        votes.cast(str(number), value)
-    assert votes.least_credible == pytest.approx(least)
-
-
-@pytest.mark.parametrize(
-    ("told", "reached"), [([], None), ([3.0], 3.0), ([1, 2], 1), ([1, 2, 9], 2), ([1, 2, 8, 9], 2)]
-)
-def test_half_is_not_most(told, reached):
-    votes = Votes()
-    for number, value in enumerate(told):
-        votes.cast(str(number), value)
-    assert votes.reached_by_most == reached if told else math.isnan(votes.reached_by_most)
 
 
 def test_of_each_voter_the_last_norm_is_kept():
@@ -337,9 +196,6 @@ def test_whatever_the_hub_lets_through_can_be_averaged_and_watched(told, local_s
         assert math.isfinite(value) == bool(window)
     for watch in monitor.detectors:
         watch.cause(Observation("a", 1.0, local_steps, told[0][0]), fleet)
-
-
-# -- agreement -----------------------------------------------------------------------------------------------
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(2, 8), st.floats(0.0, 1.0))

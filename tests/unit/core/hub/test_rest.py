@@ -4,8 +4,9 @@ import math
 
 import pytest
 
-from edgeasync.policies.measurements import BaseLosses, Votes
-from edgeasync.policies.rest import JUDGED_MIN, KNOWN_MAX, Rest, patience_s
+from edgeasync.core.hub.rest import JUDGED_MIN, KNOWN_MAX, Rest, patience_s
+from edgeasync.measurements.device import BaseLosses
+from edgeasync.measurements.votes import Votes
 
 PACE_S = 1.0
 LONGEST_S = 600.0

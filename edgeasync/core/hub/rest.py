@@ -8,7 +8,9 @@ import math
 
 import msgspec
 
-from edgeasync.policies.measurements import WINDOW, BaseLosses, Votes, median
+from edgeasync.measurements.device import BaseLosses
+from edgeasync.measurements.medians import WINDOW, median
+from edgeasync.measurements.votes import Votes
 
 SHARE = 0.25
 """The period of a resting fleet, as a share of the time for which the model has stood still."""

@@ -1,0 +1,143 @@
+"""The measurements of one device: scalars, in bounded number."""
+
+import math
+
+import msgspec
+
+from edgeasync.measurements.medians import RECENT, add_recent, median, median_of_recent
+
+EXAMPLES_RATE_WEIGHT = 0.3
+"""Weight of the newest measurement in a device's moving average of examples per second."""
+
+DATA_MISMATCH_WINDOW = 8
+"""How many of a device's losses are compared with as many before them."""
+
+
+class BaseLosses(msgspec.Struct, array_like=True):
+    """What a device's newest updates told of the loss of the model that they were trained from.
+
+    `recent` has the finite ones of the last `DATA_MISMATCH_WINDOW` updates, `before` those of as many before them.
+    """
+
+    recent: list[float] = []
+    before: list[float] = []
+
+    def observe(self, loss: float | None) -> None:
+        """Record an update's."""
+        if loss is None or not math.isfinite(loss):
+            return
+        if len(self.recent) >= DATA_MISMATCH_WINDOW:
+            add_recent(self.before, self.recent[0], DATA_MISMATCH_WINDOW)
+        add_recent(self.recent, loss, DATA_MISMATCH_WINDOW)
+
+    @property
+    def newest(self) -> float:
+        """The median of the last few; NaN before the first."""
+        return median(self.recent[-RECENT:]) if self.recent else math.nan
+
+    @property
+    def usual(self) -> tuple[float, float]:
+        """The medians of `recent` and of `before`; NaN while there are too few to judge the device's data by."""
+        if len(self.before) < DATA_MISMATCH_WINDOW:
+            return math.nan, math.nan
+        return median(self.recent), median(self.before)
+
+
+class DeviceMeasurements(msgspec.Struct, array_like=True):
+    """The measurements of one device; 0 before its first update.
+
+    `examples` is the size of its data, `local_steps_max` its own limit (0: no limit). `step_s` is the time of a
+    local step, `communication_s` the part of a cycle in which the device neither trained nor waited for a flush.
+    `counted` says whether its last update counted, and `bound` which bound keeps its steps from the controller's
+    aim. For its next `roused` updates it does not rest. The losses are `None`, and the score is NaN, if its last
+    update did not tell them. `updated_s` is the core's time of its last update, 0 since it joined again.
+    `period_s_min` is the least time from one exchange to the next that the day's bytes allow.
+
+    >>> from edgeasync.policies import DeviceMeasurements
+    >>> DeviceMeasurements(examples=600, step_s=0.01).step_s
+    0.01
+    """
+
+    examples: int = 0
+    local_steps_max: int = 0
+    local_steps: int = 0
+    assigned_steps: int = 0
+    batch_examples: float = 0.0
+    staleness: int = 0
+    step_s: float = 0.0
+    communication_s: float = 0.0
+    examples_per_s: float = 0.0
+    loss_mean: float | None = 0.0
+    loss_variance: float | None = 0.0
+    score: float = math.inf
+    updates: int = 0
+    counted: bool = False
+    why: str = ""
+    recent_step_s: list[float] = []
+    recent_communication_s: list[float] = []
+    bound: str = ""
+    base_losses: BaseLosses = msgspec.field(default_factory=BaseLosses)
+    updated_s: float = 0.0
+    recent_period_s: list[float] = []
+    period_s_min: float = 0.0
+    roused: int = 0
+
+    def observe_arrival(self, now_s: float) -> None:
+        """Record the time since the device's last update."""
+        if self.updated_s:
+            add_recent(self.recent_period_s, now_s - self.updated_s, RECENT)
+        self.updated_s = now_s
+
+    def observe(
+        self,
+        *,
+        local_steps: int,
+        examples: int,
+        step_s: float,
+        loss_mean: float | None,
+        loss_variance: float | None,
+        score: float | None = None,
+        base_loss: float | None = None,
+        cycle_s: float | None = None,
+        overlap_steps: int = 0,
+    ) -> None:
+        """Record an update's local steps and, if known, the time from its assignment to its arrival, `cycle_s`.
+
+        `overlap_steps` of the local steps were taken before the assignment arrived.
+        """
+        # No step takes less than a nanosecond: a device that says so must not drive an average to infinity.
+        step_s = max(step_s, 1e-9) if step_s > 0 else 0.0
+        self.local_steps = local_steps
+        self.batch_examples = examples / local_steps
+        self.loss_mean = loss_mean
+        self.loss_variance = loss_variance
+        told = loss_mean if score is None else score
+        if told is None:
+            self.score = math.nan
+        else:
+            self.score = told if math.isfinite(told) else math.inf
+        self.base_losses.observe(base_loss)
+        self.updates += 1
+        if step_s:
+            self.step_s = median_of_recent(self.recent_step_s, step_s)
+            rate = examples / (local_steps * step_s)
+            share = EXAMPLES_RATE_WEIGHT if self.examples_per_s else 1.0
+            self.examples_per_s += (rate - self.examples_per_s) * share
+        if cycle_s is not None:
+            communication_s = max(0.0, cycle_s - (local_steps - overlap_steps) * step_s)
+            self.communication_s = median_of_recent(self.recent_communication_s, communication_s)
+
+    @property
+    def cycle_s(self) -> float:
+        """Seconds from one exchange to the next with the steps last assigned, without the wait for a flush."""
+        return self.communication_s + self.step_s * (self.assigned_steps or self.local_steps)
+
+    @property
+    def period_s(self) -> float:
+        """The time between two exchanges as it was, the wait for a flush included; 0 before the second."""
+        return median(self.recent_period_s) if self.recent_period_s else 0.0
+
+    @property
+    def communication_share(self) -> float:
+        """The share of `cycle_s` that communication takes."""
+        return self.communication_s / self.cycle_s if self.cycle_s else 0.0

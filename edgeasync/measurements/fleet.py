@@ -1,0 +1,200 @@
+"""The measurements of the whole fleet: scalars, in bounded number."""
+
+import math
+
+import msgspec
+
+from edgeasync.measurements.medians import QUARTER, WINDOW, PastMedians
+from edgeasync.measurements.votes import DEVICES_MIN, Votes, VotesWithPeak
+
+LATENESS_MAX = 2.0
+"""The most that `lateness` says. Late updates count for less: the model needs more of them, but not any number."""
+
+STALENESS_WEIGHT = 0.1
+"""Weight of the newest update in the moving average of staleness."""
+
+AGREEMENT_WEIGHT = 0.2
+"""Weight of the newest version in the moving average of the agreement."""
+
+SETTLED = 0.2
+"""Share of the first losses under which losses count as small, and their variation as noise."""
+
+EXTRAPOLATION = 1.0 / 3.0
+"""FedExP takes a half. With momentum that made the model of a small fleet of unlike devices restless."""
+
+MEAN_SHARE_MIN = 1e-3
+"""The squared length of a mean counts as at least this share of the updates' own: it may be 0."""
+
+
+class FleetMeasurements(msgspec.Struct, dict=True):
+    """The measurements of all devices together; every voter has one vote in each of them.
+
+    Losses, variances and scores that are finite must not be so large that the sum of two is not.
+    `agreement` is a moving average of the mean cosine, from -1 to 1, between updates that were folded together;
+    NaN until two have been. `lengths` has the norms of the voters' newest updates, `norms` those norms over the
+    root of the local steps, `gradients` over the local steps; `base_losses` has the losses of the models that the
+    updates were trained from.
+    `losses` and `loss_variances` have past medians of `newest_losses` and `newest_variances`, one for each turn of
+    a voter. Its next turn comes when half of the voters have had one: who speaks often has no more turns. There is
+    none before more than half of the voters tell a loss. Variances count from a voter's second update on.
+    `past_losses` and `past_variances` follow from these lists, and change with them.
+
+    >>> from edgeasync.policies import FleetMeasurements
+    >>> FleetMeasurements().staleness_mean
+    0.0
+    """
+
+    staleness_mean: float = 0.0
+    agreement: float = math.nan
+    loss_first: float = 0.0
+    losses_seen: int = 0
+    losses: list[float] = []
+    loss_variances: list[float] = []
+    lengths: VotesWithPeak = msgspec.field(default_factory=VotesWithPeak)
+    norms: VotesWithPeak = msgspec.field(default_factory=VotesWithPeak)
+    gradients: VotesWithPeak = msgspec.field(default_factory=VotesWithPeak)
+    scores: Votes = msgspec.field(default_factory=Votes)
+    newest_losses: Votes = msgspec.field(default_factory=Votes)
+    newest_variances: Votes = msgspec.field(default_factory=Votes)
+    base_losses: VotesWithPeak = msgspec.field(default_factory=VotesWithPeak)
+
+    def __post_init__(self) -> None:
+        self.past_losses, self.past_variances = PastMedians(self.losses), PastMedians(self.loss_variances)
+
+    def observe_norm(self, voter: str, norm: float, local_steps: int) -> None:
+        """Record the norm of an update, also of one that does not count, if it is finite."""
+        if not math.isfinite(norm):
+            return
+        self.lengths.cast(voter, norm)
+        self.norms.cast(voter, norm / math.sqrt(local_steps))
+        self.gradients.cast(voter, norm / local_steps)
+
+    def note_peaks(self, voters_live: int) -> None:
+        """Note the usual lengths and losses, if enough voters, and most of the live ones, have sent an update."""
+        if len(self.lengths) >= DEVICES_MIN and 2 * len(self.lengths) > min(voters_live, WINDOW):
+            for votes in (self.lengths, self.norms, self.gradients, self.base_losses):
+                votes.note_peak()
+
+    def observe_staleness(self, staleness: int) -> None:
+        """Record how many versions an update that counts is behind."""
+        self.staleness_mean += (staleness - self.staleness_mean) * STALENESS_WEIGHT
+
+    def lateness(self, staleness: int) -> float:
+        """Return how many times as far behind as usual an update is, from 1 to `LATENESS_MAX`."""
+        if staleness <= self.staleness_mean:
+            return 1.0
+        return min(LATENESS_MAX, (1.0 + staleness) / (1.0 + self.staleness_mean))
+
+    def observe_loss(
+        self, voter: str, loss_mean: float | None, loss_variance: float | None, voters_live: int
+    ) -> None:
+        """Record a loss and its variance if both are finite."""
+        if loss_mean is None or loss_variance is None:
+            return
+        if not (math.isfinite(loss_mean) and math.isfinite(loss_variance)):
+            return
+        losses, variances = self.newest_losses, self.newest_variances
+        known = voter in variances.newest
+        variances.cast(voter, loss_variance)
+        if not losses.has_turn(voter):
+            losses.replace(voter, loss_mean)
+            return
+        losses.cast(voter, loss_mean)
+        told = 2 * len(losses.newest)
+        if told <= voters_live and told <= WINDOW:
+            return
+        self.past_losses.add(losses.median)
+        if known:  # the first local steps vary least, and the median keeps them until most voters have more
+            self.past_variances.add(variances.median)
+        self.losses_seen += 1
+        if self.losses_seen <= QUARTER:
+            self.loss_first = self.past_losses.usual
+
+    def observe_base_loss(self, voter: str, loss: float) -> None:
+        """Record a device's loss of the fleet's model if it is finite, also of an update that does not count."""
+        if math.isfinite(loss):
+            self.base_losses.cast(voter, loss)
+
+    def observe_score(self, voter: str, score: float) -> None:
+        """Record a score if it is finite."""
+        if math.isfinite(score):
+            self.scores.cast(voter, score)
+
+    def observe_agreement(self, agreement: float) -> None:
+        """Record the mean cosine between the updates of a version."""
+        share = 1.0 if math.isnan(self.agreement) else AGREEMENT_WEIGHT
+        previous = 0.0 if math.isnan(self.agreement) else self.agreement
+        self.agreement = previous + (agreement - previous) * share
+
+    def forget(self, *, keeps_lengths: bool = False) -> None:
+        """Clear all reports after a rollback: they are of a model that is gone."""
+        self.agreement = math.nan
+        lengths = () if keeps_lengths else (self.lengths, self.norms, self.gradients)
+        for votes in (*lengths, self.scores, self.newest_losses, self.newest_variances, self.base_losses):
+            votes.clear()
+        self.past_losses.clear()
+        self.past_variances.clear()
+
+    def withdraw(self, voter: str) -> None:
+        """Forget what a voter that is gone said of the model; how long its updates were still holds."""
+        for votes in (self.scores, self.newest_losses, self.newest_variances, self.base_losses):
+            votes.withdraw(voter)
+
+    def revoke(self, voter: str) -> None:
+        """Forget all that a voter has said, the lengths of its updates, too."""
+        self.withdraw(voter)
+        for votes in (self.lengths, self.norms, self.gradients):
+            votes.withdraw(voter)
+
+    @property
+    def score(self) -> float:
+        """The median of the voters' scores; NaN before the first."""
+        return self.scores.median
+
+    @property
+    def loss(self) -> float:
+        """The voters' median loss, over the last quarter of the turns; NaN before the first loss."""
+        return self.past_losses.newest if self.losses else self.newest_losses.median
+
+    @property
+    def loss_unlearnt(self) -> float:
+        """The loss of what is not learnt yet: the fleet's first, or the median of what voters told at first.
+
+        Where devices join one after the other, the fleet's first losses are of a model that has learnt the first
+        device's data.
+        """
+        return max(self.loss_first, self.base_losses.peak)
+
+    @property
+    def settled(self) -> bool:
+        """Whether the losses are small beside the first ones, so that their variation is noise."""
+        return self.loss <= SETTLED * self.loss_unlearnt
+
+    def extrapolation(self, voters: int) -> float:
+        """Return the learning rate for the mean of this number of voters' updates; 0 if it is unknown.
+
+        As in FedExP it is a share of the mean squared length of the updates over the squared length of their mean,
+        here for updates of one length whose cosines have the mean `agreement`.
+        """
+        if math.isnan(self.agreement):
+            return 0.0
+        return EXTRAPOLATION / max(self.agreement + (1.0 - self.agreement) / voters, MEAN_SHARE_MIN)
+
+    @property
+    def loss_variance(self) -> float:
+        """The voters' median variance, over the last quarter of the turns; NaN before the first."""
+        return self.past_variances.newest if self.loss_variances else self.newest_variances.median
+
+
+def agreement_of(norm_of_mean: float, norms: list[float], weights: list[float]) -> float | None:
+    """Return the mean cosine between updates from the norm of their weighted sum; `None` for fewer than two.
+
+    For vectors a_i: |sum a_i|^2 = sum |a_i|^2 + sum over pairs of 2 cos |a_i| |a_j|. If all pairs had the same
+    cosine, it would follow from the norms alone. That one is returned.
+    """
+    lengths = [abs(weight) * norm for weight, norm in zip(weights, norms, strict=True)]
+    total, squares = math.fsum(lengths), math.fsum(length * length for length in lengths)
+    pairs = total * total - squares
+    if pairs <= 1e-12 * squares or not math.isfinite(pairs) or not math.isfinite(norm_of_mean):
+        return None
+    return max(-1.0, min(1.0, (norm_of_mean * norm_of_mean - squares) / pairs))

@@ -1,0 +1,81 @@
+"""Medians of few numbers, the newest of many, and the past medians of votes."""
+
+import math
+from bisect import bisect_left, insort
+from collections.abc import Iterable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+RECENT = 5
+"""A device's step and communication times are medians of this many measurements: two outliers do not matter."""
+
+WINDOW = 64
+"""How many voters' newest reports are kept, and how many medians of them."""
+
+QUARTER = WINDOW // 4
+"""How many of these medians say what holds now."""
+
+
+def median(values: Iterable[float]) -> float:
+    """Return the median of at least one value; several times as fast as the standard library's."""
+    ordered = sorted(values)
+    half = len(ordered) // 2
+    return (ordered[half] + ordered[~half]) / 2.0
+
+
+def median_of_recent(values: list[float], value: float) -> float:
+    """Append a measurement to the last `RECENT`, and return their median."""
+    values.append(value)
+    if len(values) > RECENT:
+        del values[0]
+    ordered = sorted(values)
+    half = len(ordered) // 2
+    return (ordered[half] + ordered[~half]) / 2.0
+
+
+def add_recent(values: list[T], value: T, count_max: int) -> None:
+    """Append a value, and drop the oldest if there are then more than `count_max`.
+
+    A deque would do this by itself, but cannot be encoded. The lists are short.
+    """
+    values.append(value)
+    if len(values) > count_max:
+        del values[0]
+
+
+class PastMedians:
+    """The newest `WINDOW` medians of votes, in a durable list, and what follows from it.
+
+    `usual` is the median of them all, and `newest` that of the last quarter; NaN before the first.
+    """
+
+    __slots__ = ("_ordered", "_ordered_newest", "_values", "newest", "usual")
+
+    def __init__(self, values: list[float]) -> None:
+        self._values = values
+        self._ordered, self._ordered_newest = sorted(values), sorted(values[-QUARTER:])
+        self.usual = self.newest = math.nan
+        if values:
+            self.usual, self.newest = median(self._ordered), median(self._ordered_newest)
+
+    def add(self, value: float) -> None:
+        """Append a median; drop the oldest if there are then more than `WINDOW`."""
+        values, ordered, ordered_newest = self._values, self._ordered, self._ordered_newest
+        values.append(value)
+        insort(ordered, value)
+        insort(ordered_newest, value)
+        if len(values) > QUARTER:
+            del ordered_newest[bisect_left(ordered_newest, values[-QUARTER - 1])]
+        if len(values) > WINDOW:
+            del ordered[bisect_left(ordered, values[0])], values[0]
+        half, quarter = len(ordered) // 2, len(ordered_newest) // 2
+        self.usual = (ordered[half] + ordered[~half]) / 2.0
+        self.newest = (ordered_newest[quarter] + ordered_newest[~quarter]) / 2.0
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._values.clear()
+        self._ordered.clear()
+        self._ordered_newest.clear()
+        self.usual = self.newest = math.nan
