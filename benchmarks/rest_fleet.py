@@ -145,7 +145,7 @@ class _Run:
     @property
     def resting(self) -> bool:
         """Whether the fleet rests."""
-        return self.hub.core.policy_engine.rest.state.resting
+        return self.hub.core.policy_engine.pacing.rest.state.resting
 
     def _add(self, part: Dataset, speed: float) -> None:
         case, spec, number = self.case, self.model.spec, len(self.people)

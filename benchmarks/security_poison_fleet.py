@@ -268,7 +268,7 @@ class Run:
         self._hub.core.check()
         engine = self._hub.core.policy_engine
         sent = sum(members.measurements[name].updates for name in self.honest)
-        waiting = sum(one.device_id in self.honest for one in engine.state.contributions)
+        waiting = sum(one.device_id in self.honest for one in engine.state.gathering.contributions)
         return Outcome.of(
             statistics.fmean(accuracies),
             1.0 - (self._applied + waiting) / sent,

@@ -225,6 +225,7 @@ HOLDS = {
     "scores": "free or bounded",
     "core": "decisions, arrays, recovery, engines",
     "protocol": "messages, codecs",
+    "measurements": "what the hub measured",
     "policies": "how the hub decides",
     "plugins": "code of somebody else's, by name",
     "parameters": "flat vectors",

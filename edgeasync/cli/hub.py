@@ -227,7 +227,7 @@ def count_progress(core: HubCore) -> dict[str, float]:
         "devices_live": core.members.live_count,
     }
     now_and_then = {
-        "updates_buffered": core.policy_engine.updates_waiting,
+        "updates_buffered": core.policy_engine.gathering.count,
         "updates_rejected": core.updates_rejected,
         "alarms": core.policy_engine.divergence.count,
     }

@@ -266,7 +266,9 @@ def recover(
     trust = Trust(known=known, installed=True, code=trust_code)
     found = open_checkpoint(chosen, make_core, draw_session, trust)
     if history is not None:
-        found.remarks += history.resume(found.last, found.now_s, found.core.policy_engine.state.contributions)
+        found.remarks += history.resume(
+            found.last, found.now_s, found.core.policy_engine.state.gathering.contributions
+        )
         on_entry = _noting(history, found, on_entry)
     reading = read_journal(disk, chosen.manifest.journal)
     if recovery == "latest":

@@ -104,7 +104,7 @@ class HubRun:
             self.publisher = Publisher(rules.spec, self.model, rules.settings.codec)
         else:
             found.go_on_under(rules, make_core)
-            if self.history is not None and not found.core.policy_engine.updates_waiting:
+            if self.history is not None and not found.core.policy_engine.gathering.count:
                 self.history.note_folded(found.last, found.now_s)
             self.core, self.model, self.publisher = found.core, found.model, found.publisher
             self.sessions = found.sessions

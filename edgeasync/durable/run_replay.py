@@ -293,7 +293,7 @@ class RunReplay:
             "model_xxh3": f"{checksum(self.snapshot.vector.data):016x}",
             "updates_applied": core.updates_applied,
             "updates_rejected": core.updates_rejected,
-            "updates_buffered": core.policy_engine.updates_waiting,
+            "updates_buffered": core.policy_engine.gathering.count,
             "duplicates": core.duplicates,
             "rollbacks": judged["rollbacks"],
             "evaluation": judged["evaluation"],

@@ -70,11 +70,11 @@ def revoke(hub, key):
 def test_sessions_and_updates_that_wait_end(hub):
     pushed(hub, "alice", ALICE)
     pushed(hub, "bob", BOB)
-    assert hub.core.policy_engine.updates_waiting == 2
+    assert hub.core.policy_engine.gathering.count == 2
     revoke(hub, ALICE)
     assert [effect.device_id for effect in hub.all_of(HubReport)] == ["alice", "alice/1"]
     assert [effect.owner[0] for effect in hub.all_of(Expel)] == ["alice", "alice/1"]
-    assert hub.core.policy_engine.updates_waiting == 1
+    assert hub.core.policy_engine.gathering.count == 1
     assert hub.core.updates_rejected == 1
     assert hub.core.members.live_count == 1
     pushed(hub, "alice", ALICE, seq=2)
@@ -172,13 +172,13 @@ def test_a_replay_of_a_revocation_gives_the_same_model(tmp_path, aggregate, piec
     fleet = Fleet(tmp_path / "run", aggregate)
     fleet.push("a", pieces=pieces)
     hub = fleet.hub
-    assert (len(hub.engine._incoming), hub.core.policy_engine.updates_waiting, hub.core.version) == (
+    assert (len(hub.engine._incoming), hub.core.policy_engine.gathering.count, hub.core.version) == (
         int(pieces), int(not pieces and not counted), counted,
     )  # fmt: skip
     assert not hub.model.any(), "the fold has not been computed"
     hub.engine.revoke(b"a" * 32, fleet.clock.now_s)
     assert fleet.answers["a"][-1].code == "not_allowed"
-    assert len(hub.engine._incoming) == hub.core.policy_engine.updates_waiting == 0
+    assert len(hub.engine._incoming) == hub.core.policy_engine.gathering.count == 0
     fleet.push("b")
     fleet.push("c")
     fleet.run()

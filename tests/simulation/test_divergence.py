@@ -140,7 +140,7 @@ class Fleet:
     @property
     def updates(self):
         """Updates that came in, whatever became of them."""
-        return self.core.updates_applied + self.core.updates_rejected + self.core.policy_engine.updates_waiting
+        return self.core.updates_applied + self.core.updates_rejected + self.core.policy_engine.gathering.count
 
     def train(self, updates, limit_s=LIMIT_S):
         done = self.clock.run(lambda: self.core.updates_applied >= updates, self.clock.now_s + limit_s)

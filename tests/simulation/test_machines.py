@@ -424,13 +424,15 @@ class World:
         assert divergence.devices.keys() <= set(NAMES)
         assert all(alarm.causes for alarm in (*divergence.devices.values(), *divergence.fleet.values()))
         assert divergence.orders.keys() == self.excluded
-        assert engine.state.spoken.keys() <= {name for name, member in tables.members.items() if member.live}
-        assert not engine.state.measuring
+        assert engine.state.electorate.spoken.keys() <= {
+            name for name, member in tables.members.items() if member.live
+        }
+        assert not engine.state.gathering.measuring
         assert (
             max(map(len, (engine.state.fleet.norms, engine.state.fleet.scores, engine.state.fleet.losses)))
             <= WINDOW
         )
-        if not engine.updates_waiting:
+        if not engine.gathering.count:
             assert not any(member.waiting for member in tables.members.values()), "nothing will wake them"
         assert len(tables._by_session) <= len(NAMES)
         assert len(tables._by_peer) <= len(NAMES)

@@ -119,7 +119,7 @@ def test_power_cuts_repeat_numbers_and_count_nothing_twice(codec):
     assert all(device.starts > 20 for device in fleet.devices)
     assert repeated > 20
     assert any(isinstance(answer.outcome, Duplicate) for answer in fleet.answers)
-    assert core.updates_applied + core.updates_rejected + core.policy_engine.updates_waiting == seqs
+    assert core.updates_applied + core.updates_rejected + core.policy_engine.gathering.count == seqs
     assert core.duplicates
     warnings = [report for device in fleet.devices for _, report in device.told if report.event == "warning"]
     assert not warnings
@@ -221,7 +221,7 @@ def test_a_device_that_was_away_is_counted_once(away_s, way, forgets, lost):
         seqs.setdefault((owner, push.checksum, push.loss_mean), set()).add(push.seq)
     core = fleet.hub.core
     assert all(len(numbers) == 1 for numbers in seqs.values())
-    assert core.updates_applied + core.updates_rejected + core.policy_engine.updates_waiting <= len(seqs)
+    assert core.updates_applied + core.updates_rejected + core.policy_engine.gathering.count <= len(seqs)
 
 
 @pytest.mark.parametrize("keeps", [False, True])

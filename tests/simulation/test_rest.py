@@ -95,11 +95,11 @@ def test_a_hub_that_dies_after_it_was_woken_resumes_awake():
     hub.connect(b"operator", lambda header, payload: None)
     hub.receive(b"operator", wire.encode(Wake()), None)
     clock.run(lambda: False, 3030.0)
-    before, state = hub.core.version, repr(hub.core.policy_engine.rest.state)
+    before, state = hub.core.version, repr(hub.core.policy_engine.pacing.rest.state)
     assert "an operator said so" in state
     hub.crash("kept")
     hub.start()
-    assert (hub.core.version, repr(hub.core.policy_engine.rest.state)) == (before, state)
+    assert (hub.core.version, repr(hub.core.policy_engine.pacing.rest.state)) == (before, state)
 
 
 def test_a_device_that_exchanges_while_the_others_rest_counts_as_one_of_all():
@@ -108,8 +108,8 @@ def test_a_device_that_exchanges_while_the_others_rest_counts_as_one_of_all():
     engine = run.hub.core.policy_engine
     engine._members.members["device-1"].measurements.roused = 3
     before, weights = run.hub.core.version, []
-    share = engine._share_of_voters
-    engine._share_of_voters = lambda contributions: weights.append(share(contributions)) or weights[-1]
+    share = engine.gathering._share_of_voters
+    engine.gathering._share_of_voters = lambda contributions: weights.append(share(contributions)) or weights[-1]
     run.clock.run(lambda: run.hub.core.version >= before + 4, REST_S + 1300.0)
     assert min(weights) <= 0.5
     assert np.isfinite(run.hub.model).all()

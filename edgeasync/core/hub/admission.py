@@ -81,7 +81,7 @@ class Admission:
         member, arrival = self._members.greet(hello, peer, self._make_session(), now_s, key)
         if known is None:
             # The hub may have forgotten it while its updates waited.
-            member.pushes_answered = self._policy_engine.updates_waiting_of(hello.device_id)
+            member.pushes_answered = self._policy_engine.gathering.count_of(hello.device_id)
         if voter_before not in ("", member.voter):
             self._policy_engine.withdraw(voter_before)
         member.strikes = max([member.strikes, *[each.strikes for each in others if each.state != "quarantined"]])

@@ -179,9 +179,9 @@ class HubCore:
             due.append(self.state.save_at_s)
         if (lease := self.members.next_deadline_s()) is not None:
             due.append(lease)
-        if (fold := self.policy_engine.next_fold_s()) is not None:
+        if (fold := self.policy_engine.gathering.due_s()) is not None:
             due.append(fold)
-        elif self.members.waiters and not self.policy_engine.updates_waiting:
+        elif self.members.waiters and not self.policy_engine.gathering.count:
             due.append(-math.inf)  # their version is made, or nothing is left that it could be made of
         return min(due)
 
@@ -199,7 +199,7 @@ class HubCore:
             case Ticked():
                 effects = self._on_tick(event, now_s)
             case Folded():
-                self.policy_engine.observe_sum(event.number, event.norm)
+                self.policy_engine.gathering.observe_sum(event.number, event.norm)
                 effects = []
             case Evaluated():
                 effects = self.policy_engine.observe_evaluation(event, now_s)
@@ -264,7 +264,7 @@ class HubCore:
                 effects = self.admission.hello(event.peer, message, now_s, event.key)
                 return effects + self.budgets.judge_shares(self.members.members[message.device_id])
             case Wake():
-                return [*self.policy_engine.wake("an operator said so", now_s), SendStatus(event.peer)]
+                return [*self.policy_engine.pacing.wake("an operator said so", now_s), SendStatus(event.peer)]
             case Order():
                 return [*self._obey(message, event.key, now_s), SendStatus(event.peer, confirms=True)]
             case StatusRequest():
@@ -278,7 +278,9 @@ class HubCore:
         voter = self.policy_engine.voter_of(order.device_id)
         if voter is None:
             raise RefusalError("unknown_device", f"no device here is named {order.device_id}")
-        obey = self.policy_engine.quarantine if order.order == "quarantine" else self.policy_engine.release
+        obey = (
+            self.policy_engine.quarantine if order.order == "quarantine" else self.policy_engine.divergence.release
+        )
         return obey(voter, order.device_id, now_s)
 
     def _answer(self, event: HubReceived | PushArrived | Heard, member: Member, now_s: float) -> list[HubEffect]:
@@ -395,7 +397,7 @@ class HubCore:
         """
         self.state.stopped = True
         live = tuple([member.peer for member in self.members.members.values() if member.live and member.peer])
-        last = self.policy_engine.fold(now_s) if self.policy_engine.updates_waiting else []
+        last = self.policy_engine.fold(now_s) if self.policy_engine.gathering.count else []
         effects = [HubReport(reason, detail=detail), Broadcast(live, Goodbye(reason)), *last, Save()]
         if reason == "finished" and self.policy_engine.wants_last_evaluation:
             self.state.evaluates_last = True
@@ -422,7 +424,7 @@ class HubCore:
         if push.seq <= member.seq_last:
             return self._repeat_outcome(member, push, now_s, can_send=has_capacity)
         self._check_sequence(member, push)
-        if not has_capacity or self.policy_engine.is_crowding(member.voter):
+        if not has_capacity or self.policy_engine.gathering.is_crowding(member.voter):
             raise self._busy()
         return [Receive(member.peer, push)]
 
@@ -437,7 +439,7 @@ class HubCore:
             again = self._repeat_outcome(member, push, now_s, can_send=event.can_answer)
             return [Discard(event.handle), *again]
         self._check_sequence(member, push)
-        if (not event.can_answer and not push.transfer) or self.policy_engine.is_crowding(member.voter):
+        if (not event.can_answer and not push.transfer) or self.policy_engine.gathering.is_crowding(member.voter):
             raise self._busy()
         effects = self.admission.note_progress(member, now_s)
         outcome, decided = self.policy_engine.decide(member, event, now_s)
@@ -456,10 +458,10 @@ class HubCore:
 
     def _waits_for_version(self, outcome: Outcome) -> bool:
         """Whether a device gets the next version: its update waits, or it starts over from what others made."""
-        if self.policy_engine.aggregate.answer != "at_flush":
+        if self.policy_engine.in_force.aggregate.answer != "at_flush":
             return False
         if isinstance(outcome, Rejected):
-            return outcome.preempted and self.policy_engine.updates_waiting > 0
+            return outcome.preempted and self.policy_engine.gathering.count > 0
         return isinstance(outcome, Buffered)
 
     def decides(self, push: Push, key: Key, now_s: float, *, can_answer: bool) -> bool:
@@ -469,7 +471,7 @@ class HubCore:
             return False
         shut_out = member.state == "quarantined" and now_s < member.quarantined_until_s
         is_next = push.seq == member.seq_last + 1
-        return is_next and not shut_out and not self.policy_engine.is_crowding(member.voter)
+        return is_next and not shut_out and not self.policy_engine.gathering.is_crowding(member.voter)
 
     def _check_sequence(self, member: Member, push: Push) -> None:
         if push.seq != member.seq_last + 1:
@@ -516,7 +518,7 @@ class HubCore:
         self, member: Member, ack: Ack | None, now_s: float, *, can_send: bool
     ) -> list[HubEffect]:
         """Answer with the newest model or, if it is not to be sent now, with when to fetch it."""
-        rest = self._rest(member, self.policy_engine.rest_s(member, now_s), now_s)
+        rest = self._rest(member, self.policy_engine.pacing.rest_s(member, now_s), now_s)
         if can_send and rest is None:
             return self._assign(member, ack, now_s)
         busy = SendToDevice(member.peer, (rest or self._busy()).refuse)
@@ -525,7 +527,7 @@ class HubCore:
     def _assign(self, member: Member, ack: Ack | None, now_s: float) -> list[HubEffect]:
         publish = self.publish_schedule.follow(self.policy_engine, now_s)
         self.budgets.begin_exchange(member, now_s, self.policy_engine.is_learning)
-        local_steps = self.policy_engine.assign_steps(member.measurements)
+        local_steps = self.policy_engine.pacing.assign_steps(member.measurements)
         ancestry = self.policy_engine.state.ancestry
         version = ModelVersion(ancestry.lineage, self.publish_schedule.state.number)
         held = member.version if member.follows and member.held is not None else None
@@ -551,7 +553,7 @@ class HubCore:
 
     def _answer_waiting(self, now_s: float, *, can_send: bool) -> list[HubEffect]:
         """Answer the waiting members once their updates are folded."""
-        if self.policy_engine.updates_waiting or not self.members.waiters:
+        if self.policy_engine.gathering.count or not self.members.waiters:
             return []
         effects: list[HubEffect] = []
         for member in self.members.take_waiting():
@@ -587,7 +589,7 @@ class HubCore:
             "pushes_answered": self.state.pushes_answered,
             "updates_applied": self.updates_applied,
             "updates_rejected": self.updates_rejected,
-            "updates_buffered": self.policy_engine.updates_waiting,
+            "updates_buffered": self.policy_engine.gathering.count,
             "duplicates": self.duplicates,
             "messages_accepted": dict(sorted(self.messages_accepted.items())),
             "messages_refused": self.messages_refused,
@@ -605,7 +607,7 @@ class HubCore:
 
     def imbalance(self) -> str:
         """Return how the counts of updates contradict one another; empty as long as they do not."""
-        waiting = Counter([one.device_id for one in self.policy_engine.state.contributions])
+        waiting = Counter([one.device_id for one in self.policy_engine.state.gathering.contributions])
         counted = self.updates_applied + self.updates_rejected + sum(waiting.values()) + self.duplicates
         if (answered := self.state.pushes_answered) != counted:
             return f"{answered} pushes were answered, and {counted} have an outcome"

@@ -37,7 +37,7 @@ class PublishSchedule:
         rollbacks = policy_engine.divergence.state.rollbacks
         leapt = rollbacks != state.rollbacks
         wait_s = self._settings.publish_s or policy_engine.state.cadence.period_s / PER_PERIOD
-        if not leapt and folds_one_by_one(policy_engine.aggregate) and now_s < state.published_s + wait_s:
+        if not leapt and folds_one_by_one(policy_engine.in_force.aggregate) and now_s < state.published_s + wait_s:
             return []
         state.number, state.published_s, state.rollbacks = version, now_s, rollbacks
         return [Publish(version, whole=leapt)]

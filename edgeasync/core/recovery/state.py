@@ -23,7 +23,7 @@ from edgeasync.core.hub.events import Evaluated
 from edgeasync.core.hub.frozen_arrays import FrozenState
 from edgeasync.core.hub.hub_core import HubCore, HubCoreState
 from edgeasync.core.hub.membership import Member
-from edgeasync.core.hub.policy_engine import PolicyEngineState
+from edgeasync.core.hub.policy_state import PolicyEngineState
 from edgeasync.core.hub.publish_schedule import PublishState
 from edgeasync.errors import StorageError
 from edgeasync.parameters import ParameterSpec, Vector
@@ -115,7 +115,7 @@ def note(core: HubCore, model: HubModel, entry: int | None, now_s: float) -> Not
     """Encode the core's state, and keep the updates that wait."""
     return Note(
         core=dump_state(core),
-        waiting=model.waiting([one.handle for one in core.policy_engine.state.contributions]),
+        waiting=model.waiting([one.handle for one in core.policy_engine.state.gathering.contributions]),
         entry=entry,
         now_s=now_s,
         lineage=core.lineage,

@@ -150,7 +150,7 @@ def write_run(folder):
     assert clock.run(lambda: core.updates_applied >= ORDERED_UPDATES, 60.0)
     hub.connect(b"operator", lambda header, payload: None, Sender(bytes(32), "admin", "operator"))
     hub.receive(b"operator", wire.encode(Order("device-2", "quarantine")), None)
-    assert clock.run(lambda: core.updates_applied >= UPDATES and core.policy_engine.updates_waiting > 0, 60.0)
+    assert clock.run(lambda: core.updates_applied >= UPDATES and core.policy_engine.gathering.count > 0, 60.0)
     clock.run(lambda: hub.log.durable == hub.log.last, clock.now_s + 1.0)
     settings = HubSettings(
         model=MODEL,
@@ -167,7 +167,7 @@ def write_run(folder):
         "model_xxh3": xxhash.xxh3_64_hexdigest(hub.model.data),
         "updates_applied": core.updates_applied,
         "updates_rejected": core.updates_rejected,
-        "updates_buffered": core.policy_engine.updates_waiting,
+        "updates_buffered": core.policy_engine.gathering.count,
         "devices": {member.device_id: member.seq_last for member in core.members.members.values()},
         "alarms": list(core.policy_engine.state.divergence.devices),
         "excluded": [order.device_id for order in core.policy_engine.state.divergence.orders.values()],

@@ -318,7 +318,7 @@ class Checks:
 
     def _waiting(self, core):
         """Return the marks of the updates that wait to be folded."""
-        return {self.memory.handles[one.handle] for one in core.policy_engine.state.contributions}
+        return {self.memory.handles[one.handle] for one in core.policy_engine.state.gathering.contributions}
 
     def checkpoint_begins(self):
         """Note that a checkpoint begins: no other may begin until it is written."""

@@ -49,7 +49,12 @@ CHANGES = {
         ),
     ),
     "updates that wait are dropped with a device": (
-        Change(Admission, "expire", "if member.peer:", "if not self._policy_engine.state.contributions.clear():"),
+        Change(
+            Admission,
+            "expire",
+            "if member.peer:",
+            "if not self._policy_engine.state.gathering.contributions.clear():",
+        ),
     ),
     "a payload is not checked": (
         Change(HubEngine, "_push", "wire.checksum(payload) != push.checksum", "False"),
@@ -72,8 +77,9 @@ CHANGES = {
         Change(
             PolicyEngine,
             "forget",
-            "self._count_as_usual(member)",
-            "self._count_as_usual(member), self.state.divergence.orders.pop(member.voter, None)",
+            "self.electorate.forget_infrequent(member.device_id)",
+            "self.electorate.forget_infrequent(member.device_id), "
+            "self.state.divergence.orders.pop(member.voter, None)",
         ),
     ),
     # Durability, and recovery.
@@ -158,7 +164,8 @@ CHANGES = {
             state,
             "dump_state",
             "policy_engine=core.policy_engine.state",
-            "policy_engine=msgspec.structs.replace(core.policy_engine.state, contributions=[])",
+            "policy_engine=msgspec.structs.replace(\n"
+            "    core.policy_engine.state, gathering=type(core.policy_engine.state.gathering)()\n)",
         ),
     ),
     "payloads that wait are lost in a checkpoint": (

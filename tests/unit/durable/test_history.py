@@ -130,7 +130,7 @@ class Watched(HubBench):
         self.give(PushArrived(self.peers["a"], push, next(self.handles), 1.0, True, self.keys["a"]))
 
     def roll_back(self):
-        self.note(Ticked(), self.core.policy_engine._roll_back())
+        self.note(Ticked(), self.core.policy_engine._roll_back("alarm"))
 
 
 @pytest.mark.parametrize("written_before", [False, True])
@@ -154,7 +154,7 @@ def test_a_hub_that_resumes_knows_which_rows_wait(disk):
         before.push_with_key(seq)
     before.writer.flush()
     after = Watched(disk)
-    after.writer.resume(999, 1e9, before.core.policy_engine.state.contributions)
+    after.writer.resume(999, 1e9, before.core.policy_engine.state.gathering.contributions)
     after.note(Ticked(), before.core.policy_engine.fold(1.0)[:1])
     after.writer.flush()
     assert outcomes(disk) == ["applied"] * 2

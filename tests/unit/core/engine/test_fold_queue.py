@@ -31,7 +31,7 @@ def test_a_fleet_is_woken_in_slices_and_in_order():
     bench = Bench(devices)
     for member in bench.engine.core.members.members.values():
         member.rest_until_s = 100.0
-    bench.engine.core.policy_engine.rest.state.resting = True
+    bench.engine.core.policy_engine.pacing.rest.state.resting = True
     bench.say(b"operator", Wake())
     assert bench.counts(Refuse) == [BROADCAST_AT_A_TIME] * 3 + [1]
     assert bench.to(Refuse) == bench.peers

@@ -120,11 +120,11 @@ def test_a_push_looks_at_no_update_that_was_counted_before(aggregate, odd):
     per_key = 3 if odd == "shared" else 1
     fleet = Fleet(devices, policy, lambda number: f"key-{number // per_key}/{number}", updates_held_max=999)
     engine = fleet.core.policy_engine
-    waiting = engine.state.contributions = Looked()
+    waiting = engine.state.gathering.contributions = Looked()
     engine.load_state(engine.state)
-    engine.state.retune_in, engine.state.cadence = 999, Cadence(period_s=1.0)
+    engine.state.survey.due_in, engine.state.cadence = 999, Cadence(period_s=1.0)
     if odd == "infrequent":
-        engine.state.infrequent = {f"key-{devices - 1}/{devices - 1}": 1.0}
+        engine.state.electorate.infrequent = {f"key-{devices - 1}/{devices - 1}": 1.0}
     elif odd == "pausing":
         ping = Ping(fleet.sessions[0], 0.0, 0, pace_percent=0)
         fleet.give("ping", HubReceived(bytes(4), ping, key=fleet.keys[0]))
@@ -132,7 +132,7 @@ def test_a_push_looks_at_no_update_that_was_counted_before(aggregate, odd):
         fleet.push(0, norm=math.nan)
     for number in range(1, devices - 2):
         fleet.push(number)
-    assert engine.state.contributions is waiting
+    assert engine.state.gathering.contributions is waiting
     assert len(waiting) == devices - 3, "all wait"
     assert waiting.looked <= 8 * devices
     fleet.core.check()

@@ -169,7 +169,7 @@ def test_after_a_rollback_the_optimizer_counts_anew_and_nothing_is_looked_back_o
     assert [push(hub, name, loss_mean=100.0) for name in "abcabcabc"] == [None] * 8 + ["rolled_back"]
     fleet = hub.core.policy_engine.state.fleet
     assert not any([fleet.losses, fleet.norms, fleet.scores])
-    assert hub.core.policy_engine.state.folds == 0
+    assert hub.core.policy_engine.state.gathering.folds == 0
     for _ in range(31):
         assert push(hub, loss_mean=100.0) is None, "with 31 updates there is nothing to compare with"
 
@@ -418,7 +418,7 @@ def test_parts_of_votes_add_up_to_the_same_bits_whatever_the_devices_are_called(
             push(hub, name)
         for name in names[1::2]:
             push(hub, name, norm=math.nan)
-        refused = engine._votes_of_the_refused()
+        refused = engine.electorate.fleet(engine.gathering._waiting).voters_live
         push(hub, names[0])
         found.add((refused, hub.one(Fold).weights))
     assert len(found) == 1
@@ -704,8 +704,8 @@ def test_who_tells_no_loss_is_behind_nobody(hub_bench, parts):
     assert scored(hub, "b1 c5") == ["c5"]
     assert push(hub, "a", **SILENT) is None
     engine = hub.core.policy_engine
-    engine._retune(hub.now_s)
-    assert engine.state.score_best == 0.1
+    engine._look_at_fleet(hub.now_s)
+    assert engine.state.survey.score_best == 0.1
 
 
 def test_of_those_folded_together_one_without_a_loss_is_not_the_best(hub_bench):
@@ -782,14 +782,14 @@ def test_a_warm_up_is_more_synchronous_and_then_it_is_over(hub_bench, until, rou
     for name in "ab":
         hub.join(name, profile=DeviceProfile(examples=128))
     for done in range(rounds):
-        assert not hub.core.policy_engine.state.warm
+        assert not hub.core.policy_engine.state.warm_up.over
         push(hub, "a", local_steps=2)
         assert kinds(hub)[0] is not Fold
         assert not hub.all_of(Assign)
         push(hub, "b", local_steps=2)
         assert hub.one(Fold).number == done + 1
         assert hub.reports == (["warm"] if done + 1 == rounds else [])
-    assert hub.core.policy_engine.state.warm
+    assert hub.core.policy_engine.state.warm_up.over
     seen = []
     for _ in range(4):
         push(hub, "a")
@@ -807,10 +807,10 @@ def test_examples_that_one_key_makes_up_do_not_end_a_warm_up(hub_bench, told):
     for name in "abcd":
         hub.join(name, profile=DeviceProfile(examples=640))
     for _ in range(10):
-        assert not hub.core.policy_engine.state.warm
+        assert not hub.core.policy_engine.state.warm_up.over
         for name in "abcd":
             push(hub, name, local_steps=2, examples=told if name == "d" else 64)
-    assert hub.core.policy_engine.state.warm
+    assert hub.core.policy_engine.state.warm_up.over
 
 
 # -- the cadence, what is measured, what is watched ------------------------------------------------------------
@@ -877,7 +877,7 @@ def test_updates_folded_together_are_measured_and_pulling_apart_is_alarming(hub_
         seen.append((hub.core.status(0.0)["fleet"]["agreement"], fold.scale))
     # Moving by a fifth: towards 1, 0, -1 and -1; what is not a number changes nothing.
     assert seen == [(1.0, 1.0), (0.8, 1.0), (0.44, 1.0), (0.152, 1.0), (0.152, 1.0)]
-    assert not hub.core.policy_engine.state.measuring
+    assert not hub.core.policy_engine.state.gathering.measuring
     hub.core.policy_engine.state.fleet.agreement = -0.06
     push(hub)
     assert hub.reports == ["alarm"]
@@ -899,7 +899,7 @@ def test_what_cannot_be_compared_is_not_measured(hub_bench, parts):
     if not hub.all_of(Fold):
         push(hub)
     assert not hub.one(Fold).measure
-    assert not hub.core.policy_engine.state.measuring
+    assert not hub.core.policy_engine.state.gathering.measuring
 
 
 def test_a_measure_of_a_version_nobody_asked_for_is_nothing(hub_bench):
@@ -1068,11 +1068,11 @@ def test_one_key_takes_no_place_from_the_others(hub_bench):
     hub = keyed(hub_bench, names, limits={"updates_held_max": 8})
     for name in names[:8]:
         push(hub, name)
-    assert (hub.core.version, hub.core.policy_engine.updates_waiting) == (0, 2)
+    assert (hub.core.version, hub.core.policy_engine.gathering.count) == (0, 2)
     assert [name for name in names[:8] if hub.core.members.members[name].seq_last] == names[:2]
     for name in "bcd":
         push(hub, name)
-    assert (hub.core.version, hub.core.policy_engine.updates_waiting) == (0, 5)
+    assert (hub.core.version, hub.core.policy_engine.gathering.count) == (0, 5)
 
 
 def test_a_key_alone_has_all_places(hub_bench):

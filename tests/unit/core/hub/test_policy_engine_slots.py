@@ -136,7 +136,7 @@ def test_no_device_has_two_updates_in_a_version_it_waits_for(hub_bench, way):
     assert hub.refused == "sequence"
     assert "before push 1 is part of a version" in hub.refusal.sentence
     assert not hub.granted
-    assert hub.core.policy_engine.updates_waiting == 1
+    assert hub.core.policy_engine.gathering.count == 1
     # A device that starts again no longer waits, and gets an assignment.
     hub.hello("a", start=2)
     hub.fetch("a")

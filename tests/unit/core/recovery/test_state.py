@@ -16,6 +16,7 @@ from edgeasync.core.arrays.state_codec import FORMAT, decode_state, encode_state
 from edgeasync.core.hub import divergence
 from edgeasync.core.hub.divergence import DivergenceGuard, DivergenceState
 from edgeasync.core.hub.effects import Assign, Discard, Fold, Keep, Publish, Restore, SendToDevice
+from edgeasync.core.hub.electorate import Electorate
 from edgeasync.core.hub.evaluation_tracker import EvaluationState, EvaluationTracker
 from edgeasync.core.hub.events import (
     Evaluated,
@@ -25,9 +26,13 @@ from edgeasync.core.hub.events import (
     PushArrived,
     Ticked,
 )
+from edgeasync.core.hub.gathering import Gathering
 from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.hub.link import LinkEstimate
-from edgeasync.core.hub.policy_engine import PolicyEngine, PolicyEngineState
+from edgeasync.core.hub.pacing import Pacing
+from edgeasync.core.hub.policies_in_force import PoliciesInForce
+from edgeasync.core.hub.policy_engine import PolicyEngine
+from edgeasync.core.hub.policy_state import PolicyEngineState, SurveyState, WarmUpState
 from edgeasync.core.hub.publish_schedule import PublishSchedule, PublishState
 from edgeasync.core.hub.rest import Rest, RestState
 from edgeasync.core.hub.settings import (
@@ -39,6 +44,8 @@ from edgeasync.core.hub.settings import (
     Liveness,
     StopCondition,
 )
+from edgeasync.core.hub.survey import Survey
+from edgeasync.core.hub.weighing import Weighing
 from edgeasync.core.recovery import state as durable
 from edgeasync.errors import StorageError
 from edgeasync.measurements.votes import Votes
@@ -247,7 +254,7 @@ class Drive:
         random, member = self.random, self.hub.core.members.members[device]
         seq = member.seq_last + random.choice((1,) * 12 + (0, 2))
         base = max(0, self.hub.core.version - random.choice((0, 0, 0, 1, 2, 5)))
-        takes_models = self.hub.core.policy_engine.aggregate.update == "model"
+        takes_models = self.hub.core.policy_engine.in_force.aggregate.update == "model"
         codec = random.choice(
             ("identity", "float16") if takes_models else ("identity", "int8", "top_k(0.1)", "sign")
         )
@@ -412,9 +419,31 @@ def test_large_vectors_and_payloads_are_counted_as_before():
         (
             PolicyEngine,
             PolicyEngineState,
-            {"policy", "members", "settings", "evaluations", "divergence", "rest"}
-            | {"aggregate", "frequency", "pacing", "evaluated_every", "overlap_steps_max", "leaves_out"}
+            {"policy", "members", "settings", "evaluated_every", "overlap_steps_max"}
+            | {"evaluations", "divergence", "in_force", "electorate", "survey", "weighing", "gathering", "pacing"},
+        ),
+        (
+            PoliciesInForce,
+            WarmUpState,
+            {"policy", "members", "aggregate", "frequency"},
+        ),
+        (Electorate, PolicyEngineState, {"members"}),
+        (Survey, SurveyState, {"members"}),
+        (
+            Weighing,
+            PolicyEngineState,
+            {"policy", "in_force", "divergence", "electorate", "members", "leaves_out"},
+        ),
+        (
+            Gathering,
+            PolicyEngineState,
+            {"policy", "in_force", "divergence", "electorate", "members", "settings"}
             | {"waiting"},  # which follows from the contributions
+        ),
+        (
+            Pacing,
+            PolicyEngineState,
+            {"in_force", "divergence", "electorate", "members", "settings", "rest"},
         ),
         (DivergenceGuard, DivergenceState, {"detectors", "causes", "rolls_back", "calm_updates", "probation"}),
         (EvaluationTracker, EvaluationState, {"plateau", "stop", "held_out"}),
@@ -424,13 +453,9 @@ def test_large_vectors_and_payloads_are_counted_as_before():
 )
 def test_every_attribute_is_durable_or_a_setting(part, state, fixed):
     core = Hub("immediate", make_spec()).core
-    found = {
-        PolicyEngine: core.policy_engine,
-        DivergenceGuard: core.policy_engine.divergence,
-        EvaluationTracker: core.policy_engine.evaluations,
-        PublishSchedule: core.publish_schedule,
-        Rest: core.policy_engine.rest,
-    }
+    engine = core.policy_engine
+    parts = [engine, *vars(engine).values(), engine.pacing.rest, core.publish_schedule]
+    found = {type(part): part for part in parts}
     names = {name.removeprefix("_") for name in vars(found[part])}
     assert names == {"state"} | fixed
     assert type(found[part].state) is state
@@ -515,17 +540,17 @@ def test_a_parameter_may_have_the_name_of_another_array():
 
 def test_updates_that_stood_in_line_are_not_written_down_and_those_that_wait_are():
     drive = Drive("synchronous", 0)
-    while not drive.hub.core.policy_engine.updates_waiting:
+    while not drive.hub.core.policy_engine.gathering.count:
         drive.step()
     hub = drive.hub
-    handles = [one.handle for one in hub.core.policy_engine.state.contributions]
+    handles = [one.handle for one in hub.core.policy_engine.state.gathering.contributions]
     note = durable.note(hub.core, hub.model, 0, 0.0)
     for handle in handles:
         hub.model.release(handle)  # as a later fold does, before the arrays are taken
     state = durable.complete(note, hub.model, hub.publisher)
     other = Hub("synchronous", drive.spec)
     durable.restore(state.tensors, other.core, other.model, other.publisher)
-    assert [one.handle for one in other.core.policy_engine.state.contributions] == handles
+    assert [one.handle for one in other.core.policy_engine.state.gathering.contributions] == handles
     assert other.model.updates_waiting == len(handles)
     next_handle = other.model.keep(WaitingUpdate(VectorSource(np.zeros(3, F)), "identity", b""))
     assert (
@@ -597,10 +622,10 @@ def test_an_array_that_is_missing_or_not_as_it_was_is_refused(written, name):
 
 def test_a_payload_that_is_missing_or_broken_is_refused():
     drive = Drive("synchronous", 0)
-    while not drive.hub.core.policy_engine.updates_waiting:
+    while not drive.hub.core.policy_engine.gathering.count:
         drive.step()
     state, hub = drive.write(), drive.hub
-    name = f"update/{hub.core.policy_engine.state.contributions[0].handle}"
+    name = f"update/{hub.core.policy_engine.state.gathering.contributions[0].handle}"
     for array in (np.zeros(1, np.uint8), np.zeros(4, F)):
         with pytest.raises(StorageError, match=name.replace("/", ".")):
             put_back(state.tensors | {name: array}, "synchronous")

@@ -1,0 +1,65 @@
+"""Who has a vote on the next version, and whom it waits for. Part of `PolicyEngine`; scalars only."""
+
+from edgeasync.core.hub.membership import Member, Membership
+from edgeasync.core.hub.policy_state import PolicyEngineState
+from edgeasync.policies.aggregation import Fleet, Waiting
+from edgeasync.policies.frequency import INFREQUENT, Cadence
+
+
+class Electorate:
+    """Counts votes: every voter has one, but not whom an operator has excluded.
+
+    Nobody waits for a device that pauses, that is infrequent, or whose newest update does not count.
+    """
+
+    def __init__(self, members: Membership, state: PolicyEngineState) -> None:
+        self.state = state
+        self.members = members
+
+    @property
+    def voters_live(self) -> int:
+        """How many voters have a live device and a vote."""
+        voters, orders = self.members.voters, self.state.divergence.orders
+        return len(voters) - sum(voter in voters for voter in orders) if orders else len(voters)
+
+    def fleet(self, waiting: Waiting | None = None) -> Fleet:
+        """Return the fleet as an aggregator sees it; with those that wait, less the votes of the refused."""
+        members, state = self.members, self.state
+        voters: float = self.voters_live
+        if waiting is not None:
+            if members.pausing:
+                voters += self._votes_of_the_pausing(waiting)
+            if state.electorate.spoken:
+                voters -= self._votes_of_the_refused(waiting)
+        return Fleet(voters, state.cadence.period_s, members.shared, state.electorate.infrequent)
+
+    def _votes_of_the_refused(self, waiting: Waiting) -> float:
+        """Return the votes of the devices that sent an update for the next version which does not count."""
+        # Not of those that pause, or that an operator has excluded: they have no vote.
+        heard = (self.state.electorate.infrequent, waiting.of_device, self.members.pausing)
+        members, shared, orders = self.members.members, self.members.shared, self.state.divergence.orders
+        spoken = self.state.electorate.spoken
+        # Not the sum over a set: its order, and so the sum's last bit, changes with every start of Python.
+        refused = [members[device_id] for device_id in spoken if not any(device_id in part for part in heard)]
+        return sum(1.0 / shared.get(member.voter, 1) for member in refused if member.voter not in orders)
+
+    def _votes_of_the_pausing(self, waiting: Waiting) -> int:
+        """Return how many voters sent an update for the next version, and have only devices that pause by now."""
+        first = waiting.of_device
+        spoken = {first[device_id].voter for device_id in self.members.pausing if device_id in first}
+        return len(spoken - self.members.voters.keys())
+
+    def note_infrequent(self, sample: list[Member], cadence: Cadence, now_s: float) -> None:
+        """Note which of these members nobody waits for."""
+        state = self.state.electorate
+        overdue_s = now_s - INFREQUENT * cadence.period_s if cadence.period_s else -float("inf")
+        voting = [member for member in sample if member.voter not in self.state.divergence.orders]
+        state.infrequent = self.members.note_infrequent(state.infrequent, voting, cadence.infrequent_s, overdue_s)
+
+    def forget_infrequent(self, device_id: str) -> None:
+        """Forget that a device was infrequent; the table is replaced, never changed: votes are counted by it."""
+        infrequent = self.state.electorate.infrequent
+        if device_id in infrequent:
+            self.state.electorate.infrequent = {
+                name: vote for name, vote in infrequent.items() if name != device_id
+            }

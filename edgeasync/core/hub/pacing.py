@@ -1,0 +1,184 @@
+"""Sets the fleet's pace: the cadence, the local steps of each assignment, and rest. Part of `PolicyEngine`."""
+
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from edgeasync.core.hub.divergence import DivergenceGuard
+from edgeasync.core.hub.effects import Broadcast, HubEffect, HubReport
+from edgeasync.core.hub.electorate import Electorate
+from edgeasync.core.hub.events import Evaluated
+from edgeasync.core.hub.membership import Member
+from edgeasync.core.hub.policies_in_force import PoliciesInForce
+from edgeasync.core.hub.policy_state import PolicyEngineState
+from edgeasync.core.hub.rest import MEASURED_UPDATES, NEW_UPDATES, ROUSED_UPDATES, Rest
+from edgeasync.core.hub.settings import HubCoreSettings
+from edgeasync.measurements.device import DeviceMeasurements
+from edgeasync.policies.frequency import AdaptiveFrequency, Interval
+from edgeasync.policies.monitor import STEPS_FACTOR
+from edgeasync.protocol.messages import Refuse
+
+RESTING = 2.0
+"""From this many times the full pace's period on, people are told that the fleet rests."""
+
+
+class Pacing:
+    """Sets how many local steps a device takes, and how long it rests before them.
+
+    With `adaptive` the fleet may rest: once the model no longer gets better, its devices exchange more rarely.
+    """
+
+    def __init__(
+        self,
+        in_force: PoliciesInForce,
+        electorate: Electorate,
+        divergence: DivergenceGuard,
+        settings: HubCoreSettings,
+        state: PolicyEngineState,
+    ) -> None:
+        self.rest = Rest()
+        self._in_force = in_force
+        self._divergence = divergence
+        self._electorate = electorate
+        self._members = electorate.members
+        self._settings = settings
+        self.load_state(state)
+
+    def load_state(self, state: PolicyEngineState) -> None:
+        """Resume from a durable state."""
+        self.state = state
+        self.rest.state = state.rest
+
+    @property
+    def adaptive(self) -> AdaptiveFrequency | None:
+        """The controller in force if the fleet may rest under it."""
+        frequency = self._in_force.frequency
+        return frequency if self._settings.quiet and isinstance(frequency, AdaptiveFrequency) else None
+
+    # -- the cadence -----------------------------------------------------------------------------------------
+
+    def retune(self, sample: list[Member], measurements: Sequence[DeviceMeasurements], now_s: float) -> None:
+        """Retune the cadence to the fleet, by a sample of its devices."""
+        state, adaptive = self.state, self.adaptive
+        retune = self._in_force.frequency.retune if adaptive is None else adaptive.retune_quietly
+        active = [one for one in measurements if one.updates]
+        cadence = retune(state.cadence, state.fleet, active)
+        # Updates come that rarely only if more than half of the devices rest so long for their day's bytes.
+        rests_s = sorted([one.period_s_min for one in active])
+        if rests_s and (rest_s := rests_s[(len(rests_s) - 1) // 2]) > cadence.period_s:
+            cadence = msgspec.structs.replace(cadence, period_s=rest_s)
+        state.cadence = cadence
+        self._electorate.note_infrequent(sample, cadence, now_s)
+
+    def assign_steps(self, measurements: DeviceMeasurements) -> int:
+        """Set the local steps of a device's next assignment, and note them in its measurements."""
+        cadence, adaptive = self.state.cadence, self.adaptive
+        steps_factor = STEPS_FACTOR if self._divergence.is_active("increase_frequency") else 1.0
+        if cadence.steps_factor != steps_factor:
+            cadence = msgspec.structs.replace(cadence, steps_factor=steps_factor)
+        if adaptive is not None and not adaptive.rest and not _keeps_pace(measurements):
+            cadence = msgspec.structs.replace(cadence, period_s=self._stretched_s(adaptive))
+        interval: Interval = self._in_force.frequency.interval(measurements, cadence)
+        measurements.assigned_steps, measurements.why = interval.local_steps, interval.why
+        measurements.bound = interval.bound
+        return interval.local_steps
+
+    # -- rest ------------------------------------------------------------------------------------------------
+
+    def rest_s(self, member: Member, now_s: float) -> float:
+        """Return how long a device is to rest before its next assignment, 0 if it is not to."""
+        adaptive = self.adaptive
+        if adaptive is None or not self.rest.state.resting or _keeps_pace(member.measurements):
+            return 0.0
+        return member.assigned_s + self._stretched_s(adaptive) - now_s
+
+    def _stretched_s(self, adaptive: AdaptiveFrequency) -> float:
+        return self.rest.period_s(self.state.cadence.period_s, adaptive.period_s_max)
+
+    def note_update(self, member: Member, now_s: float) -> list[HubEffect]:
+        """Look for news in an update: of a device whose data have changed, or of a newcomer's."""
+        if self.adaptive is None:
+            return []
+        measurements = member.measurements
+        if self.rest.has_news(measurements.base_losses):
+            measurements.roused = ROUSED_UPDATES
+        elif measurements.roused:
+            measurements.roused -= 1
+        if measurements.updates != NEW_UPDATES:
+            return []
+        woken = self.rest.joined(member.voter, member.device_id, measurements.base_losses, now_s)
+        return self._rouse(now_s) if woken else []
+
+    def judge(self, now_s: float) -> list[HubEffect]:
+        """Judge by the devices whether the model gets better; tell people when the fleet begins to rest."""
+        if (adaptive := self.adaptive) is None:
+            return []
+        rest, state, held_out = self.rest, self.state, self._settings.held_out
+        pace_s, losses = state.cadence.period_s, state.fleet.base_losses
+        if losses.newest:
+            woken = rest.told(losses, self._electorate.voters_live, now_s, pace_s, judges=not held_out)
+        else:
+            woken = not held_out and rest.moved(state.fleet.agreement, now_s, pace_s)
+        effects = self._rouse(now_s) if woken else []
+        period_s = self._stretched_s(adaptive)
+        if rest.state.resting or period_s < RESTING * pace_s:
+            return effects
+        rest.state.resting = True
+        still = f"the model has stood still for {rest.still_s:.0f} s"
+        return [*effects, HubReport("resting", detail=f"{still}: exchanges become rarer")]
+
+    def observe_evaluation(self, evaluation: Evaluated, now_s: float, *, rate_lowered: bool) -> list[HubEffect]:
+        """Judge by an evaluation whether the model gets better; a lower learning rate may make it so."""
+        if self.adaptive is None:
+            return []
+        pace_s = self.state.cadence.period_s
+        if rate_lowered:
+            self.rest.nudge(now_s, pace_s)
+        if not self._settings.held_out:
+            return []
+        woken = self.rest.evaluated(evaluation.loss, evaluation.accuracy, now_s, pace_s)
+        return self._rouse(now_s) if woken else []
+
+    def wake(self, cause: str, now_s: float) -> list[HubEffect]:
+        """Bring the fleet back to its full pace."""
+        return self._rouse(now_s) if self.rest.wake(cause, now_s) else []
+
+    def _rouse(self, now_s: float) -> list[HubEffect]:
+        """Tell the devices that rest to ask for an assignment soon."""
+        resting = [member for member in self._members.members.values() if member.rest_until_s > now_s]
+        for member in resting:
+            member.rest_until_s = now_s
+        peers = tuple([member.peer for member in resting if member.live and member.peer])
+        refuse = Refuse("busy", "the fleet wakes", self._settings.limits.retry_after_s)
+        return [HubReport("awake", detail=self.rest.state.cause), Broadcast(peers, refuse)]
+
+    # -- status ----------------------------------------------------------------------------------------------
+
+    def describe(self, devices: Sequence[DeviceMeasurements]) -> dict[str, Any]:
+        """Return the cadence as the status shows it; see `PolicyEngine.describe`."""
+        cadence, rest, adaptive = self.state.cadence, self.rest, self.adaptive
+        measured = [device for device in devices if device.step_s]
+        usual = [one.period_s or one.cycle_s for one in measured if not cadence.is_infrequent(one)]
+        bounds = Counter(device.bound for device in measured if device.bound)
+        bound = bounds.most_common(1)[0][0] if 2 * bounds.total() >= len(measured) > 0 else ""
+        resting = rest.state.resting
+        return {
+            "period_s": round(statistics.median(usual) if usual else 0.0, 6),
+            "aim_s": round(cadence.period_s, 6),
+            "bound": bound,
+            "gain": round(cadence.gain, 3),
+            "cause": cadence.cause if cadence.gain < 1.0 else "",
+            "warming_up": not self.state.warm_up.over,
+            "resting": resting,
+            "rest_period_s": round(self._stretched_s(adaptive), 6) if adaptive and resting else 0.0,
+            "still_s": round(rest.still_s, 3) if adaptive else 0.0,
+            "rest_cause": rest.state.cause,
+        }
+
+
+def _keeps_pace(measurements: DeviceMeasurements) -> bool:
+    """Whether a device does not rest: it is new, or its own loss has risen."""
+    return measurements.roused > 0 or measurements.updates < MEASURED_UPDATES

@@ -1,0 +1,66 @@
+"""The policies in force: those of the warm-up, until it is over. Part of `PolicyEngine`; scalars only."""
+
+import math
+from collections.abc import Sequence
+from itertools import islice
+
+from edgeasync.core.hub.effects import HubEffect, HubReport
+from edgeasync.core.hub.membership import Membership
+from edgeasync.core.hub.policy_state import WarmUpState
+from edgeasync.measurements.medians import WINDOW, median
+from edgeasync.measurements.votes import DEVICES_MIN
+from edgeasync.policies.aggregation import Aggregator, Contribution
+from edgeasync.policies.frequency import FrequencyController
+from edgeasync.policies.policy import PolicySet
+
+
+class PoliciesInForce:
+    """Counts folded updates until the warm-up is over; `aggregate` and `frequency` are those in force."""
+
+    def __init__(self, policy: PolicySet, members: Membership, state: WarmUpState) -> None:
+        self.policy = policy
+        self._members = members
+        self.load_state(state)
+
+    def load_state(self, state: WarmUpState) -> None:
+        """Resume from a durable state, which is this object's from then on."""
+        self.state = state
+        self._enforce()
+
+    def _enforce(self) -> None:
+        policy = self.policy
+        part = policy if self.state.over or policy.warm_up is None else policy.warm_up
+        self.aggregate: Aggregator = part.aggregate
+        self.frequency: FrequencyController = part.frequency
+
+    def count(self, contributions: Sequence[Contribution], examples_total: float) -> list[HubEffect]:
+        """Count folded updates; an epoch has `examples_total` examples, as all devices say together."""
+        state, warm_up = self.state, self.policy.warm_up
+        state.updates += len(contributions)
+        if state.over or warm_up is None:
+            return []
+        if warm_up.epochs:
+            state.examples_seen += self._examples_trained(contributions)
+        # If no device says how much data it has, there are no epochs to wait for.
+        epochs = state.examples_seen / examples_total if examples_total else math.inf
+        state.over = state.updates >= warm_up.updates if warm_up.updates else epochs >= (warm_up.epochs or 0.0)
+        if not state.over:
+            return []
+        self._enforce()
+        return [HubReport("warm", detail=f"the warm-up is over after {state.updates} updates")]
+
+    def _examples_trained(self, contributions: Sequence[Contribution]) -> float:
+        """Return how many examples updates were trained on: in each step not more than the voters' median.
+
+        Devices may say what they like. It looks at the first devices only, so that it costs little.
+        """
+        members = self._members.members
+        known = [member for member in islice(members.values(), WINDOW) if member.measurements.updates]
+        of_voters = {member.voter: member.measurements.batch_examples for member in known}
+        most = median(of_voters.values()) if len(of_voters) >= DEVICES_MIN else math.inf
+        told = [(one, members.get(one.device_id)) for one in contributions]
+        return math.fsum(
+            one.local_steps * min(most, member.measurements.batch_examples)
+            for one, member in told
+            if member is not None
+        )

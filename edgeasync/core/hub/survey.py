@@ -1,0 +1,62 @@
+"""A survey of the fleet, taken now and then: its data, its best score, whether it still learns."""
+
+import math
+from collections.abc import Sequence
+
+from edgeasync.core.hub.membership import SAMPLE, Member, Membership
+from edgeasync.core.hub.policy_state import SurveyState
+from edgeasync.measurements.device import DeviceMeasurements
+from edgeasync.measurements.fleet import FleetMeasurements
+from edgeasync.measurements.medians import median
+from edgeasync.measurements.votes import DEVICES_MIN
+from edgeasync.policies.budget import EXCHANGES_UNCHANGED, has_changed
+
+EXAMPLES_RATIO_MAX = 10.0
+"""A device counts with at most this many times the median of the examples that devices say they have."""
+
+
+class Survey:
+    """Looks at the fleet, or at a sample of a large one, after half as many updates as it looks at devices."""
+
+    def __init__(self, members: Membership, state: SurveyState) -> None:
+        self.state = state
+        self._members = members
+
+    def is_due(self) -> bool:
+        """Count an update; return whether it is time for a survey."""
+        self.state.due_in -= 1
+        return self.state.due_in <= 0
+
+    def sample(self, turn: int) -> tuple[list[Member], list[DeviceMeasurements]]:
+        """Begin a survey: return the members that it looks at, and the measurements of one of each voter."""
+        state, devices_live = self.state, self._members.live_count
+        sample = self._members.sample(turn)
+        state.devices = devices_live
+        state.due_in = max(1, min(devices_live, SAMPLE) // 2)
+        return sample, self._members.live_measurements(sample)
+
+    def note(
+        self, measurements: Sequence[DeviceMeasurements], fleet: FleetMeasurements, updates_applied: int
+    ) -> None:
+        """Note what these measurements say of the fleet."""
+        state = self.state
+        least = fleet.scores.least_credible
+        scores = [one.score for one in measurements if one.counted and one.score >= least]
+        state.score_best = min(scores, default=math.inf)
+        with_data = [one.examples for one in measurements if one.examples]
+        state.examples_median = float(median(with_data)) if len(with_data) >= DEVICES_MIN else 0.0
+        with_data = [self.credible_examples(examples) for examples in with_data]
+        state.examples_total = float(sum(with_data) * self._members.stride)
+        loss = fleet.loss
+        if not math.isnan(loss) and has_changed(loss, state.loss_mark, fleet.loss_first):
+            state.loss_mark, state.loss_mark_updates = loss, updates_applied
+
+    def credible_examples(self, told: int) -> int:
+        """Return how many examples a device counts with: not more than a multiple of what the others told."""
+        most = EXAMPLES_RATIO_MAX * self.state.examples_median
+        return min(told, int(most)) if most else told
+
+    def is_learning(self, updates_applied: int) -> bool:
+        """Whether the devices' losses have changed lately, or are not known."""
+        unchanged = updates_applied - self.state.loss_mark_updates
+        return math.isinf(self.state.loss_mark) or unchanged < EXCHANGES_UNCHANGED * self._members.live_count
