@@ -185,11 +185,11 @@ class Recovered:
             load_state(core, dump_state(old))
             if rules.settings.stop != self.rules.settings.stop:
                 core.policy_engine.state.evaluations.reached = ""  # what was enough then need not be now
-            core.state.save_at_s = self.now_s + rules.settings.checkpoint.every_s
+            core.lifecycle.state.save_at_s = self.now_s + rules.settings.checkpoint.every_s
             if minutes[0] is None or minutes[1] is None:
-                core.state.stop_at_s = math.inf if minutes[1] is None else self.now_s + 60.0 * minutes[1]
+                core.lifecycle.state.stop_at_s = math.inf if minutes[1] is None else self.now_s + 60.0 * minutes[1]
             else:
-                core.state.stop_at_s += 60.0 * (minutes[1] - minutes[0])
+                core.lifecycle.state.stop_at_s += 60.0 * (minutes[1] - minutes[0])
         else:
             succeed(core, old)
             self.model = HubModel(rules.spec, self.model.current.vector, core.version, rules.policy)

@@ -8,23 +8,15 @@ after too many, puts the device into quarantine.
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal
-
-import msgspec
+from typing import Any
 
 from edgeasync.core.hub.admission import Admission
-from edgeasync.core.hub.budgets import REST_S_MIN, Budgets
+from edgeasync.core.hub.assignments import Assignments
+from edgeasync.core.hub.budgets import Budgets
 from edgeasync.core.hub.codec_agreement import CodecAgreement
 from edgeasync.core.hub.effects import (
-    Assign,
-    Broadcast,
     Discard,
-    EndHub,
-    Evaluate,
     HubEffect,
-    HubReport,
-    Receive,
-    Save,
     SendGraph,
     SendStatus,
     SendToDevice,
@@ -44,18 +36,17 @@ from edgeasync.core.hub.events import (
 )  # fmt: skip
 from edgeasync.core.hub.frozen_arrays import FrozenArrays
 from edgeasync.core.hub.handshake import Handshake
+from edgeasync.core.hub.lifecycle import Lifecycle
 from edgeasync.core.hub.membership import SAMPLE, Member, Membership, RefusalError
 from edgeasync.core.hub.outcomes import REVOKED
 from edgeasync.core.hub.policy_engine import PolicyEngine
 from edgeasync.core.hub.publish_schedule import PublishSchedule
+from edgeasync.core.hub.pushes import Pushes
 from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.parameters import ParameterSpec
 from edgeasync.policies.policy import PolicySet
 from edgeasync.protocol.graph import ShippedGraph
 from edgeasync.protocol.messages import (
-    Ack,
-    Buffered,
-    Duplicate,
     Fetch,
     FetchGraph,
     Goodbye,
@@ -63,10 +54,8 @@ from edgeasync.protocol.messages import (
     Key,
     ModelVersion,
     Order,
-    Outcome,
     Ping,
     Push,
-    Rejected,
     StatusRequest,
     Wake,
 )  # fmt: skip
@@ -76,22 +65,6 @@ RENEWALS_PER_LEASE = 8
 
 UNCOUNTED_BYTES_MAX = 4 << 20
 """It also makes one once the core has yet to count this number of bytes: a hub that ends leaves them uncounted."""
-
-
-class HubCoreState(msgspec.Struct):
-    """The durable fields of `HubCore`; its parts have their own.
-
-    With `evaluates_last` training has finished, and the hub evaluates the last version before it ends.
-    """
-
-    save_at_s: float
-    saved_version: int
-    stop_at_s: float
-    saved_updates: int = 0
-    duplicates: int = 0
-    stopped: bool = False
-    pushes_answered: int = 0
-    evaluates_last: bool = False
 
 
 class HubCore:
@@ -131,14 +104,16 @@ class HubCore:
             make_session=make_session,
         )
         self._renewal_s = settings.liveness.lease_s / RENEWALS_PER_LEASE
-        self._checkpoint_every_s = settings.checkpoint.every_s
-        self._checkpoint_every_updates = settings.checkpoint.every_updates
-        minutes = settings.stop.minutes
-        self.state = HubCoreState(
-            save_at_s=now_s + self._checkpoint_every_s,
-            saved_version=version.number,
-            stop_at_s=math.inf if minutes is None else now_s + 60.0 * minutes,
+        self.assignments = Assignments(
+            self.members,
+            self.policy_engine,
+            self.publish_schedule,
+            self.codecs,
+            self.budgets,
+            retry_after_s=settings.limits.retry_after_s,
         )
+        self.pushes = Pushes(self.members, self.policy_engine, self.admission, self.assignments)
+        self.lifecycle = Lifecycle(self.members, self.policy_engine, settings, now_s)
 
     @property
     def lineage(self) -> str:
@@ -153,7 +128,7 @@ class HubCore:
     @property
     def stopped(self) -> bool:
         """Whether training has ended; only `Resumed` starts it again."""
-        return self.state.stopped
+        return self.lifecycle.state.stopped
 
     @property
     def updates_applied(self) -> int:
@@ -168,15 +143,13 @@ class HubCore:
     @property
     def duplicates(self) -> int:
         """How many pushes had been answered before, over the whole run."""
-        return self.state.duplicates
+        return self.pushes.state.duplicates
 
     def next_deadline_s(self) -> float:
         """Return when a `Ticked` is next due, infinity once stopped; an earlier one does no harm."""
         if self.stopped:
             return math.inf
-        due = [self.state.stop_at_s]
-        if self.version != self.state.saved_version:
-            due.append(self.state.save_at_s)
+        due = [self.lifecycle.next_deadline_s()]
         if (lease := self.members.next_deadline_s()) is not None:
             due.append(lease)
         if (fold := self.policy_engine.gathering.due_s()) is not None:
@@ -189,7 +162,7 @@ class HubCore:
 
     def handle(self, event: HubEvent, now_s: float) -> list[HubEffect]:
         """Decide about one event; return the effects to carry out in order. Never raises for a peer's fault."""
-        if self.state.stopped and not isinstance(event, Resumed):
+        if self.stopped and not isinstance(event, Resumed):
             return self._after_training(event, now_s)
         match event:
             case PushArrived() | HubReceived() | Heard():
@@ -209,8 +182,12 @@ class HubCore:
             case Revoked():
                 effects = self._on_revoked(event, now_s)
             case HubStopRequested():
-                effects = self._stop("finished" if event.finished else "stopping", "asked to stop", now_s)
-        return effects + self._save_or_stop(event, now_s)
+                effects = self.lifecycle.stop("finished" if event.finished else "stopping", "asked to stop", now_s)
+        return effects + self.lifecycle.save_or_stop(event, now_s)
+
+    def decides(self, push: Push, key: Key, now_s: float, *, can_answer: bool) -> bool:
+        """Return whether an update that arrives now will be decided about: only then must it be measured."""
+        return not self.stopped and self.pushes.decides(push, key, now_s, can_answer=can_answer)
 
     def accept_silently(self, member: Member, kind: str, now_s: float) -> bool:
         """Accept a piece or a credit that would only renew a new lease; return false if it takes an event."""
@@ -223,8 +200,8 @@ class HubCore:
 
     def _after_training(self, event: HubEvent, now_s: float) -> list[HubEffect]:
         """Wait for the last evaluation; count a message that came after the end that its sender was told of."""
-        if self.state.evaluates_last and isinstance(event, Evaluated | HubStopRequested):
-            return self._end_evaluated(event, now_s)
+        if self.lifecycle.state.evaluates_last and isinstance(event, Evaluated | HubStopRequested):
+            return self.lifecycle.end_evaluated(event, now_s)
         self.messages_ignored += isinstance(event, HubReceived | PushArrived | Heard | HubReceivedMalformed)
         return [Discard(event.handle)] if isinstance(event, PushArrived) else []
 
@@ -289,7 +266,7 @@ class HubCore:
         Raises `RefusalError` before anything has changed, so that a refused message has no other effect.
         """
         if isinstance(event, PushArrived):
-            return self._on_push_arrived(member, event, now_s)
+            return self.pushes.arrived(member, event, now_s)
         if isinstance(event, Heard):
             return []
         message = event.message
@@ -298,13 +275,20 @@ class HubCore:
             case Ping():
                 return self.admission.ping(member, message, now_s)
             case Push():
-                return self._on_push_offered(member, message, now_s, has_capacity=event.has_capacity)
+                return self.pushes.offered(member, message, now_s, has_capacity=event.has_capacity)
             case Fetch():
-                return self._on_fetch(member, message, now_s, has_capacity=event.has_capacity)
+                return self.assignments.fetch(member, message, now_s, has_capacity=event.has_capacity)
             case FetchGraph():
                 return self._on_fetch_graph(member, has_capacity=event.has_capacity)
             case Goodbye():
                 return self.admission.leave(member, message)
+
+    def _on_fetch_graph(self, member: Member, *, has_capacity: bool) -> list[HubEffect]:
+        if self.graph is None:
+            raise RefusalError("malformed", "this hub ships no graph, and its welcome named none")
+        if not has_capacity:
+            raise self.assignments.busy()
+        return [SendGraph(member.peer)]
 
     def _refuse(
         self, event: HubReceived | PushArrived | Heard, refusal: RefusalError, now_s: float
@@ -346,11 +330,11 @@ class HubCore:
         """End leases and fold updates that are due."""
         effects = self.admission.expire(now_s)
         effects += self.policy_engine.fold_if_due(now_s)
-        return effects + self._answer_waiting(now_s, can_send=event.can_send)
+        return effects + self.assignments.answer_waiting(now_s, can_send=event.can_send)
 
     def _resume(self, resumed: Resumed, now_s: float) -> None:
         """Resume: renew all leases, since no device could be heard meanwhile; a start has cut all connections."""
-        self.state.stopped = self.state.evaluates_last = False
+        self.lifecycle.state.stopped = self.lifecycle.state.evaluates_last = False
         if resumed.lineage:
             self.messages_accepted.clear()  # counted since the last start
             self.messages_refused = self.messages_ignored = 0
@@ -358,220 +342,6 @@ class HubCore:
         self.members.resume(now_s, connected=not resumed.lineage)
 
     # -- checkpoints and the end -----------------------------------------------------------------------------
-
-    def _save_or_stop(self, event: HubEvent, now_s: float) -> list[HubEffect]:
-        """Return the last effects of an event: the end of training, or a checkpoint, if due."""
-        save = self._save_if_due(event, now_s)
-        if self.state.stopped:
-            return []  # `_stop` has saved
-        return self._stop_if_due(event, now_s) or save
-
-    def _save_if_due(self, event: HubEvent, now_s: float) -> list[HubEffect]:
-        """Write a checkpoint if it is due and there is a new version."""
-        state, model = self.state, self.policy_engine.state
-        if model.version == state.saved_version:
-            return []
-        due = model.updates_applied - state.saved_updates >= self._checkpoint_every_updates
-        if not due and isinstance(event, Ticked) and now_s >= state.save_at_s:
-            state.save_at_s = now_s + self._checkpoint_every_s
-            due = True
-        if not due:
-            return []
-        state.saved_version, state.saved_updates = model.version, model.updates_applied
-        return [Save()]
-
-    def _stop_if_due(self, event: HubEvent, now_s: float) -> list[HubEffect]:
-        updates = self.settings.stop.updates
-        if updates is not None and self.updates_applied >= updates:
-            return self._stop("finished", f"{self.updates_applied} updates applied", now_s)
-        if reached := self.policy_engine.state.evaluations.reached:
-            return self._stop("finished", reached, now_s)
-        if isinstance(event, Ticked) and now_s >= self.state.stop_at_s:
-            return self._stop("finished", "the time to train is over", now_s)
-        return []
-
-    def _stop(self, reason: Literal["finished", "stopping"], detail: str, now_s: float) -> list[HubEffect]:
-        """Say goodbye, make a last version of the updates that wait, save, and end.
-
-        If training has finished, the hub evaluates the last version before the end.
-        """
-        self.state.stopped = True
-        live = tuple([member.peer for member in self.members.members.values() if member.live and member.peer])
-        last = self.policy_engine.fold(now_s) if self.policy_engine.gathering.count else []
-        effects = [HubReport(reason, detail=detail), Broadcast(live, Goodbye(reason)), *last, Save()]
-        if reason == "finished" and self.policy_engine.wants_last_evaluation:
-            self.state.evaluates_last = True
-            return [*effects, Evaluate()]
-        return [*effects, EndHub(reason)]
-
-    def _end_evaluated(self, event: Evaluated | HubStopRequested, now_s: float) -> list[HubEffect]:
-        """End once the last version is evaluated, or at once if a stop is requested meanwhile."""
-        effects: list[HubEffect] = []
-        if isinstance(event, Evaluated):
-            model = self.policy_engine.state
-            effects += self.policy_engine.evaluations.observe(event, model.updates_applied, now_s)
-            if event.number != model.version:  # it was begun before the end
-                return [*effects, Evaluate()]
-            effects.append(Save())
-        self.state.evaluates_last = False
-        return [*effects, EndHub("finished")]
-
-    # -- updates ---------------------------------------------------------------------------------------------
-
-    def _on_push_offered(self, member: Member, push: Push, now_s: float, *, has_capacity: bool) -> list[HubEffect]:
-        """Answer the announcement of a push in pieces: receive it, or repeat the outcome of an answered one."""
-        member.version, member.held = push.base, push.held_checksum
-        if push.seq <= member.seq_last:
-            return self._repeat_outcome(member, push, now_s, can_send=has_capacity)
-        self._check_sequence(member, push)
-        if not has_capacity or self.policy_engine.gathering.is_crowding(member.voter):
-            raise self._busy()
-        return [Receive(member.peer, push)]
-
-    def _on_push_arrived(self, member: Member, event: PushArrived, now_s: float) -> list[HubEffect]:
-        """Decide about an update, record the outcome, and answer.
-
-        The recorded outcome is repeated if the device pushes the same update again, so no update counts twice.
-        """
-        push = event.push
-        member.version, member.held = push.base, push.held_checksum
-        if push.seq <= member.seq_last:
-            again = self._repeat_outcome(member, push, now_s, can_send=event.can_answer)
-            return [Discard(event.handle), *again]
-        self._check_sequence(member, push)
-        if (not event.can_answer and not push.transfer) or self.policy_engine.gathering.is_crowding(member.voter):
-            raise self._busy()
-        effects = self.admission.note_progress(member, now_s)
-        outcome, decided = self.policy_engine.decide(member, event, now_s)
-        self._count_answer(member)
-        effects += decided
-        if not isinstance(outcome, Rejected):
-            member.strikes = 0
-        member.seq_last = push.seq
-        member.outcome_last, member.checksum_last = outcome, push.checksum
-        ack = Ack(push.seq, outcome)
-        if self._waits_for_version(outcome):
-            self.members.begin_wait(member)
-            return [*effects, SendToDevice(member.peer, ack)]
-        effects += self._assign_or_defer(member, ack, now_s, can_send=event.can_answer)
-        return effects + self._answer_waiting(now_s, can_send=event.can_answer)
-
-    def _waits_for_version(self, outcome: Outcome) -> bool:
-        """Whether a device gets the next version: its update waits, or it starts over from what others made."""
-        if self.policy_engine.in_force.aggregate.answer != "at_flush":
-            return False
-        if isinstance(outcome, Rejected):
-            return outcome.preempted and self.policy_engine.gathering.count > 0
-        return isinstance(outcome, Buffered)
-
-    def decides(self, push: Push, key: Key, now_s: float, *, can_answer: bool) -> bool:
-        """Return whether an update that arrives now will be decided about: only then must it be measured."""
-        member = self.members.find_session(push.session, key)
-        if not can_answer or self.state.stopped or member is None or member.waiting:
-            return False
-        shut_out = member.state == "quarantined" and now_s < member.quarantined_until_s
-        is_next = push.seq == member.seq_last + 1
-        return is_next and not shut_out and not self.policy_engine.gathering.is_crowding(member.voter)
-
-    def _check_sequence(self, member: Member, push: Push) -> None:
-        if push.seq != member.seq_last + 1:
-            raise RefusalError("sequence", f"push {push.seq} where {member.seq_last + 1} was due")
-        if member.waiting:
-            raise RefusalError("sequence", f"push {push.seq} before push {member.seq_last} is part of a version")
-
-    def _count_answer(self, member: Member) -> None:
-        self.state.pushes_answered += 1
-        member.pushes_answered += 1
-
-    def _repeat_outcome(self, member: Member, push: Push, now_s: float, *, can_send: bool) -> list[HubEffect]:
-        """Repeat the recorded outcome of a push; only count a push that is older than the last."""
-        self.state.duplicates += 1
-        member.duplicates += 1
-        self._count_answer(member)
-        if push.seq != member.seq_last or member.outcome_last is None:
-            return []
-        ack = Ack(push.seq, Duplicate(member.outcome_last))
-        if member.waiting:
-            return [SendToDevice(member.peer, ack)]
-        return self._assign_or_defer(member, ack, now_s, can_send=can_send)
-
-    # -- assignments -----------------------------------------------------------------------------------------
-
-    def _on_fetch(self, member: Member, fetch: Fetch, now_s: float, *, has_capacity: bool) -> list[HubEffect]:
-        member.version, member.held = fetch.version, fetch.held_checksum
-        if member.waiting:
-            return []  # its answer comes with the next version
-        if not has_capacity:
-            raise self._busy()
-        if rest := self._rest(member, member.rest_until_s - now_s, now_s):
-            raise rest
-        return self._assign(member, None, now_s)
-
-    def _on_fetch_graph(self, member: Member, *, has_capacity: bool) -> list[HubEffect]:
-        if self.graph is None:
-            raise RefusalError("malformed", "this hub ships no graph, and its welcome named none")
-        if not has_capacity:
-            raise self._busy()
-        return [SendGraph(member.peer)]
-
-    def _assign_or_defer(
-        self, member: Member, ack: Ack | None, now_s: float, *, can_send: bool
-    ) -> list[HubEffect]:
-        """Answer with the newest model or, if it is not to be sent now, with when to fetch it."""
-        rest = self._rest(member, self.policy_engine.pacing.rest_s(member, now_s), now_s)
-        if can_send and rest is None:
-            return self._assign(member, ack, now_s)
-        busy = SendToDevice(member.peer, (rest or self._busy()).refuse)
-        return [busy] if ack is None else [SendToDevice(member.peer, ack), busy]
-
-    def _assign(self, member: Member, ack: Ack | None, now_s: float) -> list[HubEffect]:
-        publish = self.publish_schedule.follow(self.policy_engine, now_s)
-        self.budgets.begin_exchange(member, now_s, self.policy_engine.is_learning)
-        local_steps = self.policy_engine.pacing.assign_steps(member.measurements)
-        ancestry = self.policy_engine.state.ancestry
-        version = ModelVersion(ancestry.lineage, self.publish_schedule.state.number)
-        held = member.version if member.follows and member.held is not None else None
-        base = held.number if held is not None and ancestry.knows(held) else None
-        self.members.end_wait(member)
-        member.assign(version, local_steps, now_s)
-        push_codec = self.codecs.choose(member)
-        return [
-            *publish,
-            Assign(
-                member.peer,
-                version,
-                local_steps,
-                member.codec_model,
-                ack,
-                base=base,
-                push_codec=push_codec,
-                held=None if base is None else member.held,
-                coarse=member.coarse,
-                learning_rate_factor=self.policy_engine.divergence.local_learning_rate_factor,
-            ),
-        ]
-
-    def _answer_waiting(self, now_s: float, *, can_send: bool) -> list[HubEffect]:
-        """Answer the waiting members once their updates are folded."""
-        if self.policy_engine.gathering.count or not self.members.waiters:
-            return []
-        effects: list[HubEffect] = []
-        for member in self.members.take_waiting():
-            effects += self._assign_or_defer(member, None, now_s, can_send=can_send)
-        return effects
-
-    def _rest(self, member: Member, still_s: float, now_s: float) -> RefusalError | None:
-        """Return the refusal of a device that is to rest: for `still_s`, or longer for the day's bytes."""
-        day_s = self.budgets.rest_s(member, now_s, self.policy_engine.is_learning)
-        if still_s < REST_S_MIN and day_s < REST_S_MIN:
-            return None
-        rest_s = max(still_s, day_s)
-        member.rest_until_s = now_s + rest_s
-        why = "the model stands still" if still_s >= day_s else "to keep within the day's bytes"
-        return RefusalError("busy", f"rest for {rest_s:.0f} s: {why}", rest_s, rest=True)
-
-    def _busy(self) -> RefusalError:
-        return RefusalError("busy", "the hub is busy; try again", self.settings.limits.retry_after_s)
 
     # -- status and checks -----------------------------------------------------------------------------------
 
@@ -586,7 +356,7 @@ class HubCore:
         return {
             "lineage": self.lineage,
             "version": self.version,
-            "pushes_answered": self.state.pushes_answered,
+            "pushes_answered": self.pushes.state.answered,
             "updates_applied": self.updates_applied,
             "updates_rejected": self.updates_rejected,
             "updates_buffered": self.policy_engine.gathering.count,
@@ -609,7 +379,7 @@ class HubCore:
         """Return how the counts of updates contradict one another; empty as long as they do not."""
         waiting = Counter([one.device_id for one in self.policy_engine.state.gathering.contributions])
         counted = self.updates_applied + self.updates_rejected + sum(waiting.values()) + self.duplicates
-        if (answered := self.state.pushes_answered) != counted:
+        if (answered := self.pushes.state.answered) != counted:
             return f"{answered} pushes were answered, and {counted} have an outcome"
         for member in self.members.members.values():
             if member.updates_buffered != waiting[member.device_id]:

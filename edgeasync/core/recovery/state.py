@@ -21,10 +21,12 @@ from edgeasync.core.arrays.state_codec import Array, decode_state, encode_state,
 from edgeasync.core.hub.budgets import BudgetState
 from edgeasync.core.hub.events import Evaluated
 from edgeasync.core.hub.frozen_arrays import FrozenState
-from edgeasync.core.hub.hub_core import HubCore, HubCoreState
+from edgeasync.core.hub.hub_core import HubCore
+from edgeasync.core.hub.lifecycle import LifecycleState
 from edgeasync.core.hub.membership import Member
 from edgeasync.core.hub.policy_state import PolicyEngineState
 from edgeasync.core.hub.publish_schedule import PublishState
+from edgeasync.core.hub.pushes import PushesState
 from edgeasync.errors import StorageError
 from edgeasync.parameters import ParameterSpec, Vector
 
@@ -38,7 +40,8 @@ class CoreState(msgspec.Struct):
     """The durable fields of `HubCore` and its parts; `fingerprint` is that of the model's spec."""
 
     fingerprint: str
-    hub: HubCoreState
+    lifecycle: LifecycleState
+    pushes: PushesState
     policy_engine: PolicyEngineState
     members: list[Member]
     publish_schedule: PublishState
@@ -86,7 +89,8 @@ def dump_state(core: HubCore) -> bytes:
     return encode_state(
         CoreState(
             fingerprint=core.spec.fingerprint,
-            hub=core.state,
+            lifecycle=core.lifecycle.state,
+            pushes=core.pushes.state,
             policy_engine=core.policy_engine.state,
             members=core.members.dump_state(),
             publish_schedule=core.publish_schedule.state,
@@ -101,7 +105,8 @@ def load_state(core: HubCore, state: bytes) -> None:
     found = decode_state(state, CoreState)
     if found.fingerprint != core.spec.fingerprint:
         raise StorageError("the hub's state is of another model; resume that one, or begin a new run")
-    core.state = found.hub
+    core.lifecycle.state = found.lifecycle
+    core.pushes.state = found.pushes
     core.policy_engine.load_state(found.policy_engine)
     core.members.load_state(found.members)
     core.publish_schedule.state = found.publish_schedule
@@ -195,8 +200,8 @@ def succeed(core: HubCore, old: HubCore) -> None:
     new.evaluations.best = before.evaluations.best
     new.divergence.orders = before.divergence.orders
     new.updates_applied, new.updates_rejected = before.updates_applied, before.updates_rejected
-    core.state.saved_updates = before.updates_applied
-    core.state.duplicates, core.state.pushes_answered = old.state.duplicates, old.state.pushes_answered
+    core.lifecycle.state.saved_updates = before.updates_applied
+    core.pushes.state = old.pushes.state
     core.budgets.state = old.budgets.state
     core.frozen_arrays.state = old.frozen_arrays.state
     for member in core.members.members.values():

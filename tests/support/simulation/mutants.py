@@ -13,8 +13,10 @@ from edgeasync.core.engine.status_answers import StatusAnswers
 from edgeasync.core.hub.admission import Admission
 from edgeasync.core.hub.divergence import DivergenceGuard
 from edgeasync.core.hub.hub_core import HubCore
+from edgeasync.core.hub.lifecycle import Lifecycle
 from edgeasync.core.hub.membership import Membership
 from edgeasync.core.hub.policy_engine import PolicyEngine
+from edgeasync.core.hub.pushes import Pushes
 from edgeasync.core.recovery import state
 from edgeasync.core.recovery.replay import Replay
 from edgeasync.durable.checkpoint import CheckpointStore
@@ -27,8 +29,8 @@ from tests.support.simulation.planting import Change, Mutants
 
 CHANGES = {
     "a duplicate is applied again": (
-        Change(HubCore, "_on_push_arrived", "push.seq <= member.seq_last", "push.seq < member.seq_last"),
-        Change(HubCore, "_check_sequence", "push.seq != member.seq_last + 1", "push.seq > member.seq_last + 1"),
+        Change(Pushes, "arrived", "push.seq <= member.seq_last", "push.seq < member.seq_last"),
+        Change(Pushes, "_check_sequence", "push.seq != member.seq_last + 1", "push.seq > member.seq_last + 1"),
     ),
     "the hub believes a device that greets again about what was answered": (
         Change(Membership, "greet", "member.steps_total = 0", "member.seq_last = hello.seq_answered"),
@@ -181,20 +183,20 @@ CHANGES = {
         Change(
             HubCore,
             "handle",
-            "effects + self._save_or_stop(event, now_s)",
-            "self._save_or_stop(event, now_s) + effects",
+            "effects + self.lifecycle.save_or_stop(event, now_s)",
+            "self.lifecycle.save_or_stop(event, now_s) + effects",
         ),
     ),
     "a tick that is not written down changes something": (
         Change(
-            HubCore,
+            Lifecycle,
             "_save_if_due",
             "if model.version == state.saved_version:",
             "if model.version == state.saved_version and now_s >= state.save_at_s:\n"
             "        state.save_at_s = now_s + self._checkpoint_every_s\n"
             "    if model.version == state.saved_version:",
         ),
-        Change(HubCore, "next_deadline_s", "if self.version != self.state.saved_version:", "if True:"),
+        Change(Lifecycle, "next_deadline_s", "self._policy_engine.state.version != state.saved_version", "True"),
     ),
 }  # fmt: skip
 

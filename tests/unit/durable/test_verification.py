@@ -69,7 +69,7 @@ def count_device(core):
 
 
 def save(core):
-    core.hub.saved_updates += 1
+    core.lifecycle.saved_updates += 1
 
 
 def reject(core):
@@ -79,7 +79,7 @@ def reject(core):
 CHANGES = {
     "core.members is": in_core(add_device),
     "core.members[0].updates_applied is": in_core(count_device),
-    "core.hub.saved_updates is": in_core(save),
+    "core.lifecycle.saved_updates is": in_core(save),
     "core.policy_engine.updates_rejected is": in_core(reject),
     "array layer0.weight": lambda arrays: arrays["layer0.weight"].__setitem__(0, 7.0),
     "array published": lambda arrays: arrays["published"].__setitem__(0, 7.0),
@@ -105,7 +105,7 @@ def test_numbers_that_were_rounded_differently_are_the_same(run):
 
 def test_counts_that_contradict_one_another_are_found(run):
     def answer(core):
-        core.hub.pushes_answered += 1
+        core.pushes.answered += 1
 
     rewrite(run, FIRST, in_core(answer))
     (run / f"{SECOND}.json").unlink()

@@ -1,0 +1,99 @@
+"""Assignments: the newest model goes out, or when to fetch it. Part of `HubCore`."""
+
+from edgeasync.core.hub.budgets import REST_S_MIN, Budgets
+from edgeasync.core.hub.codec_agreement import CodecAgreement
+from edgeasync.core.hub.effects import Assign, HubEffect, SendToDevice
+from edgeasync.core.hub.membership import Member, Membership, RefusalError
+from edgeasync.core.hub.policy_engine import PolicyEngine
+from edgeasync.core.hub.publish_schedule import PublishSchedule
+from edgeasync.protocol.messages import Ack, Fetch, ModelVersion
+
+
+class Assignments:
+    """Sends devices the newest model, unless they are to rest or the hub is busy."""
+
+    def __init__(
+        self,
+        members: Membership,
+        policy_engine: PolicyEngine,
+        publish_schedule: PublishSchedule,
+        codecs: CodecAgreement,
+        budgets: Budgets,
+        *,
+        retry_after_s: float,
+    ) -> None:
+        self._members = members
+        self._policy_engine = policy_engine
+        self._publish_schedule = publish_schedule
+        self._codecs = codecs
+        self._budgets = budgets
+        self._retry_after_s = retry_after_s
+
+    def fetch(self, member: Member, fetch: Fetch, now_s: float, *, has_capacity: bool) -> list[HubEffect]:
+        """Answer a fetch; raises `RefusalError` while the hub is busy, or the device is to rest."""
+        member.version, member.held = fetch.version, fetch.held_checksum
+        if member.waiting:
+            return []  # its answer comes with the next version
+        if not has_capacity:
+            raise self.busy()
+        if rest := self._rest(member, member.rest_until_s - now_s, now_s):
+            raise rest
+        return self._assign(member, None, now_s)
+
+    def assign_or_defer(self, member: Member, ack: Ack | None, now_s: float, *, can_send: bool) -> list[HubEffect]:
+        """Answer with the newest model or, if it is not to be sent now, with when to fetch it."""
+        rest = self._rest(member, self._policy_engine.pacing.rest_s(member, now_s), now_s)
+        if can_send and rest is None:
+            return self._assign(member, ack, now_s)
+        busy = SendToDevice(member.peer, (rest or self.busy()).refuse)
+        return [busy] if ack is None else [SendToDevice(member.peer, ack), busy]
+
+    def _assign(self, member: Member, ack: Ack | None, now_s: float) -> list[HubEffect]:
+        publish = self._publish_schedule.follow(self._policy_engine, now_s)
+        self._budgets.begin_exchange(member, now_s, self._policy_engine.is_learning)
+        local_steps = self._policy_engine.pacing.assign_steps(member.measurements)
+        ancestry = self._policy_engine.state.ancestry
+        version = ModelVersion(ancestry.lineage, self._publish_schedule.state.number)
+        held = member.version if member.follows and member.held is not None else None
+        base = held.number if held is not None and ancestry.knows(held) else None
+        self._members.end_wait(member)
+        member.assign(version, local_steps, now_s)
+        push_codec = self._codecs.choose(member)
+        return [
+            *publish,
+            Assign(
+                member.peer,
+                version,
+                local_steps,
+                member.codec_model,
+                ack,
+                base=base,
+                push_codec=push_codec,
+                held=None if base is None else member.held,
+                coarse=member.coarse,
+                learning_rate_factor=self._policy_engine.divergence.local_learning_rate_factor,
+            ),
+        ]
+
+    def answer_waiting(self, now_s: float, *, can_send: bool) -> list[HubEffect]:
+        """Answer the waiting members once their updates are folded."""
+        if self._policy_engine.gathering.count or not self._members.waiters:
+            return []
+        effects: list[HubEffect] = []
+        for member in self._members.take_waiting():
+            effects += self.assign_or_defer(member, None, now_s, can_send=can_send)
+        return effects
+
+    def _rest(self, member: Member, still_s: float, now_s: float) -> RefusalError | None:
+        """Return the refusal of a device that is to rest: for `still_s`, or longer for the day's bytes."""
+        day_s = self._budgets.rest_s(member, now_s, self._policy_engine.is_learning)
+        if still_s < REST_S_MIN and day_s < REST_S_MIN:
+            return None
+        rest_s = max(still_s, day_s)
+        member.rest_until_s = now_s + rest_s
+        why = "the model stands still" if still_s >= day_s else "to keep within the day's bytes"
+        return RefusalError("busy", f"rest for {rest_s:.0f} s: {why}", rest_s, rest=True)
+
+    def busy(self) -> RefusalError:
+        """Return the refusal of what the hub has no room for now."""
+        return RefusalError("busy", "the hub is busy; try again", self._retry_after_s)
