@@ -12,7 +12,7 @@ from typing import Any
 from docs.svg import BLUE, GREY, INK, RED, box, picture, text
 from edgeasync.core.device.device_core import LINK
 from edgeasync.core.device.work_cycle import WORK
-from edgeasync.core.hub.membership import MEMBER
+from edgeasync.core.hub.member import MEMBER
 from edgeasync.core.peer.round import ROUND
 from edgeasync.policies.staleness import (
     AdaptiveLearningRate,

@@ -17,8 +17,9 @@ from edgeasync.core.arrays.hub_model import Snapshot
 from edgeasync.core.hub.effects import Fold, HubEffect, HubReport, Restore, SendToDevice
 from edgeasync.core.hub.events import HubReceived, PushArrived, Resumed
 from edgeasync.core.hub.hub_core import HubCore
-from edgeasync.core.hub.membership import Member, RefusalError
+from edgeasync.core.hub.member import Member
 from edgeasync.core.hub.outcomes import first_outcome, is_weighed, outcome_of
+from edgeasync.core.hub.refusal import RefusalError
 from edgeasync.core.recovery.decisions import check_state
 from edgeasync.core.recovery.log import Entry, event_of, read_entry
 from edgeasync.core.recovery.state import capture, find_difference

@@ -138,6 +138,12 @@ class DeviceMeasurements(msgspec.Struct, array_like=True):
         return median(self.recent_period_s) if self.recent_period_s else 0.0
 
     @property
+    def last_loss(self) -> float | None:
+        """The loss of its last update, if that told one that is finite."""
+        loss = self.loss_mean
+        return loss if self.updates and loss is not None and math.isfinite(loss) else None
+
+    @property
     def communication_share(self) -> float:
         """The share of `cycle_s` that communication takes."""
         return self.communication_s / self.cycle_s if self.cycle_s else 0.0

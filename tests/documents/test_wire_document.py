@@ -18,7 +18,7 @@ from msgspec import inspect
 from edgeasync.cli.status import REMEDIES
 from edgeasync.core.hub.events import Evaluated, HubReceived
 from edgeasync.core.hub.hub_core import HubCore
-from edgeasync.core.hub.membership import DeviceState
+from edgeasync.core.hub.member import DeviceState
 from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.monitor import Observation, Remedy

@@ -9,7 +9,7 @@ from edgeasync.core.arrays.published_model import Publisher
 from edgeasync.core.engine.fold_queue import FoldQueue
 from edgeasync.core.engine.hub_transfers import IncomingTransfers, OutgoingTransfers
 from edgeasync.core.engine.log_writer import LogWriter
-from edgeasync.core.hub.membership import Member
+from edgeasync.core.hub.member import Member
 from edgeasync.core.hub.settings import HubCoreSettings
 
 SHARE = 4

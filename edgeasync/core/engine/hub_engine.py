@@ -63,7 +63,7 @@ from edgeasync.core.hub.events import (
     Ticked,
 )
 from edgeasync.core.hub.hub_core import HubCore
-from edgeasync.core.hub.membership import Member, Owner
+from edgeasync.core.hub.member import Member, Owner
 from edgeasync.core.recovery.log import Log
 from edgeasync.core.recovery.replay import Sessions
 from edgeasync.core.recovery.state import note

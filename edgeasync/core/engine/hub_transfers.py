@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from edgeasync.core.hub.events import Peer
-from edgeasync.core.hub.membership import Member, Owner
+from edgeasync.core.hub.member import Member, Owner
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Assignment, Credit, GraphHeader, Piece, Push
 from edgeasync.protocol.transfers import PIECE_BYTES_MIN, IncomingTransfer, OutgoingTransfer, Transfer

@@ -3,20 +3,17 @@
 from collections.abc import Callable
 from typing import Literal
 
+from edgeasync.core.hub.arrivals import Arrivals
 from edgeasync.core.hub.codec_agreement import CodecAgreement
 from edgeasync.core.hub.effects import Expel, HubEffect, HubReport, SendToDevice, SuspendTransfers
 from edgeasync.core.hub.events import Peer
 from edgeasync.core.hub.handshake import Handshake
-from edgeasync.core.hub.membership import (
-    MALFORMED,
-    STRANGERS_MAX,
-    Member,
-    Membership,
-    RefusalError,
-    Strangers,
-)
+from edgeasync.core.hub.member import Member
+from edgeasync.core.hub.membership import Membership
 from edgeasync.core.hub.policy_engine import PolicyEngine
+from edgeasync.core.hub.refusal import MALFORMED, RefusalError
 from edgeasync.core.hub.settings import HubCoreSettings
+from edgeasync.core.hub.strangers import STRANGERS_MAX, Strangers
 from edgeasync.protocol.messages import Goodbye, Hello, Key, Ping, Pong
 
 REVOKED = (
@@ -50,6 +47,7 @@ class Admission:
         self._progress_s = settings.liveness.progress_s
         self._make_session = make_session
         self._strangers = Strangers(settings.limits.strikes_max, settings.limits.quarantine_s)
+        self._arrivals = Arrivals(members, settings.limits.devices_max)
         self._warned: dict[str, str] = {}
 
     def expire(self, now_s: float) -> list[HubEffect]:
@@ -78,7 +76,7 @@ class Admission:
         known = self._members.members.get(hello.device_id)
         was_live, peer_before = (known.live, known.peer) if known is not None else (False, b"")
         voter_before = "" if known is None else known.voter
-        member, arrival = self._members.greet(hello, peer, self._make_session(), now_s, key)
+        member, arrival = self._arrivals.greet(hello, peer, self._make_session(), now_s, key)
         if known is None:
             # The hub may have forgotten it while its updates waited.
             member.pushes_answered = self._policy_engine.gathering.count_of(hello.device_id)
@@ -227,4 +225,5 @@ class Admission:
     def check(self) -> None:
         """Raise `AssertionError` if the tables contradict one another."""
         self._members.check()
+        assert len(self._members.members) <= self._limits.devices_max
         self._strangers.check()

@@ -3,9 +3,11 @@
 from edgeasync.core.hub.budgets import REST_S_MIN, Budgets
 from edgeasync.core.hub.codec_agreement import CodecAgreement
 from edgeasync.core.hub.effects import Assign, HubEffect, SendToDevice
-from edgeasync.core.hub.membership import Member, Membership, RefusalError
+from edgeasync.core.hub.member import Member
+from edgeasync.core.hub.membership import Membership
 from edgeasync.core.hub.policy_engine import PolicyEngine
 from edgeasync.core.hub.publish_schedule import PublishSchedule
+from edgeasync.core.hub.refusal import RefusalError
 from edgeasync.protocol.messages import Ack, Fetch, ModelVersion
 
 

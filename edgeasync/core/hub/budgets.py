@@ -9,7 +9,8 @@ from collections.abc import Callable
 import msgspec
 
 from edgeasync.core.hub.effects import HubEffect, HubReport
-from edgeasync.core.hub.membership import Member, Membership
+from edgeasync.core.hub.member import Member
+from edgeasync.core.hub.membership import Membership
 from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.core.hub.traffic import Traffic
 from edgeasync.measurements.medians import median

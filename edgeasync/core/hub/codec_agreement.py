@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from edgeasync.core.hub.membership import Member
+from edgeasync.core.hub.member import Member
 from edgeasync.core.hub.settings import CodecSettings
 from edgeasync.policies.codec_choice import LADDER, MODEL_LADDER, TINY_BYTES, Rung, choose_codec
 from edgeasync.policies.policy import PolicySet

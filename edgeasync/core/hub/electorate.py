@@ -1,6 +1,7 @@
 """Who has a vote on the next version, and whom it waits for. Part of `PolicyEngine`; scalars only."""
 
-from edgeasync.core.hub.membership import Member, Membership
+from edgeasync.core.hub.member import Member
+from edgeasync.core.hub.membership import Membership
 from edgeasync.core.hub.policy_state import PolicyEngineState
 from edgeasync.policies.aggregation import Fleet, Waiting
 from edgeasync.policies.frequency import INFREQUENT, Cadence

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from edgeasync.core.hub.divergence import DivergenceGuard
 from edgeasync.core.hub.effects import Fold
 from edgeasync.core.hub.electorate import Electorate
-from edgeasync.core.hub.membership import Member
+from edgeasync.core.hub.member import Member
 from edgeasync.core.hub.policies_in_force import PoliciesInForce
 from edgeasync.core.hub.policy_state import PolicyEngineState
 from edgeasync.core.hub.settings import HubCoreSettings

@@ -3,7 +3,8 @@
 from typing import Any
 
 from edgeasync.core.hub.frozen_arrays import FrozenArrays
-from edgeasync.core.hub.membership import Member, RefusalError
+from edgeasync.core.hub.member import Member
+from edgeasync.core.hub.refusal import RefusalError
 from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.parameters import ParameterSpec
 from edgeasync.policies.policy import PolicySet

@@ -14,6 +14,7 @@ from edgeasync.core.hub.admission import Admission
 from edgeasync.core.hub.assignments import Assignments
 from edgeasync.core.hub.budgets import Budgets
 from edgeasync.core.hub.codec_agreement import CodecAgreement
+from edgeasync.core.hub.device_status import describe_devices
 from edgeasync.core.hub.effects import (
     Discard,
     HubEffect,
@@ -37,11 +38,13 @@ from edgeasync.core.hub.events import (
 from edgeasync.core.hub.frozen_arrays import FrozenArrays
 from edgeasync.core.hub.handshake import Handshake
 from edgeasync.core.hub.lifecycle import Lifecycle
-from edgeasync.core.hub.membership import SAMPLE, Member, Membership, RefusalError
+from edgeasync.core.hub.member import Member
+from edgeasync.core.hub.membership import SAMPLE, Membership
 from edgeasync.core.hub.outcomes import REVOKED
 from edgeasync.core.hub.policy_engine import PolicyEngine
 from edgeasync.core.hub.publish_schedule import PublishSchedule
 from edgeasync.core.hub.pushes import Pushes
+from edgeasync.core.hub.refusal import RefusalError
 from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.parameters import ParameterSpec
 from edgeasync.policies.policy import PolicySet
@@ -85,7 +88,7 @@ class HubCore:
         self.spec = spec
         self.settings = settings
         self.graph = graph
-        self.members = Membership(settings.liveness.lease_s, settings.limits.devices_max)
+        self.members = Membership(settings.liveness.lease_s)
         self.policy_engine = PolicyEngine(policy, version, self.members, settings)
         self.publish_schedule = PublishSchedule(settings.codec, version.number, now_s)
         self.codecs = CodecAgreement(settings.codec, policy, spec.length)
@@ -371,9 +374,7 @@ class HubCore:
 
     def describe_devices(self, members: Iterable[Member], now_s: float) -> list[dict[str, Any]]:
         """Return the devices' parts of the status."""
-        return self.members.describe(
-            members, now_s, self.policy_engine.is_quarantined, self.budgets.describe_device
-        )
+        return describe_devices(members, now_s, self.policy_engine.is_quarantined, self.budgets.describe_device)
 
     def imbalance(self) -> str:
         """Return how the counts of updates contradict one another; empty as long as they do not."""

@@ -11,7 +11,7 @@ from edgeasync.core.hub.divergence import DivergenceGuard
 from edgeasync.core.hub.effects import Broadcast, HubEffect, HubReport
 from edgeasync.core.hub.electorate import Electorate
 from edgeasync.core.hub.events import Evaluated
-from edgeasync.core.hub.membership import Member
+from edgeasync.core.hub.member import Member
 from edgeasync.core.hub.policies_in_force import PoliciesInForce
 from edgeasync.core.hub.policy_state import PolicyEngineState
 from edgeasync.core.hub.rest import MEASURED_UPDATES, NEW_UPDATES, ROUSED_UPDATES, Rest

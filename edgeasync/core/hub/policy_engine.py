@@ -16,7 +16,8 @@ from edgeasync.core.hub.evaluation_tracker import EvaluationTracker
 from edgeasync.core.hub.events import Evaluated, PushArrived
 from edgeasync.core.hub.gathering import Gathering
 from edgeasync.core.hub.lineage import Ancestry
-from edgeasync.core.hub.membership import Member, Membership
+from edgeasync.core.hub.member import Member
+from edgeasync.core.hub.membership import Membership
 from edgeasync.core.hub.outcomes import QUARANTINED, ROLLED_BACK
 from edgeasync.core.hub.pacing import Pacing
 from edgeasync.core.hub.policies_in_force import PoliciesInForce

@@ -6,8 +6,10 @@ from edgeasync.core.hub.admission import Admission
 from edgeasync.core.hub.assignments import Assignments
 from edgeasync.core.hub.effects import Discard, HubEffect, Receive, SendToDevice
 from edgeasync.core.hub.events import PushArrived
-from edgeasync.core.hub.membership import Member, Membership, RefusalError
+from edgeasync.core.hub.member import Member
+from edgeasync.core.hub.membership import Membership
 from edgeasync.core.hub.policy_engine import PolicyEngine
+from edgeasync.core.hub.refusal import RefusalError
 from edgeasync.protocol.messages import Ack, Buffered, Duplicate, Key, Outcome, Push, Rejected
 
 

@@ -3,7 +3,8 @@
 import math
 from collections.abc import Sequence
 
-from edgeasync.core.hub.membership import SAMPLE, Member, Membership
+from edgeasync.core.hub.member import Member
+from edgeasync.core.hub.membership import SAMPLE, Membership
 from edgeasync.core.hub.policy_state import SurveyState
 from edgeasync.measurements.device import DeviceMeasurements
 from edgeasync.measurements.fleet import FleetMeasurements

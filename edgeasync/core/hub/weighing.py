@@ -7,7 +7,7 @@ from edgeasync.core.hub.divergence import DivergenceGuard, Fault
 from edgeasync.core.hub.effects import HubEffect
 from edgeasync.core.hub.electorate import Electorate
 from edgeasync.core.hub.events import PushArrived
-from edgeasync.core.hub.membership import Member
+from edgeasync.core.hub.member import Member
 from edgeasync.core.hub.policies_in_force import PoliciesInForce
 from edgeasync.core.hub.policy_state import PolicyEngineState
 from edgeasync.core.hub.reported_stats import ReportedStats

@@ -23,7 +23,7 @@ from edgeasync.core.hub.events import Evaluated
 from edgeasync.core.hub.frozen_arrays import FrozenState
 from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.hub.lifecycle import LifecycleState
-from edgeasync.core.hub.membership import Member
+from edgeasync.core.hub.member import Member
 from edgeasync.core.hub.policy_state import PolicyEngineState
 from edgeasync.core.hub.publish_schedule import PublishState
 from edgeasync.core.hub.pushes import PushesState

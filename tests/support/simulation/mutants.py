@@ -11,6 +11,7 @@ from edgeasync.core.engine.hub_engine import HubEngine
 from edgeasync.core.engine.outbox import Outbox
 from edgeasync.core.engine.status_answers import StatusAnswers
 from edgeasync.core.hub.admission import Admission
+from edgeasync.core.hub.arrivals import Arrivals
 from edgeasync.core.hub.divergence import DivergenceGuard
 from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.hub.lifecycle import Lifecycle
@@ -33,7 +34,7 @@ CHANGES = {
         Change(Pushes, "_check_sequence", "push.seq != member.seq_last + 1", "push.seq > member.seq_last + 1"),
     ),
     "the hub believes a device that greets again about what was answered": (
-        Change(Membership, "greet", "member.steps_total = 0", "member.seq_last = hello.seq_answered"),
+        Change(Arrivals, "greet", "member.steps_total = 0", "member.seq_last = hello.seq_answered"),
     ),
     "a device gives an unanswered push another number": (
         Change(PendingPush, "agree", "if self._said and recorded:", "if False:"),

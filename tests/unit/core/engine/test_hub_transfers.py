@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from edgeasync.core.engine.hub_transfers import SUSPENDED_S, IncomingTransfers, OutgoingTransfers
-from edgeasync.core.hub.membership import Member
+from edgeasync.core.hub.member import Member
 from edgeasync.errors import ProtocolError
 from edgeasync.measurements.device import DeviceMeasurements
 from edgeasync.protocol import wire

@@ -12,14 +12,14 @@ from tests.support.parts.turns import Bench
 def test_the_status_of_many_devices_is_made_in_slices():
     bench = Bench(2 * DEVICES_AT_A_TIME + 1)
     described = []
-    describe = bench.engine.core.members.describe
+    describe = bench.engine.core.describe_devices
 
     def watched(members, *arguments):
         members = list(members)
         described.append(len(members))
         return describe(members, *arguments)
 
-    bench.engine.core.members.describe = watched
+    bench.engine.core.describe_devices = watched
     bench.say(b"operator", StatusRequest())
     turns = 0
     while bench.shell.later:

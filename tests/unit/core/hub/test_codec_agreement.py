@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from edgeasync.core.hub.codec_agreement import CodecAgreement
-from edgeasync.core.hub.membership import Member
+from edgeasync.core.hub.member import Member
 from edgeasync.core.hub.settings import CodecSettings
 from edgeasync.measurements.device import DeviceMeasurements
 from edgeasync.policies.policy import Policy

@@ -485,7 +485,7 @@ def test_every_attribute_of_the_core_and_its_tables_is_durable_or_known_not_to_b
         "waiters",
         "pausing",
     }
-    assert set(vars(core.members)) == tables | {"lease_s", "devices_max"}
+    assert set(vars(core.members)) == tables | {"lease_s"}
     for member in core.members.members.values():
         measured = {"link", "codec_push", "codec_asked", "codec_changed", "held", "coarse"}
         assert set(vars(member)) == measured | {"voter"}

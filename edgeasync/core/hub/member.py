@@ -1,0 +1,191 @@
+"""One device that the hub knows: who it is, its session, its pushes, and what is counted of it."""
+
+from typing import Literal
+
+import msgspec
+
+from edgeasync.core.hub.events import Peer
+from edgeasync.core.hub.link import LinkEstimate
+from edgeasync.core.hub.reported_stats import ReportedStats, clamp
+from edgeasync.core.hub.traffic import OwnDay, Traffic
+from edgeasync.measurements.device import DeviceMeasurements
+from edgeasync.protocol.messages import DeviceProfile, FirstOutcome, Key, ModelVersion, Push
+from edgeasync.states import Table, check_move
+
+DeviceState = Literal["joining", "training", "paused", "lost", "left", "quarantined"]
+
+MEMBER: Table[DeviceState] = {
+    "left": ("joining", "quarantined"),
+    "joining": ("training", "paused", "lost", "left", "quarantined"),
+    "training": ("paused", "joining", "lost", "left", "quarantined"),
+    "paused": ("training", "joining", "lost", "left", "quarantined"),
+    "lost": ("joining", "quarantined"),
+    "quarantined": ("joining",),
+}
+"""A member's state: `paused` takes no local steps, `lost` was silent for a lease, `quarantined` is shut out."""
+
+LIVE: tuple[DeviceState, ...] = ("joining", "training", "paused")
+"""The states of a device that holds its lease."""
+
+Owner = tuple[str, bytes]
+"""Device id and state id: the owner of a transfer, over any connection."""
+
+STEPS_UNASSIGNED = 8
+"""Local steps of an update from a device that the hub has assigned none, since it had forgotten the device."""
+
+SHORTENED = 0.5
+"""An update that counts with less than this share of its length is counted as shortened."""
+
+
+class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
+    """One device that the hub knows, live or not. All fields are durable.
+
+    The attributes `link`, `codec_push`, which is chosen for the link, and what that choice depends on are not
+    durable: the hub measures the link again after a restart. Nor are `held`, the checksum of what the device says
+    it holds as `version`, and `coarse`, whether it may be sent a coarse whole model: both follow from what it says
+    in a session. The `voter` follows from the key.
+    """
+
+    device_id: str
+    state_id: bytes
+    incarnation: int
+    profile: DeviceProfile
+    measurements: DeviceMeasurements
+    seq_last: int = 0
+    outcome_last: FirstOutcome | None = None
+    session: bytes = b""
+    peer: Peer = b""
+    state: DeviceState = "left"
+    codec_model: str = "identity"
+    codecs_push: tuple[str, ...] = ()
+    follows: bool = False
+    piece_bytes_max: int = 0
+    version: ModelVersion | None = None
+    retired: list[bytes] = []
+    seen_s: float = 0.0
+    lease_until_s: float = 0.0
+    progress_s: float = 0.0
+    quarantined_until_s: float = 0.0
+    steps_total: int = 0
+    strikes: int = 0
+    updates_applied: int = 0
+    waiting: bool = False
+    assigned: ModelVersion | None = None
+    assigned_s: float = 0.0
+    checksum_last: int | None = None
+    key: Key = b""
+    steps_assigned: int = 0
+    """The most local steps of the assignments since its last push; `steps_before` of those before that push."""
+    steps_before: int = 0
+    updates_rejected: dict[str, int] = {}
+    updates_shortened: int = 0
+    """How many of its updates counted with less than half of their length."""
+    updates_long: int = 0
+    """How many of its updates were longer than usual when they were folded."""
+    weight: float = 0.0
+    """The weights of its folded updates by staleness and shares; `weight_kept`: as they were, by their length."""
+    weight_kept: float = 0.0
+    traffic: Traffic = msgspec.field(default_factory=Traffic)
+    own_day: OwnDay | None = None
+    rest_until_s: float = 0.0
+    exchange_s: float = 0.0
+    """When the last exchange began; its bytes are counted from `exchange_bytes`, its update is after this many."""
+    exchange_bytes: int = 0
+    exchange_updates: int = 0
+    pace_percent: int = 100
+    """The share of the time in which it says that it trains: 0 while it pauses. And in its words why."""
+    pace_reason: str = ""
+    temperature_c: float | None = None
+    pushes_answered: int = 0
+    """Updates with an outcome, and repetitions of such; those are the `duplicates`."""
+    duplicates: int = 0
+
+    def __post_init__(self) -> None:
+        self.link = LinkEstimate()
+        self.codec_push = "identity"
+        self.codec_asked, self.codec_changed = 0, False
+        self.held: int | None = None
+        self.coarse = False
+        self.give_to(self.key)
+
+    def give_to(self, key: Key) -> None:
+        """Make a key the owner, or nobody."""
+        self.key = key
+        self.voter = key.hex() if key else self.device_id
+        """Whose the device's vote and its places for transfers are: its key's or, without keys, its own."""
+
+    def count_folded(self, weight: float, clip: float) -> None:
+        """Count a folded update: its weight, and the factor that shortened it."""
+        self.updates_applied += 1
+        self.updates_shortened += clip < SHORTENED
+        self.weight += weight
+        self.weight_kept += weight * clip
+
+    @property
+    def updates_buffered(self) -> int:
+        """Its updates that wait to be folded: those of its answered pushes without another outcome."""
+        return self.pushes_answered - self.duplicates - self.updates_applied - sum(self.updates_rejected.values())
+
+    @property
+    def owner(self) -> Owner:
+        """The owner of this device's transfers, until another state takes its place."""
+        return self.device_id, self.state_id
+
+    @property
+    def live(self) -> bool:
+        """Whether the device holds its lease."""
+        return self.state in LIVE
+
+    @property
+    def pauses(self) -> bool:
+        """Whether the device holds its lease, and says that it takes no steps for now."""
+        return self.live and not self.pace_percent
+
+    @property
+    def shown_state(self) -> DeviceState:
+        """The state as people see it: who said goodbye for a pause is not gone."""
+        return "paused" if self.state == "left" and not self.pace_percent else self.state
+
+    def move(self, state: DeviceState) -> None:
+        """Change the state; raises `TransitionError` if `MEMBER` does not allow it."""
+        check_move(MEMBER, self.state, state, "a member")
+        self.state = state
+
+    def assign(self, version: ModelVersion, local_steps: int, now_s: float) -> None:
+        """Note an assignment: the device may train it, or one that was sent before."""
+        self.assigned, self.assigned_s = version, now_s
+        self.steps_assigned = max(self.steps_assigned, local_steps)
+        self.link.begin_cycle()
+
+    def observe(self, push: Push, now_s: float, *, overlap_steps_max: int, slack_s: float) -> ReportedStats:
+        """Record how the device trained, and how long after its assignment its update came; return what holds."""
+        cycle_s = now_s - self.assigned_s if push.base == self.assigned else None
+        # An assignment that was sent before the last push may have come after it.
+        steps_max = max(self.steps_assigned, self.steps_before) or STEPS_UNASSIGNED
+        self.steps_assigned, self.steps_before = 0, self.steps_assigned
+        if delay_steps := self.profile.delay_steps:
+            overlap_steps_max = max(overlap_steps_max, min(delay_steps, steps_max))
+        stats = clamp(
+            push,
+            steps_max=steps_max,
+            overlap_steps_max=overlap_steps_max,
+            examples_told=self.profile.examples,
+            cycle_s=cycle_s,
+            slack_s=slack_s,
+        )
+        if cycle_s is not None:
+            self.link.end_cycle(cycle_s - (stats.local_steps - stats.overlap_steps) * stats.step_s)
+        self.assigned = None
+        self.measurements.observe_arrival(now_s)
+        self.measurements.observe(
+            cycle_s=cycle_s,
+            score=stats.score,
+            base_loss=stats.base_loss,
+            local_steps=stats.local_steps,
+            overlap_steps=stats.overlap_steps,
+            examples=stats.examples,
+            step_s=stats.step_s,
+            loss_mean=stats.loss_mean,
+            loss_variance=stats.loss_variance,
+        )
+        return stats

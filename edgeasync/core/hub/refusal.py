@@ -1,0 +1,18 @@
+"""Why a message is refused."""
+
+from edgeasync.errors import EdgeAsyncError
+from edgeasync.protocol.messages import SECONDS_MAX, RefusalCode, Refuse
+
+MALFORMED = "{} sent too much that is malformed, and is put aside; see the hub's events"
+"""The sentence for a device in quarantine."""
+
+
+class RefusalError(EdgeAsyncError):
+    """A message is refused; `refuse` is the answer."""
+
+    def __init__(
+        self, code: RefusalCode, sentence: str, retry_after_s: float | None = None, *, rest: bool = False
+    ) -> None:
+        super().__init__(sentence)
+        retry_s = None if retry_after_s is None else min(retry_after_s, SECONDS_MAX)
+        self.refuse = Refuse(code, sentence[:1024], retry_s, rest)
