@@ -71,7 +71,7 @@ class WatchedHub(HubRuntime):
         engine = self._engine
         held = {
             "snapshots": engine.model.snapshots_alive,
-            "updates": len(engine._incoming) + engine._capacity.measuring + engine.model.updates_waiting,
+            "updates": len(engine._intake.incoming) + engine._capacity.measuring + engine.model.updates_waiting,
         }
         for name, count in held.items():
             self.peaks[name] = max(self.peaks[name], count)

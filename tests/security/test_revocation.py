@@ -172,13 +172,13 @@ def test_a_replay_of_a_revocation_gives_the_same_model(tmp_path, aggregate, piec
     fleet = Fleet(tmp_path / "run", aggregate)
     fleet.push("a", pieces=pieces)
     hub = fleet.hub
-    assert (len(hub.engine._incoming), hub.core.policy_engine.gathering.count, hub.core.version) == (
+    assert (len(hub.engine._intake.incoming), hub.core.policy_engine.gathering.count, hub.core.version) == (
         int(pieces), int(not pieces and not counted), counted,
     )  # fmt: skip
     assert not hub.model.any(), "the fold has not been computed"
     hub.engine.revoke(b"a" * 32, fleet.clock.now_s)
     assert fleet.answers["a"][-1].code == "not_allowed"
-    assert len(hub.engine._incoming) == hub.core.policy_engine.gathering.count == 0
+    assert len(hub.engine._intake.incoming) == hub.core.policy_engine.gathering.count == 0
     fleet.push("b")
     fleet.push("c")
     fleet.run()

@@ -85,7 +85,7 @@ class World:
 
     def look(self):
         """Compare what devices hold, to the bit, with what was published under that number."""
-        published = self.hub.engine._publisher.published
+        published = self.hub.engine._deliveries.publisher.published
         self.published.setdefault(published.number, published.vector.copy())
         for device in self.devices:
             core, model = device.engine.core, device.engine._model

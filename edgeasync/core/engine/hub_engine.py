@@ -13,31 +13,29 @@ try again, and no lease ends.
 """
 
 import math
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Literal, assert_never
 
 import msgspec
-import numpy as np
 
-from edgeasync.core.arrays.buffers import BufferPool
-from edgeasync.core.arrays.hub_model import HubModel, WaitingUpdate
+from edgeasync.core.arrays.hub_model import HubModel
 from edgeasync.core.arrays.model_executor import ModelExecutor
-from edgeasync.core.arrays.published_model import PublishedPayload, Publisher
+from edgeasync.core.arrays.published_model import Publisher
 from edgeasync.core.engine.capacity import Capacity
-from edgeasync.core.engine.fold_queue import INLINE_BYTES_MAX, MAY_WAIT, FoldQueue
+from edgeasync.core.engine.deliveries import Deliveries
+from edgeasync.core.engine.fold_queue import MAY_WAIT, FoldQueue
 from edgeasync.core.engine.hub_shell import HubShell
 from edgeasync.core.engine.hub_transfers import IncomingTransfers, OutgoingTransfers
 from edgeasync.core.engine.log_writer import LogWriter
 from edgeasync.core.engine.message_bounds import HEADER_BYTES_MAX, MessageBounds
 from edgeasync.core.engine.outbox import Outbox
+from edgeasync.core.engine.push_intake import PushIntake, moved_by
 from edgeasync.core.engine.recorder import Recorder
-from edgeasync.core.engine.sender import ANYBODY, Sender
+from edgeasync.core.engine.sender import ANYBODY, NotAllowedError, Sender, check_allowed
 from edgeasync.core.engine.status_answers import StatusAnswers
 from edgeasync.core.hub.digests import with_digests
 from edgeasync.core.hub.effects import (
-    Assign,
     Discard,
     Expel,
     HubEffect,
@@ -57,26 +55,17 @@ from edgeasync.core.hub.events import (
     HubStopRequested,
     Moved,
     Peer,
-    PushArrived,
     Resumed,
     Revoked,
     Ticked,
 )
 from edgeasync.core.hub.hub_core import HubCore
-from edgeasync.core.hub.member import Member, Owner
+from edgeasync.core.hub.member import Member
 from edgeasync.core.recovery.log import Log
 from edgeasync.core.recovery.replay import Sessions
 from edgeasync.core.recovery.state import note
 from edgeasync.errors import ProtocolError
 from edgeasync.protocol import wire
-from edgeasync.protocol.codecs import (
-    Source,
-    VectorCodec,
-    VectorSource,
-    find_codec,
-    make_codec,
-    payload_bytes_limit,
-)
 from edgeasync.protocol.messages import (
     Ack,
     Assignment,
@@ -84,7 +73,6 @@ from edgeasync.protocol.messages import (
     Fetch,
     FetchGraph,
     Goodbye,
-    GraphHeader,
     Hello,
     Key,
     Message,
@@ -100,19 +88,11 @@ from edgeasync.protocol.messages import (
     Welcome,
 )
 
-_NOT_OPENED = VectorSource(np.empty(0, np.float32))
-"""Stands for the values of an update that the core will not decide about."""
-
-
 _AtOnce = SendToDevice | Discard | Receive | SendGraph | SendStatus | SuspendTransfers | Expel | HubReport | Save
 """The effects that wait for no fold."""
 
 Observe = Callable[[HubEvent, list[HubEffect], float], None]
 """Called with every event that the core has decided about, its effects, and the core's time; it must not block."""
-
-
-class _NotAllowedError(ProtocolError):
-    """A key says what is not its to say."""
 
 
 class HubEngine:
@@ -138,40 +118,42 @@ class HubEngine:
         self._observe = observe
         self.recorder = Recorder()
         self.bounds = MessageBounds()
-        self._spec = core.spec
-        self._limits = core.settings.limits
-        self._buffers = BufferPool(payload_bytes_limit(core.spec))
-        self._incoming = IncomingTransfers()
-        self._outgoing = OutgoingTransfers(int(self._limits.piece_bytes), self._limits.snapshots_max)
-        self._publisher = publisher or Publisher(core.spec, model, core.settings.codec)
-        self._takes_models = core.policy_engine.policy.aggregate.update == "model"
+        limits = core.settings.limits
+        incoming = IncomingTransfers()
+        outgoing = OutgoingTransfers(int(limits.piece_bytes), limits.snapshots_max)
+        publisher = publisher or Publisher(core.spec, model, core.settings.codec)
+        self._deliveries = Deliveries(core, publisher, outgoing, self._send, self._now)
         self._fold_queue = FoldQueue(
-            ModelExecutor(model, self._publisher),
+            ModelExecutor(model, publisher),
             core.settings.codec,
             shell,
             self._outbox,
             send=self._send,
-            assign=self._assign,
-            prepare=self._prepare,
+            assign=self._deliveries.assign,
+            prepare=self._deliveries.prepare,
             handle=self._handle,
-            restored=self._outgoing.drop_all_suspended,
+            restored=outgoing.drop_all_suspended,
         )
         self._capacity = Capacity(
             core.settings,
             model=model,
-            publisher=self._publisher,
-            incoming=self._incoming,
-            outgoing=self._outgoing,
+            publisher=publisher,
+            incoming=incoming,
+            outgoing=outgoing,
             fold_queue=self._fold_queue,
             log_writer=self._log_writer,
         )
+        self._intake = PushIntake(
+            core, model, shell, incoming, self._capacity, now_s=self._now, measured=self._on_measured
+        )
         self._status_answers = StatusAnswers(core, shell, self._outbox)
-        self._measuring: Counter[Owner | None] = Counter()
-        """Whose updates the worker measures: nobody gets another measured meanwhile."""
         self._now_s = 0.0
         self._sender = ANYBODY
         self._revoked: list[Key] = []
         self._standing_still = self._saving = self._failed = False
+
+    def _now(self) -> float:
+        return self._now_s
 
     def next_deadline_s(self) -> float:
         """Return when `tick` is next due; infinity once stopped or while the core stands still."""
@@ -182,8 +164,8 @@ class HubEngine:
         if self._standing_still:
             return
         self._now_s = now_s
-        self._incoming.drop_expired(now_s)
-        self._outgoing.drop_expired(now_s)
+        self._intake.incoming.drop_expired(now_s)
+        self._deliveries.outgoing.drop_expired(now_s)
         self._handle(Ticked(self._capacity.for_snapshot(now_s)))
 
     def resume(self, lineage: str, now_s: float) -> None:
@@ -195,10 +177,10 @@ class HubEngine:
 
     def ask_status(self, tell: Callable[[bytes], None], now_s: float, sender: Sender = ANYBODY) -> None:
         """Call `tell` with the status as JSON, as soon as everything in it is durable; see `StatusAnswers`."""
+        standing = partial(self._status_answers.tell_standing, tell, sender)
         if self._standing_still:
-            self._status_answers.tell_standing(tell, sender)
+            standing()
         else:
-            standing = partial(self._status_answers.tell_standing, tell, sender)
             self._status_answers.ask(tell, sender, now_s, standing)
 
     @property
@@ -285,15 +267,16 @@ class HubEngine:
             case StatusRequest() | Wake() if not self._is_too_often(peer, message):
                 self._send_status(peer)
             case Credit() if payload is None:
-                self._send_pieces(peer, message)
+                self._deliveries.send_pieces(peer, message, self._now_s)
             case Order() if not self._is_too_often(peer, message):
                 self._refuse_busy(peer)
             case Push() | Fetch() | FetchGraph() | Hello() | Piece():
-                self._incoming.suspend(peer, self._now_s)
+                self._intake.incoming.suspend(peer, self._now_s)
                 self._refuse_busy(peer)
 
     def _refuse_busy(self, peer: Peer) -> None:
-        refuse = Refuse("busy", "the hub's disk cannot be written; try again", self._limits.retry_after_s)
+        retry_s = self.core.settings.limits.retry_after_s
+        refuse = Refuse("busy", "the hub's disk cannot be written; try again", retry_s)
         self._shell.send(peer, wire.encode(refuse), None)
 
     def request_stop(self, now_s: float, *, finished: bool = False) -> None:
@@ -337,7 +320,7 @@ class HubEngine:
         try:
             message = with_digests(wire.decode(header, HEADER_BYTES_MAX))
             if sender is not ANYBODY:
-                _check_allowed(sender, message)
+                check_allowed(sender, message)
             self._stand_still_if_overfull()
             if self._standing_still:
                 self._answer_standing(peer, message, payload)
@@ -346,7 +329,7 @@ class HubEngine:
         except wire.UnsupportedVersionError as error:
             self._shell.send(peer, wire.encode(error.to_refuse()), None)
             event = self._malformed(peer, str(error), strike=False)
-        except _NotAllowedError as error:
+        except NotAllowedError as error:
             self._shell.send(peer, wire.encode(Refuse("not_allowed", str(error))), None)
             event = self._malformed(peer, str(error), strike=False)
         except ProtocolError as error:
@@ -373,22 +356,21 @@ class HubEngine:
         A request first ends the transfer that it replaces. The event then says whether there is room to answer.
         """
         if isinstance(message, Push):
-            return self._push(peer, member, message, payload)
+            return self._intake.take(peer, member, message, payload, sender=self._sender, now_s=self._now_s)
         if isinstance(message, Piece):
             return self._piece(peer, message, payload)
         if payload is not None:
             raise ProtocolError(f"a {type(message).__name__} has no payload")
         if isinstance(message, Credit):
-            return self._credit(peer, message)
+            if not self._deliveries.send_pieces(peer, message, self._now_s):
+                return self._malformed(peer, "credit without a transfer", strike=False)
+            return self._heard(peer, "credit")
         if isinstance(message, FetchGraph):
-            self._outgoing.drop(peer)  # a device that asks again has given up the transfer
+            self._deliveries.outgoing.drop(peer)  # a device that asks again has given up the transfer
             return HubReceived(peer, message, self._capacity.for_graph(self._now_s, member), *self._stamp(member))
         if isinstance(message, Fetch):
-            if member is not None:  # strangers have no transfers
-                self._outgoing.suspend(peer, self._now_s)  # a device that asks again has given up the transfer
-                if message.partial is not None:
-                    self._outgoing.note_partial(peer, message.partial)
-            resumes = member is not None and self._outgoing.can_resume(member)
+            # Strangers have no transfers.
+            resumes = member is not None and self._deliveries.restart(peer, member, message, self._now_s)
             has_capacity = resumes or self._capacity.for_snapshot(self._now_s, member)
             return HubReceived(peer, message, has_capacity, *self._stamp(member))
         if isinstance(message, (Ping, Hello, Goodbye, StatusRequest, Wake, Order)):
@@ -398,110 +380,27 @@ class HubEngine:
             return None if too_often else HubReceived(peer, message, True, *self._stamp(counted))
         raise ProtocolError(f"a {type(message).__name__} is for devices, not for a hub")
 
-    def _push(self, peer: Peer, member: Member | None, push: Push, payload: wire.Buffer | None) -> HubEvent | None:
-        """Return the event of a whole or announced push; raises `ProtocolError` unless the payload is sound.
-
-        The core decides only about updates whose payload was checked, opened and measured. That may take long for
-        a few bytes: so nobody gets it done for a push that the core refuses or has answered, and the worker does
-        it for a large model. Then the event comes later, and this returns `None`.
-        """
-        if push.metrics is not None and not all(map(math.isfinite, push.metrics.values())):
-            raise ProtocolError("a metric is not finite")
-        codec = find_codec(push.codec, push.payload_bytes, self._spec)
-        if self._takes_models and not codec.elementwise:
-            raise ProtocolError(f"a whole model does not bear {push.codec}")
-        if push.transfer:
-            if payload is not None:
-                raise ProtocolError("a push in pieces carries its payload itself")
-            self._incoming.suspend(peer, self._now_s)  # a device that announces again has given up the transfer
-            return HubReceived(peer, push, self._capacity.for_update(self._now_s, member), *self._stamp(member))
-        if payload is None or len(payload) != push.payload_bytes:
-            raise ProtocolError("the payload is not as long as its header says")
-        if wire.checksum(payload) != push.checksum:
-            raise ProtocolError("the payload does not have the checksum it was announced with")
-        owner = None if member is None else member.owner
-        can_answer = (
-            owner not in self._measuring
-            and self._capacity.for_update(self._now_s)
-            and self._capacity.for_snapshot(self._now_s, member)
-        )
-        if not self.core.decides(push, self._sender.key, self._now_s, can_answer=can_answer):
-            handle = self.model.keep(WaitingUpdate(_NOT_OPENED, push.codec, payload))
-            return PushArrived(peer, push, handle, math.nan, can_answer, *self._stamp(member))
-        if owner is not None:
-            self._incoming.drop_suspended(owner)  # a whole push replaces it
-        if self._spec.nbytes > INLINE_BYTES_MAX:
-            self._measure_in_background(peer, push, payload, owner)
-            return None
-        update = codec.open(payload)
-        norm = self.model.norm(update)
-        handle = self.model.keep(WaitingUpdate(update, push.codec, payload))
-        return PushArrived(peer, push, handle, norm, can_answer, *self._stamp(member))
-
     def _piece(self, peer: Peer, piece: Piece, payload: wire.Buffer | None) -> HubEvent | None:
         """Accept a piece and credit it; return `None` if it completes a push.
 
         A payload in pieces is large: the worker measures it, and then gives the core the event of the push.
         """
-        arriving = None if payload is None else self._incoming.accept(peer, piece, payload, self._now_s)
+        arriving = None if payload is None else self._intake.incoming.accept(peer, piece, payload, self._now_s)
         if arriving is None:
             return self._malformed(peer, "a piece without a transfer", strike=False)
         push, transfer = arriving.push, arriving.transfer
         if transfer.state != "complete":
             self._send(peer, transfer.credit())
             return self._heard(peer, "piece")
-        self._measure_in_background(peer, push, transfer.buffer, self._owner(peer))
+        self._intake.measure(peer, push, transfer.buffer, self._sender)
         return None
 
-    def _measure_in_background(self, peer: Peer, push: Push, payload: wire.Buffer, owner: Owner | None) -> None:
-        """Let the worker open and measure a payload, then give the core the event of its push."""
-        self._capacity.measuring += 1
-        self._measuring[owner] += 1
-        sender = self._sender
-        codec = make_codec(push.codec, self._spec)
-
-        def measured(result: tuple[Source, float] | ProtocolError) -> None:
-            self._capacity.measuring -= 1
-            self._measuring -= Counter({owner: 1})
-            if self._standing_still:
-                self._refuse_busy(peer)
-                return
-            self._sender = sender
-            if isinstance(result, ProtocolError):
-                self._handle(self._malformed(peer, str(result)))
-                return
-            update, norm = result
-            member = self._member(peer)
-            handle = self.model.keep(WaitingUpdate(update, push.codec, payload))
-            can_answer = self._capacity.for_snapshot(self._now_s, member)
-            self._handle(PushArrived(peer, push, handle, norm, can_answer, *self._stamp(member)))
-
-        self._shell.run_in_background(partial(self._measure, codec, payload), measured)
-
-    def _measure(self, codec: VectorCodec, payload: wire.Buffer) -> tuple[Source, float] | ProtocolError:
-        """Open a payload, and take its norm; runs in the background."""
-        try:
-            update = codec.open(payload)
-        except ProtocolError as error:
-            return error
-        return update, self.model.norm(update)
-
-    def _credit(self, peer: Peer, credit: Credit) -> HubEvent | None:
-        if not self._send_pieces(peer, credit):
-            return self._malformed(peer, "credit without a transfer", strike=False)
-        return self._heard(peer, "credit")
-
-    def _send_pieces(self, peer: Peer, credit: Credit) -> bool:
-        """Send the pieces that a device has room for; return false if it awaits none."""
-        credited = self._outgoing.credit(peer, credit, self._now_s)
-        if credited is None:
-            return False
-        transfer, pieces = credited
-        if (member := self._member(peer)) is not None:
-            member.link.observe_window(transfer.window)
-        for piece, part in pieces:
-            self._send(peer, piece, part)
-        return True
+    def _on_measured(self, peer: Peer, make_event: Callable[[], HubEvent]) -> None:
+        """Give the core the event of an update that the worker has measured."""
+        if self._standing_still:
+            self._refuse_busy(peer)
+        else:
+            self._handle(make_event())
 
     def _heard(self, peer: Peer, kind: Literal["piece", "credit"]) -> Heard | None:
         """Return the event of a piece or a credit, or `None`: then its bytes come with the sender's next event."""
@@ -512,7 +411,7 @@ class HubEngine:
 
     def _stamp(self, member: Member | None) -> tuple[Key, Moved]:
         """Return the key that the message came under, and the bytes to count for its sender."""
-        return self._sender.key, (0, 0) if member is None else member.link.take_uncounted()
+        return self._sender.key, moved_by(member)
 
     def _malformed(self, peer: Peer, reason: str, *, strike: bool = True) -> HubReceivedMalformed:
         """Return the event of a message that cannot be read; the log may leave it out, so it counts no bytes."""
@@ -520,10 +419,6 @@ class HubEngine:
 
     def _member(self, peer: Peer) -> Member | None:
         return self.core.members.by_peer(peer)
-
-    def _owner(self, peer: Peer) -> Owner | None:
-        member = self._member(peer)
-        return None if member is None else member.owner
 
     # -- outgoing effects ------------------------------------------------------------------------------------
 
@@ -543,9 +438,10 @@ class HubEngine:
             case Discard():
                 self.model.release(effect.handle)
             case Receive():
-                self._receive(effect.peer, effect.push)
+                if (member := self._member(effect.peer)) is not None:
+                    self._send(effect.peer, self._intake.receive(effect.peer, member, effect.push, self._now_s))
             case SendGraph():
-                self._send_graph(effect.peer)
+                self._deliveries.send_graph(effect.peer)
             case SendStatus():
                 self._send_status(effect.peer, confirms=effect.confirms)
             case SuspendTransfers() | Expel():
@@ -560,11 +456,11 @@ class HubEngine:
 
     def _end_transfers(self, effect: SuspendTransfers | Expel) -> None:
         """End a connection's transfers; those of a device that is shut out are not kept."""
-        self._incoming.suspend(effect.peer, self._now_s)
-        self._outgoing.suspend(effect.peer, self._now_s)
+        self._intake.incoming.suspend(effect.peer, self._now_s)
+        self._deliveries.outgoing.suspend(effect.peer, self._now_s)
         if isinstance(effect, Expel):
-            self._incoming.drop_suspended(effect.owner)
-            self._outgoing.drop_suspended(effect.owner)
+            self._intake.incoming.drop_suspended(effect.owner)
+            self._deliveries.outgoing.drop_suspended(effect.owner)
 
     def _note_state(self) -> None:
         """Note the core's state for a checkpoint, unless the one before is still being written."""
@@ -573,72 +469,6 @@ class HubEngine:
         self._saving = True
         entry = self._log_writer.begin_checkpoint()
         self._fold_queue.put(note(self.core, self.model, entry, self._now_s))
-
-    def _assign(self, effect: Assign) -> None:
-        """Send an assignment of the published model, or the rest of one that was cut off.
-
-        On a bad link a device that was sent the newest model each time might never receive a whole one.
-        """
-        member = self.core.members.by_peer(effect.peer)
-        if member is None:
-            return  # the device has gone while the assignment waited for a fold
-        kept = self._outgoing.resume(member)
-        if kept is None:
-            version = effect.version
-            offer = self._publisher.offer(
-                effect.base, effect.codec, held=effect.held, owner=member.owner, coarse=effect.coarse
-            )
-        else:
-            # The device holds the beginning of an older version.
-            before, payload = kept
-            version, offer = (
-                before.version,
-                PublishedPayload(payload, before.checksum, before.codec, before.deltas),
-            )
-        message = Assignment(
-            version=version,
-            local_steps=effect.local_steps,
-            codec=offer.codec,
-            checksum=offer.checksum,
-            payload_bytes=len(offer.payload),
-            ack=effect.ack,
-            deltas=offer.deltas,
-            push_codec=effect.push_codec,
-            learning_rate_factor=effect.learning_rate_factor,
-        )
-        self._announce(member, message, offer.payload)
-
-    def _prepare(self, effect: Assign) -> Callable[[], None] | None:
-        """Return the coding that an assignment needs, and that takes long with a large model."""
-        member = self.core.members.by_peer(effect.peer)
-        if member is None or self._outgoing.can_resume(member):
-            return None
-        device = effect.base, effect.held, member.owner
-        if not self._publisher.needs_coding(*device, coarse=effect.coarse):
-            return None
-        return partial(self._publisher.prepare, *device)
-
-    def _send_graph(self, peer: Peer) -> None:
-        graph, member = self.core.graph, self.core.members.by_peer(peer)
-        assert graph is not None
-        if member is not None:
-            message = GraphHeader(graph.fingerprint, graph.checksum, len(graph.payload))
-            self._announce(member, message, graph.payload)
-
-    def _announce(self, member: Member, message: Assignment | GraphHeader, payload: wire.Buffer) -> None:
-        """Send a message with its payload, or begin to send that in pieces."""
-        message = self._outgoing.announce(member, message, payload, self._now_s)
-        self._send(member.peer, message, None if message.transfer else payload)
-
-    def _receive(self, peer: Peer, push: Push) -> None:
-        member = self._member(peer)
-        if member is None:
-            return
-        transfer = self._incoming.resume(peer, member.owner, push, self._now_s)
-        if transfer is None:
-            buffer = self._buffers.take()[: push.payload_bytes].data
-            transfer = self._incoming.receive(peer, member, push, buffer, self._now_s)
-        self._send(peer, transfer.credit())
 
     def _send(self, peer: Peer, message: Message, payload: wire.Buffer | None = None) -> None:
         if isinstance(message, Welcome):
@@ -669,19 +499,3 @@ class HubEngine:
 def _shuts_out(message: Message) -> bool:
     """Return whether a device may not stay: it is told at once, since its connection is shut in a moment."""
     return isinstance(message, Refuse) and message.code == "not_allowed"
-
-
-def _check_allowed(sender: Sender, message: Message) -> None:
-    """Raise `_NotAllowedError` for what a key must not say: an operator's asks, wakes and gives orders."""
-    if isinstance(message, StatusRequest):
-        return
-    if isinstance(message, Wake | Order):
-        if sender.role != "operator":
-            raise _NotAllowedError(f"the key of {sender.name} is a device's; operators alone may do this")
-        return
-    if sender.role != "device":
-        raise _NotAllowedError(f"the key of {sender.name} is an operator's, not a device's")
-    if isinstance(message, Hello) and not sender.speaks_for(message.device_id):
-        raise _NotAllowedError(
-            f"this device's key speaks for {sender.name}, {sender.name}/0 and so on, not for {message.device_id}"
-        )

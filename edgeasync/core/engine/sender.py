@@ -5,7 +5,8 @@ from typing import Literal
 
 import msgspec
 
-from edgeasync.protocol.messages import Key
+from edgeasync.errors import ProtocolError
+from edgeasync.protocol.messages import Hello, Key, Message, Order, StatusRequest, Wake
 
 _NUMBER = re.compile(r"/[0-9]{1,3}\Z")
 
@@ -25,3 +26,23 @@ class Sender(msgspec.Struct, frozen=True):
 
 
 ANYBODY = Sender()
+
+
+class NotAllowedError(ProtocolError):
+    """A key says what is not its to say."""
+
+
+def check_allowed(sender: Sender, message: Message) -> None:
+    """Raise `NotAllowedError` for what a key must not say: an operator's asks, wakes and gives orders."""
+    if isinstance(message, StatusRequest):
+        return
+    if isinstance(message, Wake | Order):
+        if sender.role != "operator":
+            raise NotAllowedError(f"the key of {sender.name} is a device's; operators alone may do this")
+        return
+    if sender.role != "device":
+        raise NotAllowedError(f"the key of {sender.name} is an operator's, not a device's")
+    if isinstance(message, Hello) and not sender.speaks_for(message.device_id):
+        raise NotAllowedError(
+            f"this device's key speaks for {sender.name}, {sender.name}/0 and so on, not for {message.device_id}"
+        )

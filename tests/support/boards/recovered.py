@@ -107,7 +107,7 @@ def write_run(folder):
         ).start()
     assert clock.run(lambda: hub.core.updates_applied >= UPDATES, 600.0)
     assert clock.run(lambda: hub.log.durable == hub.log.last and not hub.engine._fold_queue._waiting, 700.0)
-    return digests(hub.engine.core, hub.engine.model, hub.engine._publisher)
+    return digests(hub.engine.core, hub.engine.model, hub.engine._deliveries.publisher)
 
 
 def read_run(folder):

@@ -312,8 +312,8 @@ class Checks:
             assert alive, f"{member.device_id} lives without a lease"
         assert engine._capacity._updates_held() <= limits.updates_held_max
         assert engine._capacity._snapshots_held() <= limits.snapshots_max + len(self._world.devices)
-        assert len(engine._outgoing._suspended) <= limits.snapshots_max
-        assert len(engine._incoming) <= limits.updates_held_max
+        assert len(engine._deliveries.outgoing._suspended) <= limits.snapshots_max
+        assert len(engine._intake.incoming) <= limits.updates_held_max
         assert len(engine._outbox) <= MESSAGES_HELD_MAX * len(self._world.devices)
 
     def _waiting(self, core):

@@ -9,6 +9,7 @@ from edgeasync.core.engine import log_writer
 from edgeasync.core.engine.fold_queue import FoldQueue
 from edgeasync.core.engine.hub_engine import HubEngine
 from edgeasync.core.engine.outbox import Outbox
+from edgeasync.core.engine.push_intake import PushIntake
 from edgeasync.core.engine.status_answers import StatusAnswers
 from edgeasync.core.hub.admission import Admission
 from edgeasync.core.hub.arrivals import Arrivals
@@ -60,8 +61,8 @@ CHANGES = {
         ),
     ),
     "a payload is not checked": (
-        Change(HubEngine, "_push", "wire.checksum(payload) != push.checksum", "False"),
-        Change(HubEngine, "_push", "len(payload) != push.payload_bytes", "False"),
+        Change(PushIntake, "take", "wire.checksum(payload) != push.checksum", "False"),
+        Change(PushIntake, "take", "len(payload) != push.payload_bytes", "False"),
     ),
     "a lease is not renewed by what a device says": (
         Change(Admission, "renew_lease", "self._members.renew(member, now_s)", "pass"),

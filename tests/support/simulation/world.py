@@ -307,7 +307,7 @@ class WatchedHub(SimulatedHub):
     def _watch(self):
         """Watch the engine's decisions and new versions; after a crash there is a new engine."""
         checks, core, model = self._checks, self.engine.core, self.engine.model
-        publisher, log = self.engine._publisher, self.log
+        publisher, log = self.engine._deliveries.publisher, self.log
         if self.world.background:
             self.engine._fold_queue._inline = False
         for watched, names in ((model, ("fold", "advance")), (publisher, ("publish",))):

@@ -125,7 +125,7 @@ def test_a_graph_is_sent_to_so_many_at_once_and_whoever_stalls_makes_way():
     bench.say(b"b", Credit(3, 0), at_s=4.0)
     assert fetch_graph(bench, b"c", at_s=4.5).code == "busy"
     assert isinstance(fetch_graph(bench, b"c", at_s=5.5), GraphHeader)
-    assert bench.engine._outgoing.graphs == 2
+    assert bench.engine._deliveries.outgoing.graphs == 2
     for name in (b"b", b"c"):
         bench.engine.on_message(name, wire.encode(Goodbye("stopping", bench.sessions[name])), None, 6.0)
-    assert bench.engine._outgoing.graphs == 0
+    assert bench.engine._deliveries.outgoing.graphs == 0

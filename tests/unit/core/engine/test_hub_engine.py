@@ -183,9 +183,9 @@ def test_a_revoked_key_keeps_nothing_of_its_transfers():
     assert say(Piece(1, 0, wire.checksum(part)), part) == Credit(1, PIECE)
     assert bench.announce(b"worker").code == "busy"
     bench.engine.revoke(key, 1.0)
-    assert len(bench.engine._incoming) == 0
-    assert not bench.engine._outgoing._active
-    assert not bench.engine._outgoing._suspended
+    assert len(bench.engine._intake.incoming) == 0
+    assert not bench.engine._deliveries.outgoing._active
+    assert not bench.engine._deliveries.outgoing._suspended
     assert bench.announce(b"worker", at_s=1.0) == Credit(1, 0)
     assert say(push, at_s=1.0).code == "unknown_session"
 
@@ -227,7 +227,7 @@ def test_a_graph_goes_out_in_pieces_of_the_one_object():
             received += part
     assert received == GRAPH.payload
     bench.say(b"pi", Credit(1, len(received)))
-    assert bench.engine._outgoing.graphs == 0
+    assert bench.engine._deliveries.outgoing.graphs == 0
 
 
 def test_a_device_may_bound_pieces_and_messages():

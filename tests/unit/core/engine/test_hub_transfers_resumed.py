@@ -59,7 +59,7 @@ def test_another_payload_under_the_same_seq_starts_anew(other):
     bench = Bench()
     peer = cut_in_mid_push(bench)
     assert bench.say(peer, push_of(bench, b"pi", transfer=2, **other)) == Credit(2, 0)
-    assert len(bench.engine._incoming) == 1
+    assert len(bench.engine._intake.incoming) == 1
 
 
 def test_a_forged_beginning_is_found_out_in_the_end():
@@ -99,10 +99,10 @@ def test_what_was_cut_off_counts_as_held_and_gives_way_first():
     bench = Bench(updates_held_max=2)
     cut_in_mid_push(bench, b"a", at_s=0.0)
     peer = cut_in_mid_push(bench, b"b", at_s=1.0)
-    assert len(bench.engine._incoming) == 2
+    assert len(bench.engine._intake.incoming) == 2
     bench.join(b"c")
     assert bench.say(b"c", push_of(bench, b"c"), at_s=1.0) == Credit(1, 0)
-    assert len(bench.engine._incoming) == 2, "the one of a made way"
+    assert len(bench.engine._intake.incoming) == 2, "the one of a made way"
     assert bench.say(peer, push_of(bench, b"b", transfer=2), at_s=1.0) == Credit(2, 2 * PIECE)
     again = reconnect(bench, b"a", 3, at_s=1.0)
     assert bench.say(again, push_of(bench, b"a", transfer=2), at_s=1.0).code == "busy"
@@ -119,18 +119,18 @@ def test_what_was_cut_off_is_dropped_when_the_device_pushes_something_else():
     peer = cut_in_mid_push(bench)
     small = bytes(PIECE)
     bench.say(peer, push_of(bench, b"pi", payload=small), small)  # malformed: not a vector of the spec
-    assert len(bench.engine._incoming) == 1
+    assert len(bench.engine._intake.incoming) == 1
     assert bench.say(peer, push_of(bench, b"pi", transfer=2, codec="float16", payload=WHOLE[::2])) == Credit(2, 0)
-    assert len(bench.engine._incoming) == 1
+    assert len(bench.engine._intake.incoming) == 1
 
 
 def test_what_was_cut_off_is_not_kept_for_ever():
     bench = Bench()
     peer = cut_in_mid_push(bench)
     bench.engine.tick(SUSPENDED_S - 1.0)
-    assert len(bench.engine._incoming) == 1
+    assert len(bench.engine._intake.incoming) == 1
     bench.engine.tick(SUSPENDED_S + 1.0)
-    assert len(bench.engine._incoming) == 0
+    assert len(bench.engine._intake.incoming) == 0
     assert bench.say(peer, push_of(bench, b"pi", transfer=2), at_s=SUSPENDED_S + 1.0) == Credit(2, 0)
 
 
@@ -189,7 +189,7 @@ def test_strangers_leave_nothing_behind():
     bench = Bench()
     for number in range(20):
         bench.say(b"stranger %d" % number, Fetch(bytes(16), partial=number))
-    assert not bench.engine._outgoing._partials
+    assert not bench.engine._deliveries.outgoing._partials
 
 
 def test_the_same_payload_goes_on_though_nothing_was_kept():

@@ -1,0 +1,115 @@
+"""Sends models and graphs, whole or in pieces, and resumes what was cut off. No I/O."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from edgeasync.core.arrays.published_model import PublishedPayload, Publisher
+from edgeasync.core.engine.hub_transfers import OutgoingTransfers
+from edgeasync.core.hub.effects import Assign
+from edgeasync.core.hub.events import Peer
+from edgeasync.core.hub.hub_core import HubCore
+from edgeasync.core.hub.member import Member
+from edgeasync.protocol import wire
+from edgeasync.protocol.messages import Assignment, Credit, Fetch, GraphHeader, Message
+
+
+class Send(Protocol):
+    """Sends a message with its payload."""
+
+    def __call__(self, peer: Peer, message: Message, payload: wire.Buffer | None = None) -> None:
+        """Send without waiting."""
+
+
+class Deliveries:
+    """Sends each device the published model, in the form that it can use and the credit that it gives."""
+
+    def __init__(
+        self,
+        core: HubCore,
+        publisher: Publisher,
+        outgoing: OutgoingTransfers,
+        send: Send,
+        now_s: Callable[[], float],
+    ) -> None:
+        self.outgoing = outgoing
+        self.publisher = publisher
+        self._core = core
+        self._send = send
+        self._now_s = now_s
+
+    def restart(self, peer: Peer, member: Member, fetch: Fetch, now_s: float) -> bool:
+        """Suspend the transfer that a fetch gives up; return whether the next one resumes what was cut off."""
+        self.outgoing.suspend(peer, now_s)
+        if fetch.partial is not None:
+            self.outgoing.note_partial(peer, fetch.partial)
+        return self.outgoing.can_resume(member)
+
+    def send_pieces(self, peer: Peer, credit: Credit, now_s: float) -> bool:
+        """Send the pieces that a device has room for; return false if it awaits none."""
+        credited = self.outgoing.credit(peer, credit, now_s)
+        if credited is None:
+            return False
+        transfer, pieces = credited
+        if (member := self._core.members.by_peer(peer)) is not None:
+            member.link.observe_window(transfer.window)
+        for piece, part in pieces:
+            self._send(peer, piece, part)
+        return True
+
+    def assign(self, effect: Assign) -> None:
+        """Send an assignment of the published model, or the rest of one that was cut off.
+
+        On a bad link a device that was sent the newest model each time might never receive a whole one.
+        """
+        member = self._core.members.by_peer(effect.peer)
+        if member is None:
+            return  # the device has gone while the assignment waited for a fold
+        kept = self.outgoing.resume(member)
+        if kept is None:
+            version = effect.version
+            offer = self.publisher.offer(
+                effect.base, effect.codec, held=effect.held, owner=member.owner, coarse=effect.coarse
+            )
+        else:
+            # The device holds the beginning of an older version.
+            before, payload = kept
+            version, offer = (
+                before.version,
+                PublishedPayload(payload, before.checksum, before.codec, before.deltas),
+            )
+        message = Assignment(
+            version=version,
+            local_steps=effect.local_steps,
+            codec=offer.codec,
+            checksum=offer.checksum,
+            payload_bytes=len(offer.payload),
+            ack=effect.ack,
+            deltas=offer.deltas,
+            push_codec=effect.push_codec,
+            learning_rate_factor=effect.learning_rate_factor,
+        )
+        self._announce(member, message, offer.payload)
+
+    def prepare(self, effect: Assign) -> Callable[[], None] | None:
+        """Return the coding that an assignment needs, and that takes long with a large model."""
+        member = self._core.members.by_peer(effect.peer)
+        if member is None or self.outgoing.can_resume(member):
+            return None
+        device = effect.base, effect.held, member.owner
+        if not self.publisher.needs_coding(*device, coarse=effect.coarse):
+            return None
+        return partial(self.publisher.prepare, *device)
+
+    def send_graph(self, peer: Peer) -> None:
+        """Send the training graph."""
+        graph, member = self._core.graph, self._core.members.by_peer(peer)
+        assert graph is not None
+        if member is not None:
+            message = GraphHeader(graph.fingerprint, graph.checksum, len(graph.payload))
+            self._announce(member, message, graph.payload)
+
+    def _announce(self, member: Member, message: Assignment | GraphHeader, payload: wire.Buffer) -> None:
+        """Send a message with its payload, or begin to send that in pieces."""
+        message = self.outgoing.announce(member, message, payload, self._now_s())
+        self._send(member.peer, message, None if message.transfer else payload)
