@@ -49,7 +49,8 @@ from edgeasync.protocol.messages import (
     Welcome,
 )
 from edgeasync.protocol.transfers import CreditWindow, IncomingTransfer, OutgoingTransfer
-from edgeasync.runtime.hub import HostedModel, HubRuntime
+from edgeasync.runtime.hosted_model import HostedModel
+from edgeasync.runtime.hub import HubRuntime
 from edgeasync.runtime.hub_settings import HubSection, RunSettings
 
 ADDRESS = "tcp://127.0.0.1:*"

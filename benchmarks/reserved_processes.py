@@ -19,7 +19,8 @@ from edgeasync.policies.monitor import Monitor
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
 from edgeasync.runtime.agent import AgentRuntime
-from edgeasync.runtime.hub import HostedModel, HubRuntime
+from edgeasync.runtime.hosted_model import HostedModel
+from edgeasync.runtime.hub import HubRuntime
 from edgeasync.runtime.hub_settings import HubSection, RunSettings
 from tests.support.parts.agents import agent_parts
 

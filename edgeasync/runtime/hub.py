@@ -1,19 +1,17 @@
 """The hub's shell: a ROUTER socket on an event loop, the run's folder, and threads for what takes long."""
 
-import asyncio
 import contextlib
-import math
 import os
 import secrets
 import time
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from edgeasync.config import expanded, to_table
+from edgeasync.config import expanded
 from edgeasync.core.arrays.hub_model import Snapshot
 from edgeasync.core.engine.clock import OffsetClock
 from edgeasync.core.engine.hub_engine import HubEngine, Observe
@@ -32,58 +30,36 @@ from edgeasync.durable.history_writer import HistoryLog
 from edgeasync.durable.keys import HubKeys
 from edgeasync.durable.recovery import Rules
 from edgeasync.durable.run import HubRun
-from edgeasync.errors import AddressError, ConfigError, EdgeAsyncError, PluginError, StorageError
+from edgeasync.errors import EdgeAsyncError, PluginError, StorageError
 from edgeasync.graphs.graph_model import keep_file, keep_files
-from edgeasync.graphs.model_file import BEST_FILE, MODEL_FILE, load_model, read_header, save_model
+from edgeasync.graphs.model_file import load_model
 from edgeasync.host.completion import Completion
 from edgeasync.host.worker import Worker
-from edgeasync.net.address import check_bind
 from edgeasync.net.hub_listener import HubListener, ListenerSettings
 from edgeasync.net.network import ZmqNetwork
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.plugins import refuse_modules_in
 from edgeasync.protocol import wire
 from edgeasync.protocol.graph import ShippedGraph
-from edgeasync.protocol.messages import Frozen, ModelVersion
+from edgeasync.protocol.messages import ModelVersion
+from edgeasync.runtime.deadline_timer import DeadlineTimer
+from edgeasync.runtime.hosted_model import HostedModel
+from edgeasync.runtime.hub_evaluation import HubEvaluation
+from edgeasync.runtime.hub_files import HubFiles
 from edgeasync.runtime.hub_record import RECORD_FILE
 from edgeasync.runtime.hub_settings import RunSettings
+from edgeasync.runtime.hub_threads import CLOSE_S, HubThreads
+from edgeasync.runtime.kept_off import KeptOff
 from edgeasync.runtime.memory import Part, most_memory
-from edgeasync.training.evaluation import Evaluator, plain
-from edgeasync.training.numpy_models import Model
-from edgeasync.training.plan import CodeModel, ShippedModel, TrainingPlan
+from edgeasync.training.evaluation import Evaluator
 
 MANY_NAMES = "without keys a machine can take many names: policy.trust = 'open' does not protect against that"
-
-CLOSE_S = 60.0
-"""How long a stopping hub waits for its last fold and for the disk."""
 
 PROGRESS_S = 5.0
 """How often a hub that replays a long journal says how far it is."""
 
-TELL_S = 60.0
-"""The least time between two lines about what was kept off."""
-
 OnReport = Callable[[HubReport], None]
 Result = TypeVar("Result")
-
-
-class HostedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """The model that a hub holds, and what it gives to the devices that join.
-
-    - `initial` makes the first vector of the `spec`.
-    - `shipped` is what devices are told to train: the command `edgeasync agent` makes its trainer from it and from
-      the hub's `[local]` settings. If your agents make trainers of their own, leave it out.
-    - `graph` is a serialized ONNX training graph for the devices, and `forward` the model that it was built from.
-    - `frozen` is the checksum of the model's arrays that do not travel, if it has any. `[hub] frozen` says what
-      happens to a device whose arrays differ.
-    """
-
-    spec: ParameterSpec
-    initial: Callable[[], Vector]
-    shipped: Model | ShippedModel | CodeModel | None = None
-    graph: bytes | None = None
-    forward: bytes | None = None
-    frozen: Frozen | None = None
 
 
 class HubRuntime:
@@ -124,44 +100,50 @@ class HubRuntime:
     ) -> None:
         run = expanded(settings.hub.run)
         refuse_modules_in(run)
-        _check(settings, model.spec, evaluator)
-        self.spec = model.spec
-        """The arrays of the model."""
-        self.model_file = run / MODEL_FILE
-        """The newest model that was saved, the last one once `run` has returned; `load_model` reads it."""
-        self.best_file = run / BEST_FILE
-        """The best version: by the evaluator or, without one, by the losses that most devices reach."""
+        model.check(settings, evaluator)
         self._settings, self._model = settings, model
-        plan = None if model.shipped is None else TrainingPlan(model=model.shipped, local=settings.local)
-        self._training = None if plan is None else to_table(plan)
         self._record = record
-        self._evaluator = evaluator
         self._on_report = on_report or (lambda _: None)
         self._on_best = on_best or (lambda *_: None)
         self._observe = observe
         self._ending = Completion("Hub")
-        self._evaluating = self._stopping = self._finishing = self._opened = False
-        self._write_best: Callable[[], None] | None = None
-        self._unsaved: StorageError | None = None
-        self._told_denied: Counter[str] = Counter()
-        self._tell_at_s = 0.0
-        self._keys = None if settings.hub.keys is None else HubKeys(expanded(settings.hub.keys))
-        self._network: HubNetwork = HubListener(
-            settings.hub.bind, _bounds(settings, self.spec), self._keys, network
-        )
-        self._folder = FolderLock(run, "run (--run)")
+        self._opened = False
+        self._asked: Literal["", "stopping", "finished"] = ""
+        """Whether and how a stop was requested."""
+        keys = None if settings.hub.keys is None else HubKeys(expanded(settings.hub.keys))
+        self._network: HubNetwork = HubListener(settings.hub.bind, _bounds(settings, self.spec), keys, network)
+        folder = FolderLock(run, "run (--run)")
         core = settings.core_settings(held_out=evaluator is not None, frozen_arrays=model.frozen)
         self._run = HubRun(
-            FolderDisk(run, self._folder.check),
+            FolderDisk(run, folder.check),
             Rules(model.spec, settings.policy, core, model.graph is not None, recordable),
             history_rows_max=settings.hub.history_rows_max,
             trust_code=trust_code,
         )
+        self._threads = HubThreads(self._ending)
+        self._files = HubFiles(folder, self._run, self.spec, self._threads, report=self.report)
+        needs_accuracy = settings.hub.stop.accuracy is not None
+        self._evaluation = (
+            None if evaluator is None else HubEvaluation(evaluator, self._threads, needs_accuracy=needs_accuracy)
+        )
         self._log: GroupCommit | None = None
-        self._version_saved, self._unwritten = 0, ""
-        """The version of the newest checkpoint, and why the last one could not be written."""
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at_s = 0.0
+        self._kept_off = KeptOff(self._network)
+        self._timer = DeadlineTimer(self._tick)
+
+    @property
+    def spec(self) -> ParameterSpec:
+        """The arrays of the model."""
+        return self._model.spec
+
+    @property
+    def model_file(self) -> Path:
+        """The newest model that was saved, the last one once `run` has returned; `load_model` reads it."""
+        return self._files.model
+
+    @property
+    def best_file(self) -> Path:
+        """The best version: by the evaluator or, without one, by the losses that most devices reach."""
+        return self._files.best
 
     @property
     def recovered(self) -> bool:
@@ -201,7 +183,7 @@ class HubRuntime:
 
     def most_memory(self) -> list[Part]:
         """Return what the most memory consists of that this hub may need; to be called before `run`."""
-        return most_memory(self.spec, self._settings, evaluated=self._evaluator is not None)
+        return most_memory(self.spec, self._settings, evaluated=self._evaluation is not None)
 
     def last_events(self) -> list[str]:
         """Return a line for each of the last events and effects of the core, without secrets."""
@@ -214,37 +196,34 @@ class HubRuntime:
         is cancelled again, the hub waits for nothing. Raises `EdgeAsyncError` if this hub was run before.
         """
         self._ending.begin()
-        if self._stopping:
+        if self._asked:
             return "stopping"
-        self._loop = asyncio.get_running_loop()
-        self._workers = {
-            name: Worker(name, self._fail_from_thread) for name in ("fold", "journal", "save", "evaluate")
-        }
+        self._threads.begin()
         self._started_s = time.monotonic()
-        self._folder.take("another hub runs in this folder; choose another folder as run (--run)")
+        self._files.folder.take("another hub runs in this folder; choose another folder as run (--run)")
         try:
             await self._open_in_thread()
             self._engine = self._make_engine()
-            self._version_saved = self._engine.core.version
+            self._files.version_saved = self._run.core.version
             self._opened = True
             return await self._serve()
         except PluginError:
             if self._opened:
                 with contextlib.suppress(OSError, StorageError):
-                    self._save_model(self._engine.model.current, self.core.lineage)  # the last good version
+                    self._files.save_model(self._engine.model.current, self.core.lineage)  # the last good version
             raise
         finally:
-            self._folder.close()
+            self._files.folder.close()
 
     async def _open_in_thread(self) -> None:
         """Open the folder in a thread. No other hub may take the folder before the thread has ended."""
         opened = Completion("opening")
         opened.begin()
-        worker = Worker("open", lambda error: self._hand_over(error, opened.fail))
+        worker = Worker("open", lambda error: self._threads.hand_over(error, opened.fail))
 
         def work() -> None:
             self._open()
-            self._hand_over("", opened.reach)
+            self._threads.hand_over("", opened.reach)
 
         worker.start()
         worker.submit(work)
@@ -261,8 +240,8 @@ class HubRuntime:
             nonlocal told_s
             if time.monotonic() > told_s + PROGRESS_S:
                 told_s = time.monotonic()
-                self._loop.call_soon_threadsafe(self.report, HubReport("replaying", detail=f"entry {number}"))
-            if self._stopping:
+                self._threads.hand_over(HubReport("replaying", detail=f"entry {number}"), self.report)
+            if self._asked:
                 raise EdgeAsyncError("stopped before the journal was replayed; nothing was changed")
             return True
 
@@ -280,25 +259,8 @@ class HubRuntime:
         if self._record is not None:
             keep_file(self.model_file.parent / RECORD_FILE, self._record)
         if not self.model_file.exists():
-            self._save_model(self._run.model.current, self._run.core.lineage)
-        self._put_best_aside()
-
-    def _put_best_aside(self) -> None:
-        """Rename the best version's file if the run has gone back behind that version: its own best is another."""
-        try:
-            kept = read_header(self.best_file)
-        except StorageError:
-            return
-        core = self._run.core
-        ancestry, found = core.policy_engine.state.ancestry, ModelVersion(kept.lineage, kept.version)
-        if found.number > core.version or not ancestry.knows(found):
-            with contextlib.suppress(OSError):
-                self.best_file.rename(self.best_file.with_name(f"{BEST_FILE}.aside"))
-
-    def _save_model(self, snapshot: Snapshot, lineage: str) -> None:
-        """Write the model by itself; raises `StorageError`, or `OSError` where the folder is gone."""
-        self._folder.check()
-        save_model(self.model_file, self.spec, snapshot.vector, lineage=lineage, version=snapshot.number)
+            self._files.save_model(self._run.model.current, self._run.core.lineage)
+        self._files.put_best_aside()
 
     def _begin(self) -> tuple[Vector, int]:
         """Return the model that a run without checkpoints begins with."""
@@ -306,7 +268,8 @@ class HubRuntime:
 
     def _make_core(self, rules: Rules, version: ModelVersion, now_s: float, sessions: Sessions) -> HubCore:
         graph = None if self._model.graph is None else ShippedGraph(self._model.graph)
-        return rules.make_core(version, now_s, sessions, training=self._training, graph=graph)
+        training = self._model.training(self._settings.local)
+        return rules.make_core(version, now_s, sessions, training=training, graph=graph)
 
     def _make_engine(self) -> HubEngine:
         run = self._run
@@ -341,19 +304,18 @@ class HubRuntime:
 
     async def _serve(self) -> str:
         self._network.listen(self)
-        for worker in self._workers.values():
-            worker.start()
+        self._threads.start()
         try:
             self.report(HubReport("listening", detail=self.address))
-            if self._settings.policy.trust == "open" and self._keys is None:
+            if self._settings.policy.trust == "open" and self._settings.hub.keys is None:
                 self.report(HubReport("warning", detail=MANY_NAMES))
             self._resume()
-            if self._keys is not None:
+            if self._settings.hub.keys is not None:
                 keyed = [member for member in self.core.members.members.values() if member.key]
                 self.on_revoked({one.key for one in keyed if not self._network.gives(one.key, one.device_id)})
                 self._network.admit()
-            if self._stopping:
-                self.request_stop(finished=self._finishing)
+            if self._asked:
+                self.request_stop(finished=self._asked == "finished")
             self._schedule_tick()
             return await self._ending.wait(self.request_stop, CLOSE_S)
         finally:
@@ -366,14 +328,14 @@ class HubRuntime:
         the loop's thread. Before `run` it makes `run` return at once, with nothing changed. After `run` it does
         nothing.
         """
-        self._stopping, self._finishing = True, self._finishing or finished
+        self._asked = "finished" if finished or self._asked == "finished" else "stopping"
         if self._opened and not self._ending.reached:
             self._engine.request_stop(self._now_s(), finished=finished)
 
     def _resume(self) -> None:
         """Tell what was recovered, and resume it as a branch of its own."""
         run = self._run
-        for remark in (*self._folder.remarks, *run.remarks):
+        for remark in (*self._files.folder.remarks, *run.remarks):
             self.report(HubReport("warning", detail=remark))
         if run.checkpoint:
             detail = f"version {run.core.version}, from {run.checkpoint} and {run.entries} entries of the journal"
@@ -387,24 +349,17 @@ class HubRuntime:
 
         Raises `StorageError` if the last model could not be written.
         """
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
         try:
-            await asyncio.to_thread(self._workers["fold"].close, CLOSE_S)
+            await self._threads.close("fold")
             if self._log is not None:
                 self._log.close()
-            for name, what in (("journal", "journal"), ("save", "last checkpoint")):
-                if not await asyncio.to_thread(self._workers[name].close, CLOSE_S):
-                    folder = self.model_file.parent
-                    self._unsaved = StorageError(
-                        f"{folder}: the {what} was not written in {CLOSE_S:g} s; look at the disk"
-                    )
+            await self._files.close()
         finally:
-            for worker in self._workers.values():
-                worker.abandon()
+            self._threads.abandon()
             self._network.close()
-        if self._unsaved is not None:
-            raise self._unsaved
+        if self._files.unsaved is not None:
+            raise self._files.unsaved
 
     def abandon(self) -> None:
         """Write a last checkpoint after the loop was closed; a journal has all that was shown."""
@@ -415,26 +370,15 @@ class HubRuntime:
             return  # it was making a version
         state = capture(core, model, self._run.publisher, None, self._now_s())
         try:
-            self._folder.check()
-            self._run.save(state, time.time())
-            self._save_model(state.snapshot, state.lineage)
+            self._files.save_now(state)
         except (OSError, StorageError) as error:
             self.warn(f"no checkpoint could be written: {error}")
 
     def _schedule_tick(self) -> None:
-        due_s = self._engine.next_deadline_s()
-        if self._timer is not None:
-            if due_s >= self._timer_at_s:
-                return
-            self._timer.cancel()
-        self._timer_at_s = due_s
-        self._timer = None
-        if due_s < math.inf:
-            self._timer = self._loop.call_later(max(0.0, due_s - self._now_s()), self._tick)
+        self._timer.set(self._engine.next_deadline_s(), self._now_s)
 
     def _tick(self) -> None:
-        self._timer = None
-        self._guard(lambda: self._engine.tick(self._now_s()))
+        self._threads.guard(lambda: self._engine.tick(self._now_s()))
         if not self._ending.reached:
             self._schedule_tick()
 
@@ -454,24 +398,13 @@ class HubRuntime:
 
     def on_sweep(self) -> None:
         """Tell what was kept off by bounds since the last time, now and then."""
-        counts = Counter[str](self._engine.bounds.denied) + self._network.kept_off
-        if counts == self._told_denied or self._loop.time() < self._tell_at_s:
-            return
-        more = ", ".join(f"{count} {reason}" for reason, count in sorted((counts - self._told_denied).items()))
-        self._told_denied, self._tell_at_s = counts, self._loop.time() + TELL_S
-        self.warn(f"kept off by bounds: {more}; docs/hub/bounds.md says what each is")
-
-    def _denied(self) -> dict[str, int]:
-        """Return how many were not let in, and what was cut short, by the reason."""
-        counts: Counter[str] = Counter(self._engine.bounds.denied)
-        counts.update(self._network.kept_off)
-        counts.update(self._network.not_let_in)
-        return dict(sorted(counts.items()))
+        if news := self._kept_off.news(self._engine.bounds.denied, time.monotonic()):
+            self.warn(news)
 
     def on_revoked(self, keys: set[Key]) -> None:
         """End what keys have here that count no more."""
         for key in sorted(keys):
-            self._guard(partial(self._engine.revoke, key, self._now_s()))
+            self._threads.guard(partial(self._engine.revoke, key, self._now_s()))
         self._schedule_tick()
 
     def warn(self, detail: str) -> None:
@@ -490,29 +423,19 @@ class HubRuntime:
 
     def run_in_background(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
         """Do `work` in the worker's thread, then call `then` on the loop."""
-        self._workers["fold"].submit(lambda: self._hand_over(work(), then))
-
-    def _hand_over(self, result: Result, then: Callable[[Result], None]) -> None:
-        self._loop.call_soon_threadsafe(self._guard, partial(then, result))
-
-    def _guard(self, action: Callable[[], None]) -> None:
-        """Do something on the loop; an error ends the hub."""
-        try:
-            action()
-        except Exception as error:  # noqa: BLE001
-            self._ending.fail(error)
+        self._threads.run("fold", work, then)
 
     def write_in_background(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
         """Do `work` in the journal's thread, then call `then` on the loop."""
-        self._workers["journal"].submit(lambda: self._hand_over(work(), then))
+        self._threads.run("journal", work, then)
 
     def save_in_background(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
         """Do `work` in the saver's thread, then call `then` on the loop."""
-        self._workers["save"].submit(lambda: self._hand_over(work(), then))
+        self._threads.run("save", work, then)
 
     def after(self, delay_s: float, action: Callable[[], None]) -> None:
         """Call `action` in a while."""
-        self._loop.call_later(delay_s, self._guard, action)
+        self._threads.after(delay_s, action)
 
     def _on_durable(self) -> None:
         self._engine.on_durable(self._now_s())
@@ -523,77 +446,23 @@ class HubRuntime:
 
     def save(self, state: HubState) -> None:
         """Write a checkpoint, and the model by itself, in the saver's thread."""
-        last = self.core.stopped
+        self._files.save(state, self._saved, last=self.core.stopped)
 
-        def work() -> None:
-            what, covered, trouble = "checkpoint", 0, ""
-            try:
-                covered = self._run.save(state, time.time())
-                what = "model"
-                self._save_model(state.snapshot, state.lineage)
-            except (OSError, StorageError) as error:
-                trouble = f"no {what} could be written: {error}"
-            version = self._version_saved if what == "checkpoint" and trouble else state.snapshot.number
-            self._loop.call_soon_threadsafe(self._guard, partial(self._saved, covered, version, trouble))
-            if trouble and last:
-                self._unsaved = StorageError(f"{self.model_file.parent}: at the end {trouble}")
-
-        self._workers["save"].submit(work)
-
-    def _saved(self, covered: int, version: int, trouble: str) -> None:
+    def _saved(self, covered: int) -> None:
         self._engine.saved()
-        self._version_saved = version
-        self._unwritten = trouble
-        if trouble:
-            self.report(HubReport("warning", detail=trouble))
         if self._log is not None and covered:
             self._log.drop_through(covered)
 
     def save_best(self, snapshot: Snapshot, loss: float, accuracy: float | None) -> None:
-        """Write the best version in the saver's thread; of several that wait, only the newest is."""
-        lineage, version = self.core.lineage, snapshot.number
-        evaluation = Evaluated(version, loss, accuracy)
+        """Write the best version in the saver's thread."""
+        evaluation = Evaluated(snapshot.number, loss, accuracy)
         self._on_best(snapshot, evaluation)
-
-        def write() -> None:
-            save_model(
-                self.best_file, self.spec, snapshot.vector, lineage=lineage, version=version, evaluation=evaluation
-            )
-
-        def work() -> None:
-            newest, self._write_best = self._write_best, None
-            assert newest is not None
-            try:
-                self._folder.check()
-                newest()
-            except (OSError, StorageError) as error:
-                self._loop.call_soon_threadsafe(self.report, HubReport("warning", detail=str(error)))
-
-        waiting, self._write_best = self._write_best, write
-        if waiting is None:
-            self._workers["save"].submit(work)
+        self._files.save_best(snapshot, self.core.lineage, evaluation)
 
     def evaluate(self, snapshot: Snapshot, then: Callable[[Evaluated], None]) -> None:
         """Evaluate a version in a thread of its own; skip it if another is still being evaluated."""
-        evaluator = self._evaluator
-        if evaluator is None or self._evaluating:
-            return
-        self._evaluating = True
-
-        def done(result: Evaluated) -> None:
-            self._evaluating = False
-            if not self._ending.reached:
-                then(result)
-
-        def work() -> None:
-            found = plain(evaluator(snapshot.vector))
-            if found.accuracy is None and self._settings.hub.stop.accuracy is not None:
-                raise ConfigError(
-                    "stop.accuracy would never end training: the evaluator returns none; leave out stop.accuracy"
-                )
-            self._hand_over(Evaluated(snapshot.number, found.loss, found.accuracy), done)
-
-        self._workers["evaluate"].submit(work)
+        if self._evaluation is not None:
+            self._evaluation.evaluate(snapshot, lambda result: None if self._ending.reached else then(result))
 
     def report(self, report: HubReport) -> None:
         """Pass on what happened; an error there ends the hub, after what else is to be done now."""
@@ -612,37 +481,15 @@ class HubRuntime:
             "model_file": str(self.model_file.resolve()),
             "parameters": self.spec.length,
             "durability": self._settings.hub.durability,
-            "version_durable": self._version_saved if log is None else None,
-            "disk_trouble": (log and log.failing) or self._unwritten,
-            "denied": self._denied(),
+            "version_durable": self._files.version_saved if log is None else None,
+            "disk_trouble": (log and log.failing) or self._files.unwritten,
+            "denied": self._kept_off.counts(self._engine.bounds.denied),
             "journal": log and {"entries": log.durable, "bytes": log.bytes_appended, "syncs": log.batches},
         }
 
     def stop(self, reason: str) -> None:
         """Let `run` return."""
         self._ending.reach(reason)
-
-    def _fail_from_thread(self, error: BaseException) -> None:
-        self._loop.call_soon_threadsafe(self._ending.fail, error)
-
-
-def _check(settings: RunSettings, spec: ParameterSpec, evaluator: Evaluator | None) -> None:
-    """Raise `AddressError` or `ConfigError` for what such a hub cannot do."""
-    hub = settings.hub
-    check_bind(hub.bind, insecure=hub.insecure or hub.keys is not None)
-    if hub.keys is not None and hub.bind.startswith("inproc:"):
-        raise AddressError(
-            f"{hub.bind}: ZeroMQ does not encrypt within a process; leave out keys, or write tcp://"
-        )
-    if spec.length > settings.limits.parameters_max:
-        raise ConfigError(
-            f"the model has {spec.length} parameters, over limits.parameters_max = "
-            f"{settings.limits.parameters_max}; raise that limit"
-        )
-    if evaluator is None and hub.stop.accuracy is not None:
-        raise ConfigError(
-            "stop.accuracy needs held-out data to measure on: give Hub an evaluator, or leave it out"
-        )
 
 
 def _bounds(settings: RunSettings, spec: ParameterSpec) -> ListenerSettings:

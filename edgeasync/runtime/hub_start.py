@@ -14,7 +14,8 @@ from edgeasync.graphs.onnx_model import OnnxModel
 from edgeasync.graphs.user_code import CustomModel
 from edgeasync.losses import kind_of
 from edgeasync.plugins import refuse_modules_in
-from edgeasync.runtime.hub import HostedModel, HubRuntime, OnReport
+from edgeasync.runtime.hosted_model import HostedModel
+from edgeasync.runtime.hub import HubRuntime, OnReport
 from edgeasync.runtime.hub_record import record_of
 from edgeasync.runtime.hub_settings import HubSettings
 from edgeasync.training.evaluation import Evaluator

@@ -16,7 +16,8 @@ from edgeasync.errors import ConfigError
 from edgeasync.net.network import ZmqNetwork
 from edgeasync.plugins import refuse_modules_in
 from edgeasync.policies.policy import Policy
-from edgeasync.runtime.hub import HostedModel, HubRuntime
+from edgeasync.runtime.hosted_model import HostedModel
+from edgeasync.runtime.hub import HubRuntime
 from edgeasync.runtime.hub_record import record_of
 from edgeasync.runtime.hub_settings import HubSettings, RunSettings
 from edgeasync.sdk.keywords import TrainingKeywords, of_graph, of_steps

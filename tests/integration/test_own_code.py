@@ -12,6 +12,7 @@ from safetensors.numpy import load_file
 
 from edgeasync import Agent, Run
 from edgeasync.config import convert, read_toml
+from edgeasync.runtime.hosted_model import HostedModel
 from edgeasync.runtime.hub_settings import HubSettings
 from edgeasync.runtime.hub_start import make_hub
 from tests.support.programs.command_line import CONFIG, DATA, MISMATCH, assert_told, mistake
@@ -189,7 +190,7 @@ def test_the_current_folder_is_not_searched(commands, importable, monkeypatch):
 
 
 @pytest.mark.asyncio
-async def test_a_hub_cannot_name_code_to_its_agents(commands, importable):
+async def test_a_hub_cannot_name_code_to_its_agents(commands, importable, monkeypatch):
     """A hub that does: an agent without a trainer refuses it, one with its own runs that; neither imports."""
     (importable / "evil.py").write_text("open('was-imported', 'w')\n")
     model = {"kind": "custom", "factory": "evil:factory"}
@@ -197,7 +198,8 @@ async def test_a_hub_cannot_name_code_to_its_agents(commands, importable):
     table = {"hub": run, "model": {"kind": "custom", "factory": "forecast:model"}}
     listens = asyncio.Event()
     hub = make_hub(convert(table, HubSettings, where="here"), lambda _: listens.set())
-    hub._training = {"model": model, "trainer": "evil:factory", "local": {"batch_size": 8}}
+    training = {"model": model, "trainer": "evil:factory", "local": {"batch_size": 8}}
+    monkeypatch.setattr(HostedModel, "training", lambda *_: training)
     running = asyncio.create_task(hub.run())
     async with asyncio.timeout(PATIENCE_S):
         await listens.wait()

@@ -1,7 +1,6 @@
 """Connects frames to `HubCore`: decodes messages, keeps payloads and transfers, carries effects out.
 
-Still no I/O: a `HubShell` sends, runs work in the background, and saves. The ZeroMQ daemon and the simulator
-are two such shells around this one engine.
+Still no I/O: a `HubShell` sends, works in the background and saves, in the daemon or in the simulator.
 
 Small models are measured and folded at once, which takes microseconds. The shell's background worker measures and
 folds large ones in order. Nothing is measured for a push that the core would refuse or has answered. Effects that

@@ -13,7 +13,8 @@ from edgeasync.policies.aggregation import ImmediateAggregator
 from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.optimizers import SGD
 from edgeasync.runtime.agent import AgentRuntime
-from edgeasync.runtime.hub import HostedModel, HubRuntime
+from edgeasync.runtime.hosted_model import HostedModel
+from edgeasync.runtime.hub import HubRuntime
 from edgeasync.runtime.hub_settings import HubSection, RunSettings
 from edgeasync.training.numpy_models import SoftmaxModel
 from tests.support.parts.agents import agent_parts

@@ -17,7 +17,9 @@ from edgeasync.core.hub.settings import EvaluationSettings, StopCondition
 from edgeasync.errors import ConfigError, DataError
 from edgeasync.graphs.model_file import load_model
 from edgeasync.runtime import hub as hub_module
-from edgeasync.runtime.hub import HostedModel, HubRuntime
+from edgeasync.runtime.hosted_model import HostedModel
+from edgeasync.runtime.hub import HubRuntime
+from edgeasync.runtime.hub_files import HubFiles
 from edgeasync.training.evaluation import EvaluationResult
 from tests.support.parts.hubs import (
     ONE_BY_ONE,
@@ -240,19 +242,21 @@ async def test_a_hub_that_cannot_write_its_model_alone_says_that_it_is_the_model
 
 
 @pytest.mark.asyncio
-async def test_a_hub_that_is_cancelled_twice_waits_for_nothing(tmp_path, network):
+async def test_a_hub_that_is_cancelled_twice_waits_for_nothing(tmp_path, network, monkeypatch):
     loop, saving, go_on = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
     listening = asyncio.Event()
 
-    class SlowDisk(HubRuntime):
-        def _save_model(self, snapshot, lineage):
-            if listening.is_set():
-                loop.call_soon_threadsafe(saving.set)
-                go_on.wait(PATIENCE_S)
-            super()._save_model(snapshot, lineage)
+    save_model = HubFiles.save_model
 
+    def save_slowly(self, snapshot, lineage):
+        if listening.is_set():
+            loop.call_soon_threadsafe(saving.set)
+            go_on.wait(PATIENCE_S)
+        save_model(self, snapshot, lineage)
+
+    monkeypatch.setattr(HubFiles, "save_model", save_slowly)
     settings = run_settings(tmp_path, policy=ONE_BY_ONE)
-    hub = SlowDisk(settings, zeros(), network=network, on_report=lambda _: listening.set())
+    hub = HubRuntime(settings, zeros(), network=network, on_report=lambda _: listening.set())
     serving = asyncio.create_task(hub.run())
     async with asyncio.timeout(PATIENCE_S):
         await listening.wait()
@@ -362,11 +366,11 @@ def test_the_newest_of_the_best_is_written(tmp_path, at_once):
     hub = HubRuntime(run_settings(tmp_path, "tcp://127.0.0.1:*"), zeros(WEIGHTS))
     hub._engine, hub._opened = SimpleNamespace(core=SimpleNamespace(lineage="0" * 16)), True
     saver = Saver(at_once)
-    hub._workers = {"save": saver}
-    hub._folder.take("")
+    hub._threads._workers = {"save": saver}
+    hub._files.folder.take("")
     for number in (1, 2, 3):
         hub.save_best(Snapshot(number, np.full(3, number, np.float32)), 1.0 / number, None)
     saver.run()
     vector, version = load_model(hub.best_file, WEIGHTS)
-    hub._folder.close()
+    hub._files.folder.close()
     assert (vector.tolist(), version) == ([3.0, 3.0, 3.0], 3)

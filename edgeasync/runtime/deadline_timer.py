@@ -1,0 +1,34 @@
+"""A timer on an event loop that can only be moved forward."""
+
+import asyncio
+import math
+from collections.abc import Callable
+
+
+class DeadlineTimer:
+    """Calls `on_due` on the running loop once a time has come; an earlier time replaces a later one."""
+
+    def __init__(self, on_due: Callable[[], None]) -> None:
+        self._on_due = on_due
+        self._handle: asyncio.TimerHandle | None = None
+        self._due_s = math.inf
+
+    def set(self, due_s: float, now_s: Callable[[], float]) -> None:
+        """Wait for a time, infinity for none, of the clock `now_s`; do nothing if an earlier one is waited for."""
+        if self._handle is not None:
+            if due_s >= self._due_s:
+                return
+            self._handle.cancel()
+        self._handle, self._due_s = None, due_s
+        if due_s < math.inf:
+            delay_s = max(0.0, due_s - now_s())
+            self._handle = asyncio.get_running_loop().call_later(delay_s, self._call)
+
+    def cancel(self) -> None:
+        """Wait for nothing."""
+        if self._handle is not None:
+            self._handle.cancel()
+
+    def _call(self) -> None:
+        self._handle = None
+        self._on_due()

@@ -1,0 +1,139 @@
+"""What a hub keeps in its run's folder beside the journal: checkpoints, the newest model and the best one."""
+
+import contextlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from edgeasync.core.arrays.hub_model import Snapshot
+from edgeasync.core.hub.effects import HubReport
+from edgeasync.core.hub.events import Evaluated
+from edgeasync.core.recovery.state import HubState
+from edgeasync.durable.files import FolderLock
+from edgeasync.durable.run import HubRun
+from edgeasync.errors import StorageError
+from edgeasync.graphs.model_file import BEST_FILE, MODEL_FILE, read_header, save_model
+from edgeasync.parameters import ParameterSpec
+from edgeasync.protocol.messages import ModelVersion
+from edgeasync.runtime.hub_threads import CLOSE_S, HubThreads, Thread
+
+OnSaved = Callable[[int], None]
+"""Called on the loop when a checkpoint was written, with the last entry it covers, or could not be: 0."""
+
+
+class HubFiles:
+    """Writes checkpoints and models in the saver's thread."""
+
+    def __init__(
+        self,
+        folder: FolderLock,
+        run: HubRun,
+        spec: ParameterSpec,
+        threads: HubThreads,
+        *,
+        report: Callable[[HubReport], None],
+    ) -> None:
+        self.version_saved = 0
+        """The version of the newest checkpoint."""
+        self.unwritten = ""
+        """Why the last checkpoint could not be written."""
+        self.unsaved: StorageError | None = None
+        """Why the last model could not be written, at the end."""
+        self.folder = folder
+        self._run = run
+        self._spec = spec
+        self._threads = threads
+        self._report = report
+        self._write_best: Callable[[], None] | None = None
+
+    @property
+    def model(self) -> Path:
+        """The newest model that was saved."""
+        return self.folder.path / MODEL_FILE
+
+    @property
+    def best(self) -> Path:
+        """The best version so far."""
+        return self.folder.path / BEST_FILE
+
+    def save_model(self, snapshot: Snapshot, lineage: str) -> None:
+        """Write the model by itself; raises `StorageError`, or `OSError` where the folder is gone."""
+        self.folder.check()
+        save_model(self.model, self._spec, snapshot.vector, lineage=lineage, version=snapshot.number)
+
+    def put_best_aside(self) -> None:
+        """Rename the best version's file if the run has gone back behind that version: its own best is another."""
+        try:
+            kept = read_header(self.best)
+        except StorageError:
+            return
+        core = self._run.core
+        ancestry, found = core.policy_engine.state.ancestry, ModelVersion(kept.lineage, kept.version)
+        if found.number > core.version or not ancestry.knows(found):
+            with contextlib.suppress(OSError):
+                self.best.rename(self.best.with_name(f"{BEST_FILE}.aside"))
+
+    def save(self, state: HubState, saved: OnSaved, *, last: bool) -> None:
+        """Write a checkpoint, and the model by itself, in the thread; then call `saved`."""
+
+        def work() -> None:
+            what, covered, trouble = "checkpoint", 0, ""
+            try:
+                covered = self._run.save(state, time.time())
+                what = "model"
+                self.save_model(state.snapshot, state.lineage)
+            except (OSError, StorageError) as error:
+                trouble = f"no {what} could be written: {error}"
+            if trouble and last:
+                self.unsaved = StorageError(f"{self.model.parent}: at the end {trouble}")
+            version = self.version_saved if what == "checkpoint" and trouble else state.snapshot.number
+            self._threads.hand_over(covered, lambda covered: done(covered, version, trouble))
+
+        def done(covered: int, version: int, trouble: str) -> None:
+            self.version_saved, self.unwritten = version, trouble
+            if trouble:
+                self._report(HubReport("warning", detail=trouble))
+            saved(covered)
+
+        self._threads.submit("save", work)
+
+    def save_now(self, state: HubState) -> None:
+        """Write a checkpoint and the model in this thread; raises `StorageError` or `OSError`."""
+        self.folder.check()
+        self._run.save(state, time.time())
+        self.save_model(state.snapshot, state.lineage)
+
+    def save_best(self, snapshot: Snapshot, lineage: str, evaluation: Evaluated) -> None:
+        """Write the best version in the thread; of several that wait, only the newest is."""
+
+        def write() -> None:
+            save_model(
+                self.best,
+                self._spec,
+                snapshot.vector,
+                lineage=lineage,
+                version=snapshot.number,
+                evaluation=evaluation,
+            )
+
+        def work() -> None:
+            newest, self._write_best = self._write_best, None
+            assert newest is not None
+            try:
+                self.folder.check()
+                newest()
+            except (OSError, StorageError) as error:
+                self._threads.hand_over(HubReport("warning", detail=str(error)), self._report)
+
+        waiting, self._write_best = self._write_best, write
+        if waiting is None:
+            self._threads.submit("save", work)
+
+    async def close(self) -> None:
+        """Wait until all is on the disk; note in `unsaved` what is not."""
+        last: dict[Thread, str] = {"journal": "journal", "save": "last checkpoint"}
+        for thread, what in last.items():
+            if not await self._threads.close(thread):
+                self.unsaved = StorageError(
+                    f"{self.model.parent}: the {what} was not written in {CLOSE_S:g} s; look at the disk"
+                )

@@ -1,0 +1,72 @@
+"""The hub's threads: for folds, the journal, checkpoints and evaluations."""
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Literal, TypeVar
+
+from edgeasync.host.completion import Completion
+from edgeasync.host.worker import Worker
+
+CLOSE_S = 60.0
+"""How long a stopping hub waits for its last fold and for the disk."""
+
+Thread = Literal["fold", "journal", "save", "evaluate"]
+Result = TypeVar("Result")
+
+
+class HubThreads:
+    """Does work in threads, each in its order, and hands results over to the loop.
+
+    What a thread raises ends the hub, and so does what a result's receiver raises.
+    """
+
+    def __init__(self, ending: Completion) -> None:
+        self._ending = ending
+        self._workers: dict[Thread, Worker] = {}
+
+    def begin(self) -> None:
+        """Use the running loop from now on; what is submitted before `start` waits for it."""
+        self.loop = asyncio.get_running_loop()
+        names: tuple[Thread, ...] = ("fold", "journal", "save", "evaluate")
+        self._workers = {name: Worker(name, self._fail) for name in names}
+
+    def start(self) -> None:
+        """Start the threads."""
+        for worker in self._workers.values():
+            worker.start()
+
+    def submit(self, thread: Thread, work: Callable[[], None]) -> None:
+        """Do `work` in a thread."""
+        self._workers[thread].submit(work)
+
+    def run(self, thread: Thread, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
+        """Do `work` in a thread, then call `then` with its result on the loop."""
+        self.submit(thread, lambda: self.hand_over(work(), then))
+
+    def hand_over(self, result: Result, then: Callable[[Result], None]) -> None:
+        """Call `then` with a result on the loop soon; called in a thread."""
+        self.loop.call_soon_threadsafe(self.guard, partial(then, result))
+
+    def guard(self, action: Callable[[], None]) -> None:
+        """Do something on the loop; an error ends the hub."""
+        try:
+            action()
+        except Exception as error:  # noqa: BLE001
+            self._ending.fail(error)
+
+    def after(self, delay_s: float, action: Callable[[], None]) -> None:
+        """Call `action` on the loop in a while."""
+        self.loop.call_later(delay_s, self.guard, action)
+
+    async def close(self, thread: Thread) -> bool:
+        """Let a thread end after the work it has; return whether it did so in time. The loop stays awake."""
+        return await asyncio.to_thread(self._workers[thread].close, CLOSE_S)
+
+    def abandon(self) -> None:
+        """Wait for no thread."""
+        for worker in self._workers.values():
+            worker.abandon()
+
+    def _fail(self, error: BaseException) -> None:
+        self.loop.call_soon_threadsafe(self._ending.fail, error)
