@@ -13,7 +13,7 @@ from edgeasync.core.hub.policy_state import PolicyEngineState
 from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.measurements.fleet import agreement_of
 from edgeasync.measurements.votes import DEVICES_MIN
-from edgeasync.policies.aggregation import Contribution, Waiting
+from edgeasync.policies.aggregation import Contribution, Fleet, Waiting
 from edgeasync.policies.policy import folds_one_by_one
 from edgeasync.policies.transforms import Conditions, plan_chain
 
@@ -94,12 +94,12 @@ class Gathering:
 
     def due_s(self, now_s: float = math.inf) -> float | None:
         """Return when the updates that wait are due: `now_s` if no more may wait, `None` if that is unknown."""
-        waiting = self._waiting
-        if not waiting:
+        count = len(self.state.gathering.contributions)
+        if not count:
             return None
-        if len(waiting) >= self._settings.limits.updates_held_max:
+        if count >= self._settings.limits.updates_held_max:
             return now_s
-        return self._in_force.aggregate.flush_at_s(waiting, self._electorate.fleet(waiting))
+        return self._in_force.aggregate.flush_at_s(self._waiting, self._electorate.fleet(self._waiting))
 
     def rolled_back(self) -> None:
         """Count folds from 0 again."""
@@ -115,7 +115,8 @@ class Gathering:
         state = self.state
         gathering, electorate, combine = state.gathering, state.electorate, self._policy.combine
         contributions = self.take()
-        shares, rows = self._shares(contributions)
+        fleet = self._electorate.fleet()
+        shares, rows = self._shares(contributions, fleet)
         clips = self._clips(contributions)
         handles: list[int] = []
         weights: list[float] = []
@@ -137,7 +138,7 @@ class Gathering:
             state.fleet.staleness_mean,
             gathering.folds_before,
             state.fleet.extrapolation(voters),
-            self._electorate.voters_live,
+            int(fleet.voters_live),
         )
         gathering.folds += 1
         # An infrequent device's update is old: whether it agrees with the others says nothing of the period.
@@ -163,9 +164,11 @@ class Gathering:
         if agreement is not None:
             self.state.fleet.observe_agreement(agreement)
 
-    def _shares(self, contributions: Sequence[Contribution]) -> tuple[tuple[float, ...], tuple[int, ...]]:
+    def _shares(
+        self, contributions: Sequence[Contribution], fleet: Fleet
+    ) -> tuple[tuple[float, ...], tuple[int, ...]]:
         """Return the updates' weights before any is shortened, and their rows for a robust combiner."""
-        weights = self._in_force.aggregate.weights(contributions, self._electorate.fleet())
+        weights = self._in_force.aggregate.weights(contributions, fleet)
         if self._policy.take == "best":
             weights = _only_best(contributions, weights, self.state.fleet.scores.least_credible)
         weights, rows = self._one_vote_each(contributions, weights)

@@ -165,7 +165,7 @@ class HubCore:
 
     def handle(self, event: HubEvent, now_s: float) -> list[HubEffect]:
         """Decide about one event; return the effects to carry out in order. Never raises for a peer's fault."""
-        if self.stopped and not isinstance(event, Resumed):
+        if self.lifecycle.state.stopped and not isinstance(event, Resumed):
             return self._after_training(event, now_s)
         match event:
             case PushArrived() | HubReceived() | Heard():
@@ -190,7 +190,7 @@ class HubCore:
 
     def decides(self, push: Push, key: Key, now_s: float, *, can_answer: bool) -> bool:
         """Return whether an update that arrives now will be decided about: only then must it be measured."""
-        return not self.stopped and self.pushes.decides(push, key, now_s, can_answer=can_answer)
+        return not self.lifecycle.state.stopped and self.pushes.decides(push, key, now_s, can_answer=can_answer)
 
     def accept_silently(self, member: Member, kind: str, now_s: float) -> bool:
         """Accept a piece or a credit that would only renew a new lease; return false if it takes an event."""

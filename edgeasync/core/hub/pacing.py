@@ -28,7 +28,8 @@ RESTING = 2.0
 class Pacing:
     """Sets how many local steps a device takes, and how long it rests before them.
 
-    With `adaptive` the fleet may rest: once the model no longer gets better, its devices exchange more rarely.
+    Under an adaptive controller the fleet may rest: once the model no longer gets better, its devices exchange
+    more rarely.
     """
 
     def __init__(
@@ -52,17 +53,11 @@ class Pacing:
         self.state = state
         self.rest.state = state.rest
 
-    @property
-    def adaptive(self) -> AdaptiveFrequency | None:
-        """The controller in force if the fleet may rest under it."""
-        frequency = self._in_force.frequency
-        return frequency if self._settings.quiet and isinstance(frequency, AdaptiveFrequency) else None
-
     # -- the cadence -----------------------------------------------------------------------------------------
 
     def retune(self, sample: list[Member], measurements: Sequence[DeviceMeasurements], now_s: float) -> None:
         """Retune the cadence to the fleet, by a sample of its devices."""
-        state, adaptive = self.state, self.adaptive
+        state, adaptive = self.state, self._in_force.adaptive
         retune = self._in_force.frequency.retune if adaptive is None else adaptive.retune_quietly
         active = [one for one in measurements if one.updates]
         cadence = retune(state.cadence, state.fleet, active)
@@ -75,7 +70,7 @@ class Pacing:
 
     def assign_steps(self, measurements: DeviceMeasurements) -> int:
         """Set the local steps of a device's next assignment, and note them in its measurements."""
-        cadence, adaptive = self.state.cadence, self.adaptive
+        cadence, adaptive = self.state.cadence, self._in_force.adaptive
         steps_factor = STEPS_FACTOR if self._divergence.is_active("increase_frequency") else 1.0
         if cadence.steps_factor != steps_factor:
             cadence = msgspec.structs.replace(cadence, steps_factor=steps_factor)
@@ -90,7 +85,7 @@ class Pacing:
 
     def rest_s(self, member: Member, now_s: float) -> float:
         """Return how long a device is to rest before its next assignment, 0 if it is not to."""
-        adaptive = self.adaptive
+        adaptive = self._in_force.adaptive
         if adaptive is None or not self.rest.state.resting or _keeps_pace(member.measurements):
             return 0.0
         return member.assigned_s + self._stretched_s(adaptive) - now_s
@@ -100,7 +95,7 @@ class Pacing:
 
     def note_update(self, member: Member, now_s: float) -> list[HubEffect]:
         """Look for news in an update: of a device whose data have changed, or of a newcomer's."""
-        if self.adaptive is None:
+        if self._in_force.adaptive is None:
             return []
         measurements = member.measurements
         if self.rest.has_news(measurements.base_losses):
@@ -114,7 +109,7 @@ class Pacing:
 
     def judge(self, now_s: float) -> list[HubEffect]:
         """Judge by the devices whether the model gets better; tell people when the fleet begins to rest."""
-        if (adaptive := self.adaptive) is None:
+        if (adaptive := self._in_force.adaptive) is None:
             return []
         rest, state, held_out = self.rest, self.state, self._settings.held_out
         pace_s, losses = state.cadence.period_s, state.fleet.base_losses
@@ -132,7 +127,7 @@ class Pacing:
 
     def observe_evaluation(self, evaluation: Evaluated, now_s: float, *, rate_lowered: bool) -> list[HubEffect]:
         """Judge by an evaluation whether the model gets better; a lower learning rate may make it so."""
-        if self.adaptive is None:
+        if self._in_force.adaptive is None:
             return []
         pace_s = self.state.cadence.period_s
         if rate_lowered:
@@ -159,7 +154,7 @@ class Pacing:
 
     def describe(self, devices: Sequence[DeviceMeasurements]) -> dict[str, Any]:
         """Return the cadence as the status shows it; see `PolicyEngine.describe`."""
-        cadence, rest, adaptive = self.state.cadence, self.rest, self.adaptive
+        cadence, rest, adaptive = self.state.cadence, self.rest, self._in_force.adaptive
         measured = [device for device in devices if device.step_s]
         usual = [one.period_s or one.cycle_s for one in measured if not cadence.is_infrequent(one)]
         bounds = Counter(device.bound for device in measured if device.bound)

@@ -10,16 +10,17 @@ from edgeasync.core.hub.policy_state import WarmUpState
 from edgeasync.measurements.medians import WINDOW, median
 from edgeasync.measurements.votes import DEVICES_MIN
 from edgeasync.policies.aggregation import Aggregator, Contribution
-from edgeasync.policies.frequency import FrequencyController
+from edgeasync.policies.frequency import AdaptiveFrequency, FrequencyController
 from edgeasync.policies.policy import PolicySet
 
 
 class PoliciesInForce:
     """Counts folded updates until the warm-up is over; `aggregate` and `frequency` are those in force."""
 
-    def __init__(self, policy: PolicySet, members: Membership, state: WarmUpState) -> None:
+    def __init__(self, policy: PolicySet, members: Membership, state: WarmUpState, *, quiet: bool) -> None:
         self.policy = policy
         self._members = members
+        self._quiet = quiet
         self.load_state(state)
 
     def load_state(self, state: WarmUpState) -> None:
@@ -32,6 +33,9 @@ class PoliciesInForce:
         part = policy if self.state.over or policy.warm_up is None else policy.warm_up
         self.aggregate: Aggregator = part.aggregate
         self.frequency: FrequencyController = part.frequency
+        frequency = part.frequency if self._quiet else None
+        self.adaptive = frequency if isinstance(frequency, AdaptiveFrequency) else None
+        """The controller in force if the fleet may rest under it."""
 
     def count(self, contributions: Sequence[Contribution], examples_total: float) -> list[HubEffect]:
         """Count folded updates; an epoch has `examples_total` examples, as all devices say together."""

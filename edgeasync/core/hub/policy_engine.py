@@ -58,7 +58,7 @@ class PolicyEngine:
         )
         self.evaluations = EvaluationTracker(policy.plateau, settings.stop, held_out=settings.held_out)
         self.divergence = divergence = DivergenceGuard(policy.monitor, probation=policy.trust == "open")
-        self.in_force = in_force = PoliciesInForce(policy, members, state.warm_up)
+        self.in_force = in_force = PoliciesInForce(policy, members, state.warm_up, quiet=settings.quiet)
         self.electorate = electorate = Electorate(members, state)
         self.survey = Survey(members, state.survey)
         self.weighing = Weighing(in_force, electorate, divergence, state)
@@ -104,7 +104,8 @@ class PolicyEngine:
             effects += self._roll_back(fault)
         measurements.counted = not isinstance(weight, Rejected)
         effects += self.pacing.note_update(member, now_s)
-        if self.survey.is_due():
+        state.survey.due_in -= 1
+        if state.survey.due_in <= 0:
             effects += self._look_at_fleet(now_s)
         if isinstance(weight, Rejected):
             self._count_rejected(member.device_id, weight.reason)
@@ -129,7 +130,7 @@ class PolicyEngine:
         state.electorate.spoken.pop(member.device_id, None)
         state.divergence.counted[member.device_id] = None
         effects += self.fold_if_due(now_s)
-        waiting = self.gathering.count
+        waiting = len(state.gathering.contributions)
         return Buffered(waiting) if waiting else Applied(state.version), effects
 
     def _look_at_fleet(self, now_s: float) -> list[HubEffect]:
@@ -137,8 +138,7 @@ class PolicyEngine:
         state = self.state
         state.fleet.note_peaks(self.electorate.voters_live)
         self.divergence.keep_only(self._members.members)
-        sample, measurements = self.survey.sample(state.version)
-        self.survey.note(measurements, state.fleet, state.updates_applied)
+        sample, measurements = self.survey.take(state.fleet, state.version, state.updates_applied)
         self.pacing.retune(sample, measurements, now_s)
         return self.pacing.judge(now_s)
 

@@ -1,7 +1,6 @@
 """A survey of the fleet, taken now and then: its data, its best score, whether it still learns."""
 
 import math
-from collections.abc import Sequence
 
 from edgeasync.core.hub.member import Member
 from edgeasync.core.hub.membership import SAMPLE, Membership
@@ -23,24 +22,15 @@ class Survey:
         self.state = state
         self._members = members
 
-    def is_due(self) -> bool:
-        """Count an update; return whether it is time for a survey."""
-        self.state.due_in -= 1
-        return self.state.due_in <= 0
-
-    def sample(self, turn: int) -> tuple[list[Member], list[DeviceMeasurements]]:
-        """Begin a survey: return the members that it looks at, and the measurements of one of each voter."""
+    def take(
+        self, fleet: FleetMeasurements, turn: int, updates_applied: int
+    ) -> tuple[list[Member], list[DeviceMeasurements]]:
+        """Look at the fleet; return the members looked at, and the measurements of one of each voter."""
         state, devices_live = self.state, self._members.live_count
         sample = self._members.sample(turn)
+        measurements = self._members.live_measurements(sample)
         state.devices = devices_live
         state.due_in = max(1, min(devices_live, SAMPLE) // 2)
-        return sample, self._members.live_measurements(sample)
-
-    def note(
-        self, measurements: Sequence[DeviceMeasurements], fleet: FleetMeasurements, updates_applied: int
-    ) -> None:
-        """Note what these measurements say of the fleet."""
-        state = self.state
         least = fleet.scores.least_credible
         scores = [one.score for one in measurements if one.counted and one.score >= least]
         state.score_best = min(scores, default=math.inf)
@@ -51,6 +41,7 @@ class Survey:
         loss = fleet.loss
         if not math.isnan(loss) and has_changed(loss, state.loss_mark, fleet.loss_first):
             state.loss_mark, state.loss_mark_updates = loss, updates_applied
+        return sample, measurements
 
     def credible_examples(self, told: int) -> int:
         """Return how many examples a device counts with: not more than a multiple of what the others told."""

@@ -425,7 +425,7 @@ def test_large_vectors_and_payloads_are_counted_as_before():
         (
             PoliciesInForce,
             WarmUpState,
-            {"policy", "members", "aggregate", "frequency"},
+            {"policy", "members", "quiet", "aggregate", "frequency", "adaptive"},
         ),
         (Electorate, PolicyEngineState, {"members"}),
         (Survey, SurveyState, {"members"}),
