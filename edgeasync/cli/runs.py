@@ -5,12 +5,12 @@ from pathlib import Path
 
 from edgeasync.cli.output import Printer, print_table
 from edgeasync.cli.status import in_bytes
+from edgeasync.durable.run_folder import RunFolder
 from edgeasync.ops.runs import (
     BestVersion,
     CheckpointSummary,
     Mark,
     RunSummary,
-    is_run,
     list_checkpoints,
     list_runs,
 )
@@ -21,7 +21,7 @@ def print_runs(folder: Path, printer: Printer) -> None:
 
     Of the folder of one run, print its checkpoints.
     """
-    if is_run(folder):
+    if RunFolder(folder).is_known:
         _print_checkpoints(folder, printer)
         return
     found = list_runs(folder)

@@ -11,13 +11,12 @@ hub writes it has all blocks up to one that is not whole.
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
-from edgeasync.durable.disk import FolderDisk, ReadableDisk
+from edgeasync.durable.disk import ReadableDisk
 from edgeasync.errors import StorageError
 from edgeasync.protocol.wire import Buffer, checksum
 
@@ -222,13 +221,8 @@ def correct(row: UpdateRow, corrected: Mapping[int, str]) -> UpdateRow:
     return row if outcome is None else msgspec.structs.replace(row, outcome=outcome)
 
 
-def read_history(run: Path) -> Rows:
-    """Return the history in a run's folder, also while a hub writes it; raises nothing for a damaged one."""
-    return read_rows(FolderDisk(run))
-
-
 def read_rows(disk: ReadableDisk, nbytes: int | None = None) -> Rows:
-    """Return the history on a disk, or what is in the first bytes of it."""
+    """Return the history on a disk, or what is in its first bytes; raises nothing for a damaged one."""
     rows = Rows()
     try:
         if disk.size(HISTORY_FILE) > FILE_BYTES_MAX:

@@ -32,9 +32,10 @@ from edgeasync.durable.history_writer import HistoryLog
 from edgeasync.durable.keys import HubKeys
 from edgeasync.durable.recovery import Rules
 from edgeasync.durable.run import HubRun
+from edgeasync.durable.run_folder import BEST_FILE, MODEL_FILE, RECORD_FILE
 from edgeasync.errors import AddressError, ConfigError, EdgeAsyncError, PluginError, StorageError
 from edgeasync.graphs.graph_model import keep_file, keep_files
-from edgeasync.graphs.model_file import BEST_FILE, MODEL_FILE, load_model, read_header, save_model
+from edgeasync.graphs.model_file import load_model, read_header, save_model
 from edgeasync.host.completion import Completion
 from edgeasync.host.worker import Worker
 from edgeasync.net.address import check_bind
@@ -45,7 +46,6 @@ from edgeasync.plugins import refuse_modules_in
 from edgeasync.protocol import wire
 from edgeasync.protocol.graph import ShippedGraph
 from edgeasync.protocol.messages import Frozen, ModelVersion
-from edgeasync.runtime.hub_record import RECORD_FILE
 from edgeasync.runtime.hub_settings import RunSettings
 from edgeasync.runtime.memory import Part, most_memory
 from edgeasync.training.evaluation import Evaluator, plain

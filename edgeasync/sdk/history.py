@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from edgeasync.config import expanded
 from edgeasync.durable.files import replace_file
-from edgeasync.durable.history import EvaluationRow, Rows, UpdateRow, read_history
+from edgeasync.durable.history import EvaluationRow, Rows, UpdateRow
+from edgeasync.durable.run_folder import RunFolder
 from edgeasync.errors import ConfigError
 
 Column = npt.NDArray[Any]
@@ -117,7 +118,7 @@ class History(Table):
     @classmethod
     def read(cls, run: Path) -> "History":
         """Return the history in a run's folder, also while a hub writes it."""
-        return cls(read_history(run))
+        return cls(RunFolder(run).history())
 
     def plot(self) -> Any:
         """Return a matplotlib figure of the losses and accuracies; raises `ConfigError` without matplotlib.

@@ -25,20 +25,22 @@ from edgeasync.core.recovery.state import SCALARS, CoreState, _Scalars
 from edgeasync.durable import checkpoint, journal, spool_file
 from edgeasync.durable.checkpoint import CheckpointStore, Manifest
 from edgeasync.durable.disk import FolderDisk
-from edgeasync.durable.history import FILE_HEADER, HISTORY_FILE, Block, read_history
+from edgeasync.durable.history import FILE_HEADER, HISTORY_FILE, Block
 from edgeasync.durable.history import FORMAT as HISTORY_FORMAT
 from edgeasync.durable.identity import DeviceFolder
 from edgeasync.durable.journal import read_journal
 from edgeasync.durable.local_file import LOCAL_FILE, LOCAL_FORMAT, LocalFile
 from edgeasync.durable.quota_file import QUOTA_FILE, QUOTA_FORMAT, QuotaFile
 from edgeasync.durable.recovery import read_rules
-from edgeasync.durable.run_replay import ReplayedUpdate, RunReplay
+from edgeasync.durable.run_events import ReplayedUpdate
+from edgeasync.durable.run_folder import MODEL_FILE, RECORD_FILE, RunFolder
+from edgeasync.durable.run_replay import RunReplay
 from edgeasync.durable.spool_file import HELD_FILE, SPOOL_FILE, SpoolFile
 from edgeasync.errors import ProtocolError, StorageError
-from edgeasync.graphs.model_file import MODEL_FILE, load_model
+from edgeasync.graphs.model_file import load_model
 from edgeasync.ops.runs import list_runs
 from edgeasync.protocol import wire
-from edgeasync.runtime.hub_record import RECORD_FILE, RECORD_FORMAT, read_record, record_of
+from edgeasync.runtime.hub_record import RECORD_FORMAT, read_record, record_of
 from edgeasync.runtime.hub_start import make_hub
 from tests.support.formats.write_formats import (
     DAY,
@@ -105,7 +107,7 @@ def test_the_history_has_a_row_for_each_update():
         for line in lines
         if isinstance(line, ReplayedUpdate)
     ]
-    history = read_history(RUN)
+    history = RunFolder(RUN).history()
     found = [
         (row.entry, row.time_s, device, row.number, row.outcome, row.staleness, row.version)
         for device, row in zip(history.devices, history.updates, strict=True)

@@ -17,7 +17,8 @@ from edgeasync.core.recovery.log import read_entry
 from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.journal import read_journal
 from edgeasync.durable.keys import HubKeys
-from edgeasync.graphs.model_file import MODEL_FILE, read_model
+from edgeasync.durable.run_folder import MODEL_FILE
+from edgeasync.graphs.model_file import read_model
 from tests.support.boards import recovered
 from tests.support.boards.arm import EDGEASYNC, PYTHON, SUPPORT, ArmSystem
 from tests.support.boards.codec_digests import GOLDEN

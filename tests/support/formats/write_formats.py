@@ -26,8 +26,9 @@ from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.durable.local_file import LocalFile
 from edgeasync.durable.quota_file import QuotaFile
+from edgeasync.durable.run_folder import MODEL_FILE, RECORD_FILE
 from edgeasync.durable.spool_file import SpoolFile
-from edgeasync.graphs.model_file import MODEL_FILE, save_model
+from edgeasync.graphs.model_file import save_model
 from edgeasync.metrics import Accuracy, Meter
 from edgeasync.policies.frequency import AdaptiveFrequency
 from edgeasync.policies.monitor import Monitor, NotFiniteDetector, UpdateNormDetector
@@ -63,7 +64,7 @@ from edgeasync.protocol.messages import (
     Wake,
     Welcome,
 )
-from edgeasync.runtime.hub_record import RECORD_FILE, record_of
+from edgeasync.runtime.hub_record import record_of
 from edgeasync.runtime.hub_settings import HubSection, HubSettings
 from edgeasync.simulation.clock import VirtualClock
 from edgeasync.simulation.fleet import SimulatedDevice, SimulatedWorkload

@@ -119,7 +119,7 @@ CHANGES = {
         Change(CheckpointStore, "covered", "min(self._keep, 2) - 1", "0"),
     ),
     "the journal is dropped beyond the checkpoint": (
-        Change(HubRun, "save", "return self._store.covered(manifest.fingerprint)", "return 1 << 60"),
+        Change(HubRun, "save", "return self._folder.checkpoints.covered(manifest.fingerprint)", "return 1 << 60"),
     ),
     "the journal is never dropped": (
         Change(JournalWriter, "drop_through", "while self._segments:", "while False:"),

@@ -7,17 +7,9 @@ import zlib
 
 import pytest
 
-from edgeasync.durable.history import (
-    FILE_HEADER,
-    HISTORY_FILE,
-    Block,
-    Last,
-    read_history,
-    read_rows,
-    scan,
-    write_block,
-)
+from edgeasync.durable.history import FILE_HEADER, HISTORY_FILE, Block, Last, read_rows, scan, write_block
 from edgeasync.durable.history_file import HistoryFile
+from edgeasync.durable.run_folder import RunFolder
 from edgeasync.simulation.disk import SimulatedDisk
 from tests.support.parts.failing_disk import FailingDisk
 from tests.support.parts.histories import numbers, pairs, update, updates
@@ -136,7 +128,7 @@ def test_a_history_of_a_newer_format_is_named(disk):
 
 
 def test_a_folder_without_a_history_says_why(tmp_path):
-    rows = read_history(tmp_path)
+    rows = RunFolder(tmp_path).history()
     assert rows.updates == []
     assert rows.trouble.startswith("there is no history in this folder")
 
