@@ -149,7 +149,7 @@ def _print_entry(entry: Allowed, printer: Printer) -> None:
 
 def _checked_addresses(addresses: list[str]) -> list[str]:
     for address in addresses:
-        check_connect(address, insecure=True)
+        check_connect(address, insecure=True, name="--address")
     return list(map(whole_address, addresses))
 
 

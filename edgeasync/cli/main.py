@@ -15,7 +15,7 @@ import typer
 
 from edgeasync import errors
 from edgeasync.cli import device_commands, keys_commands, model_commands, service_commands
-from edgeasync.cli.mistakes import Commands
+from edgeasync.cli.mistakes import Commands, UsageError, sentence_of
 from edgeasync.cli.options import (
     AgentConfig,
     AnswerTimeout,
@@ -344,7 +344,13 @@ def _cure(error: OSError) -> str:
 def run_command() -> int:
     """Run the command of `sys.argv`; return its exit code. A user's mistake becomes one line on standard error."""
     try:
-        app()
+        return int(app(standalone_mode=False, prog_name="edgeasync") or 0)
+    except UsageError as error:
+        if "\n" in error.message:  # the help, for a command that needs another word
+            error.show()
+        else:
+            tell(f"edgeasync: {visible(sentence_of(error))}")
+        return int(error.exit_code)
     except errors.EdgeAsyncError as error:
         tell(f"edgeasync: {visible(errors.with_flags(' '.join(str(error).split())))}")
         return error.exit_code
@@ -359,4 +365,3 @@ def run_command() -> int:
     except SystemExit as ended:
         code = ended.code or 0
         return code if isinstance(code, int) else 1
-    return 0

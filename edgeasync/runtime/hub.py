@@ -634,6 +634,11 @@ def _check(settings: RunSettings, spec: ParameterSpec, evaluator: Evaluator | No
         raise AddressError(
             f"{hub.bind}: ZeroMQ does not encrypt within a process; leave out keys, or write tcp://"
         )
+    if hub.knocking and hub.keys is None:
+        raise ConfigError(
+            "knocking (--knocking) needs keys (--keys): a hub without keys lets every device in, so none asks; "
+            "give keys, or leave knocking out"
+        )
     if spec.length > settings.limits.parameters_max:
         raise ConfigError(
             f"the model has {spec.length} parameters, over limits.parameters_max = "

@@ -53,8 +53,7 @@ from tests.support.formats.write_formats import (
     make_held,
     make_local,
     make_spool,
-    write_device,
-    write_wire,
+    write,
 )
 
 RUN, DEVICE = FOLDER / "run", FOLDER / "device"
@@ -329,21 +328,13 @@ def test_a_record_is_written_as_it_was(run):
     assert record_of(named) == (run / RECORD_FILE).read_bytes()
 
 
-def test_what_a_device_keeps_is_written_as_it_was(tmp_path):
-    write_device(tmp_path / "device")
-    for path in DEVICE.iterdir():
-        assert content_of(tmp_path / "device" / path.name) == content_of(path)
-
-
-def content_of(path):
-    """Return a file's bytes; of one with arrays, whose metadata has no order, all that is in it."""
-    if path.suffix != ".safetensors":
-        return path.read_bytes()
-    with safetensors.safe_open(path, framework="numpy") as file:
-        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
-        return file.metadata(), {name: (one.dtype, one.shape, one.tobytes()) for name, one in arrays.items()}
-
-
-def test_messages_are_written_as_they_were(tmp_path):
-    write_wire(tmp_path / "wire.json")
-    assert (tmp_path / "wire.json").read_text() == (FOLDER / "wire.json").read_text()
+def test_the_examples_are_written_as_they_were(tmp_path):
+    """A run twice the same; what a device keeps, and messages, as they are here."""
+    written = []
+    for folder in (tmp_path / "one", tmp_path / "other"):
+        write(folder)
+        files = (path for path in folder.rglob("*") if path.is_file())
+        written.append({path.relative_to(folder): path.read_bytes() for path in files})
+    assert written[0] == written[1]
+    for path in (*DEVICE.iterdir(), FOLDER / "wire.json"):
+        assert written[0][path.relative_to(FOLDER)] == path.read_bytes()

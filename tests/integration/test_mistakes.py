@@ -117,6 +117,14 @@ def test_listening_beyond_this_machine_without_keys(commands, place):
     mistake(commands, ADDRESS, place, "--insecure", arguments=arguments)
 
 
+def test_a_hub_without_keys_at_which_devices_are_to_knock(commands):
+    """Red before: it started, and no device ever knocked."""
+    settings = commands.settings()
+    mistake(
+        commands, CONFIG, "knocking (--knocking) needs keys (--keys)", arguments=["hub", settings, "--knocking"]
+    )
+
+
 def test_a_hub_that_nobody_could_reach(commands):
     arguments = ["hub", commands.settings(), "--bind", "inproc://hub"]
     mistake(commands, ADDRESS, "inproc://hub", "tcp://HOST:PORT", arguments=arguments)
@@ -580,8 +588,8 @@ def test_wrong_usage(commands, arguments):
 def assert_usage(told):
     assert told.returncode == CONFIG
     assert "Traceback" not in told.stdout + told.stderr
-    assert told.stderr.startswith("Usage: ")
-    assert "Error: " in told.stderr
+    (sentence,) = told.stderr.splitlines()
+    assert sentence.startswith("edgeasync: ")
 
 
 @pytest.mark.parametrize("command", [[], ["hub"], ["agent"], ["status"], ["demo"]], ids=" ".join)
