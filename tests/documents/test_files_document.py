@@ -50,5 +50,5 @@ def test_the_reader_of_a_history_on_the_page_reads_one(tmp_path, corrected):
     assert corrected == ("rolled_back" in [row.outcome for row in rows.updates])
     found = list(names["read"](run / history.HISTORY_FILE))
     assert len(found) == len(rows.updates) > 10
-    for (device, *fields), name, row in zip(found, rows.devices, rows.updates, strict=True):
-        assert (device, fields[0], fields[5], fields[6]) == (name, row.row, row.number, row.outcome)
+    for fields, row in zip(found, rows.updates, strict=True):
+        assert (fields[0], *fields[5:8]) == (row.row, row.device, row.number, row.outcome)

@@ -25,7 +25,7 @@ from edgeasync.core.recovery.state import SCALARS, CoreState, _Scalars
 from edgeasync.durable import checkpoint, journal, spool_file
 from edgeasync.durable.checkpoint import CheckpointStore, Manifest
 from edgeasync.durable.disk import FolderDisk
-from edgeasync.durable.history import FILE_HEADER, HISTORY_FILE, Block
+from edgeasync.durable.history import FILE_HEADER, HISTORY_FILE, Row
 from edgeasync.durable.history import FORMAT as HISTORY_FORMAT
 from edgeasync.durable.identity import DeviceFolder
 from edgeasync.durable.journal import read_journal
@@ -108,8 +108,8 @@ def test_the_history_has_a_row_for_each_update():
     ]
     history = RunFolder(RUN).history()
     found = [
-        (row.entry, row.time_s, device, row.number, row.outcome, row.staleness, row.version)
-        for device, row in zip(history.devices, history.updates, strict=True)
+        (row.entry, row.time_s, row.device, row.number, row.outcome, row.staleness, row.version)
+        for row in history.updates
     ]
     assert not history.trouble
     assert len(found) > 10
@@ -316,9 +316,9 @@ def test_rows_of_the_history_are_written_as_they_were():
     content, place = (RUN / HISTORY_FILE).read_bytes(), len(FILE_HEADER)
     assert content[:place] == FILE_HEADER
     while place < len(content):
-        end = place + 60 + int.from_bytes(content[place + 4 : place + 8], "little")
-        body = zlib.decompress(content[place + 60 : end])
-        assert msgspec.msgpack.encode(msgspec.msgpack.decode(body, type=Block)) == body
+        end = place + 28 + int.from_bytes(content[place + 4 : place + 8], "little")
+        body = zlib.decompress(content[place + 28 : end])
+        assert msgspec.msgpack.encode(msgspec.msgpack.decode(body, type=list[Row])) == body
         place = end
 
 

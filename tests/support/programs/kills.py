@@ -128,9 +128,7 @@ class Fleet:
         """
         copy = self.commands.folder / "copy"
         history = RunFolder(copy).history()
-        rows = [
-            (row.entry, row.number, device) for device, row in zip(history.devices, history.updates, strict=True)
-        ]
+        rows = [(row.entry, row.number, row.device) for row in history.updates]
         assert rows == sorted(set(rows)), "a row comes twice"
         assert not history.trouble
         if not self._whole:

@@ -141,7 +141,7 @@ CHANGES = {
         Change(GroupCommit, "_written", "self._waiting = batch + self._waiting", "self.durable += len(batch)"),
     ),
     "a history is not cut back to where the hub resumes": (
-        Change(HistoryFile, "resume", "last.entry <= entry if", "True if"),
+        Change(HistoryFile, "resume", "row.entry <= entry if", "True if"),
     ),
     "a checkpoint does not wait for the history": (
         Change(HubRun, "save", "if self.history is not None:", "if False:"),
