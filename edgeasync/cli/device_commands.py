@@ -16,6 +16,7 @@ app = typer.Typer(
     help="Exclude a device from a running hub's training, or let it count again.",
 )
 
+Order = Literal["quarantine", "release"]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The device's name, as in 'edgeasync status'.")]
 
 
@@ -28,7 +29,7 @@ def device_quarantine(
     json: Json = False,
 ) -> None:
     """Let no update of a device, or of others with its key, count, until you release it. It trains on."""
-    _order(name, "quarantine", hub=hub, timeout_s=timeout_s, keys=keys, printer=Printer(json=json))
+    _give("quarantine", name, hub, timeout_s, keys, Printer(json=json))
 
 
 @app.command("release")
@@ -40,18 +41,10 @@ def device_release(
     json: Json = False,
 ) -> None:
     """End a device's quarantine, or its alarm and probation."""
-    _order(name, "release", hub=hub, timeout_s=timeout_s, keys=keys, printer=Printer(json=json))
+    _give("release", name, hub, timeout_s, keys, Printer(json=json))
 
 
-def _order(
-    name: str,
-    order: Literal["quarantine", "release"],
-    *,
-    hub: str,
-    timeout_s: float,
-    keys: Path | None,
-    printer: Printer,
-) -> None:
+def _give(order: Order, name: str, hub: str, timeout_s: float, keys: Path | None, printer: Printer) -> None:
     from edgeasync.cli.status import print_status
     from edgeasync.net.status import give_order
 

@@ -21,7 +21,7 @@ from edgeasync.ops.service.installation import (
     install,
     remove,
 )
-from edgeasync.ops.service.systemd import ServiceManager, Systemd
+from edgeasync.ops.service.systemd import Systemd
 from edgeasync.ops.service.unit import USER, Kind, Unit
 from edgeasync.ops.service.upgrade import upgrade
 from edgeasync.runtime.agent_settings import AgentSettings
@@ -149,7 +149,7 @@ def _find(kind: str, name: str | None, root: Path) -> tuple[Unit, InstallPlace]:
     return find_unit(known, place, name), place
 
 
-def _systemd(place: InstallPlace) -> ServiceManager:
+def _systemd(place: InstallPlace) -> Systemd:
     return Systemd(of_user=place.user is None)
 
 

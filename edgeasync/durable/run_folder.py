@@ -15,7 +15,7 @@ from edgeasync.durable.checkpoint import CheckpointStore, Manifest
 from edgeasync.durable.disk import Disk, FolderDisk, FolderSnapshot
 from edgeasync.durable.files import is_locked
 from edgeasync.durable.history import Rows, read_rows
-from edgeasync.durable.journal import JournalReading, read_journal, segment_names
+from edgeasync.durable.journal import JournalReading, segment_names
 from edgeasync.durable.json_file import read_json
 from edgeasync.errors import StorageError
 from edgeasync.plugins import refuse_modules_in
@@ -76,7 +76,7 @@ class RunFolder:
 
     def journal(self, after: int = 0) -> JournalReading:
         """Return a reading of the journal's records after a number."""
-        return read_journal(self.disk, after)
+        return JournalReading(self.disk, after)
 
     def history(self) -> Rows:
         """Return the history; raises nothing for one that is damaged or missing."""
@@ -141,7 +141,7 @@ class RunSnapshot:
         start = self.manifests[0][1]
         version, updates_applied, lineage, trouble = start.version, start.updates_applied, start.lineage, ""
         try:
-            for record in read_journal(self.journal, start.journal).records():
+            for record in JournalReading(self.journal, start.journal).records():
                 entry = read_entry(record.entry)
                 version = entry.version
                 updates_applied += sum(len(fold.weights) for fold in entry.folds)
@@ -162,7 +162,7 @@ class RunSnapshot:
             versions = {manifest.journal: manifest.version for _, manifest in starts}
             last, trouble = starts[0][1].journal, ""
             try:
-                for record in read_journal(self.journal, last).records():
+                for record in JournalReading(self.journal, last).records():
                     version = read_entry(record.entry).version
                     if versions.get(record.number, version) != version:
                         trouble = f"entry {record.number} does not lead to the checkpoint that was written there"

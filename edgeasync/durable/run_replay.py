@@ -21,7 +21,7 @@ from edgeasync.core.recovery.decisions import check_state
 from edgeasync.core.recovery.log import Entry
 from edgeasync.core.recovery.state import capture, find_difference
 from edgeasync.durable.checkpoint import ChosenCheckpoint, Manifest
-from edgeasync.durable.journal import read_journal
+from edgeasync.durable.journal import JournalReading
 from edgeasync.durable.recovery import NO_CODE, Recovered, Rules, look_at_checkpoint, open_checkpoint, read_rules
 from edgeasync.durable.run_events import Line, RunDescriber
 from edgeasync.durable.run_folder import JournalPart, RunFolder
@@ -155,7 +155,7 @@ class RunReplay:
             self._compare(number)
             return all(told) and number != until
 
-        reading = read_journal(self._files.journal, state.last)
+        reading = JournalReading(self._files.journal, state.last)
         state.replay(reading, on_entry)
         return sum(tail.nbytes for tail in reading.torn)
 

@@ -28,7 +28,7 @@ from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.history import FILE_HEADER, HISTORY_FILE, Row
 from edgeasync.durable.history import FORMAT as HISTORY_FORMAT
 from edgeasync.durable.identity import DeviceFolder
-from edgeasync.durable.journal import read_journal
+from edgeasync.durable.journal import JournalReading
 from edgeasync.durable.local_file import LOCAL_FILE, LOCAL_FORMAT, LocalFile
 from edgeasync.durable.quota_file import QUOTA_FILE, QUOTA_FORMAT, QuotaFile
 from edgeasync.durable.recovery import read_rules
@@ -305,7 +305,7 @@ def test_a_manifest_is_written_as_it_was():
 
 def test_entries_are_written_as_they_were():
     found = set()
-    for record in read_journal(FolderDisk(RUN)).records():
+    for record in JournalReading(FolderDisk(RUN)).records():
         entry = read_entry(record.entry)
         assert msgspec.msgpack.encode(entry) == bytes(record.entry)
         found.add(type(event_of(entry)))

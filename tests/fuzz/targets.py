@@ -31,7 +31,7 @@ from edgeasync.data.files import load
 from edgeasync.durable.allow_list import Allowed, AllowList
 from edgeasync.durable.checkpoint import CheckpointStore, Manifest
 from edgeasync.durable.history import FILE_HEADER, HISTORY_FILE, Row, blocks, count_rows, read_rows, scan
-from edgeasync.durable.journal import read_journal
+from edgeasync.durable.journal import JournalReading
 from edgeasync.durable.keys import HubKeys, KeyPair, Token
 from edgeasync.durable.recovery import Rules, open_checkpoint
 from edgeasync.errors import ConfigError, DataError, GraphError, ModelMismatchError, ProtocolError, StorageError
@@ -175,7 +175,7 @@ class Journal(Target):
         self.inputs = [path.read_bytes() for path in sorted(FOLDER.glob("run/journal-*"))]
 
     def attempt(self, content):
-        for record in read_journal(MemoryDisk({"journal-00000001": content})).records():
+        for record in JournalReading(MemoryDisk({"journal-00000001": content})).records():
             event_of(read_entry(record.entry))
         return True
 
@@ -217,7 +217,7 @@ class Entries(Target):
     def __init__(self):
         self.inputs = []
         for path in sorted(FOLDER.glob("run/journal-*")):
-            records = read_journal(MemoryDisk({path.name: path.read_bytes()})).records()
+            records = JournalReading(MemoryDisk({path.name: path.read_bytes()})).records()
             self.inputs += [bytes(record.entry) for record in records]
 
     def attempt(self, content):
