@@ -10,7 +10,7 @@ from edgeasync.async_train import adapters
 from edgeasync.async_train.communication import Communication
 from edgeasync.async_train.cuda import usable
 from edgeasync.async_train.data import as_dataset
-from edgeasync.async_train.hub_model import as_hub_model
+from edgeasync.async_train.hub_model import as_trained
 from edgeasync.async_train.ignored import ignore
 from edgeasync.async_train.learners import Learner, learner_of
 from edgeasync.async_train.watching import watched
@@ -105,14 +105,12 @@ class AsyncTrainer:
         loader = more.pop("dataloader", None)
         examples = as_dataset(adapters.as_data(dataset, loader))
         device = usable(None, self.model, "AsyncTrainer")  # where the model is
-        model, how = as_hub_model(self.model, examples, optimizer, loss_fn, device)
-        how.pop("input_shape", None)  # the examples say it
+        how = as_trained(self.model, examples, optimizer, loss_fn, device)
         size = more.pop("batch_size", None) or adapters.batch_size_of(dataset if loader is None else loader)
         how |= {"batch_size": size, "workers": self._workers, "seed": self._seed, "until": Stop(epochs=epochs)}
         steps_per_epoch = math.ceil(len(examples) / size)
         how["policy"] = make_policy(self._warm_up, self._regular, steps_per_epoch, self._delay)
-        how["optimizer"] = None if adapters.is_torch(self.model) else adapters.as_stages(optimizer)
-        return watched(self.model, {"model": model, "data": examples} | how | more)
+        return watched(self.model, {"data": examples} | how | more)
 
 
 def make_policy(warm_up: tuple[float, int], regular: int, steps_per_epoch: int, delay: int) -> Policy:

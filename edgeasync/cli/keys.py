@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 from typing import Literal
 
+from edgeasync.cli.options import one_of
 from edgeasync.cli.output import Printer, print_table
 from edgeasync.config import expanded, whole_address
 from edgeasync.durable.allow_list import NAME, Allowed, Key, read_key
@@ -11,6 +12,8 @@ from edgeasync.durable.keys import OWNER, TOKEN_S, TOKEN_S_MAX, HubKeys, fingerp
 from edgeasync.errors import ConfigError
 from edgeasync.host.wall_clock import written
 from edgeasync.net.address import check_connect
+
+ROLES: tuple[Literal["device", "operator"], ...] = ("device", "operator")
 
 DEFAULT_FOLDER = "~/.config/edgeasync/keys"
 
@@ -48,7 +51,7 @@ def enrol(
     valid_s = TOKEN_S if valid_hours is None else 3600.0 * valid_hours
     if not 0.0 < valid_s <= TOKEN_S_MAX:
         raise ConfigError(f"--valid-hours {valid_hours:g}: give hours, {TOKEN_S_MAX / 3600:.0f} at most")
-    keys, name, role = open_folder(folder), _checked_name(name), _checked_role(role)
+    keys, name, role = open_folder(folder), _checked_name(name), one_of("--role", role, ROLES)
     if valid_hours is not None and (key is not None or role == "operator"):
         raise ConfigError("--valid-hours is for a token, and a key that you enrol needs no token; leave it out")
     addresses = _checked_addresses(addresses)
@@ -167,11 +170,3 @@ def _checked_key(key: str) -> Key:
         return read_key(key)
     except ValueError as error:
         raise ConfigError(f"--key: {error}") from error
-
-
-def _checked_role(role: str) -> Literal["device", "operator"]:
-    if role == "device":
-        return "device"
-    if role == "operator":
-        return "operator"
-    raise ConfigError(f"--role {role!r} is not known; choose device or operator")

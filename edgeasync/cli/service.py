@@ -3,10 +3,10 @@
 import contextlib
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar, get_args
+from typing import get_args
 
+from edgeasync.cli.options import one_of
 from edgeasync.cli.output import Printer
 from edgeasync.config import expanded, parse_toml, read_bytes
 from edgeasync.errors import ConfigError, PluginError, StorageError
@@ -27,8 +27,6 @@ from edgeasync.ops.service.upgrade import upgrade
 from edgeasync.runtime.agent_settings import AgentSettings
 from edgeasync.runtime.hub_settings import HubSettings
 from edgeasync.runtime.peer_settings import PeerSettings
-
-Word = TypeVar("Word", bound=str)
 
 
 def install_service(
@@ -113,8 +111,8 @@ def bundle_wheels(
     source: str | None, platform: str, python: str, out: Path, printer: Printer, *, extras: str = ""
 ) -> None:
     """Make a folder of wheels."""
-    board: Platform = _one_of("--platform", platform, get_args(Platform))
-    version: Python = _one_of("--python", python, get_args(Python))
+    board: Platform = one_of("--platform", platform, get_args(Platform))
+    version: Python = one_of("--python", python, get_args(Python))
     files = make_bundle(source or own_source(), board, version, out, extras=extras)
     nbytes = sum(file.stat().st_size for file in files)
     printer.result(
@@ -141,7 +139,7 @@ def _check_settings(unit: Unit, content: bytes, where: str) -> None:
 
 def _find(kind: str, name: str | None, root: Path) -> tuple[Unit, InstallPlace]:
     """Return the unit that is meant, and where it lies: for the machine if root calls, else for the caller."""
-    known: Kind = _one_of("the service", kind, get_args(Kind))
+    known: Kind = one_of("the service", kind, get_args(Kind))
     if not root.is_dir():
         raise ConfigError(f"--root {root}: no such folder; give the one where the card or disk is mounted")
     of_user = os.geteuid() != 0 and root == Path("/")
@@ -151,13 +149,6 @@ def _find(kind: str, name: str | None, root: Path) -> tuple[Unit, InstallPlace]:
 
 def _systemd(place: InstallPlace) -> Systemd:
     return Systemd(of_user=place.user is None)
-
-
-def _one_of(what: str, word: str, known: Sequence[Word]) -> Word:
-    for each in known:
-        if word == each:
-            return each
-    raise ConfigError(f"{what} {word!r} is not known; choose {' or '.join(known)}")
 
 
 def _tell(printer: Printer, unit: Unit, done: str, files: list[Path], nothing: str) -> None:
