@@ -83,14 +83,16 @@ def _advice(flag: str, ctx: Any) -> str:
     flags = {name: option.name for option in ctx.command.params for name in option.opts if name.startswith("--")}
     if named := [name for name, parameter in flags.items() if parameter == key]:
         return f"write {named[0]}"
-    tables = [table for settings in _settings_of(ctx.command.name) for table in find_tables(key, settings)]
+    tables = []
+    if ctx.command.name in _SETTINGS:
+        module, settings = _SETTINGS[ctx.command.name]
+        tables = find_tables(key, getattr(import_module(f"edgeasync.{module}"), settings))
     if tables:
         places = " or ".join(f"[{table}]" for table in dict.fromkeys(tables) if table)
         return f"'{key}' is {f'a key of {places}' if places else 'a table'} in the settings file"
     others = ctx.parent.command.commands if ctx.command.name in _SETTINGS else {}
-    if having := [
-        name for name in _SETTINGS if name in others and _has_flag(Commands.whole(name, others[name]), flag)
-    ]:
+    whole = {name: Commands.whole(name, others[name]) for name in _SETTINGS if name in others}
+    if having := [name for name, command in whole.items() if any(flag in one.opts for one in command.params)]:
         return "it is a flag of " + " and ".join(f"'edgeasync {name}'" for name in having)
     # The dashes, which all flags have, are not a likeness.
     near = find_near(flag.lstrip("-"), [name.lstrip("-") for name in flags])
@@ -104,15 +106,3 @@ _SETTINGS = {
     "doctor": ("runtime.agent_settings", "AgentSettings"),
 }
 """The settings file of each command that takes one, by name: a device loads nothing of a hub."""
-
-
-def _settings_of(command: str) -> list[type]:
-    """Return the settings file that a command takes."""
-    if command not in _SETTINGS:
-        return []
-    module, name = _SETTINGS[command]
-    return [getattr(import_module(f"edgeasync.{module}"), name)]
-
-
-def _has_flag(command: Any, flag: str) -> bool:
-    return any(flag in option.opts for option in command.params)

@@ -8,6 +8,7 @@ from typing import get_args
 
 from edgeasync.cli.options import one_of
 from edgeasync.cli.output import Printer
+from edgeasync.cli.settings import FILES
 from edgeasync.config import expanded, parse_toml, read_bytes
 from edgeasync.errors import ConfigError, PluginError, StorageError
 from edgeasync.ops.service.bundle import Platform, Python, make_bundle
@@ -24,8 +25,6 @@ from edgeasync.ops.service.installation import (
 from edgeasync.ops.service.systemd import Systemd
 from edgeasync.ops.service.unit import USER, Kind, Unit
 from edgeasync.ops.service.upgrade import upgrade
-from edgeasync.runtime.agent_settings import AgentSettings
-from edgeasync.runtime.hub_settings import HubSettings
 from edgeasync.runtime.peer_settings import PeerSettings
 
 
@@ -122,17 +121,10 @@ def bundle_wheels(
     )
 
 
-_SETTINGS: dict[Kind, type[AgentSettings | HubSettings | PeerSettings]] = {
-    "agent": AgentSettings,
-    "hub": HubSettings,
-    "peer": PeerSettings,
-}
-
-
 def _check_settings(unit: Unit, content: bytes, where: str) -> None:
     """Raise `ConfigError` for settings with a mistake, which would end the service."""
     with contextlib.suppress(PluginError):  # another system may have it
-        settings = parse_toml(content, _SETTINGS[unit.kind], where=where)
+        settings = parse_toml(content, FILES[f"{unit.kind}.toml"], where=where)
         if isinstance(settings, PeerSettings) and (missing := settings.missing()):
             raise ConfigError(f"{where}: {missing}")
 
