@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Mapping
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,27 @@ class Commands(TyperGroup):
         if name not in FLAGS:
             return command
         return with_flags(command.name, inspect.unwrap(command.callback), FLAGS[name]())
+
+
+def commands_of(module: str) -> type[Commands]:
+    """Return a group whose commands are those of a module here, which is imported when they are asked for."""
+
+    class CommandsOfModule(Commands):
+        @property
+        def commands(self) -> dict[str, Any]:
+            return _commands_in(module)
+
+        @commands.setter
+        def commands(self, _: object) -> None:
+            """Take no others."""
+
+    return CommandsOfModule
+
+
+@cache
+def _commands_in(module: str) -> dict[str, Any]:
+    found: dict[str, Any] = vars(typer.main.get_command(import_module(module, __package__).app))["commands"]
+    return found
 
 
 def sentence_of(error: Any) -> str:

@@ -1,20 +1,17 @@
-"""The arguments of `edgeasync device`."""
+"""`edgeasync device`: orders about one device to a running hub."""
 
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from edgeasync.cli.mistakes import Commands
 from edgeasync.cli.options import AnswerTimeout, HubAddress, Json, OperatorKeys
 from edgeasync.cli.output import Printer
+from edgeasync.cli.status import print_status
 from edgeasync.net.address import DEFAULT_ADDRESS
+from edgeasync.net.status import give_order
 
-app = typer.Typer(
-    cls=Commands,
-    no_args_is_help=True,
-    help="Exclude a device from a running hub's training, or let it count again.",
-)
+app = typer.Typer()
 
 Order = Literal["quarantine", "release"]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The device's name, as in 'edgeasync status'.")]
@@ -45,7 +42,4 @@ def device_release(
 
 
 def _give(order: Order, name: str, hub: str, timeout_s: float, keys: Path | None, printer: Printer) -> None:
-    from edgeasync.cli.status import print_status
-    from edgeasync.net.status import give_order
-
     print_status(give_order(hub, name, order, timeout_s, keys), hub, printer)
