@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgeasync.durable.run_replay import Line, ReplayedUpdate, RunEvent, RunReplay
+from edgeasync.durable.run_events import Line, ReplayedUpdate, RunEvent
+from edgeasync.durable.run_replay import RunReplay
 from edgeasync.parameters import Vector
 
 LAST = 8

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from edgeasync.durable.run_replay import Line, ReplayedUpdate, RunReplay
-from edgeasync.graphs.model_file import MODEL_FILE, load_model
+from edgeasync.durable.run_events import Line, ReplayedUpdate
+from edgeasync.durable.run_folder import MODEL_FILE
+from edgeasync.durable.run_replay import RunReplay
+from edgeasync.graphs.model_file import load_model
 
 _PUSHED = re.compile(r"edgeasync\.frames out - Push\(session=\.\.\., seq=(\d+),")
 _TOLD = re.compile(

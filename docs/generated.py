@@ -19,7 +19,8 @@ from edgeasync.cli.main import app
 from edgeasync.cli.mistakes import Commands
 from edgeasync.cli.settings import FILES
 from edgeasync.cli.settings_flags import GroupedCommand
-from edgeasync.durable.run_replay import Beginning, ReplayedEvaluation, ReplayedUpdate, RunEvent
+from edgeasync.durable.run_events import ReplayedEvaluation, ReplayedUpdate, RunEvent
+from edgeasync.durable.run_replay import Beginning
 from edgeasync.durable.verification import Verified
 from edgeasync.ops.runs import BestVersion, CheckpointSummary, Mark, RunSummary
 from edgeasync.policies.catalogue import Kind, catalogue

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from edgeasync.async_train.learners import counted_step, learner_of
+from edgeasync.async_train.learners import learner_of
 from edgeasync.errors import ConfigError
 
 STEP_SHARE = 0.1
@@ -68,7 +68,7 @@ class AsyncGradientAccumulator:
         if not self._batches:
             return
         began_s = self._clock()
-        counted_step(self._learner, optimizer, self._session, loss, self._examples)
+        self._learner.count_step(optimizer, self._session, loss, self._examples)
         self.accumulation_steps = self._pace.note_step(self._clock() - began_s)
         self.steps += 1
         self._batches = self._examples = 0

@@ -7,7 +7,7 @@ from typing import Any, Self, Unpack
 from edgeasync.async_train.communication import Averaging
 from edgeasync.async_train.distributed import init_distributed
 from edgeasync.async_train.ignored import ignore
-from edgeasync.async_train.loops import Loop, evaluate
+from edgeasync.async_train.learners import evaluate, learner_of
 from edgeasync.async_train.peers import communication_of
 from edgeasync.async_train.running import Running
 
@@ -40,15 +40,15 @@ class AsyncModelAverager(Running):
         **averaging: Unpack[Averaging],
     ) -> None:
         ignore("AsyncModelAverager", "edgeasync speaks over ZeroMQ", communication_backend=communication_backend)
-        self._loop = Loop(model, device, "AsyncModelAverager")
-        self.device = self._loop.device
+        self._learner = learner_of(model, device, "AsyncModelAverager")
+        self.device = self._learner.device
         """Where it computes."""
         place = init_distributed(rank=rank, world_size=world_size)
-        self.communication = communication_of(model, self._loop, *place, **averaging)
+        self.communication = communication_of(model, self._learner, *place, **averaging)
 
     def train_step(self, inputs: Any, targets: Any, optimizer: Any = None, loss_fn: Any = None) -> float:
         """Take a step on a batch, and return its loss; when it is time, the model is averaged before that."""
-        return self._loop.step(inputs, targets, optimizer, loss_fn, self.communication.start().session)
+        return self._learner.train(inputs, targets, optimizer, loss_fn, self.communication.start().session)
 
     async def train_step_async(
         self, inputs: Any, targets: Any, optimizer: Any = None, loss_fn: Any = None
@@ -71,7 +71,7 @@ class AsyncModelAverager(Running):
 
     def evaluate(self, test_data: Iterable[tuple[Any, Any]]) -> float:
         """Return the accuracy of this process's model; of values, not classes, the mean squared error."""
-        return evaluate(self._loop, test_data)
+        return evaluate(self._learner, test_data)
 
     def start(self) -> Self:
         """Begin, unless that has happened; the first `train_step` does it, too."""

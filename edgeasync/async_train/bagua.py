@@ -7,7 +7,7 @@ from typing import Any, Self, Unpack
 from edgeasync.async_train.adapters import is_torch
 from edgeasync.async_train.communication import Averaging, Communication
 from edgeasync.async_train.distributed import init_distributed
-from edgeasync.async_train.loops import Loop
+from edgeasync.async_train.learners import learner_of
 from edgeasync.async_train.peers import PeerCommunication, communication_of
 from edgeasync.errors import ConfigError
 
@@ -35,7 +35,7 @@ class AsyncModelAverageAlgorithm:
 
     def start(self, model: Any, rank: int, world_size: int) -> None:
         """Begin to average a model; its optimizers' steps count from now on."""
-        started = communication_of(model, Loop(model), rank, world_size, **self._averaging).start()
+        started = communication_of(model, learner_of(model), rank, world_size, **self._averaging).start()
         self._started.append((model, started))
 
     def __deepcopy__(self, memo: object) -> Self:

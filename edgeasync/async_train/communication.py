@@ -9,7 +9,7 @@ from typing import Any, Self, TypedDict, Unpack
 from edgeasync import SGD, Hub, Policy, Run, join
 from edgeasync.async_train.adapters import as_address, put_back, settled
 from edgeasync.async_train.distributed import find_master
-from edgeasync.async_train.loops import Loop
+from edgeasync.async_train.learners import Learner
 from edgeasync.async_train.running import temporary_run
 from edgeasync.async_train.watching import WATCHED, watched
 from edgeasync.errors import ConfigError, EdgeAsyncError
@@ -79,14 +79,14 @@ class Communication:
     def __init__(
         self,
         model: Any,
-        loop: Loop,
+        learner: Learner,
         master: str | None,
         *,
         session: dict[str, Any],
         hub: dict[str, Any] | None,
         world_size: int = 1,
     ) -> None:
-        self._model, self._loop, self._world_size = model, loop, world_size
+        self._model, self._learner, self._world_size = model, learner, world_size
         self._master = as_address(master) if master else None
         self._session_arguments = settled(session)
         self._hub_arguments = None if hub is None else settled(hub)
@@ -102,9 +102,10 @@ class Communication:
         with contextlib.ExitStack() as begun:  # it ends again unless all of it begins
             if self._hub_arguments is not None:
                 how = watched(self._model, self._hub_arguments)
-                self.hub = begun.enter_context(make_hub(self._loop.hub_model, address, **how))
+                self.hub = begun.enter_context(make_hub(self._learner.hub_model, address, **how))
                 address = self.hub.address
-            session = begun.enter_context(join(address, self._loop.participant, **usual | self._session_arguments))
+            how = usual | self._session_arguments
+            session = begun.enter_context(join(address, self._learner.participant, **how))
             if self.hub is not None and not self.hub.status()["version"]:  # one that has returned waits for nobody
                 self._await_others(self.hub)
             begun.pop_all()
@@ -144,7 +145,7 @@ class Communication:
 
 def through_hub(
     model: Any,
-    loop: Loop,
+    learner: Learner,
     rank: int,
     world_size: int,
     *,
@@ -162,7 +163,7 @@ def through_hub(
     session = {"name": f"rank-{rank}-{secrets.token_hex(3)}", "own_start": own_start, "insecure": insecure}
     return Communication(
         model,
-        loop,
+        learner,
         master or ("127.0.0.1:*" if world_size == 1 else None),
         session=session | (agent or {}),
         hub=None if rank else hub,

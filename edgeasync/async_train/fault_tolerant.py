@@ -10,7 +10,7 @@ from edgeasync.async_train import adapters
 from edgeasync.async_train.cuda import provider_of, usable
 from edgeasync.async_train.data import as_dataset
 from edgeasync.async_train.hub_model import as_hub_model, has_own_code
-from edgeasync.async_train.loops import Loop
+from edgeasync.async_train.learners import Learner, learner_of
 from edgeasync.async_train.optim import Optimizer
 from edgeasync.async_train.watching import watched
 from edgeasync.policies.aggregation import SynchronousAggregator
@@ -97,12 +97,13 @@ class FaultTolerantTrainer:
         with Hub(own, **watched(self.model, how | self._rules)) as hub:
             kept: dict[str, Any] = KEPT | {"state": self._folder / "workers"}
             if examples is None:
-                _train_in_a_loop(
-                    hub, Loop(self.model, self.device), loader, epochs, training=(optimizer, loss_fn), kept=kept
-                )
+                learner = learner_of(self.model, self.device)
+                _train_in_a_loop(hub, learner, loader, epochs, training=(optimizer, loss_fn), kept=kept)
             else:
-                kept |= {"workers": self._workers, "seed": self._seed, "passes": epochs}
                 kept |= {
+                    "workers": self._workers,
+                    "seed": self._seed,
+                    "passes": epochs,
                     "provider": provider_of(self.device),
                     "batch_size": batch_size or adapters.batch_size_of(loader),
                 }
@@ -122,19 +123,19 @@ class FaultTolerantTrainer:
 
 
 def _train_in_a_loop(
-    hub: Hub, loop: Loop, loader: Any, epochs: int, *, training: tuple[Any, Any], kept: dict[str, Any]
+    hub: Hub, learner: Learner, loader: Any, epochs: int, *, training: tuple[Any, Any], kept: dict[str, Any]
 ) -> None:
     """Train a torch module here: so a loader of torch stays what it is, with its own order and workers."""
     import torch
 
     optimizer, loss_fn = training
-    module, used = loop.participant, adapters.as_optimizer(optimizer or SGD(learning_rate=0.05))
+    module, used = learner.participant, adapters.as_optimizer(optimizer or SGD(learning_rate=0.05))
     used = used.for_torch(module.parameters()) if isinstance(used, Optimizer) else used
     loss = loss_fn or torch.nn.functional.cross_entropy
     with join(hub.address, module, used, alone_steps_max=0, timeout_s=PATIENCE_S, **kept) as session:
         for _ in range(epochs):
             for inputs, targets in session.batches(loader):
-                loop.step(inputs, targets, used, loss, session)
+                learner.train(inputs, targets, used, loss, session)
 
 
 def _rules(folder: Path, every: int, recovery: str, local_steps: int) -> dict[str, Any]:

@@ -3,12 +3,19 @@
 from typing import Any
 
 from edgeasync import Dataset
-from edgeasync.async_train.adapters import as_loss, as_maker, has_parameters, is_torch
+from edgeasync.async_train.adapters import as_loss, as_maker, as_stages, has_parameters, is_torch
 
 
 def has_own_code(model: object) -> bool:
     """Return whether Python code alone describes a model, so that every worker needs it."""
     return is_torch(model) or has_parameters(model)
+
+
+def as_trained(model: Any, examples: Dataset, optimizer: Any, loss_fn: Any, device: str) -> dict[str, Any]:
+    """Return the model, which is trained on a device, as arguments of `train`."""
+    found, how = as_hub_model(model, examples, optimizer, loss_fn, device)
+    how.pop("input_shape", None)  # the examples say it
+    return how | {"model": found, "optimizer": None if is_torch(model) else as_stages(optimizer)}
 
 
 def as_hub_model(

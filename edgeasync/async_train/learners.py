@@ -1,8 +1,9 @@
-"""How a step is taken on a batch: the same for torch's modules, models of ours, and models of your own."""
+"""How a model is trained a batch at a time: torch's modules, models of ours, and models of your own."""
 
 import sys
-from collections.abc import Callable
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +11,7 @@ import numpy.typing as npt
 from edgeasync import Parameter, ParameterSpec
 from edgeasync.async_train.adapters import as_loss, as_optimizer, has_parameters, is_torch
 from edgeasync.async_train.cuda import usable
+from edgeasync.async_train.data.loader import DataLoader
 from edgeasync.async_train.loss_functions import CrossEntropyLoss, LossFunction
 from edgeasync.async_train.model import Model
 from edgeasync.async_train.optim import Optimizer
@@ -18,35 +20,59 @@ from edgeasync.errors import ConfigError
 
 Vector = npt.NDArray[np.float32]
 
+EVALUATED_AT_ONCE = 256
+"""How many examples of a pair of arrays an evaluation computes at a time."""
 
-class Learner(Protocol):
-    """A model, with gradients that add up until a step is taken."""
+
+class Learner(ABC):
+    """A model, with gradients that add up until a step is taken; its values are in the model that was given."""
 
     model: Any
     """The model that has the values."""
 
     @property
+    @abstractmethod
     def device(self) -> str:
         """Where the model computes."""
 
-    def add(self, inputs: Any, targets: Any, loss_fn: object) -> float:
+    @property
+    @abstractmethod
+    def participant(self) -> Any:
+        """The model as `join` takes it."""
+
+    @property
+    def hub_model(self) -> Any:
+        """The model as `Hub` takes it."""
+        return self.model
+
+    @abstractmethod
+    def add(self, inputs: Any, targets: Any, loss_fn: Any) -> float:
         """Add a batch's gradient, weighed by its size; return the batch's mean loss."""
 
-    def step(self, optimizer: object) -> None:
+    @abstractmethod
+    def step(self, optimizer: Any) -> None:
         """Take one step of the optimizer along the mean of all that was added, and forget it."""
 
+    @abstractmethod
+    def predict(self, inputs: Any) -> npt.NDArray[Any]:
+        """Return what the model says of inputs, as in use: scores, or the numbers of classes."""
 
-def counted_step(learner: Learner, optimizer: object, session: Any, loss: float | None, examples: int) -> None:
-    """Take a step, and let a session of `edgeasync.join` count it, if there is one."""
-    watched = is_torch(learner.model)  # then the session sees the optimizer's step itself
-    if session is not None and watched:
-        session.note(loss=loss, examples=examples)
-    learner.step(optimizer)
-    if session is not None and not watched:
-        session.step(loss=loss, examples=examples)
+    def count_step(self, optimizer: Any, session: Any, loss: float | None, examples: int) -> None:
+        """Take a step, and let a session of `edgeasync.join` count it, if there is one."""
+        self.step(optimizer)
+        if session is not None:
+            session.step(loss=loss, examples=examples)
+
+    def train(
+        self, inputs: Any, targets: Any, optimizer: Any = None, loss_fn: Any = None, session: Any = None
+    ) -> float:
+        """Take one step of the optimizer on a batch, and count it; return its mean loss before the step."""
+        loss = self.add(inputs, targets, loss_fn)
+        self.count_step(optimizer, session, loss, len(targets))
+        return loss
 
 
-def learner_of(model: Any, device: object, where: str) -> Learner:
+def learner_of(model: Any, device: object = None, where: str = "device") -> Learner:
     """Return how a model learns on a device, by default where it is; raises `ConfigError` for what is no model."""
     chosen = usable(device, model, where)
     if is_torch(model):
@@ -54,6 +80,23 @@ def learner_of(model: Any, device: object, where: str) -> Learner:
     if not isinstance(model, Model) and has_parameters(model):
         return OwnLearner(model)
     return NetworkLearner((model if isinstance(model, Model) else Model(model)).to(chosen))
+
+
+def evaluate(learner: Learner, loader: Iterable[tuple[Any, Any]] | tuple[Any, Any]) -> float:
+    """Return the accuracy on a loader's batches or a pair of arrays; of values the mean squared error."""
+    total, count = 0.0, 0
+    if isinstance(loader, tuple):
+        loader = DataLoader(loader, batch_size=EVALUATED_AT_ONCE)
+    for inputs, targets in loader:
+        y, found = np.asarray(targets), learner.predict(inputs)
+        if y.dtype.kind in "iu":
+            total += float(((found.argmax(1) if found.ndim > y.ndim else found) == y).sum())
+        else:
+            total += float(np.square(found - y.reshape(found.shape)).sum())
+        count += y.size
+    if not count:
+        raise ConfigError("the loader has no batches to evaluate on")
+    return total / count
 
 
 class ChosenOptimizer:
@@ -70,7 +113,7 @@ class ChosenOptimizer:
         return self._optimizer
 
 
-class ArrayLearner:
+class ArrayLearner(Learner):
     """What learners share whose values lie in one flat vector."""
 
     def __init__(self) -> None:
@@ -102,6 +145,8 @@ class ArrayLearner:
 class NetworkLearner(ArrayLearner):
     """A model of ours."""
 
+    model: Model
+
     def __init__(self, model: Model) -> None:
         super().__init__()
         self.model = model
@@ -111,14 +156,23 @@ class NetworkLearner(ArrayLearner):
         """Where the model computes."""
         return self.model.device
 
-    def add(self, inputs: Any, targets: Any, loss_fn: object) -> float:
+    @property
+    def participant(self) -> Any:
+        """The network, which has the values."""
+        return self.model.network
+
+    def predict(self, inputs: Any) -> npt.NDArray[Any]:
+        """Return scores."""
+        return np.asarray(self.model(np.asarray(inputs)))
+
+    def add(self, inputs: Any, targets: Any, loss_fn: Any) -> float:
         """Add a batch's gradient; return its mean loss."""
         values = np.asarray(inputs)
         found = self.model.fit_to(values.shape[1:]).gradient(values, np.asarray(targets), as_loss(loss_fn))
         self.collect(found.vector, found.weight)
         return found.loss
 
-    def step(self, optimizer: object) -> None:
+    def step(self, optimizer: Any) -> None:
         """Take one step of the optimizer."""
         network = self.model.network
         self.move(self.model, optimizer, network.spec, network.vector)
@@ -141,7 +195,16 @@ class OwnLearner(ArrayLearner):
         self._vector = self._spec.flatten(arrays)
         self._arrays = self._spec.views(self._vector)
 
-    def add(self, inputs: Any, targets: Any, loss_fn: object) -> float:  # noqa: ARG002
+    @property
+    def participant(self) -> Any:
+        """The arrays."""
+        return self.model.parameters
+
+    def predict(self, inputs: Any) -> npt.NDArray[Any]:
+        """Return what the model's own `predict` does."""
+        return np.asarray(self.model.predict(self.participant, np.asarray(inputs)))
+
+    def add(self, inputs: Any, targets: Any, loss_fn: Any) -> float:  # noqa: ARG002
         """Add a batch's gradient; return its mean loss."""
         self._read()
         loss, found = self.model.gradient(self._arrays, np.asarray(inputs), np.asarray(targets))
@@ -149,7 +212,7 @@ class OwnLearner(ArrayLearner):
         self.collect(self._spec.flatten(gradients), len(targets))
         return float(loss)
 
-    def step(self, optimizer: object) -> None:
+    def step(self, optimizer: Any) -> None:
         """Take one step of the optimizer."""
         self._read()
         self.move(self.model, optimizer, self._spec, self._vector)
@@ -161,7 +224,7 @@ class OwnLearner(ArrayLearner):
             array[...] = self.model.parameters[name]
 
 
-class TorchLearner:
+class TorchLearner(Learner):
     """A torch module; gradients add up in its parameters."""
 
     def __init__(self, module: Any) -> None:
@@ -173,6 +236,32 @@ class TorchLearner:
     def device(self) -> str:
         """Where the model computes."""
         return str(next(self.model.parameters()).device)
+
+    @property
+    def participant(self) -> Any:
+        """The module."""
+        return self.model
+
+    @property
+    def hub_model(self) -> Any:
+        """A copy of the module as it is now."""
+        import edgeasync.torch as ours  # noqa: PLC0415 - who has a module has paid for torch
+
+        return ours.model(self.model)
+
+    def predict(self, inputs: Any) -> npt.NDArray[Any]:
+        """Return what the module does."""
+        torch, before = sys.modules["torch"], self.model.training
+        with torch.no_grad():
+            found: npt.NDArray[Any] = self.model.eval()(torch.as_tensor(inputs).to(self.device)).cpu().numpy()
+        self.model.train(before)
+        return found
+
+    def count_step(self, optimizer: Any, session: Any, loss: float | None, examples: int) -> None:
+        """Take a step: the session sees the optimizer's step itself."""
+        if session is not None:
+            session.note(loss=loss, examples=examples)
+        self.step(optimizer)
 
     def add(self, inputs: Any, targets: Any, loss_fn: Any) -> float:
         """Add a batch's gradient; return its mean loss."""

@@ -48,7 +48,6 @@ if TYPE_CHECKING:
         Tanh,
     )
 
-_LOSSES = ("BCEWithLogitsLoss", "CrossEntropyLoss", "HuberLoss", "L1Loss", "MSELoss")
 _MODELS = ("Model", "Sequential")
 
 __all__ = [

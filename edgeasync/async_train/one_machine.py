@@ -7,16 +7,13 @@ import numpy as np
 import edgeasync
 from edgeasync.async_train.adapters import (
     as_data,
-    as_loss,
-    as_maker,
     as_optimizer,
-    as_stages,
     batch_size_of,
-    is_torch,
     put_back,
 )
 from edgeasync.async_train.cuda import usable
 from edgeasync.async_train.data import DataLoader, Subset
+from edgeasync.async_train.hub_model import as_trained, has_own_code
 from edgeasync.async_train.model import Model
 from edgeasync.async_train.optim import SGD, Optimizer
 from edgeasync.async_train.watching import watched
@@ -71,19 +68,12 @@ def async_sgd(
         "seed": seed,
         **settings,
     }
-    if is_torch(model):
-        adapted: object = edgeasync.torch.model(
-            model, loss_fn, as_maker(chosen), device=usable(None, model, "async_sgd")
-        )
-    elif hasattr(model, "gradient"):
-        adapted, arguments["optimizer"] = model, as_stages(chosen)
-    else:
-        adapted = model = model if isinstance(model, Model) else Model(model, seed=seed)
-        model.fit_to(dataset.x.shape[1:])
-        arguments |= {"optimizer": as_stages(chosen), "loss": as_loss(loss_fn)}
+    if not has_own_code(model) and not isinstance(model, Model):
+        model = Model(model, seed=seed)
+    arguments |= as_trained(model, dataset, chosen, loss_fn, usable(None, model, "async_sgd"))
     if arguments["policy"] is not None:  # else there is no hub that could watch
         arguments = watched(given, arguments)
-    put_back(model, edgeasync.train(adapted, parts or dataset, **arguments).arrays)
+    put_back(model, edgeasync.train(data=parts or dataset, **arguments).arrays)
     return model
 
 

@@ -7,7 +7,7 @@ from edgeasync import join
 from edgeasync.async_train.adapters import settled
 from edgeasync.async_train.communication import Averaging, Communication, through_hub
 from edgeasync.async_train.ignored import ignore
-from edgeasync.async_train.loops import Loop
+from edgeasync.async_train.learners import Learner
 from edgeasync.async_train.watching import WATCHED
 from edgeasync.errors import ConfigError
 
@@ -18,7 +18,7 @@ class PeerCommunication:
     def __init__(
         self,
         model: Any,
-        loop: Loop,
+        learner: Learner,
         rank: int,
         *,
         topology: str,
@@ -27,7 +27,7 @@ class PeerCommunication:
         agent: dict[str, Any] | None = None,
         **averaging: Any,
     ) -> None:
-        self._model, self._loop = model, loop
+        self._model, self._learner = model, learner
         usual = {"name": f"rank-{rank}", "state": checkpoint_dir, "keep_optimizer_state": True}
         arguments = {"topology": topology, "peers": peers} | make_rounds(**averaging) | usual | (agent or {})
         self._arguments = settled(arguments)
@@ -38,7 +38,7 @@ class PeerCommunication:
         if self.session is None:
             why = "without a hub nobody carries it out; look at the monitor's alerts"
             ignore("AsyncTrainingMonitor", why, remediation_strategy=WATCHED.of(self._model) or None)
-            self.session = join(model=self._loop.participant, **self._arguments)
+            self.session = join(model=self._learner.participant, **self._arguments)
         return self
 
     def stop(self) -> None:
@@ -49,14 +49,14 @@ class PeerCommunication:
 
 
 def communication_of(
-    model: Any, loop: Loop, rank: int, world_size: int, *, topology: str = "star", **averaging: Any
+    model: Any, learner: Learner, rank: int, world_size: int, *, topology: str = "star", **averaging: Any
 ) -> Communication | PeerCommunication:
     """Return what averages the model of a loop: through a hub if `topology` is `"star"`, else with its peers."""
     if topology == "star":
         if averaging.pop("peers", None) is not None:
             raise ConfigError("peers goes with topology='ring' or 'all_to_all'")
-        return through_hub(model, loop, rank, world_size, **averaging)
-    return PeerCommunication(model, loop, rank, topology=topology, **averaging)
+        return through_hub(model, learner, rank, world_size, **averaging)
+    return PeerCommunication(model, learner, rank, topology=topology, **averaging)
 
 
 def make_rounds(

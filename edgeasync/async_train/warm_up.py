@@ -10,9 +10,9 @@ from edgeasync.async_train import adapters
 from edgeasync.async_train.communication import Communication
 from edgeasync.async_train.cuda import usable
 from edgeasync.async_train.data import as_dataset
-from edgeasync.async_train.hub_model import as_hub_model
+from edgeasync.async_train.hub_model import as_trained
 from edgeasync.async_train.ignored import ignore
-from edgeasync.async_train.loops import Loop
+from edgeasync.async_train.learners import Learner, learner_of
 from edgeasync.async_train.watching import watched
 from edgeasync.errors import ConfigError
 from edgeasync.policies.frequency import FixedFrequency
@@ -56,7 +56,7 @@ class AsyncTrainer:
         self.model, self._workers, self._seed = model, workers, seed
         self._warm_up = warm_up_epochs, warm_up_sync_frequency
         self._regular, self._delay, self._steps_per_epoch = regular_sync_frequency, delay, steps_per_epoch
-        self._stepping: tuple[Loop, Communication] | None = None
+        self._stepping: tuple[Learner, Communication] | None = None
 
     def train(self, dataset: Any = None, epochs: float = 1, optimizer: Any = None, loss_fn: Any = None,
               **more: Any) -> Run:  # fmt: skip
@@ -83,8 +83,8 @@ class AsyncTrainer:
             epoch = self._steps_per_epoch or 0
             policy = make_policy(self._warm_up, self._regular, epoch, self._delay)
             self._stepping = make_stepping(self.model, policy)
-        loop, communication = self._stepping
-        return loop.step(inputs, targets, optimizer, loss_fn, communication.start().session)
+        learner, communication = self._stepping
+        return learner.train(inputs, targets, optimizer, loss_fn, communication.start().session)
 
     async def train_step_async(self, *batch: Any, **training: Any) -> float:
         """Do what `train_step` does, in a thread."""
@@ -105,14 +105,12 @@ class AsyncTrainer:
         loader = more.pop("dataloader", None)
         examples = as_dataset(adapters.as_data(dataset, loader))
         device = usable(None, self.model, "AsyncTrainer")  # where the model is
-        model, how = as_hub_model(self.model, examples, optimizer, loss_fn, device)
-        how.pop("input_shape", None)  # the examples say it
+        how = as_trained(self.model, examples, optimizer, loss_fn, device)
         size = more.pop("batch_size", None) or adapters.batch_size_of(dataset if loader is None else loader)
         how |= {"batch_size": size, "workers": self._workers, "seed": self._seed, "until": Stop(epochs=epochs)}
         steps_per_epoch = math.ceil(len(examples) / size)
         how["policy"] = make_policy(self._warm_up, self._regular, steps_per_epoch, self._delay)
-        how["optimizer"] = None if adapters.is_torch(self.model) else adapters.as_stages(optimizer)
-        return watched(self.model, {"model": model, "data": examples} | how | more)
+        return watched(self.model, {"data": examples} | how | more)
 
 
 def make_policy(warm_up: tuple[float, int], regular: int, steps_per_epoch: int, delay: int) -> Policy:
@@ -128,7 +126,7 @@ def make_policy(warm_up: tuple[float, int], regular: int, steps_per_epoch: int, 
     )
 
 
-def make_stepping(model: Any, policy: Policy) -> tuple[Loop, Communication]:
-    """Return a loop of a model, and what trains it through a hub of this process."""
-    loop = Loop(model)
-    return loop, Communication(model, loop, "127.0.0.1:*", session={}, hub={"policy": policy})
+def make_stepping(model: Any, policy: Policy) -> tuple[Learner, Communication]:
+    """Return how a model learns, and what trains it through a hub of this process."""
+    learner = learner_of(model)
+    return learner, Communication(model, learner, "127.0.0.1:*", session={}, hub={"policy": policy})

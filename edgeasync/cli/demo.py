@@ -12,7 +12,6 @@ import json
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
@@ -49,7 +48,7 @@ EXAMPLES_MIN = 32
 REFRESH_S = 0.25
 
 START_S = 30.0
-"""How long a hub or an agent may take to start."""
+"""How long the hub may take to start."""
 
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as shells have it."""
@@ -251,18 +250,24 @@ class Demo:
 
         for signal_number in ending_signals():
             loop.add_signal_handler(signal_number, interrupt)
-        listening: asyncio.Future[str] = loop.create_future()
-        async with self._process("hub", str(self._folder / "hub.toml"), "--json", out=True) as hub:
-            following = asyncio.create_task(self._follow(hub, listening))
-            self._address = await _before(listening, hub, "the hub")
-            try:
-                for number in range(1, self._devices + 1):
-                    await self._start_agent(number)
-                return await self._train(loop.time())
-            finally:
-                await self._end_agents()
-                await _end(hub)
-                await following
+        hub = await self._spawn("hub", str(self._folder / "hub.toml"), "--json", out=True)
+        following = asyncio.create_task(self._follow(hub))
+        try:
+            await self._await_hub(hub, loop.time() + START_S)
+            for number in range(1, self._devices + 1):
+                await self._start_agent(number)
+            return await self._train(loop.time())
+        finally:
+            await self._end_agents()
+            await _end(hub)
+            await following
+
+    async def _await_hub(self, hub: asyncio.subprocess.Process, until_s: float) -> None:
+        """Wait until the hub listens; raises `EdgeAsyncError` if it ends first, or takes too long."""
+        while not self._address:
+            if hub.returncode is not None or asyncio.get_running_loop().time() > until_s:
+                raise EdgeAsyncError("the hub did not start; see its message above")
+            await asyncio.sleep(REFRESH_S)
 
     async def _train(self, started_s: float) -> dict[str, Any]:
         """Show progress to the end; half-way kill the second agent, and start it again once the hub misses it."""
@@ -302,14 +307,14 @@ class Demo:
         )  # fmt: skip
         self._show.event("started", device=name, detail=f"pid {self._agents[name].pid}, {slowness}x slower")
 
-    async def _follow(self, hub: asyncio.subprocess.Process, listening: "asyncio.Future[str]") -> None:
+    async def _follow(self, hub: asyncio.subprocess.Process) -> None:
         """Read the hub's events as they come."""
         assert hub.stdout is not None
         async for line in hub.stdout:
             event = json.loads(line)
             name, device, detail = event["event"], event.get("device", ""), event.get("detail", "")
             if name == "listening":
-                listening.set_result(detail)
+                self._address = detail
             if name in ("joined", "rejoined", "lost", "left", "warning", "alarm", "calm"):
                 self._show.event(name, device=device, detail=detail)
             if name == "lost":
@@ -317,14 +322,6 @@ class Demo:
 
     async def _end_agents(self) -> None:
         await asyncio.gather(*map(_end, self._agents.values()))
-
-    @contextlib.asynccontextmanager
-    async def _process(self, *arguments: str, out: bool) -> AsyncIterator[asyncio.subprocess.Process]:
-        process = await self._spawn(*arguments, out=out)
-        try:
-            yield process
-        finally:
-            await _end(process)
 
     async def _spawn(self, *arguments: str, out: bool = False) -> asyncio.subprocess.Process:
         """Start an edgeasync command in a process group of its own, so that Ctrl-C reaches only the demo.
@@ -339,17 +336,6 @@ class Demo:
         )  # fmt: skip
         self._processes.append(process)
         return process
-
-
-async def _before(future: "asyncio.Future[str]", process: asyncio.subprocess.Process, name: str) -> str:
-    """Wait for `future`, unless the process ends first, or takes too long."""
-    ended = asyncio.create_task(process.wait())
-    waiting: set[asyncio.Future[Any]] = {future, ended}
-    await asyncio.wait(waiting, timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
-    ended.cancel()
-    if not future.done():
-        raise EdgeAsyncError(f"{name} did not start; see its message above")
-    return future.result()
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

@@ -16,6 +16,7 @@ from edgeasync.cli.under_systemd import find_notifier
 from edgeasync.config import convert, expanded, read_toml
 from edgeasync.core.hub.effects import HubReport
 from edgeasync.core.hub.hub_core import HubCore
+from edgeasync.durable.run_folder import RunFolder
 from edgeasync.errors import AddressError, CapacityError, ConfigError, StorageError
 from edgeasync.graphs.graph_process import load_graph_apart
 from edgeasync.host.host_info import memory_limit_bytes, prepare_for_service
@@ -24,7 +25,7 @@ from edgeasync.net.address import is_within_machine
 from edgeasync.net.connections import connections_that_fit
 from edgeasync.plugins import refuse_modules_in
 from edgeasync.runtime.hub import HubRuntime
-from edgeasync.runtime.hub_record import has_checkpoint, read_record
+from edgeasync.runtime.hub_record import read_record
 from edgeasync.runtime.hub_settings import HubSection, HubSettings
 from edgeasync.runtime.hub_start import make_hub
 
@@ -53,7 +54,8 @@ def _all_settings(config: Path | None, start: Start) -> HubSettings:
     if start.resume is not None:
         _check_opened(section, start)
     checkpoint = apply_flags(settings.checkpoint, start.said["checkpoint"])
-    if start.said["checkpoint"] and checkpoint.recovery != "latest" and not has_checkpoint(expanded(section.run)):
+    goes_back = start.said["checkpoint"] and checkpoint.recovery != "latest"
+    if goes_back and not RunFolder(expanded(section.run)).has_checkpoint:
         raise StorageError(
             f"{section.run}: has no checkpoint to go back to; correct the folder (--run), or leave out the "
             "recovery (--recovery)"

@@ -2,78 +2,104 @@
 
 import time
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
+import typer
+
+from edgeasync.cli.options import Json, one_of
 from edgeasync.cli.output import Printer, print_table
 from edgeasync.config import expanded, whole_address
 from edgeasync.durable.allow_list import NAME, Allowed, Key, read_key
-from edgeasync.durable.keys import OWNER, TOKEN_S, TOKEN_S_MAX, HubKeys, fingerprint
+from edgeasync.durable.keys import OWNER, TOKEN_S, TOKEN_S_MAX, HubKeys
+from edgeasync.durable.keys import fingerprint as fingerprint_of
 from edgeasync.errors import ConfigError
 from edgeasync.host.wall_clock import written
 from edgeasync.net.address import check_connect
 
+ROLES: tuple[Literal["device", "operator"], ...] = ("device", "operator")
+
 DEFAULT_FOLDER = "~/.config/edgeasync/keys"
 
+app = typer.Typer()
 
-def open_folder(folder: Path | None) -> HubKeys:
+Keys = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Folder of the hub's keys [default: ~/.config/edgeasync/keys]."),
+]
+Reached = Annotated[
+    list[str] | None,
+    typer.Option(help="Where devices reach the hub, tcp://HOST:PORT. The folder remembers it. May be repeated."),
+]
+
+
+def open_folder(keys: Path | None) -> HubKeys:
     """Return the folder of keys at a path, or at the usual one."""
-    return HubKeys(expanded(folder or DEFAULT_FOLDER))
+    return HubKeys(expanded(keys or DEFAULT_FOLDER))
 
 
-def init_keys(folder: Path | None, addresses: list[str], printer: Printer) -> None:
-    """Make a hub's keys."""
-    addresses = _checked_addresses(addresses)
-    keys = HubKeys.init(open_folder(folder).folder)
+@app.command("init")
+def init_keys(keys: Keys = None, address: Reached = None, json: Json = False) -> None:
+    """Make a hub's key, an allow-list, and an operator key for yourself."""
+    addresses = _checked_addresses(address)
+    made = HubKeys.init(open_folder(keys).folder)
     if addresses:
-        keys.remember_addresses(tuple(addresses))
-    public = keys.pair().public
-    printer.result(
-        {"keys": str(keys.folder), "hub_key": public.hex(), "operator": OWNER},
-        f"keys in {keys.folder}, the hub's public key is {public.hex()}",
-        f"next: edgeasync hub ... --keys {keys.folder}, and edgeasync keys enrol NAME for each device",
+        made.remember_addresses(tuple(addresses))
+    public = made.pair().public
+    Printer(json=json).result(
+        {"keys": str(made.folder), "hub_key": public.hex(), "operator": OWNER},
+        f"keys in {made.folder}, the hub's public key is {public.hex()}",
+        f"next: edgeasync hub ... --keys {made.folder}, and edgeasync keys enrol NAME for each device",
     )
 
 
+@app.command("enrol")
 def enrol(
-    folder: Path | None,
-    name: str,
-    printer: Printer,
-    *,
-    role: str,
-    key: str | None,
-    addresses: list[str],
-    valid_hours: float | None,
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="The device's name. The key replaces a former key of that name.")
+    ],
+    role: Annotated[str, typer.Option(help="What the key may do: device or operator.")] = "device",
+    key: Annotated[
+        str | None,
+        typer.Option(metavar="PUBLIC_KEY", help="The device's own public key, to admit it without a token."),
+    ] = None,
+    address: Reached = None,
+    valid_hours: Annotated[
+        float | None, typer.Option(help="How long the token may be used; 168 at most. Without it ten minutes.")
+    ] = None,
+    keys: Keys = None,
+    json: Json = False,
 ) -> None:
-    """Let a key in under a name, or print a token by which a device brings its own."""
+    """Print a token for one device to enrol with, once, within ten minutes. Or admit a public key."""
+    printer = Printer(json=json)
     valid_s = TOKEN_S if valid_hours is None else 3600.0 * valid_hours
     if not 0.0 < valid_s <= TOKEN_S_MAX:
         raise ConfigError(f"--valid-hours {valid_hours:g}: give hours, {TOKEN_S_MAX / 3600:.0f} at most")
-    keys, name, role = open_folder(folder), _checked_name(name), _checked_role(role)
-    if valid_hours is not None and (key is not None or role == "operator"):
+    folder, name, chosen = open_folder(keys), _checked_name(name), one_of("--role", role, ROLES)
+    if valid_hours is not None and (key is not None or chosen == "operator"):
         raise ConfigError("--valid-hours is for a token, and a key that you enrol needs no token; leave it out")
-    addresses = _checked_addresses(addresses)
+    addresses = _checked_addresses(address)
     public = None if key is None else _checked_key(key)
-    keys.pair()
-    keys.check_role(name, role)
+    folder.pair()
+    folder.check_role(name, chosen)
     if addresses:
-        keys.remember_addresses(tuple(addresses))
+        folder.remember_addresses(tuple(addresses))
     if public is not None:
-        keys.allow(name, role, public)
-        _print_entry(Allowed(name, role, public), printer)
+        folder.allow(name, chosen, public)
+        _print_entry(Allowed(name, chosen, public), printer)
         return
-    if role == "operator":
-        place = keys.make_operator(name)
+    if chosen == "operator":
+        place = folder.make_operator(name)
         printer.result(
-            {"name": name, "role": role, "keys": str(place)},
+            {"name": name, "role": chosen, "keys": str(place)},
             f"{name} is an operator, with a new key in {place}"
             if name == OWNER
             else f"{name} is an operator; move {place} to that person's machine, for --keys there",
         )
         return
-    reached = keys.addresses()
+    reached = folder.addresses()
     if not reached:
         raise ConfigError("where do devices reach the hub? give --address tcp://HOST:PORT, once")
-    token = keys.issue_token(name, reached, time.time(), valid_s=valid_s)
+    token = folder.issue_token(name, reached, time.time(), valid_s=valid_s)
     within = f"{TOKEN_S / 60:.0f} minutes" if valid_hours is None else f"{valid_hours:g} hours"
     printer.result(
         {"name": name, "token": token.text(), "expires_s": valid_s},
@@ -82,11 +108,13 @@ def enrol(
     )
 
 
-def list_keys(folder: Path | None, printer: Printer) -> None:
-    """Print the allow-list, and the tokens that may still be used."""
-    keys = open_folder(folder)
-    entries, now_s = keys.allow_list().entries.values(), time.time()
-    tokens = [token for token in keys.tokens() if not token.used and token.until_s > now_s]
+@app.command("list")
+def list_keys(keys: Keys = None, json: Json = False) -> None:
+    """List admitted keys, revoked keys, and tokens that still work."""
+    printer = Printer(json=json)
+    folder = open_folder(keys)
+    entries, now_s = folder.allow_list().entries.values(), time.time()
+    tokens = [token for token in folder.tokens() if not token.used and token.until_s > now_s]
     if printer.json:
         for entry in entries:
             _print_entry(entry, printer)
@@ -94,62 +122,97 @@ def list_keys(folder: Path | None, printer: Printer) -> None:
             printer.object({"name": token.name, "role": "token", "expires_s": round(token.until_s - now_s)})
         return
     rows = [("name", "role", "fingerprint", "key")]
-    rows += [(entry.name, entry.role, fingerprint(entry.key), entry.key.hex()) for entry in entries]
+    rows += [(entry.name, entry.role, fingerprint_of(entry.key), entry.key.hex()) for entry in entries]
     rows += [(token.name, "token", f"for {token.until_s - now_s:.0f} s", "") for token in tokens]
     print_table(printer, rows)
 
 
-def revoke(folder: Path | None, name: str, printer: Printer) -> None:
-    """Shut the key of a name out, and its tokens."""
-    keys = open_folder(folder)
-    tokens = keys.revoke(_checked_name(name))
-    if (entry := keys.read_allow_list().entries.get(name)) is not None:
+@app.command("revoke")
+def revoke(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The device or person whose key to revoke.")],
+    keys: Keys = None,
+    json: Json = False,
+) -> None:
+    """Revoke a key. A running hub closes its connection within a second."""
+    printer = Printer(json=json)
+    folder = open_folder(keys)
+    tokens = folder.revoke(_checked_name(name))
+    if (entry := folder.read_allow_list().entries.get(name)) is not None:
         _print_entry(entry, printer)
         return
     done = "its token counts no more" if tokens else "its line, which could not be read, is a comment now"
     printer.result({"name": name, "role": "revoked"}, f"{name}: {done}")
 
 
-def list_pending(folder: Path | None, printer: Printer, *, clear: bool) -> None:
-    """Print the keys that asked to be let in, or forget them."""
-    keys = open_folder(folder)
+@app.command("pending")
+def list_pending(
+    clear: Annotated[
+        bool, typer.Option("--clear", help="Forget them. A device that still asks is listed again.")
+    ] = False,
+    keys: Keys = None,
+    json: Json = False,
+) -> None:
+    """List unknown keys that asked a hub with --knocking for admission."""
+    printer = Printer(json=json)
+    folder = open_folder(keys)
     if clear:
-        count = keys.clear_pending()
+        count = folder.clear_pending()
         printer.result({"cleared": count}, f"{count} keys forgotten; those that you have refused stay refused")
         return
-    known = keys.allow_list().by_key()
-    waiting = [one for one in keys.pending() if not one.refused and one.key not in known]
+    known = folder.allow_list().by_key()
+    waiting = [one for one in folder.pending() if not one.refused and one.key not in known]
     if printer.json:
         for one in waiting:
-            shown = {"fingerprint": fingerprint(one.key), "address": one.address}
+            shown = {"fingerprint": fingerprint_of(one.key), "address": one.address}
             printer.object(shown | {"seen": one.seen_s, "key": one.key.hex()})
         return
     rows = [("fingerprint", "address", "last seen")]
-    print_table(printer, [*rows, *[(fingerprint(one.key), one.address, written(one.seen_s)) for one in waiting]])
+    print_table(
+        printer, [*rows, *[(fingerprint_of(one.key), one.address, written(one.seen_s)) for one in waiting]]
+    )
 
 
-def accept(folder: Path | None, shown: str, name: str, printer: Printer) -> None:
-    """Let a key in that asked for it."""
-    _print_entry(open_folder(folder).accept(shown, _checked_name(name)), printer)
+@app.command("accept")
+def accept(
+    fingerprint: Annotated[
+        str,
+        typer.Argument(metavar="FINGERPRINT", help="The key's fingerprint, as 'pending' and the agent show it."),
+    ],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="The device's name. The key replaces a former key of that name.")
+    ],
+    keys: Keys = None,
+    json: Json = False,
+) -> None:
+    """Admit a key that asked for admission."""
+    _print_entry(open_folder(keys).accept(fingerprint, _checked_name(name)), Printer(json=json))
 
 
-def refuse(folder: Path | None, shown: str, printer: Printer) -> None:
-    """Show a key no more."""
-    open_folder(folder).refuse(shown)
-    printer.result({"fingerprint": shown, "role": "refused"}, f"{shown}: refused")
+@app.command("refuse")
+def refuse(
+    fingerprint: Annotated[
+        str, typer.Argument(metavar="FINGERPRINT", help="The key's fingerprint, as 'pending' shows it.")
+    ],
+    keys: Keys = None,
+    json: Json = False,
+) -> None:
+    """Refuse a key that asked for admission: 'pending' no longer shows it."""
+    open_folder(keys).refuse(fingerprint)
+    Printer(json=json).result({"fingerprint": fingerprint, "role": "refused"}, f"{fingerprint}: refused")
 
 
 def _print_entry(entry: Allowed, printer: Printer) -> None:
-    shown = fingerprint(entry.key)
+    shown = fingerprint_of(entry.key)
     printer.result(
         {"name": entry.name, "role": entry.role, "fingerprint": shown, "key": entry.key.hex()},
         f"{entry.name}: {entry.role}, key {shown}",
     )
 
 
-def _checked_addresses(addresses: list[str]) -> list[str]:
+def _checked_addresses(given: list[str] | None) -> list[str]:
+    addresses = given or []
     for address in addresses:
-        check_connect(address, insecure=True)
+        check_connect(address, insecure=True, name="--address")
     return list(map(whole_address, addresses))
 
 
@@ -167,11 +230,3 @@ def _checked_key(key: str) -> Key:
         return read_key(key)
     except ValueError as error:
         raise ConfigError(f"--key: {error}") from error
-
-
-def _checked_role(role: str) -> Literal["device", "operator"]:
-    if role == "device":
-        return "device"
-    if role == "operator":
-        return "operator"
-    raise ConfigError(f"--role {role!r} is not known; choose device or operator")

@@ -14,8 +14,7 @@ from typing import Annotated
 import typer
 
 from edgeasync import errors
-from edgeasync.cli import device_commands, keys_commands, model_commands, service_commands
-from edgeasync.cli.mistakes import Commands
+from edgeasync.cli.mistakes import Commands, UsageError, commands_of, sentence_of
 from edgeasync.cli.options import (
     AgentConfig,
     AnswerTimeout,
@@ -42,10 +41,19 @@ app = typer.Typer(
     "130 demo interrupted, 1 anything else.",
 )
 
-app.add_typer(model_commands.app, name="model")
-app.add_typer(keys_commands.app, name="keys")
-app.add_typer(device_commands.app, name="device")
-app.add_typer(service_commands.app, name="service")
+GROUPS = {
+    "model": (".model", "Build, inspect and check training graphs of ONNX models."),
+    "keys": (".keys", "Manage who may talk to a hub: make its keys, enrol devices, revoke keys."),
+    "device": (".orders", "Exclude a device from a running hub's training, or let it count again."),
+    "service": (
+        ".service",
+        "Let systemd run an agent, a hub or a peer: at every boot, again after a crash, and with a watchdog.",
+    ),
+}
+"""Groups of commands: the module of each, which is imported when one of them is asked for, and its help."""
+
+for name, (module, sentence) in GROUPS.items():
+    app.add_typer(typer.Typer(cls=commands_of(module), no_args_is_help=True, help=sentence), name=name)
 
 
 @app.command()
@@ -344,7 +352,13 @@ def _cure(error: OSError) -> str:
 def run_command() -> int:
     """Run the command of `sys.argv`; return its exit code. A user's mistake becomes one line on standard error."""
     try:
-        app()
+        return int(app(standalone_mode=False, prog_name="edgeasync") or 0)
+    except UsageError as error:
+        if "\n" in error.message:  # the help, for a command that needs another word
+            error.show()
+        else:
+            tell(f"edgeasync: {visible(sentence_of(error))}")
+        return int(error.exit_code)
     except errors.EdgeAsyncError as error:
         tell(f"edgeasync: {visible(errors.with_flags(' '.join(str(error).split())))}")
         return error.exit_code
@@ -359,4 +373,3 @@ def run_command() -> int:
     except SystemExit as ended:
         code = ended.code or 0
         return code if isinstance(code, int) else 1
-    return 0

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Mapping
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ class Commands(TyperGroup):
             name, command, rest = super().resolve_command(ctx, args)
             return name, self.whole(f"{name}" if ctx.parent is None else f"{ctx.info_name} {name}", command), rest
         except UsageError as error:
-            error.message = f"{error.message} {_sentence(suggest(args[0], self.commands))}".rstrip()
+            error.advice = suggest(args[0], self.commands)
             raise
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - as typer calls it
@@ -54,17 +55,46 @@ class Commands(TyperGroup):
             return command
         return with_flags(command.name, inspect.unwrap(command.callback), FLAGS[name]())
 
-    def invoke(self, ctx: Any) -> Any:
-        """Run a command; raises `UsageError`."""
-        try:
-            return super().invoke(ctx)
-        except UsageError as error:
-            if hasattr(error, "option_name") and hasattr(error, "possibilities"):
-                error.possibilities = None
-                error.message = (
-                    f"No such option: {error.option_name}. {_advice(error.option_name, error.ctx)}".rstrip()
-                )
-            raise
+
+def commands_of(module: str) -> type[Commands]:
+    """Return a group whose commands are those of a module here, which is imported when they are asked for."""
+
+    class CommandsOfModule(Commands):
+        @property
+        def commands(self) -> dict[str, Any]:
+            return _commands_in(module)
+
+        @commands.setter
+        def commands(self, _: object) -> None:
+            """Take no others."""
+
+    return CommandsOfModule
+
+
+@cache
+def _commands_in(module: str) -> dict[str, Any]:
+    found: dict[str, Any] = vars(typer.main.get_command(import_module(module, __package__).app))["commands"]
+    return found
+
+
+def sentence_of(error: Any) -> str:
+    """Return in one sentence what is wrong with a command line, and what to write instead."""
+    parameter, said = getattr(error, "param", None), error.message
+    if parameter is not None and said:  # a value that is wrong
+        is_flag = parameter.param_type_name == "option"
+        name = " / ".join(parameter.opts) if is_flag else parameter.make_metavar(error.ctx)
+        return f"{name}: {_begun_small(said)}"
+    if hasattr(error, "possibilities"):
+        advice = _advice(error.option_name, error.ctx)
+    else:
+        said, advice = error.format_message(), getattr(error, "advice", "")
+    if not advice and error.ctx is not None:
+        advice = f"see '{error.ctx.command_path} --help'"
+    return "; ".join(filter(None, (_begun_small(said), advice)))
+
+
+def _begun_small(sentence: str) -> str:
+    return sentence[:1].lower() + sentence[1:].rstrip(".")
 
 
 def _advice(flag: str, ctx: Any) -> str:
@@ -74,19 +104,21 @@ def _advice(flag: str, ctx: Any) -> str:
     key = flag.lstrip("-").replace("-", "_")
     flags = {name: option.name for option in ctx.command.params for name in option.opts if name.startswith("--")}
     if named := [name for name, parameter in flags.items() if parameter == key]:
-        return f"Write {named[0]}."
-    tables = [table for settings in _settings_of(ctx.command.name) for table in find_tables(key, settings)]
+        return f"write {named[0]}"
+    tables = []
+    if ctx.command.name in _SETTINGS:
+        module, settings = _SETTINGS[ctx.command.name]
+        tables = find_tables(key, getattr(import_module(f"edgeasync.{module}"), settings))
     if tables:
         places = " or ".join(f"[{table}]" for table in dict.fromkeys(tables) if table)
-        return f"'{key}' is {f'a key of {places}' if places else 'a table'} in the settings file."
+        return f"'{key}' is {f'a key of {places}' if places else 'a table'} in the settings file"
     others = ctx.parent.command.commands if ctx.command.name in _SETTINGS else {}
-    if having := [
-        name for name in _SETTINGS if name in others and _has_flag(Commands.whole(name, others[name]), flag)
-    ]:
-        return "It is a flag of " + " and ".join(f"'edgeasync {name}'" for name in having) + "."
+    whole = {name: Commands.whole(name, others[name]) for name in _SETTINGS if name in others}
+    if having := [name for name, command in whole.items() if any(flag in one.opts for one in command.params)]:
+        return "it is a flag of " + " and ".join(f"'edgeasync {name}'" for name in having)
     # The dashes, which all flags have, are not a likeness.
     near = find_near(flag.lstrip("-"), [name.lstrip("-") for name in flags])
-    return f"Did you mean {' or '.join(f'--{name}' for name in near)}?" if near else ""
+    return f"did you mean {' or '.join(f'--{name}' for name in near)}?" if near else ""
 
 
 _SETTINGS = {
@@ -96,19 +128,3 @@ _SETTINGS = {
     "doctor": ("runtime.agent_settings", "AgentSettings"),
 }
 """The settings file of each command that takes one, by name: a device loads nothing of a hub."""
-
-
-def _settings_of(command: str) -> list[type]:
-    """Return the settings file that a command takes."""
-    if command not in _SETTINGS:
-        return []
-    module, name = _SETTINGS[command]
-    return [getattr(import_module(f"edgeasync.{module}"), name)]
-
-
-def _has_flag(command: Any, flag: str) -> bool:
-    return any(flag in option.opts for option in command.params)
-
-
-def _sentence(question: str) -> str:
-    return question[:1].upper() + question[1:]

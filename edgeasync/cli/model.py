@@ -1,18 +1,21 @@
 """`edgeasync model` and `edgeasync export`: models in, models out; nothing runs a hub here."""
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import safetensors.numpy
+import typer
 
+from edgeasync.cli.options import Json
 from edgeasync.cli.output import Printer, print_table
 from edgeasync.cli.settings_flags import named_by_flag
 from edgeasync.config import convert
 from edgeasync.durable.files import check_out, replace_file
+from edgeasync.durable.run_folder import FORWARD_FILE
 from edgeasync.errors import ConfigError, GraphError, ModelMismatchError, StorageError
 from edgeasync.graphs.export import ONNX_SUFFIX, check_suffix, refuse_onnx, write_arrays
-from edgeasync.graphs.graph_model import FORWARD_FILE, HubGraph
+from edgeasync.graphs.graph_model import HubGraph
 from edgeasync.graphs.graph_process import load_graph_apart
 from edgeasync.graphs.model_file import VALUES_SUFFIX
 from edgeasync.graphs.onnx_model import OnnxModel
@@ -21,15 +24,26 @@ from edgeasync.ops.trained import TrainedModel, best_model, local_patterns, newe
 from edgeasync.plugins import is_name
 from edgeasync.regular_file import read_regular
 
+app = typer.Typer()
 
-def build_model(forward: Path, flags: dict[str, Any], out: Path, printer: Printer) -> None:
-    """Write the training graph of a forward model, and beside it the values that training begins with."""
+ModelFile = Annotated[Path, typer.Argument(metavar="FILE.onnx", help="A forward model or a training graph.")]
+BatchSize = Annotated[int, typer.Option(min=2, max=65536, help="Examples in a step.")]
+
+
+@app.command("build")
+def build_model(
+    context: typer.Context,
+    forward: Annotated[Path, typer.Argument(metavar="FORWARD.onnx", help="The forward model.")],
+    out: Annotated[Path, typer.Option(help="Where to write the training graph.")],
+    json: Json = False,
+) -> None:
+    """Build a training graph from a forward model. Its initial values go into a .safetensors file beside it."""
     values = out.with_suffix(VALUES_SUFFIX)
     if out.suffix == VALUES_SUFFIX:
         raise ConfigError(f"--out {out}: the values go to a file of that name; write --out training.onnx")
     for file in (out, values):
         check_out("--out", file, forward)
-    built = _load(forward, flags)
+    built = _load(forward, context)
     if built.forward is None:
         raise ConfigError(f"{forward}: is a training graph already; give the forward model")
     replace_file(out, built.graph, private=False)
@@ -42,7 +56,7 @@ def build_model(forward: Path, flags: dict[str, Any], out: Path, printer: Printe
         "bytes": len(built.graph),
         "warnings": list(built.warnings),
     }
-    printer.result(
+    Printer(json=json).result(
         result,
         f"{out}: trains {result['parameters']} parameters, {result['bytes']} bytes",
         f"{values}: the values it begins with",
@@ -50,10 +64,21 @@ def build_model(forward: Path, flags: dict[str, Any], out: Path, printer: Printe
     )
 
 
-def inspect_model(path: Path, flags: dict[str, Any], batch_size: int, printer: Printer) -> None:
-    """Print what a model trains and what one step costs."""
-    built = _load(path, flags)
-    from edgeasync.autodiff.inspection import inspect_graph  # noqa: PLC0415 - needs onnx
+@app.command("inspect")
+def inspect_model(
+    context: typer.Context,
+    file: ModelFile,
+    batch_size: BatchSize = 32,
+    json: Json = False,
+) -> None:
+    """Show what a model trains, and the arithmetic and memory of a step.
+
+    A file of edgeasync.torch.to_onnx says which layers were frozen in torch (requires_grad): name them in --train
+    to train them all the same. In any other file they look like all others: name them in --freeze.
+    """
+    printer = Printer(json=json)
+    built = _load(file, context)
+    from edgeasync.autodiff.inspection import inspect_graph
 
     found = inspect_graph(built.graph, built.spec, batch_size)
     arrays = [
@@ -84,10 +109,17 @@ def inspect_model(path: Path, flags: dict[str, Any], batch_size: int, printer: P
     _print_warnings(built, printer)
 
 
-def check_model(path: Path, flags: dict[str, Any], batch_size: int, printer: Printer) -> None:
-    """Hold the gradients against differences of the loss; raises `GraphError` if one is wrong."""
-    built = _load(path, flags)
-    from edgeasync.autodiff.check import check_gradients  # noqa: PLC0415 - needs onnx
+@app.command("check")
+def check_model(
+    context: typer.Context,
+    file: ModelFile,
+    batch_size: BatchSize = 8,
+    json: Json = False,
+) -> None:
+    """Check a model's gradients against finite differences of its loss."""
+    printer = Printer(json=json)
+    built = _load(file, context)
+    from edgeasync.autodiff.check import check_gradients
 
     checks = check_gradients(built.graph, built.spec, built.initial, batch_size=batch_size)
     failed = [check for check in checks if not check.passed]
@@ -110,7 +142,7 @@ def check_model(path: Path, flags: dict[str, Any], batch_size: int, printer: Pri
     if failed:
         others = f" and {len(failed) - 1} more" if failed[1:] else ""
         raise GraphError(
-            f"{path}: the gradient of {failed[0].name!r}{others} differs from the loss's slope; if the loss is "
+            f"{file}: the gradient of {failed[0].name!r}{others} differs from the loss's slope; if the loss is "
             "smooth there, this is a defect of edgeasync: please report the model"
         )
 
@@ -148,7 +180,7 @@ def export_run(
 def _exported(source: Path, content: bytes, trained: TrainedModel) -> bytes:
     """Return the forward model of a file with the trained arrays; raises `GraphError`, `ModelMismatchError`."""
     try:
-        from edgeasync.autodiff.export import export_model  # noqa: PLC0415 - needs onnx
+        from edgeasync.autodiff.export import export_model
     except ModuleNotFoundError as error:
         raise ConfigError("export needs the package onnx: pip install 'edgeasync[hub]'") from error
     try:
@@ -180,7 +212,8 @@ def _worth(trained: TrainedModel) -> str:
     return f"{of}{accuracy}loss {found.loss:.4g}"
 
 
-def _load(path: Path, flags: dict[str, Any]) -> HubGraph:
+def _load(path: Path, context: typer.Context) -> HubGraph:
+    flags: dict[str, Any] = context.obj["model"]
     if is_name(str(path)) and not path.exists():
         raise ConfigError(
             f"{path}: names code, and this reads ONNX models; 'edgeasync hub --check' calls the factory of [model]"

@@ -1,9 +1,12 @@
 """Flags that several commands share, each with the one help text that is right for all of them."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
+
+from edgeasync.errors import ConfigError
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON objects, one per line.")]
 LogLevel = Annotated[
@@ -27,6 +30,17 @@ AnswerTimeout = Annotated[float, typer.Option(min=0.1, max=3600.0, help="Seconds
 OperatorKeys = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Folder of an operator's keys, for a hub with keys.")
 ]
+
+Word = TypeVar("Word", bound=str)
+
+
+def one_of(what: str, word: str, known: Sequence[Word]) -> Word:
+    """Return a word that is one of those known; raises `ConfigError`, which names `what` it was given for."""
+    for each in known:
+        if word == each:
+            return each
+    raise ConfigError(f"{what} {word!r} is not known; choose from {', '.join(known)}")
+
 
 Source = Annotated[
     str | None,

@@ -6,7 +6,8 @@ from typing import Any
 
 from edgeasync.cli.output import Printer
 from edgeasync.durable.files import check_out
-from edgeasync.durable.run_replay import Beginning, Line, ReplayedEvaluation, ReplayedUpdate, RunEvent, RunReplay
+from edgeasync.durable.run_events import Line, ReplayedEvaluation, ReplayedUpdate, RunEvent
+from edgeasync.durable.run_replay import Beginning, RunReplay
 from edgeasync.durable.verification import verify_run
 from edgeasync.errors import ConfigError
 from edgeasync.graphs.model_file import VALUES_SUFFIX, save_model

@@ -1,19 +1,23 @@
 """`edgeasync runs`: the runs in a folder, or the checkpoints of one run."""
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from edgeasync.cli.output import Printer, print_table
 from edgeasync.cli.status import in_bytes
+from edgeasync.durable.run_folder import RunFolder
 from edgeasync.ops.runs import (
     BestVersion,
     CheckpointSummary,
     Mark,
     RunSummary,
-    is_run,
     list_checkpoints,
     list_runs,
 )
+
+RUN = ("run", "version", "updates", "lineage", "written", "checkpoints", "journal", "newest", "best", "hub")
+CHECKPOINT = ("checkpoint", "version", "updates", "lineage", "written", "size", "loss")
 
 
 def print_runs(folder: Path, printer: Printer) -> None:
@@ -21,65 +25,51 @@ def print_runs(folder: Path, printer: Printer) -> None:
 
     Of the folder of one run, print its checkpoints.
     """
-    if is_run(folder):
-        _print_checkpoints(folder, printer)
-        return
-    found = list_runs(folder)
-    if printer.json:
-        for run in found:
-            printer.object(run)
-        return
-    if not found:
-        printer.line(f"no runs in {folder}")
-        return
-    header = ("run", "version", "updates", "lineage", "written", "checkpoints", "journal", "newest", "best", "hub")
-    print_table(printer, [header, *[_row(run) for run in found]])
-    for run in found:
-        for trouble in run.trouble:
-            printer.line(f"{run.name}: {trouble}")
+    if RunFolder(folder).is_known:
+        checkpoints = list_checkpoints(folder)
+        trouble = [one.trouble for one in checkpoints if one.trouble]
+        _print(
+            printer, checkpoints, [CHECKPOINT, *map(_checkpoint, checkpoints)], trouble, f"checkpoints in {folder}"
+        )
+    else:
+        runs = list_runs(folder)
+        trouble = [f"{run.name}: {reason}" for run in runs for reason in run.trouble]
+        _print(printer, runs, [RUN, *map(_run, runs)], trouble, f"runs in {folder}")
 
 
-def _print_checkpoints(run: Path, printer: Printer) -> None:
-    found = list_checkpoints(run)
+def _print(
+    printer: Printer, found: Sequence[object], table: Sequence[tuple[str, ...]], trouble: list[str], what: str
+) -> None:
+    """Print what was found as JSON objects or, for people, as a table with the lines about trouble below it."""
     if printer.json:
         for one in found:
             printer.object(one)
-        return
-    if not found:
-        printer.line(f"no checkpoints in {run}")
-        return
-    header = ("checkpoint", "version", "updates", "lineage", "written", "size", "loss")
-    rows = [
-        (
-            one.checkpoint,
-            _shown(one.version),
-            _shown(one.updates_applied),
-            one.lineage or "-",
-            _time(one.written_s),
-            "-" if one.bytes is None else in_bytes(one.bytes),
-            _quality(one),
-        )
-        for one in found
-    ]
-    print_table(printer, [header, *rows])
-    for one in found:
-        if one.trouble:
-            printer.line(one.trouble)
+    elif not found:
+        printer.line(f"no {what}")
+    else:
+        print_table(printer, table)
+        for line in trouble:
+            printer.line(line)
 
 
-def _row(run: RunSummary) -> tuple[str, ...]:
+def _checkpoint(one: CheckpointSummary) -> tuple[str, ...]:
+    return one.checkpoint, *_state(one), "-" if one.bytes is None else in_bytes(one.bytes), _quality(one)
+
+
+def _run(run: RunSummary) -> tuple[str, ...]:
+    sizes = str(run.checkpoints), in_bytes(run.journal_bytes)
     return (
         run.name,
-        _shown(run.version),
-        _shown(run.updates_applied),
-        run.lineage or "-",
-        _time(run.written_s),
-        str(run.checkpoints),
-        in_bytes(run.journal_bytes),
+        *_state(run),
+        *sizes,
         _quality(run.newest),
         _quality(run.best),
         "at work" if run.in_use else "-",
     )
+
+
+def _state(one: RunSummary | CheckpointSummary) -> tuple[str, ...]:
+    return _shown(one.version), _shown(one.updates_applied), one.lineage or "-", _time(one.written_s)
 
 
 def _shown(number: int | None) -> str:

@@ -10,10 +10,11 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+from edgeasync.cli.options import one_of
 from edgeasync.cli.output import tell, visible
 from edgeasync.cli.under_systemd import goes_to_journal, with_priority
 from edgeasync.durable.files import replace_file
-from edgeasync.errors import ConfigError, EdgeAsyncError, StorageError
+from edgeasync.errors import EdgeAsyncError, StorageError
 from edgeasync.host.event_loop import check_threads, loop_factory
 from edgeasync.host.notify import Notifier
 
@@ -36,8 +37,7 @@ def log_to_stderr(level: str | None) -> None:
     """
     if level is None:
         return
-    if level not in LOG_LEVELS:
-        raise ConfigError(f"--log-level {level!r} is not known; choose from {', '.join(LOG_LEVELS)}")
+    one_of("--log-level", level, LOG_LEVELS)
     handler = logging.StreamHandler()
     clock = "" if goes_to_journal(sys.stderr) else "%(asctime)s "
     handler.setFormatter(_LineFormatter(f"{clock}%(name)s %(message)s", "%Y-%m-%dT%H:%M:%S%z"))

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import inspect as types
 from msgspec.structs import replace
 
+from edgeasync.cli.options import one_of
 from edgeasync.cli.output import Printer
 from edgeasync.config import ByteCount, convert, installed_kinds, read_toml, suggest
 from edgeasync.errors import ConfigError
@@ -166,9 +167,7 @@ def _kind_of(path: Path, written: Mapping[str, Any], kind: str | None) -> str:
     """Return whose settings a file has, by its tables unless that is said; raises `ConfigError`."""
     programs = [name.removesuffix(".toml") for name in FILES]
     if kind is not None:
-        if kind not in programs:
-            raise ConfigError(f"--for: {kind!r} is not known; choose from {', '.join(programs)}")
-        return f"{kind}.toml"
+        return f"{one_of('--for', kind, programs)}.toml"
     if len(named := [name for name in programs if name in written]) == 1:
         return f"{named[0]}.toml"
     fits = [name for name, struct in FILES.items() if set(written) <= set(struct.__struct_fields__)]

@@ -103,7 +103,7 @@ def with_flags(name: str | None, function: Callable[..., None], tables: Sequence
     return command
 
 
-def apply_flags(section: Table, said: Mapping[str, Any], *, names: Mapping[str, str] = {}) -> Table:
+def apply_flags(section: Table, said: Mapping[str, Any]) -> Table:
     """Return a table of settings in which flags have the last word; raises `ConfigError` that names the flag."""
     if not said:
         return section
@@ -112,7 +112,7 @@ def apply_flags(section: Table, said: Mapping[str, Any], *, names: Mapping[str, 
     try:
         return convert(table | dict(said), type(section), where="flags")
     except ConfigError as error:
-        raise named_by_flag(error, said, names) from error
+        raise named_by_flag(error, said) from error
 
 
 def model_of(table: object, said: Mapping[str, Any]) -> dict[str, Any]:

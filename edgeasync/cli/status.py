@@ -1,7 +1,7 @@
 """`edgeasync status`."""
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -84,17 +84,9 @@ def describe_status(status: Mapping[str, Any]) -> RenderableType:
 
 def device_table(devices: list[dict[str, Any]], pids: dict[str, int] | None = None) -> Table:
     """Return a table of the devices: with their process ids where these are known, or else with their traffic."""
-    columns = ["device", "state", "seen", "updates", "stale", "steps", "ex/s", "loss"]
-    if pids is None:
-        columns.append("traffic")
-    else:
-        columns.insert(1, "pid")
-    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
-    for column in columns:
-        words = column in ("device", "state")
-        table.add_column(column, justify="left" if words else "right", no_wrap=column != "state", overflow="fold")
-    for device in devices:
-        cells = [
+    columns = ("device", "state", "seen", "updates", "stale", "steps", "ex/s", "loss")
+    rows = [
+        (
             device["id"],
             _state(device),
             f"{device['last_seen_s']:.1f} s",
@@ -103,41 +95,50 @@ def device_table(devices: list[dict[str, Any]], pids: dict[str, int] | None = No
             str(device["local_steps"]),
             f"{device['examples_per_s']:.0f}",
             "" if device["loss"] is None else f"{device['loss']:.3g}",
-        ]
-        if pids is None:
-            cells.append(_traffic(device))
-        else:
-            cells.insert(1, str(pids.get(device["id"], "")))
-        _add_row(table, cells)
-    return _whole(table)
+            _traffic(device) if pids is None else str(pids.get(device["id"], "")),
+        )
+        for device in devices
+    ]
+    return _table((*columns, "traffic" if pids is None else "pid"), rows, words=("device", "state"))
 
 
 def interval_table(devices: list[dict[str, Any]]) -> Table:
     """Return a table of the devices' intervals: the local steps they were given, their times, and the reason."""
+    rows = [
+        (
+            device["id"],
+            str(device["assigned_steps"]),
+            _seconds(device["step_s"]),
+            _seconds(device["period_s"]),
+            f"{device['talk_share']:.0%}",
+            f"sends {codec}; {why}" if (codec := device.get("push_codec")) else why,
+        )
+        for device in devices
+        if (why := _reason(device))
+    ]
+    return _table(("device", "next steps", "a step", "period", "talking", "why"), rows, words=("device", "why"))
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], words: tuple[str, str]) -> Table:
+    """Return a table of cells; what a peer wrote is not markup.
+
+    Two columns have `words`, the last of which may be wrapped. No column is narrower than what it holds, or than a
+    word of it where the words may be wrapped.
+    """
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
-    for column in ("device", "next steps", "a step", "period", "talking", "why"):
-        words = column in ("device", "why")
-        table.add_column(column, justify="left" if words else "right", no_wrap=column != "why", overflow="fold")
-    for device in devices:
-        if why := _reason(device):
-            cells = [
-                device["id"],
-                str(device["assigned_steps"]),
-                _seconds(device["step_s"]),
-                _seconds(device["period_s"]),
-                f"{device['talk_share']:.0%}",
-                f"sends {codec}; {why}" if (codec := device.get("push_codec")) else why,
-            ]
-            _add_row(table, cells)
-    return _whole(table)
-
-
-def _whole(table: Table) -> Table:
-    """Let no column be narrower than what it holds, or than a word of it where the words may be wrapped."""
-    for column in table.columns:
-        cells = [str(cell) for cell in (column.header, *column.cells)]
-        pieces = cells if column.no_wrap else [word for cell in cells for word in cell.split()]
-        column.min_width = max(map(len, pieces), default=0)
+    shown = [[visible(cell) for cell in row] for row in rows]
+    for place, column in enumerate(columns):
+        wrapped, cells = column == words[-1], [column, *(row[place] for row in shown)]
+        pieces = [word for cell in cells for word in cell.split()] if wrapped else cells
+        table.add_column(
+            column,
+            justify="left" if column in words else "right",
+            no_wrap=not wrapped,
+            overflow="fold",
+            min_width=max(map(len, pieces)),
+        )
+    for row in shown:
+        table.add_row(*map(Text, row))
     return table
 
 
@@ -154,11 +155,6 @@ def _state(device: Mapping[str, Any]) -> str:
         return f"{device['state']}: {reason}"
     slowed = ", ".join(filter(None, (f"{percent} %" if percent < 100 else "", reason)))
     return f"{device['state']} at {slowed}" if slowed else str(device["state"])
-
-
-def _add_row(table: Table, cells: list[str]) -> None:
-    """Add cells as they are: what a peer wrote is no markup."""
-    table.add_row(*[Text(visible(cell)) for cell in cells])
 
 
 def _totals(status: Mapping[str, Any]) -> Iterator[str]:

@@ -1,29 +1,27 @@
 """The history of a run: one row for each update that the hub decided about, and for each evaluation.
 
 The file `history` is a header and blocks, which are appended. A block is a header and a msgpack array of some
-hundred rows, deflated. It stands for itself but for the names of devices, which are told once, and for outcomes:
-what became of an update that waited is in a later block, as a correction. So who reads or copies the file while a
-hub writes it has all blocks up to one that is not whole.
+hundred rows, deflated, and stands for itself. But what became of an update that waited is in a later block, as a
+correction. So who reads or copies the file while a hub writes it has all blocks up to one that is not whole.
 
 `docs/reference/files.md` describes every byte.
 """
 
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
-from edgeasync.durable.disk import FolderDisk, ReadableDisk
+from edgeasync.durable.disk import ReadableDisk
 from edgeasync.errors import StorageError
 from edgeasync.protocol.wire import Buffer, checksum
 
 HISTORY_FILE = "history"
 
-FORMAT = 1
+FORMAT = 2
 
 ROWS_MAX = 200_000
 """How many rows a hub keeps by default: some 6 MB."""
@@ -40,15 +38,15 @@ FILE_BYTES_MAX = 1 << 30
 _MAGIC = b"EAHISTRY"
 _BLOCK_MAGIC = b"EAHB"
 _FILE_HEADER = struct.Struct("<8sIQ")
-_BLOCK_HEADER = struct.Struct("<4sIIQQdQQQ")
+_BLOCK_HEADER = struct.Struct("<4sIIQQ")
 _DEFLATE_LEVEL = 1
 
 
 _Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
-class UpdateRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An update, but for its device.
+class UpdateRow(msgspec.Struct, frozen=True, array_like=True, tag=0, gc=False):
+    """An update.
 
     `row` counts the updates of the run from 1; the numbers of those that were thinned out are missing. `entry` is
     the number of the journal's entry, 0 without a journal. `version` is the newest after it, and `updates` is how
@@ -61,6 +59,7 @@ class UpdateRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     time_s: float
     version: _Count
     updates: _Count
+    device: str
     number: _Count
     outcome: str
     loss: float | None
@@ -71,7 +70,7 @@ class UpdateRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     metrics: dict[str, float] | None = None
 
 
-class EvaluationRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class EvaluationRow(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
     """An evaluation of a version; `row` counts them."""
 
     row: _Count
@@ -82,8 +81,8 @@ class EvaluationRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     accuracy: float | None
 
 
-class Correction(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What became of an update that waited: the outcome of an earlier `row` from then on."""
+class Correction(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
+    """What became of an update that waited: the outcome of an earlier `row` from then on. It is not counted."""
 
     row: _Count
     entry: _Count
@@ -91,32 +90,11 @@ class Correction(msgspec.Struct, frozen=True, array_like=True, gc=False):
     outcome: str
 
 
-class Block(msgspec.Struct, frozen=True, array_like=True):
-    """Some rows. `places` says of each update where its device is in the names told so far, from 0.
-
-    Of these the first `known` still hold, and `devices` are those behind them. `corrections` are of rows of this
-    block or earlier ones, and do not count as rows.
-    """
-
-    known: _Count
-    devices: list[str]
-    places: list[_Count]
-    updates: list[UpdateRow]
-    evaluations: list[EvaluationRow]
-    corrections: list[Correction] = []
-
-
-class Last(msgspec.Struct, frozen=True):
-    """Entry and time of a row, and how many updates and evaluations there were in the run by then."""
-
-    entry: int = 0
-    time_s: float = 0.0
-    updates: int = 0
-    evaluations: int = 0
+Row = UpdateRow | EvaluationRow | Correction
 
 
 class BlockPlace(msgspec.Struct, frozen=True):
-    """Where a block lies in the file, how many rows it has, and the last of them.
+    """Where a block lies in the file, and how many rows it has.
 
     `synced` bytes of the file would have outlived a power cut when it was written.
     """
@@ -125,13 +103,11 @@ class BlockPlace(msgspec.Struct, frozen=True):
     end: int
     rows: int
     synced: int
-    last: Last
 
 
 class Rows(msgspec.Struct):
-    """Updates, the device of each, and evaluations, in their order; `trouble` says why there may be fewer."""
+    """Updates and evaluations, in their order; `trouble` says why there may be fewer."""
 
-    devices: list[str] = []
     updates: list[UpdateRow] = []
     evaluations: list[EvaluationRow] = []
     trouble: str = ""
@@ -148,28 +124,23 @@ class Scan(msgspec.Struct):
 FILE_HEADER = _FILE_HEADER.pack(_MAGIC, FORMAT, checksum(_MAGIC + FORMAT.to_bytes(4, "little")))
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Block).decode
+_decode = msgspec.msgpack.Decoder(list[Row]).decode
 
 
-def write_block(block: Block, last: Last, synced: int) -> bytes:
-    """Return a block's bytes; `synced` bytes of the file before it would outlive a power cut."""
-    body = zlib.compress(_encode(block), _DEFLATE_LEVEL)
-    rows = len(block.updates) + len(block.evaluations)
-    fields = (len(body), rows, synced, last.entry, last.time_s, last.updates, last.evaluations)
-    header = _BLOCK_HEADER.pack(_BLOCK_MAGIC, *fields, 0)[:-8]
-    return header + checksum(header, body).to_bytes(8, "little") + body
+def write_blocks(rows: Sequence[Row], synced: int) -> list[bytes]:
+    """Return rows as blocks; `synced` bytes of the file before them would outlive a power cut."""
+    parts = []
+    for start in range(0, len(rows), BLOCK_ROWS_MAX):
+        some = rows[start : start + BLOCK_ROWS_MAX]
+        body = zlib.compress(_encode(some), _DEFLATE_LEVEL)
+        header = _BLOCK_HEADER.pack(_BLOCK_MAGIC, len(body), count_rows(some), synced, 0)[:-8]
+        parts.append(header + checksum(header, body).to_bytes(8, "little") + body)
+    return parts
 
 
-def last_of(block: Block, before: Last) -> Last:
-    """Return what a block's header says of its last row; `before` is of the block before."""
-    update, evaluation = block.updates[-1:], block.evaluations[-1:]
-    ends: list[UpdateRow | EvaluationRow | Correction] = [*update, *evaluation, *block.corrections[-1:]]
-    return Last(
-        max((row.entry for row in ends), default=before.entry),
-        max((row.time_s for row in ends), default=before.time_s),
-        update[0].row if update else before.updates,
-        evaluation[0].row if evaluation else before.evaluations,
-    )
+def count_rows(rows: Sequence[Row]) -> int:
+    """Return how many rows there are, without corrections."""
+    return sum(type(row) is not Correction for row in rows)
 
 
 def scan(content: Buffer) -> Scan:
@@ -195,25 +166,18 @@ def scan(content: Buffer) -> Scan:
     return found
 
 
-def blocks(content: Buffer, places: list[BlockPlace], names: list[str]) -> Iterator[tuple[list[str], Block]]:
-    """Yield blocks with the name of each update's device; raises `StorageError` for what no hub has written.
-
-    The `names` that were told by the last block stay in the list, which is empty at first.
-    """
+def blocks(content: Buffer, places: Sequence[BlockPlace]) -> Iterator[list[Row]]:
+    """Yield the rows of blocks; raises `StorageError` for what no hub has written."""
     view = memoryview(content)
     for place in places:
         inflate = zlib.decompressobj()
         try:
-            block = _decode(
-                inflate.decompress(view[place.start + _BLOCK_HEADER.size : place.end], BLOCK_BYTES_MAX)
-            )
-            names[block.known :] = block.devices
-            devices = [names[number] for number in block.places]
-        except (zlib.error, msgspec.DecodeError, ValueError, IndexError) as error:
+            rows = _decode(inflate.decompress(view[place.start + _BLOCK_HEADER.size : place.end], BLOCK_BYTES_MAX))
+        except (zlib.error, msgspec.DecodeError, ValueError) as error:
             raise StorageError(f"damaged at byte {place.start}: {error}") from error
-        if len(devices) != len(block.updates) or place.rows != len(devices) + len(block.evaluations):
+        if place.rows != count_rows(rows):
             raise StorageError(f"damaged at byte {place.start}: its rows are not as many as it says")
-        yield devices, block
+        yield rows
 
 
 def correct(row: UpdateRow, corrected: Mapping[int, str]) -> UpdateRow:
@@ -222,13 +186,8 @@ def correct(row: UpdateRow, corrected: Mapping[int, str]) -> UpdateRow:
     return row if outcome is None else msgspec.structs.replace(row, outcome=outcome)
 
 
-def read_history(run: Path) -> Rows:
-    """Return the history in a run's folder, also while a hub writes it; raises nothing for a damaged one."""
-    return read_rows(FolderDisk(run))
-
-
 def read_rows(disk: ReadableDisk, nbytes: int | None = None) -> Rows:
-    """Return the history on a disk, or what is in the first bytes of it."""
+    """Return the history on a disk, or what is in its first bytes; raises nothing for a damaged one."""
     rows = Rows()
     try:
         if disk.size(HISTORY_FILE) > FILE_BYTES_MAX:
@@ -248,11 +207,10 @@ def read_rows(disk: ReadableDisk, nbytes: int | None = None) -> Rows:
         return rows
     corrected: dict[int, str] = {}
     try:
-        for devices, block in blocks(content, found.places, []):
-            rows.devices += devices
-            rows.updates += block.updates
-            rows.evaluations += block.evaluations
-            corrected |= {one.row: one.outcome for one in block.corrections}
+        for block in blocks(content, found.places):
+            rows.updates += [row for row in block if type(row) is UpdateRow]
+            rows.evaluations += [row for row in block if type(row) is EvaluationRow]
+            corrected |= {row.row: row.outcome for row in block if type(row) is Correction}
     except StorageError as error:
         rows.trouble = str(error)
     rows.updates = [correct(row, corrected) for row in rows.updates]
@@ -275,11 +233,9 @@ def _block_at(view: memoryview, start: int) -> BlockPlace | None:
     """Return the block that begins there; `None` if it is not whole."""
     if start + _BLOCK_HEADER.size > len(view):
         return None
-    magic, nbytes, rows, synced, entry, time_s, updates, evaluations, digest = _BLOCK_HEADER.unpack_from(
-        view, start
-    )
+    magic, nbytes, rows, synced, digest = _BLOCK_HEADER.unpack_from(view, start)
     body = start + _BLOCK_HEADER.size
     end = body + nbytes
     if magic != _BLOCK_MAGIC or end > len(view) or digest != checksum(view[start : body - 8], view[body:end]):
         return None
-    return BlockPlace(start, end, rows, synced, Last(entry, time_s, updates, evaluations))
+    return BlockPlace(start, end, rows, synced)

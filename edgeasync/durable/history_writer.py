@@ -19,8 +19,8 @@ from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.hub.outcomes import BUFFERED, first_outcome, is_weighed, outcome_name, why_dropped
 from edgeasync.core.recovery.log import Log
 from edgeasync.durable.disk import Disk
-from edgeasync.durable.history import Correction, EvaluationRow, UpdateRow, correct
-from edgeasync.durable.history_file import HistoryFile, Row
+from edgeasync.durable.history import Correction, EvaluationRow, Row, UpdateRow, correct
+from edgeasync.durable.history_file import HistoryFile
 from edgeasync.errors import StorageError
 from edgeasync.policies.aggregation import Contribution
 from edgeasync.protocol.messages import Applied, Push
@@ -39,8 +39,8 @@ REPLAYED_ROWS = 4_096
 
 Result = TypeVar("Result")
 
-Noted = tuple[int, str, tuple[Any, ...]] | tuple[int, EvaluationRow | Correction]
-"""The entry, and a row. Of an update these are the device and the fields: an object would take the loop longer."""
+Noted = tuple[int, tuple[Any, ...] | EvaluationRow | Correction]
+"""The entry, and a row. Of an update it is the fields: an object would take the loop longer."""
 
 
 class HistoryWriter:
@@ -85,12 +85,7 @@ class HistoryWriter:
         except OSError as error:
             self._off = True
             remark = f"the history cannot be read, so this start writes no rows: {error.strerror or error}"
-        self._updates, self._evaluations = self._file.last.updates, self._file.last.evaluations
-        for row in self._unwritten:
-            if isinstance(row, EvaluationRow):
-                self._evaluations = row.row
-            elif not isinstance(row, Correction):
-                self._updates = row[1].row
+        self._updates, self._evaluations = self._file.updates, self._file.evaluations
         return [remark] if remark else []
 
     def note(self, core: HubCore, entry: int, event: object, effects: Sequence[HubEffect], now_s: float) -> bool:
@@ -111,6 +106,7 @@ class HistoryWriter:
                     now_s,
                     state.version,
                     state.updates_applied,
+                    member.device_id,
                     push.seq,
                     name,
                     push.loss_mean,
@@ -120,7 +116,7 @@ class HistoryWriter:
                     push.payload_bytes,
                     metrics_of(push),
                 )
-                self._gather((entry, member.device_id, row))
+                self._gather((entry, row))
                 if name == BUFFERED:
                     self._buffered[event.handle] = number
                 noted = True
@@ -196,9 +192,9 @@ def _corrected(rows: list[Row]) -> list[Row]:
     corrected = {row.row: row.outcome for row in rows if isinstance(row, Correction)}
     if not corrected:
         return rows
-    here = {row[1].row for row in rows if isinstance(row, tuple)}
+    here = {row.row for row in rows if isinstance(row, UpdateRow)}
     return [
-        (row[0], correct(row[1], corrected)) if isinstance(row, tuple) else row
+        correct(row, corrected) if isinstance(row, UpdateRow) else row
         for row in rows
         if not (isinstance(row, Correction) and row.row in here)
     ]
@@ -214,7 +210,8 @@ def metrics_of(push: Push) -> dict[str, float] | None:
 
 def row_of(noted: Noted) -> Row:
     """Return the row of what was noted on the loop."""
-    return noted[1] if len(noted) == 2 else (noted[1], UpdateRow(*noted[2]))
+    row = noted[1]
+    return UpdateRow(*row) if isinstance(row, tuple) else row
 
 
 class HistoryShell(Protocol):

@@ -80,14 +80,14 @@ class TornTail(msgspec.Struct, frozen=True):
 
 
 class JournalReading:
-    """One pass over a journal; what it found is known once `records` is exhausted.
+    """One pass over the records with numbers above `after`; what it found is known once `records` is exhausted.
 
     `last` is the number of the last record, or `after` if none followed; `segments` are those with a readable
     header, in order, and `unsynced` the records of the last batch: what a `JournalWriter` is told at its start.
     `torn` is what a crash left behind it.
     """
 
-    def __init__(self, disk: ReadableDisk, after: int) -> None:
+    def __init__(self, disk: ReadableDisk, after: int = 0) -> None:
         self._disk = disk
         self.last = after
         self.segments: list[Segment] = []
@@ -256,11 +256,6 @@ def _may_be_record(content: bytes, place: int) -> bool:
 def segment_names(disk: ReadableDisk) -> list[str]:
     """Return the names of the segments there are, in order; raises `OSError`."""
     return sorted(filter(_ordinal, disk.names()), key=_ordinal)
-
-
-def read_journal(disk: ReadableDisk, after: int = 0) -> JournalReading:
-    """Return a reading of the records with numbers above `after`, which the caller iterates over."""
-    return JournalReading(disk, after)
 
 
 def remove_torn_headers(disk: Disk, reading: JournalReading) -> None:

@@ -8,8 +8,9 @@ import base64
 import hashlib
 import ipaddress
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 import zmq
@@ -53,6 +54,8 @@ _HUB_KEY = "hub.key"
 _HUB_PUBLIC = "hub.pub"
 _OPERATOR_KEY = "operator.key"
 _ADDRESS = "address"
+
+Line = TypeVar("Line")
 
 _TIME_S_MAX = 1e11
 """A time after the year 5000 is none."""
@@ -234,12 +237,7 @@ class HubKeys:
 
     def tokens(self) -> list[IssuedToken]:
         """Return the tokens of the last day; raises `StorageError`."""
-        if not self.tokens_file.exists():
-            return []
-        try:
-            return [_read_token(line) for line in read_secret(self.tokens_file).decode().splitlines()]
-        except ValueError as error:
-            raise StorageError(f"{self.tokens_file}: damaged; delete it and make new tokens") from error
+        return _read_lines(self.tokens_file, _read_token, "delete it and make new tokens")
 
     def use_token(self, token: Key, key: Key, now_s: float) -> str | None:
         """Let a device's own key in by a token, once; return its name.
@@ -280,12 +278,7 @@ class HubKeys:
 
     def pending(self) -> list[Pending]:
         """Return the keys that have knocked, the refused ones among them; raises `StorageError`."""
-        if not self._pending_file.exists():
-            return []
-        try:
-            return [_read_pending(line) for line in read_secret(self._pending_file).decode().splitlines()]
-        except ValueError as error:
-            raise StorageError(f"{self._pending_file}: damaged; delete it") from error
+        return _read_lines(self._pending_file, _read_pending, "delete it")
 
     def knock(self, key: Key, address: str, now_s: float) -> None:
         """Note a key that has knocked; raises `StorageError`.
@@ -423,6 +416,16 @@ def _read_key_file(path: Path) -> bytes:
         return read_key(read_secret(path).decode().strip())
     except ValueError:
         raise StorageError(f"{path}: holds no key; put back a copy, or make new keys") from None
+
+
+def _read_lines(path: Path, read: Callable[[str], Line], remedy: str) -> list[Line]:
+    """Return what the lines of a file say, if there is one; raises `StorageError`."""
+    if not path.exists():
+        return []
+    try:
+        return [read(line) for line in read_secret(path).decode().splitlines()]
+    except ValueError as error:
+        raise StorageError(f"{path}: damaged; {remedy}") from error
 
 
 def _read_time(text: str) -> float:

@@ -16,10 +16,10 @@ from edgeasync.core.hub.settings import CodecSettings, HubCoreSettings
 from edgeasync.core.recovery.log import Entry, read_entry
 from edgeasync.core.recovery.replay import Replay, Sessions
 from edgeasync.core.recovery.state import dump_state, load_state, restore, restore_core, succeed
-from edgeasync.durable.checkpoint import CheckpointStore, ChosenCheckpoint, Manifest
-from edgeasync.durable.disk import Disk
+from edgeasync.durable.checkpoint import ChosenCheckpoint, Manifest
 from edgeasync.durable.history_writer import REPLAYED_ROWS, HistoryWriter
-from edgeasync.durable.journal import Appended, JournalReading, Segment, read_journal, remove_torn_headers
+from edgeasync.durable.journal import Appended, JournalReading, Segment, remove_torn_headers
+from edgeasync.durable.run_folder import RunFolder
 from edgeasync.errors import ConfigError, ModelMismatchError, PluginError, StorageError
 from edgeasync.parameters import ParameterSpec
 from edgeasync.plugins import Trust, name_of
@@ -239,8 +239,7 @@ def _open(
 
 
 def recover(
-    disk: Disk,
-    store: CheckpointStore,
+    folder: RunFolder,
     rules: Rules,
     make_core: MakeCore,
     draw_session: Callable[[], bytes],
@@ -258,9 +257,9 @@ def recover(
     The `history` is led to the same state.
     Raises `StorageError` if something durable cannot be had back, `ModelMismatchError` for another model's run.
     """
-    chosen = store.choose(recovery, rules.spec.fingerprint)
+    chosen = folder.checkpoints.choose(recovery, rules.spec.fingerprint)
     if chosen is None:
-        _refuse_journal_alone(disk)
+        _refuse_journal_alone(folder)
         return None
     known = {name_of(type(part)): type(part) for part in plugins_of(rules.policy).values()}
     trust = Trust(known=known, installed=True, code=trust_code)
@@ -270,10 +269,10 @@ def recover(
             found.last, found.now_s, found.core.policy_engine.state.gathering.contributions
         )
         on_entry = _noting(history, found, on_entry)
-    reading = read_journal(disk, chosen.manifest.journal)
+    reading = folder.journal(chosen.manifest.journal)
     if recovery == "latest":
         found.replay(reading, on_entry)
-        remove_torn_headers(disk, reading)
+        remove_torn_headers(folder.disk, reading)
         found.unsynced = reading.unsynced
         for tail in filter(lambda tail: tail.nbytes, reading.torn):
             found.remarks.append(
@@ -281,7 +280,7 @@ def recover(
             )
     else:
         found.branches = True
-        found.last = 1 + _last_number(reading, store)
+        found.last = 1 + _last_number(reading, folder)
     found.segments = reading.segments
     return found
 
@@ -298,9 +297,9 @@ def _noting(history: HistoryWriter, found: Recovered, on_entry: OnEntry) -> OnEn
     return noted
 
 
-def _last_number(reading: JournalReading, store: CheckpointStore) -> int:
+def _last_number(reading: JournalReading, folder: RunFolder) -> int:
     """Return the last number that the journal or a checkpoint has, as far as they can be read."""
-    numbers = [manifest.journal for _, manifest in store.manifests()[0]]
+    numbers = [manifest.journal for _, manifest in folder.checkpoints.manifests()[0]]
     try:
         numbers += [record.number for record in reading.records()]
     except StorageError:
@@ -318,8 +317,8 @@ def _check_frozen(before: HubCoreSettings, now: HubCoreSettings) -> None:
     )
 
 
-def _refuse_journal_alone(disk: Disk) -> None:
-    for record in read_journal(disk).records():
+def _refuse_journal_alone(folder: RunFolder) -> None:
+    for record in folder.journal().records():
         raise StorageError(
             f"the journal begins with record {record.number}, but there is no checkpoint to begin from: "
             "put the checkpoints back, or choose another run folder"

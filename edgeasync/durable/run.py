@@ -9,11 +9,12 @@ from edgeasync.core.arrays.published_model import Publisher
 from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.recovery.replay import Sessions
 from edgeasync.core.recovery.state import HubState, capture
-from edgeasync.durable.checkpoint import CheckpointStore, Manifest
+from edgeasync.durable.checkpoint import Manifest
 from edgeasync.durable.disk import Disk
 from edgeasync.durable.history_writer import HistoryWriter
 from edgeasync.durable.journal import SEGMENT_BYTES_MAX, JournalWriter
 from edgeasync.durable.recovery import MakeCore, OnEntry, Rules, recover
+from edgeasync.durable.run_folder import RunFolder
 from edgeasync.errors import StorageError
 from edgeasync.parameters import Vector
 from edgeasync.policies.policy import check_recordable
@@ -56,10 +57,9 @@ class HubRun:
         self.checkpoint = ""
         self.remarks: list[str] = []
         self.history = HistoryWriter(disk, history_rows_max) if history_rows_max else None
-        self._disk = disk
         self._rules = rules
         self._trust_code = trust_code
-        self._store = CheckpointStore(disk, rules.settings.checkpoint.keep)
+        self._folder = RunFolder(disk=disk, keep=rules.settings.checkpoint.keep)
         self._segment_bytes_max = segment_bytes_max
         self._last = 0
         self._software = ""
@@ -84,8 +84,7 @@ class HubRun:
         rules = self._rules
         recovery = rules.settings.checkpoint.recovery
         found = recover(
-            self._disk,
-            self._store,
+            self._folder,
             rules,
             make_core,
             draw_session,
@@ -114,7 +113,7 @@ class HubRun:
             if found is None or found.branches:
                 self.save(capture(self.core, self.model, self.publisher, self._last, self.now_s), created_s)
             segments = [] if found is None else found.segments
-            self.journal = JournalWriter(self._disk, self._last + 1, segments, self._segment_bytes_max)
+            self.journal = JournalWriter(self._folder.disk, self._last + 1, segments, self._segment_bytes_max)
             if found is not None:
                 self.journal.secure(found.unsynced)
         except OSError as error:
@@ -145,5 +144,5 @@ class HubRun:
             created_s=created_s,
             rules=self._rules.table(),
         )
-        self._store.write(manifest, state.tensors)
-        return self._store.covered(manifest.fingerprint)
+        self._folder.checkpoints.write(manifest, state.tensors)
+        return self._folder.checkpoints.covered(manifest.fingerprint)

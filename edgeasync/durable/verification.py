@@ -4,8 +4,7 @@ from pathlib import Path
 
 import msgspec
 
-from edgeasync.durable.checkpoint import CheckpointStore
-from edgeasync.durable.disk import FolderDisk
+from edgeasync.durable.run_folder import RunFolder
 from edgeasync.durable.run_replay import RunReplay
 from edgeasync.errors import PluginError, StorageError
 
@@ -35,16 +34,11 @@ def verify_run(run: Path, *, trust_code: bool = False) -> Verified:
     `trust_code`, or decides differently than in the run.
     """
     entries, unfinished, compared = 0, 0, list[str]()
-    last = None
-    parts: list[int | None] = [None]
-    for until in parts:  # the last part of the journal first, and then those before it
-        replay = RunReplay(run, until=until, trust_code=trust_code, verify=True)
-        try:
-            if replay.plugins:
-                raise PluginError(f"{run}: not verified: {' | '.join(replay.remarks)}")
-            unfinished += replay.tell(lambda _: True)
-        finally:
-            replay.close()
+    last: RunReplay | None = None
+    for replay in RunReplay.of_parts(run, trust_code=trust_code, verify=True):
+        if replay.plugins:
+            raise PluginError(f"{run}: not verified: {' | '.join(replay.remarks)}")
+        unfinished += replay.tell(lambda _: True)
         if contradiction := replay.core.imbalance():
             raise StorageError(
                 f"{run}: the counts at entry {replay.last} contradict one another: {contradiction}; put the "
@@ -53,8 +47,6 @@ def verify_run(run: Path, *, trust_code: bool = False) -> Verified:
         entries += replay.last - replay.beginning.entry
         compared += reversed(replay.compared)
         last = last or replay
-        if replay.earlier is not None:
-            parts.append(replay.earlier)
     assert last is not None
     return Verified(
         entries=entries,
@@ -68,7 +60,7 @@ def verify_run(run: Path, *, trust_code: bool = False) -> Verified:
 
 def _read_others(run: Path, compared: list[str]) -> list[str]:
     """Read the checkpoints that were not compared, and return their names; raises `StorageError`."""
-    store = CheckpointStore(FolderDisk(run), keep=1)
+    store = RunFolder(run).checkpoints
     readable, unreadable = store.manifests()
     if unreadable:
         raise StorageError(f"{run}: {' | '.join(reason for _, reason in unreadable)}")

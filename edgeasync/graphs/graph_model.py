@@ -10,6 +10,7 @@ import safetensors.numpy
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.config import expanded
 from edgeasync.durable.files import replace_file
+from edgeasync.durable.run_folder import FORWARD_FILE, TRAINING_FILE
 from edgeasync.errors import ConfigError, GraphError, ModelMismatchError, StorageError
 from edgeasync.graphs.onnx_model import OnnxModel
 from edgeasync.losses import OnnxLoss
@@ -18,9 +19,6 @@ from edgeasync.protocol.messages import Frozen
 from edgeasync.regular_file import check_regular, read_regular
 from edgeasync.training.frozen import FrozenArray, frozen_checksum, pieces_of
 from edgeasync.training.graph_check import check_graph
-
-FORWARD_FILE = "forward.onnx"
-TRAINING_FILE = "training.onnx"
 
 MODEL_BYTES_MAX = 1 << 31
 """Protobuf holds no larger message."""

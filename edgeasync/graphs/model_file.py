@@ -16,8 +16,6 @@ from edgeasync.errors import ModelMismatchError, StorageError
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.regular_file import check_regular
 
-MODEL_FILE = "model.safetensors"
-BEST_FILE = "best.safetensors"
 VALUES_SUFFIX = ".safetensors"
 
 DIVERGED = "training has diverged: values of the model are not finite"

@@ -8,10 +8,13 @@ from edgeasync.errors import AddressError
 DEFAULT_ADDRESS = "tcp://127.0.0.1:5555"
 """Where a hub listens and is looked for, if nothing else is said."""
 
+BIND, HUB = "bind (--bind)", "hub (--hub)"
+"""The arguments, and flags, that addresses are given by."""
+
 
 def check_bind(address: str, *, insecure: bool) -> None:
     """Raise `AddressError` unless the address can be bound without keys: loopback only, or told `insecure`."""
-    host = _read(address, any_port=True)
+    host = _read(address, BIND, any_port=True)
     if not insecure and not _is_loopback(address, host):
         raise AddressError(
             f"{address}: anybody on that network could join; give the hub keys ('edgeasync keys init', then "
@@ -25,16 +28,19 @@ def is_within_machine(address: str) -> bool:
     No name is resolved but localhost: it could be another machine's a moment later. Raises `AddressError` for what
     is not an address.
     """
-    host = (_read(address, any_port=True) or "").strip("[]")
+    host = (_read(address, BIND, any_port=True) or "").strip("[]")
     try:
         return host == "localhost" or _names_loopback(host)
     except ValueError:
         return False
 
 
-def check_connect(address: str, *, insecure: bool) -> None:
-    """Raise `AddressError` unless the address can be spoken to without keys: loopback only, or told `insecure`."""
-    host = host_of(address)
+def check_connect(address: str, *, insecure: bool, name: str = HUB) -> None:
+    """Raise `AddressError` unless the address can be spoken to without keys: loopback only, or told `insecure`.
+
+    `name` is what the address was given by.
+    """
+    host = host_of(address, name)
     if not insecure and not _is_loopback(address, host):
         raise AddressError(
             f"{address}: is beyond this machine, where anybody on the way could read and change what is sent; "
@@ -43,9 +49,9 @@ def check_connect(address: str, *, insecure: bool) -> None:
         )
 
 
-def host_of(address: str) -> str | None:
+def host_of(address: str, name: str = "") -> str | None:
     """Return the host of an address to connect to, `None` if it is not a TCP address; raises `AddressError`."""
-    return _read(address, any_port=False)
+    return _read(address, name, any_port=False)
 
 
 def is_ipv6(address: str) -> bool:
@@ -56,7 +62,7 @@ def is_ipv6(address: str) -> bool:
     """
     if "[" in address:
         return True
-    host = _read(address, any_port=True)
+    host = _read(address, "", any_port=True)
     return host is not None and not _has(host, socket.AF_INET) and _has(host, socket.AF_INET6)
 
 
@@ -68,8 +74,8 @@ def _has(host: str, family: int) -> bool:
         return False
 
 
-def _read(address: str, *, any_port: bool) -> str | None:
-    """Return the host of a TCP address, `None` for the other transports."""
+def _read(address: str, name: str, *, any_port: bool) -> str | None:
+    """Return the host of a TCP address, `None` for the other transports; `name` is what it was given by."""
     transport, _, place = address.partition("://")
     if transport in ("ipc", "inproc") and place:
         return None
@@ -78,7 +84,10 @@ def _read(address: str, *, any_port: bool) -> str | None:
     valid = (port.isdecimal() and 0 < int(port) <= 65_535) or (any_port and port == "*")
     # In the file of a hub's keys white space ends an address.
     if transport != "tcp" or not host or any(map(str.isspace, host)) or not valid:
-        raise AddressError(f"{address!r} is not an address; write tcp://HOST:PORT, such as tcp://127.0.0.1:5555")
+        where = f"{name}: " if name else ""
+        raise AddressError(
+            f"{where}{address!r} is not an address; write tcp://HOST:PORT, such as tcp://127.0.0.1:5555"
+        )
     return host
 
 

@@ -1,17 +1,15 @@
 """Lists the runs in a folder for people. Read-only."""
 
 import os
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
 
-from edgeasync.durable.checkpoint import CheckpointStore, Manifest
-from edgeasync.durable.disk import FolderDisk
-from edgeasync.durable.files import is_locked
-from edgeasync.durable.run_replay import JournalEnd, follow_journal, look_at
+from edgeasync.durable.checkpoint import Manifest
+from edgeasync.durable.run_folder import BEST_FILE, RunFolder
 from edgeasync.errors import StorageError
-from edgeasync.graphs.model_file import BEST_FILE, MODEL_FILE, read_header
-from edgeasync.runtime.hub_record import RECORD_FILE
+from edgeasync.graphs.model_file import read_header
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,17 +80,9 @@ def list_runs(folder: Path) -> list[RunSummary]:
     return [summary for path in runs if (summary := _summarize(path)) is not None]
 
 
-def is_run(folder: Path) -> bool:
-    """Return whether a folder is that of a run, and not one of runs."""
-    try:
-        return any((folder / name).exists() for name in (RECORD_FILE, MODEL_FILE))
-    except OSError:  # `list_runs` says what is wrong
-        return False
-
-
 def list_checkpoints(run: Path) -> list[CheckpointSummary]:
     """Return a run's checkpoints, the newest first, then those that cannot be read; raises `StorageError`."""
-    manifests, unreadable = CheckpointStore(FolderDisk(run), keep=1).manifests()
+    manifests, unreadable = RunFolder(run).checkpoints.manifests()
     found = [
         CheckpointSummary(
             checkpoint=name,
@@ -116,28 +106,26 @@ def _summarize(run: Path) -> RunSummary | None:
     trouble: list[str] = []
     manifests: list[tuple[str, Manifest]] = []
     segments: list[os.stat_result] = []
-    end: JournalEnd | None = None
+    end, stops = None, ""
+    folder = RunFolder(run)
     try:
-        folder = look_at(run)
-        try:
-            manifests = folder.manifests
-            trouble += [reason for _, reason in folder.unreadable]
-            segments = [folder.journal.status(name) for name in folder.journal.names()]
+        with closing(folder.snapshot()) as files:
+            manifests = files.manifests
+            trouble += [reason for _, reason in files.unreadable]
+            segments = [files.journal.status(name) for name in files.journal.names()]
             if manifests:
-                end = follow_journal(folder.journal, manifests[0][1])
-        finally:
-            folder.journal.close()
+                end, stops = files.follow()
     except StorageError as error:
         trouble.append(str(error))
     if not (manifests or segments or trouble):
-        if not is_run(run):
+        if not folder.is_known:
             return None
         trouble.append(
             "has no checkpoint; a hub begins it from scratch, or from model.safetensors if that is there"
         )
     trouble += [reason for name, manifest in manifests if (reason := _wrong_with(run, name, manifest))]
-    if end is not None and end.trouble:
-        trouble.append(end.trouble)
+    if stops:
+        trouble.append(stops)
     if segments and not manifests:
         trouble.append("has a journal but no checkpoint to begin from")
     times = [status.st_mtime for status in segments] + [manifest.created_s for _, manifest in manifests]
@@ -151,7 +139,7 @@ def _summarize(run: Path) -> RunSummary | None:
         journal_bytes=sum(status.st_size for status in segments),
         newest=_mark(*manifests[0]) if manifests else None,
         best=_best(run),
-        in_use=is_locked(run),
+        in_use=folder.in_use,
         trouble=trouble,
     )
 

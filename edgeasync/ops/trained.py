@@ -6,6 +6,7 @@ written, and a hub may be at work in the folder.
 
 import contextlib
 from collections.abc import Mapping
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,12 @@ import numpy.typing as npt
 from edgeasync.core.hub.evaluation_tracker import is_better
 from edgeasync.core.hub.events import Evaluated
 from edgeasync.core.hub.lineage import Ancestry
-from edgeasync.durable.files import is_locked
-from edgeasync.durable.json_file import read_json
-from edgeasync.durable.run_replay import Line, RunReplay, look_at
+from edgeasync.durable.run_events import Line
+from edgeasync.durable.run_folder import BEST_FILE, MODEL_FILE, RunFolder
+from edgeasync.durable.run_replay import RunReplay
 from edgeasync.errors import ConfigError, StorageError
-from edgeasync.graphs.model_file import BEST_FILE, MODEL_FILE, read_model
+from edgeasync.graphs.model_file import read_model
 from edgeasync.protocol.messages import ModelVersion
-from edgeasync.runtime.hub_record import RECORD_FILE
 
 
 class TrainedModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +76,8 @@ def newest_model(run: Path, *, trust_code: bool = False) -> TrainedModel:
     Without `trust_code` no plugin is imported: of a run under plugins it is the version of the last checkpoint.
     """
     found = _newest(run, trust_code=trust_code)[0]
-    if found.source == run and is_locked(run) and not _keeps_journal(run):
+    folder = RunFolder(run)
+    if found.source == run and folder.in_use and _record(folder).hub.durability != "journal":
         found.remarks.append("a hub is at work here that keeps no journal: this is of its last checkpoint")
     return found
 
@@ -109,11 +110,8 @@ def best_model(run: Path, *, trust_code: bool = False) -> TrainedModel:
             f"{run}: no version was evaluated yet; wait for one ([evaluation] every), or leave out best (--best)"
         )
     # From as early as the journal leads on: a hub that was killed had not written the best.
-    replay = RunReplay(run, trust_code=trust_code)
-    try:
+    with closing(RunReplay(run, trust_code=trust_code)) as replay:
         found = _tell(replay, run, best.number)
-    finally:
-        replay.close()
     if found.version != best.number:
         raise StorageError(
             f"{run}: version {best.number} was the best, but it is not in {BEST_FILE}, and the journal does not "
@@ -124,20 +122,11 @@ def best_model(run: Path, *, trust_code: bool = False) -> TrainedModel:
 
 def _newest(run: Path, *, trust_code: bool) -> tuple[TrainedModel, Evaluated | None, Ancestry | None]:
     """Return the newest version, the best evaluation, and whose versions the run may call its own."""
-    if not run.is_dir():
-        raise StorageError(f"{run}: no such folder; give the folder of a hub's run")
-    folder = look_at(run)
-    try:
-        if not folder.manifests and not folder.unreadable:
-            return _read_file(run / MODEL_FILE), None, None  # a hub would begin with it
-    finally:
-        folder.journal.close()
-    replay = RunReplay(run, checkpoint="latest", trust_code=trust_code)
-    try:
-        found = _tell(replay, run)
-        return found, replay.core.policy_engine.state.evaluations.best, replay.core.policy_engine.state.ancestry
-    finally:
-        replay.close()
+    if not any(RunFolder.open(run).checkpoints.manifests()):
+        return _read_file(run / MODEL_FILE), None, None  # a hub would begin with it
+    with closing(RunReplay(run, checkpoint="latest", trust_code=trust_code)) as replay:
+        found, state = _tell(replay, run), replay.core.policy_engine.state
+        return found, state.evaluations.best, state.ancestry
 
 
 def _tell(replay: RunReplay, run: Path, wanted: int | None = None) -> TrainedModel:
@@ -183,18 +172,13 @@ def _read_file(path: Path) -> TrainedModel:
     )
 
 
-def _keeps_journal(run: Path) -> bool:
-    """Return whether the hub of a run keeps a journal, as far as its record tells."""
-    return _record(run).hub.durability == "journal"
-
-
 def local_patterns(run: Path) -> list[str]:
     """Return which arrays of a run each device keeps to itself, as far as the hub's record tells."""
-    return _record(run).model.local
+    return _record(RunFolder(run)).model.local
 
 
-def _record(run: Path) -> _Record:
+def _record(folder: RunFolder) -> _Record:
     try:
-        return read_json(run / RECORD_FILE, _Record, remedy="")
+        return folder.record(_Record)
     except (FileNotFoundError, StorageError):
         return _Record(_Record.Hub())

@@ -46,6 +46,11 @@ class HostedModel(msgspec.Struct, frozen=True, kw_only=True):
             raise AddressError(
                 f"{hub.bind}: ZeroMQ does not encrypt within a process; leave out keys, or write tcp://"
             )
+        if hub.knocking and hub.keys is None:
+            raise ConfigError(
+                "knocking (--knocking) needs keys (--keys): a hub without keys lets every device in, so none "
+                "asks; give keys, or leave knocking out"
+            )
         if self.spec.length > settings.limits.parameters_max:
             raise ConfigError(
                 f"the model has {self.spec.length} parameters, over limits.parameters_max = "

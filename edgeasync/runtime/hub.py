@@ -30,6 +30,7 @@ from edgeasync.durable.history_writer import HistoryLog
 from edgeasync.durable.keys import HubKeys
 from edgeasync.durable.recovery import Rules
 from edgeasync.durable.run import HubRun
+from edgeasync.durable.run_folder import RECORD_FILE
 from edgeasync.errors import EdgeAsyncError, PluginError, StorageError
 from edgeasync.graphs.graph_model import keep_file, keep_files
 from edgeasync.graphs.model_file import load_model
@@ -46,7 +47,6 @@ from edgeasync.runtime.deadline_timer import DeadlineTimer
 from edgeasync.runtime.hosted_model import HostedModel
 from edgeasync.runtime.hub_evaluation import HubEvaluation
 from edgeasync.runtime.hub_files import HubFiles
-from edgeasync.runtime.hub_record import RECORD_FILE
 from edgeasync.runtime.hub_settings import RunSettings
 from edgeasync.runtime.hub_threads import CLOSE_S, HubThreads
 from edgeasync.runtime.kept_off import KeptOff

@@ -11,8 +11,9 @@ from edgeasync.core.hub.events import Evaluated
 from edgeasync.core.recovery.state import HubState
 from edgeasync.durable.files import FolderLock
 from edgeasync.durable.run import HubRun
+from edgeasync.durable.run_folder import BEST_FILE, MODEL_FILE
 from edgeasync.errors import StorageError
-from edgeasync.graphs.model_file import BEST_FILE, MODEL_FILE, read_header, save_model
+from edgeasync.graphs.model_file import read_header, save_model
 from edgeasync.parameters import ParameterSpec
 from edgeasync.protocol.messages import ModelVersion
 from edgeasync.runtime.hub_threads import CLOSE_S, HubThreads, Thread

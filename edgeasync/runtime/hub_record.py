@@ -8,18 +8,13 @@ from msgspec.structs import replace
 
 from edgeasync.config import ByteCount, FilePath, convert, to_table
 from edgeasync.core.hub.settings import CheckpointSettings
-from edgeasync.durable.checkpoint import CheckpointStore
-from edgeasync.durable.disk import FolderDisk
-from edgeasync.durable.json_file import read_json
+from edgeasync.durable.run_folder import FORWARD_FILE, RECORD_FILE, RunFolder
 from edgeasync.errors import StorageError
-from edgeasync.graphs.graph_model import FORWARD_FILE
 from edgeasync.graphs.onnx_model import BUILD_S, OnnxModel
 from edgeasync.graphs.user_code import CustomModel
 from edgeasync.host.host_info import half_of_memory_bytes
-from edgeasync.plugins import Trust, refuse_modules_in
+from edgeasync.plugins import Trust
 from edgeasync.runtime.hub_settings import HubSettings
-
-RECORD_FILE = "hub.json"
 
 RECORD_FORMAT = 1
 """Where it stands under `format`: the only format that is read. Increase it when a key changes."""
@@ -40,11 +35,6 @@ def record_of(settings: HubSettings) -> bytes:
     return msgspec.json.format(msgspec.json.encode(table), indent=1) + b"\n"
 
 
-def has_checkpoint(run: Path) -> bool:
-    """Return whether there is anything in a folder that a hub could resume."""
-    return run.is_dir() and any(CheckpointStore(FolderDisk(run), keep=1).manifests())
-
-
 def read_record(run: Path, *, trust_code: bool = False) -> HubSettings:
     """Return the settings of the last start of the run in a folder, to resume it there.
 
@@ -53,15 +43,12 @@ def read_record(run: Path, *, trust_code: bool = False) -> HubSettings:
     Raises `StorageError` if there is nothing to resume, or no settings, or if another version wrote them;
     `ConfigError` if they are not settings; `PluginError` if they name code that may not be imported.
     """
-    refuse_modules_in(run)
-    if not run.is_dir():
-        raise StorageError(f"{run}: no such folder; give the folder of a hub's run")
-    path = run / RECORD_FILE
+    folder, path = RunFolder.open(run), run / RECORD_FILE
     begin = f"begin by a settings file: edgeasync hub CONFIG --run {run}"
-    if not has_checkpoint(run):
+    if not folder.has_checkpoint:
         raise StorageError(f"{run}: has no checkpoint to resume from; {begin}")
     try:
-        table = read_json(path, dict[str, Any], remedy=begin)
+        table = folder.record(dict[str, Any], begin)
     except FileNotFoundError:
         raise StorageError(
             f"{path}: no such file, so its settings are not known; if a Python program began the run, start that "

@@ -78,7 +78,7 @@ class HubSection(Section, frozen=True):
     in only listed keys: [Keys](/hub/keys.md).
     """
     knocking: bool = False
-    """With keys: record unknown keys, for `edgeasync keys pending`."""
+    """Record unknown keys, for `edgeasync keys pending`. It needs `keys`."""
     insecure: bool = False
     """Without keys: listen beyond this machine, where anybody on the network may join. A host name counts as this
     machine if all its addresses are loopback. `ipc://@NAME` does not: every user of the machine may open it.

@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from edgeasync.config import expanded
 from edgeasync.durable.files import replace_file
-from edgeasync.durable.history import EvaluationRow, Rows, UpdateRow, read_history
+from edgeasync.durable.history import EvaluationRow, Rows, UpdateRow
+from edgeasync.durable.run_folder import RunFolder
 from edgeasync.errors import ConfigError
 
 Column = npt.NDArray[Any]
@@ -108,7 +109,7 @@ class History(Table):
     """
 
     def __init__(self, rows: Rows) -> None:
-        super().__init__(_update_columns(rows.devices, rows.updates))
+        super().__init__(_update_columns(rows.updates))
         self.evaluations = Table(_evaluation_columns(rows.evaluations))
         """The evaluations of the run."""
         self.reason = rows.trouble
@@ -117,7 +118,7 @@ class History(Table):
     @classmethod
     def read(cls, run: Path) -> "History":
         """Return the history in a run's folder, also while a hub writes it."""
-        return cls(read_history(run))
+        return cls(RunFolder(run).history())
 
     def plot(self) -> Any:
         """Return a matplotlib figure of the losses and accuracies; raises `ConfigError` without matplotlib.
@@ -144,12 +145,12 @@ class History(Table):
         return figure
 
 
-def _update_columns(devices: list[str], rows: list[UpdateRow]) -> dict[str, Column]:
+def _update_columns(rows: list[UpdateRow]) -> dict[str, Column]:
     columns: dict[str, Column] = {
         "time": _floats([row.time_s for row in rows]),
         "version": _counts([row.version for row in rows]),
         "update": _counts([row.number for row in rows]),
-        "device": _objects(devices),
+        "device": _objects([row.device for row in rows]),
         "outcome": _objects([row.outcome for row in rows]),
         "loss": _floats([row.loss for row in rows]),
         "staleness": _floats([row.staleness for row in rows]),

@@ -14,9 +14,10 @@ from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.config import FilePath, Section, convert, expanded, to_table
 from edgeasync.data.dataset import Dataset, Features, Inputs, Targets
 from edgeasync.data.files import load
+from edgeasync.durable.run_folder import FORWARD_FILE
 from edgeasync.errors import ConfigError, DataError
 from edgeasync.graphs.evaluation import make_evaluator
-from edgeasync.graphs.graph_model import FORWARD_FILE, HubGraph, build_graph, load_graph, with_own_loss
+from edgeasync.graphs.graph_model import HubGraph, build_graph, load_graph, with_own_loss
 from edgeasync.graphs.onnx_model import OnnxModel
 from edgeasync.graphs.user_code import flatten
 from edgeasync.losses import LossSetting, check_loss, find_loss, kind_of

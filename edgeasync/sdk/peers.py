@@ -18,8 +18,9 @@ from edgeasync.data.dataset import Dataset
 from edgeasync.durable.files import FolderLock
 from edgeasync.durable.keys import KeyPair
 from edgeasync.durable.peers_file import PeerEntry, Peers
+from edgeasync.durable.run_folder import MODEL_FILE
 from edgeasync.errors import ConfigError, EdgeAsyncError, StorageError
-from edgeasync.graphs.model_file import MODEL_FILE, load_kept, load_model, save_model
+from edgeasync.graphs.model_file import load_kept, load_model, save_model
 from edgeasync.ops.runs import list_checkpoints
 from edgeasync.parameters import Vector
 from edgeasync.protocol.peer_messages import PEERS_MAX, Topology

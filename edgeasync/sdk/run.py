@@ -10,11 +10,11 @@ import numpy.typing as npt
 
 from edgeasync.config import expanded
 from edgeasync.durable.files import replace_file
-from edgeasync.durable.history import read_history
-from edgeasync.durable.run_replay import Line, RunEvent, RunReplay
+from edgeasync.durable.run_events import Line, RunEvent
+from edgeasync.durable.run_folder import FORWARD_FILE, RunFolder
+from edgeasync.durable.run_replay import RunReplay
 from edgeasync.graphs.export import ONNX_SUFFIX, check_suffix, refuse_onnx, write_arrays
-from edgeasync.graphs.graph_model import FORWARD_FILE, held_file
-from edgeasync.ops.runs import list_checkpoints
+from edgeasync.graphs.graph_model import held_file
 from edgeasync.ops.trained import best_model, newest_model
 from edgeasync.sdk.events import Evaluation, Event
 from edgeasync.sdk.history import History
@@ -152,9 +152,9 @@ def _read_events(folder: Path) -> list[Event]:
     """Return what happened in a run, as far as its folder tells."""
     found: list[Event] = [
         Evaluation(time_s=row.time_s, version=row.version, loss=row.loss, accuracy=row.accuracy)
-        for row in read_history(folder).evaluations
+        for row in RunFolder(folder).history().evaluations
     ]
-    if not list_checkpoints(folder):
+    if not RunFolder(folder).has_checkpoint:
         return found
 
     def note(line: Line) -> bool:
@@ -163,15 +163,8 @@ def _read_events(folder: Path) -> list[Event]:
             found.extend(() if event is None else (event,))
         return True
 
-    parts: list[int | None] = [None]
-    for until in parts:  # the last part of the story first, and then those before it
-        replay = RunReplay(folder, until=until)
-        try:
-            replay.tell(note)
-        finally:
-            replay.close()
-        if replay.earlier is not None:
-            parts.append(replay.earlier)
+    for replay in RunReplay.of_parts(folder):
+        replay.tell(note)
     return sorted(found, key=lambda event: event.time_s)
 
 

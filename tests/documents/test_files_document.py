@@ -12,6 +12,7 @@ from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.history_file import HistoryFile
 from edgeasync.durable.local_file import LOCAL_FORMAT
 from edgeasync.durable.quota_file import QUOTA_FORMAT
+from edgeasync.durable.run_folder import RunFolder
 from edgeasync.protocol.messages import PROTOCOL_VERSION
 from edgeasync.runtime.hub_record import RECORD_FORMAT
 
@@ -45,9 +46,9 @@ def test_the_reader_of_a_history_on_the_page_reads_one(tmp_path, corrected):
         file = HistoryFile(FolderDisk(run), 1000)
         file.resume(2**40, 0.0)
         file.append([history.Correction(3, 2**40, 0.0, "rolled_back")])
-    rows = history.read_history(run)
+    rows = RunFolder(run).history()
     assert corrected == ("rolled_back" in [row.outcome for row in rows.updates])
     found = list(names["read"](run / history.HISTORY_FILE))
     assert len(found) == len(rows.updates) > 10
-    for (device, *fields), name, row in zip(found, rows.devices, rows.updates, strict=True):
-        assert (device, fields[0], fields[5], fields[6]) == (name, row.row, row.number, row.outcome)
+    for fields, row in zip(found, rows.updates, strict=True):
+        assert (fields[0], *fields[5:8]) == (row.row, row.device, row.number, row.outcome)

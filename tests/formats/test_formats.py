@@ -25,20 +25,22 @@ from edgeasync.core.recovery.state import SCALARS, CoreState, _Scalars
 from edgeasync.durable import checkpoint, journal, spool_file
 from edgeasync.durable.checkpoint import CheckpointStore, Manifest
 from edgeasync.durable.disk import FolderDisk
-from edgeasync.durable.history import FILE_HEADER, HISTORY_FILE, Block, read_history
+from edgeasync.durable.history import FILE_HEADER, HISTORY_FILE, Row
 from edgeasync.durable.history import FORMAT as HISTORY_FORMAT
 from edgeasync.durable.identity import DeviceFolder
-from edgeasync.durable.journal import read_journal
+from edgeasync.durable.journal import JournalReading
 from edgeasync.durable.local_file import LOCAL_FILE, LOCAL_FORMAT, LocalFile
 from edgeasync.durable.quota_file import QUOTA_FILE, QUOTA_FORMAT, QuotaFile
 from edgeasync.durable.recovery import read_rules
-from edgeasync.durable.run_replay import ReplayedUpdate, RunReplay
+from edgeasync.durable.run_events import ReplayedUpdate
+from edgeasync.durable.run_folder import MODEL_FILE, RECORD_FILE, RunFolder
+from edgeasync.durable.run_replay import RunReplay
 from edgeasync.durable.spool_file import HELD_FILE, SPOOL_FILE, SpoolFile
 from edgeasync.errors import ProtocolError, StorageError
-from edgeasync.graphs.model_file import MODEL_FILE, load_model
+from edgeasync.graphs.model_file import load_model
 from edgeasync.ops.runs import list_runs
 from edgeasync.protocol import wire
-from edgeasync.runtime.hub_record import RECORD_FILE, RECORD_FORMAT, read_record, record_of
+from edgeasync.runtime.hub_record import RECORD_FORMAT, read_record, record_of
 from edgeasync.runtime.hub_start import make_hub
 from tests.support.formats.write_formats import (
     DAY,
@@ -51,8 +53,7 @@ from tests.support.formats.write_formats import (
     make_held,
     make_local,
     make_spool,
-    write_device,
-    write_wire,
+    write,
 )
 
 RUN, DEVICE = FOLDER / "run", FOLDER / "device"
@@ -105,10 +106,10 @@ def test_the_history_has_a_row_for_each_update():
         for line in lines
         if isinstance(line, ReplayedUpdate)
     ]
-    history = read_history(RUN)
+    history = RunFolder(RUN).history()
     found = [
-        (row.entry, row.time_s, device, row.number, row.outcome, row.staleness, row.version)
-        for device, row in zip(history.devices, history.updates, strict=True)
+        (row.entry, row.time_s, row.device, row.number, row.outcome, row.staleness, row.version)
+        for row in history.updates
     ]
     assert not history.trouble
     assert len(found) > 10
@@ -304,7 +305,7 @@ def test_a_manifest_is_written_as_it_was():
 
 def test_entries_are_written_as_they_were():
     found = set()
-    for record in read_journal(FolderDisk(RUN)).records():
+    for record in JournalReading(FolderDisk(RUN)).records():
         entry = read_entry(record.entry)
         assert msgspec.msgpack.encode(entry) == bytes(record.entry)
         found.add(type(event_of(entry)))
@@ -315,9 +316,9 @@ def test_rows_of_the_history_are_written_as_they_were():
     content, place = (RUN / HISTORY_FILE).read_bytes(), len(FILE_HEADER)
     assert content[:place] == FILE_HEADER
     while place < len(content):
-        end = place + 60 + int.from_bytes(content[place + 4 : place + 8], "little")
-        body = zlib.decompress(content[place + 60 : end])
-        assert msgspec.msgpack.encode(msgspec.msgpack.decode(body, type=Block)) == body
+        end = place + 28 + int.from_bytes(content[place + 4 : place + 8], "little")
+        body = zlib.decompress(content[place + 28 : end])
+        assert msgspec.msgpack.encode(msgspec.msgpack.decode(body, type=list[Row])) == body
         place = end
 
 
@@ -327,21 +328,13 @@ def test_a_record_is_written_as_it_was(run):
     assert record_of(named) == (run / RECORD_FILE).read_bytes()
 
 
-def test_what_a_device_keeps_is_written_as_it_was(tmp_path):
-    write_device(tmp_path / "device")
-    for path in DEVICE.iterdir():
-        assert content_of(tmp_path / "device" / path.name) == content_of(path)
-
-
-def content_of(path):
-    """Return a file's bytes; of one with arrays, whose metadata has no order, all that is in it."""
-    if path.suffix != ".safetensors":
-        return path.read_bytes()
-    with safetensors.safe_open(path, framework="numpy") as file:
-        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
-        return file.metadata(), {name: (one.dtype, one.shape, one.tobytes()) for name, one in arrays.items()}
-
-
-def test_messages_are_written_as_they_were(tmp_path):
-    write_wire(tmp_path / "wire.json")
-    assert (tmp_path / "wire.json").read_text() == (FOLDER / "wire.json").read_text()
+def test_the_examples_are_written_as_they_were(tmp_path):
+    """A run twice the same; what a device keeps, and messages, as they are here."""
+    written = []
+    for folder in (tmp_path / "one", tmp_path / "other"):
+        write(folder)
+        files = (path for path in folder.rglob("*") if path.is_file())
+        written.append({path.relative_to(folder): path.read_bytes() for path in files})
+    assert written[0] == written[1]
+    for path in (*DEVICE.iterdir(), FOLDER / "wire.json"):
+        assert written[0][path.relative_to(FOLDER)] == path.read_bytes()

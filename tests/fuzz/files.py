@@ -30,11 +30,12 @@ from edgeasync.durable.keys import HubKeys, KeyPair, Token, operator_keys
 from edgeasync.durable.local_file import LocalFile
 from edgeasync.durable.peers_file import read_peers
 from edgeasync.durable.quota_file import QuotaFile
+from edgeasync.durable.run_folder import FORWARD_FILE, TRAINING_FILE
 from edgeasync.durable.spool_file import SpoolFile
 from edgeasync.errors import ConfigError, DataError, GraphError, ModelMismatchError, ProtocolError, StorageError
 from edgeasync.graphs.evaluation import OnnxEvaluator
 from edgeasync.graphs.graph_cache import GraphCache
-from edgeasync.graphs.graph_model import FORWARD_FILE, TRAINING_FILE, load_graph
+from edgeasync.graphs.graph_model import load_graph
 from edgeasync.graphs.model_file import read_model
 from edgeasync.graphs.onnx_model import OnnxModel
 from edgeasync.host.readings import Readings

@@ -30,8 +30,8 @@ from edgeasync.core.recovery.state import SCALARS, CoreState
 from edgeasync.data.files import load
 from edgeasync.durable.allow_list import Allowed, AllowList
 from edgeasync.durable.checkpoint import CheckpointStore, Manifest
-from edgeasync.durable.history import FILE_HEADER, HISTORY_FILE, Block, blocks, read_rows, scan
-from edgeasync.durable.journal import read_journal
+from edgeasync.durable.history import FILE_HEADER, HISTORY_FILE, Row, blocks, count_rows, read_rows, scan
+from edgeasync.durable.journal import JournalReading
 from edgeasync.durable.keys import HubKeys, KeyPair, Token
 from edgeasync.durable.recovery import Rules, open_checkpoint
 from edgeasync.errors import ConfigError, DataError, GraphError, ModelMismatchError, ProtocolError, StorageError
@@ -175,7 +175,7 @@ class Journal(Target):
         self.inputs = [path.read_bytes() for path in sorted(FOLDER.glob("run/journal-*"))]
 
     def attempt(self, content):
-        for record in read_journal(MemoryDisk({"journal-00000001": content})).records():
+        for record in JournalReading(MemoryDisk({"journal-00000001": content})).records():
             event_of(read_entry(record.entry))
         return True
 
@@ -188,7 +188,7 @@ class HistoryFiles(Target):
 
     def attempt(self, content):
         rows = read_rows(MemoryDisk({HISTORY_FILE: content}))
-        assert len(History(rows)) == len(rows.updates) == len(rows.devices)
+        assert len(History(rows)) == len(rows.updates)
         return not rows.trouble
 
 
@@ -198,14 +198,13 @@ class HistoryBlocks(HistoryFiles):
     def __init__(self):
         super().__init__()
         content = self.inputs[0]
-        self.inputs = [msgspec.msgpack.encode(block) for _, block in blocks(content, scan(content).places[:1], [])]
+        self.inputs = [msgspec.msgpack.encode(rows) for rows in blocks(content, scan(content).places[:1])]
 
     def attempt(self, content):
         body, count = zlib.compress(content), 1
         with contextlib.suppress(ValueError):
-            block = msgspec.msgpack.decode(content, type=Block)
-            count = len(block.updates) + len(block.evaluations)
-        header = struct.pack("<4sIIQQdQQ", b"EAHB", len(body), count, 0, 1, 0.0, 1, 0)
+            count = count_rows(msgspec.msgpack.decode(content, type=list[Row]))
+        header = struct.pack("<4sIIQ", b"EAHB", len(body), count, 0)
         block = header + wire.checksum(header, body).to_bytes(8, "little") + body
         return super().attempt(FILE_HEADER + block)
 
@@ -218,7 +217,7 @@ class Entries(Target):
     def __init__(self):
         self.inputs = []
         for path in sorted(FOLDER.glob("run/journal-*")):
-            records = read_journal(MemoryDisk({path.name: path.read_bytes()})).records()
+            records = JournalReading(MemoryDisk({path.name: path.read_bytes()})).records()
             self.inputs += [bytes(record.entry) for record in records]
 
     def attempt(self, content):

@@ -14,7 +14,8 @@ import zmq
 
 from edgeasync import Dataset, Parameter, ParameterSpec, fetch_status
 from edgeasync.durable.identity import DeviceIdentity
-from edgeasync.graphs.model_file import MODEL_FILE, load_model
+from edgeasync.durable.run_folder import MODEL_FILE
+from edgeasync.graphs.model_file import load_model
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import (
     MESSAGES,

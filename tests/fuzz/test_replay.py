@@ -10,8 +10,8 @@ import pytest
 from edgeasync.config import ByteCount
 from edgeasync.core.hub.settings import CheckpointSettings, HubCoreSettings, Limits, Liveness
 from edgeasync.core.recovery.state import dump_state
-from edgeasync.durable.checkpoint import CheckpointStore
 from edgeasync.durable.recovery import Rules, recover
+from edgeasync.durable.run_folder import RunFolder
 from edgeasync.policies.aggregation import BufferedAggregator, ImmediateAggregator
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
@@ -176,7 +176,7 @@ class Crowd:
             return True
 
         disk = copy.deepcopy(self.disk)
-        recover(disk, CheckpointStore(disk, 3), self.rules, make_core, lambda: bytes(16), on_entry=compare)
+        recover(RunFolder(disk=disk), self.rules, make_core, lambda: bytes(16), on_entry=compare)
         return len(entries)
 
 

@@ -8,7 +8,8 @@ import psutil
 import pytest
 
 from edgeasync.cli.demo import TRAINED_FILE
-from edgeasync.graphs.model_file import MODEL_FILE, load_model
+from edgeasync.durable.run_folder import MODEL_FILE
+from edgeasync.graphs.model_file import load_model
 from tests.support.programs.processes import (
     ENDING_SIGNALS,
     LIVELINESS,

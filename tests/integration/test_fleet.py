@@ -5,7 +5,8 @@ import signal
 
 import pytest
 
-from edgeasync.graphs.model_file import MODEL_FILE, load_model
+from edgeasync.durable.run_folder import MODEL_FILE
+from edgeasync.graphs.model_file import load_model
 from edgeasync.net.status import fetch_status
 from edgeasync.protocol.wire import checksum
 from tests.support.programs.processes import LIVELINESS, MODEL, PATIENCE_S, Commands, free_address, until

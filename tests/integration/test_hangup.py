@@ -10,7 +10,8 @@ import psutil
 import pytest
 
 from edgeasync.cli.demo import INTERRUPTED
-from edgeasync.graphs.model_file import MODEL_FILE, load_model
+from edgeasync.durable.run_folder import MODEL_FILE
+from edgeasync.graphs.model_file import load_model
 from tests.support.programs.processes import MODEL, PATIENCE_S, environment, trained
 
 pytestmark = pytest.mark.process

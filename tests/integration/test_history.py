@@ -130,9 +130,9 @@ def test_rows_and_csv_say_the_same(history, tmp_path):
 def test_what_is_not_known_is_nan_and_empty(tmp_path):
     from edgeasync.durable.history import Rows, UpdateRow  # noqa: PLC0415
 
-    known = UpdateRow(1, 1, 0.5, 1, 1, 1, "applied", 0.25, 0, 4, 8, 100, {"f1": 0.5})
-    unknown = UpdateRow(2, 2, 0.75, 1, 1, 1, "foreign_lineage", None, None, 4, 8, 100)
-    history = History(Rows(["left", "right"], [known, unknown]))
+    known = UpdateRow(1, 1, 0.5, 1, 1, "left", 1, "applied", 0.25, 0, 4, 8, 100, {"f1": 0.5})
+    unknown = UpdateRow(2, 2, 0.75, 1, 1, "right", 1, "foreign_lineage", None, None, 4, 8, 100)
+    history = History(Rows([known, unknown]))
     assert history["metrics.f1"][0] == 0.5
     for name in ("loss", "staleness", "metrics.f1"):
         assert math.isnan(history[name][1])

@@ -15,8 +15,8 @@ from onnx import numpy_helper
 
 from edgeasync import Parameter, ParameterSpec, nn
 from edgeasync.core.hub.events import Evaluated
-from edgeasync.graphs.graph_model import FORWARD_FILE
-from edgeasync.graphs.model_file import BEST_FILE, MODEL_FILE, save_model
+from edgeasync.durable.run_folder import BEST_FILE, FORWARD_FILE, MODEL_FILE
+from edgeasync.graphs.model_file import save_model
 from tests.support.models.graphs import forward_model
 from tests.support.programs.command_line import CONFIG, FILES, GRAPH, MISMATCH, mistake
 from tests.support.programs.processes import LIVELINESS, Commands, status_when, trained, without_onnx

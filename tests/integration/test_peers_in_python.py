@@ -17,8 +17,8 @@ from edgeasync.data import load_digits
 from edgeasync.data.dataset import Dataset
 from edgeasync.data.partition import iid
 from edgeasync.durable.files import FolderLock
+from edgeasync.durable.run_folder import MODEL_FILE
 from edgeasync.errors import ConfigError, ModelMismatchError, StorageError
-from edgeasync.graphs.model_file import MODEL_FILE
 from edgeasync.nn import Linear, Sequential, to_onnx
 from edgeasync.runtime import peer as runtime
 from edgeasync.runtime.peer import PEER_MODEL_FILE

@@ -10,8 +10,9 @@ import sys
 import pytest
 import safetensors
 
+from edgeasync.durable.run_folder import MODEL_FILE
 from edgeasync.durable.run_replay import RunReplay
-from edgeasync.graphs.model_file import MODEL_FILE, load_model
+from edgeasync.graphs.model_file import load_model
 from edgeasync.protocol.wire import checksum
 from tests.support.programs.command_line import CONFIG, FILES, mistake
 from tests.support.programs.processes import LIVELINESS, MODEL, Commands, environment, status_when, trained

@@ -8,8 +8,7 @@ import pytest
 from onnx import numpy_helper
 
 from edgeasync.durable.files import replace_file
-from edgeasync.graphs.graph_model import FORWARD_FILE, TRAINING_FILE
-from edgeasync.graphs.model_file import MODEL_FILE
+from edgeasync.durable.run_folder import FORWARD_FILE, MODEL_FILE, TRAINING_FILE
 from tests.support.models.graphs import HostileHub, forward_model, plain_graph
 from tests.support.programs.command_line import CONFIG, GRAPH, MISMATCH, mistake
 from tests.support.programs.imported_modules import HEAVY, REPORT_MODULES, modules_of

@@ -16,9 +16,11 @@ from safetensors.numpy import load_file
 from edgeasync import Dataset, EdgeAsyncError, GradientTrainer, Run, StepResult, Stop, nn, train, train_async
 from edgeasync.callbacks import CSVLog, SaveBest, StopWhen
 from edgeasync.data import batches, dirichlet, load_digits
-from edgeasync.durable.run_replay import ReplayedUpdate, RunReplay
+from edgeasync.durable.run_events import ReplayedUpdate
+from edgeasync.durable.run_folder import MODEL_FILE
+from edgeasync.durable.run_replay import RunReplay
 from edgeasync.errors import ConfigError, DataError, ModelMismatchError, StorageError
-from edgeasync.graphs.model_file import MODEL_FILE, load_model
+from edgeasync.graphs.model_file import load_model
 from edgeasync.losses import CrossEntropy, OnnxLoss
 from edgeasync.metrics import MAE, TopK
 from edgeasync.policies.aggregation import ImmediateAggregator

@@ -15,9 +15,10 @@ from edgeasync.cli.demo import make_model, split_digits
 from edgeasync.core.hub.events import PushArrived
 from edgeasync.core.recovery.log import read_entry
 from edgeasync.durable.disk import FolderDisk
-from edgeasync.durable.journal import read_journal
+from edgeasync.durable.journal import JournalReading
 from edgeasync.durable.keys import HubKeys
-from edgeasync.graphs.model_file import MODEL_FILE, read_model
+from edgeasync.durable.run_folder import MODEL_FILE
+from edgeasync.graphs.model_file import read_model
 from tests.support.boards import recovered
 from tests.support.boards.arm import EDGEASYNC, PYTHON, SUPPORT, ArmSystem
 from tests.support.boards.codec_digests import GOLDEN
@@ -184,7 +185,7 @@ def stopped(hub, run):
 def pushes(run):
     """Return all updates in a journal: messages and values."""
     found = []
-    for record in read_journal(FolderDisk(run), after=0).records():
+    for record in JournalReading(FolderDisk(run), after=0).records():
         event = read_entry(record.entry).event
         if isinstance(event, PushArrived):
             found.append((event.push, np.frombuffer(bytes(record.payload), "<f4")))

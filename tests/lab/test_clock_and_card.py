@@ -8,7 +8,7 @@ import pytest
 
 from edgeasync.core.recovery.log import read_entry
 from edgeasync.durable.disk import FolderDisk
-from edgeasync.durable.journal import read_journal
+from edgeasync.durable.journal import JournalReading
 from tests.support.boards.disk_faults import STRACE, needs_strace
 from tests.support.programs.processes import status_when, trained
 from tests.support.size import repetitions
@@ -60,7 +60,7 @@ def test_a_wall_clock_that_jumps_costs_no_lease_and_no_order(commands, at_start_
     assert hub.wait() == 0
 
     def times_s(after):
-        found = read_journal(FolderDisk(commands.folder / "run-hub"), after=after).records()
+        found = JournalReading(FolderDisk(commands.folder / "run-hub"), after=after).records()
         return [read_entry(record.entry).now_s for record in found]
 
     first_s = times_s(0)

@@ -89,7 +89,7 @@ def test_a_peer_ends_with_its_training_and_stays_down(commands):
 def test_a_mistake_that_a_restart_cannot_cure_is_told_once_with_its_priority(commands, agent_settings):
     agent_settings("nonsense")
     with Supervisor(unit("agent", commands.folder).text(), commands.folder) as agent:
-        agent.wait_for("<3>edgeasync: 'nonsense' is not an address", what="lines")
+        agent.wait_for("<3>edgeasync: hub (--hub): 'nonsense' is not an address", what="lines")
         agent.wait_for("8", what="ends")
     assert agent.starts == 1
 

@@ -289,7 +289,7 @@ def test_what_people_see_has_the_token_on_a_line_of_its_own(tmp_path):
         (("enrol", "pi-1"), CONFIG, "--address"),
         (("enrol", "pi/1"), CONFIG, "not a name"),
         (("enrol", "pi-1", "--key", "abc"), CONFIG, "64 hexadecimal"),
-        (("enrol", "pi-1", "--role", "king"), CONFIG, "device or operator"),
+        (("enrol", "pi-1", "--role", "king"), CONFIG, "device, operator"),
         (("enrol", "pi-1", "--key", "2a" * 32, "--valid-hours", "24"), CONFIG, "--valid-hours is for a token"),
         (("enrol", "anna", "--role", "operator", "--valid-hours", "24"), CONFIG, "--valid-hours is for a token"),
         (("enrol", "pi-1", "--key", "2a" * 32, "--address", "here"), ADDRESS_WRONG, "'here' is not an address"),

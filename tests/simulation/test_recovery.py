@@ -11,6 +11,7 @@ from edgeasync.data.dataset import Dataset, batches
 from edgeasync.durable.checkpoint import CheckpointStore
 from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.recovery import Rules, open_checkpoint, recover
+from edgeasync.durable.run_folder import RunFolder
 from edgeasync.policies.aggregation import BufferedAggregator, ImmediateAggregator, ModelAverageAggregator
 from edgeasync.policies.optimizers import SGD, Adam
 from edgeasync.policies.policy import Policy, WarmUp
@@ -125,8 +126,8 @@ def test_a_replay_is_the_same_after_every_entry(tmp_path, policy, codec):
         replayed.append(bench.hub._make_core(*parts))
         return replayed[0]
 
-    store = CheckpointStore(bench.disk, 3)
-    found = recover(bench.disk, store, bench.rules, make_core, bench.hub._draw_session, on_entry=compare)
+    folder = RunFolder(disk=bench.disk)
+    found = recover(folder, bench.rules, make_core, bench.hub._draw_session, on_entry=compare)
     assert len(compared) > 100
     assert found.core.version > 10
     vector = found.model.current.vector

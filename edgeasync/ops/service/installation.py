@@ -12,7 +12,7 @@ from typing import NamedTuple, get_args
 
 from edgeasync.durable.files import replace_file
 from edgeasync.errors import ConfigError, StorageError
-from edgeasync.ops.service.systemd import ServiceManager
+from edgeasync.ops.service.systemd import Systemd
 from edgeasync.ops.service.unit import USER, Kind, Unit
 
 FOLDER = Path("/var/lib/edgeasync")
@@ -142,9 +142,7 @@ def install(unit: Unit, place: InstallPlace, settings: bytes | None) -> list[Pat
     return changed
 
 
-def activate(
-    unit: Unit, place: InstallPlace, manager: ServiceManager, changed: list[Path], *, start: bool
-) -> None:
+def activate(unit: Unit, place: InstallPlace, manager: Systemd, changed: list[Path], *, start: bool) -> None:
     """Let systemd know what was installed; with `start`, start it if it does not run or has changed."""
     if place.user is not None:
         manager.make_user()

@@ -3,34 +3,11 @@
 import subprocess
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from edgeasync.errors import StorageError
 
 ASK_S = 0.5
 """How often the state of a unit is asked for while somebody waits for it."""
-
-
-class ServiceManager(Protocol):
-    """What an installation needs of systemd; tests have one of their own."""
-
-    def reload(self) -> None:
-        """Read all units again."""
-
-    def make_user(self) -> None:
-        """Make the users that `sysusers.d` names, unless they are there."""
-
-    def start(self, unit: str) -> None:
-        """Start a unit; one that runs is started again."""
-
-    def stop(self, unit: str) -> None:
-        """Stop a unit, and forget that it failed."""
-
-    def remove_user(self, user: str) -> None:
-        """Remove a user that `make_user` made."""
-
-    def status(self, unit: str) -> dict[str, str]:
-        """Return the unit's `LoadState`, `ActiveState`, `StatusText`, `MainPID`, `NRestarts`, `InvocationID`."""
 
 
 class Systemd:

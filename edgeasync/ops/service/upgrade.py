@@ -6,7 +6,7 @@ from pathlib import Path
 from edgeasync.errors import ConfigError, HubUnreachableError
 from edgeasync.host.notify import HUBLESS, JOINED
 from edgeasync.ops.service.environments import Environments
-from edgeasync.ops.service.systemd import ServiceManager, wait_until
+from edgeasync.ops.service.systemd import Systemd, wait_until
 from edgeasync.ops.service.unit import Unit
 
 Wait = Callable[[Callable[[], bool], float], bool]
@@ -19,7 +19,7 @@ def upgrade(
     environments: Environments,
     make: Callable[[], Path],
     unit: Unit,
-    manager: ServiceManager,
+    manager: Systemd,
     *,
     others: Sequence[str] = (),
     limit_s: float,
@@ -57,7 +57,7 @@ def upgrade(
     return old
 
 
-def _await_up(unit: Unit, manager: ServiceManager, before: str, limit_s: float, wait: Wait) -> None:
+def _await_up(unit: Unit, manager: Systemd, before: str, limit_s: float, wait: Wait) -> None:
     """Raise `HubUnreachableError` unless a start after the one `before` comes up."""
 
     def is_up() -> bool:

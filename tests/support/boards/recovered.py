@@ -20,7 +20,7 @@ from edgeasync.core.recovery.state import capture
 from edgeasync.data.dataset import Dataset, batches
 from edgeasync.durable.checkpoint import CheckpointStore
 from edgeasync.durable.disk import FolderDisk
-from edgeasync.durable.journal import read_journal
+from edgeasync.durable.journal import JournalReading
 from edgeasync.durable.recovery import Rules, open_checkpoint
 from edgeasync.policies.aggregation import BufferedAggregator, ImmediateAggregator, ModelAverageAggregator
 from edgeasync.policies.combining import CentredClipCombiner, MedianCombiner, TrimmedMeanCombiner
@@ -117,7 +117,7 @@ def read_run(folder):
     known, _ = store.manifests()
     name, manifest = known[-1]
     found = open_checkpoint(store.choose(name, manifest.fingerprint), Rules.make_core, partial(bytes, 16))
-    found.replay(read_journal(disk, manifest.journal), lambda *_: True)
+    found.replay(JournalReading(disk, manifest.journal), lambda *_: True)
     return digests(found.core, found.model, found.publisher)
 
 

@@ -7,6 +7,7 @@ replaces `run/`, `device/` and `wire.json` in `tests/fixtures/formats`. Run it w
 
 import json
 import shutil
+import struct
 from functools import partial
 from pathlib import Path
 
@@ -26,8 +27,9 @@ from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.durable.local_file import LocalFile
 from edgeasync.durable.quota_file import QuotaFile
+from edgeasync.durable.run_folder import MODEL_FILE, RECORD_FILE
 from edgeasync.durable.spool_file import SpoolFile
-from edgeasync.graphs.model_file import MODEL_FILE, save_model
+from edgeasync.graphs.model_file import save_model
 from edgeasync.metrics import Accuracy, Meter
 from edgeasync.policies.frequency import AdaptiveFrequency
 from edgeasync.policies.monitor import Monitor, NotFiniteDetector, UpdateNormDetector
@@ -63,7 +65,7 @@ from edgeasync.protocol.messages import (
     Wake,
     Welcome,
 )
-from edgeasync.runtime.hub_record import RECORD_FILE, record_of
+from edgeasync.runtime.hub_record import record_of
 from edgeasync.runtime.hub_settings import HubSection, HubSettings
 from edgeasync.simulation.clock import VirtualClock
 from edgeasync.simulation.fleet import SimulatedDevice, SimulatedWorkload
@@ -86,6 +88,8 @@ UPDATES, ORDERED_UPDATES = 20, 16
 THROTTLE = ThrottleSection(temperature_c_max=80.0)
 
 STATE_ID = "5" * 32
+TIME = "2026-11-28T00:00:00+00:00"
+LENGTH = struct.Struct("<Q")
 SESSION = bytes(range(16))
 VERSION = ModelVersion("00c0ffee00c0ffee", 41)
 DAY = QuotaRecord(1_234_567, 43_210.5)
@@ -248,6 +252,18 @@ def fields_of(message):
     return json.loads(json.dumps(fields, default=bytes.hex))
 
 
+def settle(path):
+    """Give a safetensors file one time, and one order of its texts: the library orders them at random."""
+    content = path.read_bytes()
+    (nbytes,) = LENGTH.unpack_from(content)
+    header = json.loads(content[LENGTH.size : LENGTH.size + nbytes])
+    texts = header.pop("__metadata__")
+    texts |= {"time": TIME} if "time" in texts else {}
+    encoded = json.dumps({"__metadata__": dict(sorted(texts.items()))} | header, separators=(",", ":")).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    path.write_bytes(LENGTH.pack(len(encoded)) + encoded + content[LENGTH.size + nbytes :])
+
+
 def write_wire(path):
     """Write every message as a header frame in hexadecimal, with what it says."""
     messages = make_messages()
@@ -259,13 +275,15 @@ def write_wire(path):
     path.write_text("[\n" + ",\n".join(json.dumps(line) for line in lines) + "\n]\n")
 
 
-def main():
-    """Replace the examples."""
-    shutil.rmtree(FOLDER, ignore_errors=True)
-    write_run(FOLDER / "run")
-    write_device(FOLDER / "device")
-    write_wire(FOLDER / "wire.json")
+def write(folder):
+    """Write all examples; they are the same at each time."""
+    write_run(folder / "run")
+    write_device(folder / "device")
+    write_wire(folder / "wire.json")
+    for path in (folder / "run" / MODEL_FILE, *folder.glob("device/*.safetensors")):
+        settle(path)
 
 
 if __name__ == "__main__":
-    main()
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    write(FOLDER)

@@ -1,22 +1,19 @@
 """Rows of a run's history."""
 
+import msgspec
+
 from edgeasync.durable.history import UpdateRow, read_rows
 
 NAMES = ("left", "right", "middle")
 
 
-def update(row, metrics=None):
-    name = NAMES[row % 3]
-    fields = (row, 2 * row, 0.5 * row, row, row, row // 3, "applied", 1.0 / row, 0, 16, 64, 400)
-    return name, UpdateRow(*fields, metrics=metrics)
+def update(row, metrics=None, **changes):
+    fields = (row, 2 * row, 0.5 * row, row, row, NAMES[row % 3], row // 3, "applied", 1.0 / row, 0, 16, 64, 400)
+    return msgspec.structs.replace(UpdateRow(*fields, metrics=metrics), **changes)
 
 
 def updates(first, last):
     return [update(row) for row in range(first, last + 1)]
-
-
-def pairs(rows):
-    return list(zip(rows.devices, rows.updates, strict=True))
 
 
 def numbers(disk):

@@ -11,7 +11,8 @@ from random import Random
 import numpy as np
 import psutil
 
-from edgeasync.graphs.model_file import MODEL_FILE, load_model
+from edgeasync.durable.run_folder import MODEL_FILE
+from edgeasync.graphs.model_file import load_model
 from edgeasync.net.status import fetch_status
 from edgeasync.training.numpy_models import SoftmaxModel
 from tests.support.programs.kills import EXACT, Fleet, quantiles

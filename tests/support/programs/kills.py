@@ -9,9 +9,10 @@ from random import Random
 
 import numpy as np
 
-from edgeasync.durable.history import read_history
-from edgeasync.durable.run_replay import ReplayedUpdate, RunReplay
-from edgeasync.graphs.model_file import MODEL_FILE, load_model
+from edgeasync.durable.run_events import ReplayedUpdate
+from edgeasync.durable.run_folder import MODEL_FILE, RunFolder
+from edgeasync.durable.run_replay import RunReplay
+from edgeasync.graphs.model_file import load_model
 from edgeasync.net.status import fetch_status
 from edgeasync.training.numpy_models import SoftmaxModel
 from tests.support.programs.processes import free_address, until
@@ -126,10 +127,8 @@ class Fleet:
         Of a hub that was killed the newest rows are only in the journal: the next start writes them.
         """
         copy = self.commands.folder / "copy"
-        history = read_history(copy)
-        rows = [
-            (row.entry, row.number, device) for device, row in zip(history.devices, history.updates, strict=True)
-        ]
+        history = RunFolder(copy).history()
+        rows = [(row.entry, row.number, row.device) for row in history.updates]
         assert rows == sorted(set(rows)), "a row comes twice"
         assert not history.trouble
         if not self._whole:

@@ -10,7 +10,7 @@ import xxhash
 
 from edgeasync.durable.checkpoint import CheckpointStore
 from edgeasync.durable.disk import FolderDisk
-from edgeasync.durable.journal import read_journal
+from edgeasync.durable.journal import JournalReading
 from edgeasync.durable.recovery import Rules, open_checkpoint
 from tests.support.programs.recording_agent import PLACES, shares_of
 
@@ -163,7 +163,7 @@ class Replayed:
             self._note(found)
             return True
 
-        found.replay(read_journal(disk, manifest.journal), on_entry)
+        found.replay(JournalReading(disk, manifest.journal), on_entry)
         found.core.check()
         self.entries = found.entries
         self.vector = found.model.current.vector

@@ -12,7 +12,7 @@ import xxhash
 from edgeasync.core.hub.effects import Discard, Fold, HubReport, Restore, SendStatus
 from edgeasync.core.hub.events import HubReceived, Revoked
 from edgeasync.core.recovery.state import dump_state
-from edgeasync.durable.history import Correction, correct, read_rows
+from edgeasync.durable.history import Correction, UpdateRow, correct, read_rows
 from edgeasync.durable.history_writer import row_of
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import (
@@ -407,10 +407,10 @@ class Checks:
         kept = [*history._unwritten, *map(row_of, history._waiting)]
         found = read_rows(disk, history._file._nbytes)
         assert not found.trouble or not found.updates, found.trouble
-        pairs = [*zip(found.devices, found.updates, strict=True), *(row for row in kept if isinstance(row, tuple))]
+        updates = [*found.updates, *(row for row in kept if isinstance(row, UpdateRow))]
         corrected = {row.row: row.outcome for row in kept if isinstance(row, Correction)}
-        pairs = [(device, correct(row, corrected)) for device, row in pairs]
-        rows = [(row.entry, device, row.number, row.outcome) for device, row in pairs]
+        updates = [correct(row, corrected) for row in updates]
+        rows = [(row.entry, row.device, row.number, row.outcome) for row in updates]
         became = {number: outcome for _, number, outcome in self.memory.corrections}
         decided = [(entry, *row) for entry, row in sorted(self.memory.rows.items())]
         expected = [(entry, name, seq, became.get(entry, outcome)) for entry, name, seq, outcome in decided]

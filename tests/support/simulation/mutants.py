@@ -129,7 +129,7 @@ CHANGES = {
         Change(CheckpointStore, "covered", "min(self._keep, 2) - 1", "0"),
     ),
     "the journal is dropped beyond the checkpoint": (
-        Change(HubRun, "save", "return self._store.covered(manifest.fingerprint)", "return 1 << 60"),
+        Change(HubRun, "save", "return self._folder.checkpoints.covered(manifest.fingerprint)", "return 1 << 60"),
     ),
     "the journal is never dropped": (
         Change(JournalWriter, "drop_through", "while self._segments:", "while False:"),
@@ -151,7 +151,7 @@ CHANGES = {
         Change(GroupCommit, "_written", "self._waiting = batch + self._waiting", "self.durable += len(batch)"),
     ),
     "a history is not cut back to where the hub resumes": (
-        Change(HistoryFile, "resume", "last.entry <= entry if", "True if"),
+        Change(HistoryFile, "resume", "row.entry <= entry if", "True if"),
     ),
     "a checkpoint does not wait for the history": (
         Change(HubRun, "save", "if self.history is not None:", "if False:"),

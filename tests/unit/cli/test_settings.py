@@ -98,7 +98,7 @@ def test_a_mistake_is_told(shown, text, said):
 
 def test_whose_file_it_is_can_be_said(shown):
     assert ("agent", "seed") in shown("", kind="agent")
-    with pytest.raises(ConfigError, match="--for: 'agnet' is not known; choose from hub, agent, peer"):
+    with pytest.raises(ConfigError, match="--for 'agnet' is not known; choose from hub, agent, peer"):
         shown("", kind="agnet")
 
 

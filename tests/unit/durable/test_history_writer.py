@@ -10,10 +10,9 @@ from tests.support.parts.failing_disk import FailingDisk
 from tests.support.parts.histories import numbers, update, updates
 
 
-def wait(writer, update):
+def wait(writer, row):
     """Let a row wait to be written."""
-    device, row = update
-    writer._gather((row.entry, device, msgspec.structs.astuple(row)))
+    writer._gather((row.entry, msgspec.structs.astuple(row)))
 
 
 @pytest.mark.parametrize("for_good", [False, True])
@@ -91,7 +90,7 @@ def test_a_history_that_is_damaged_while_a_hub_writes_it_is_put_aside(disk, bloc
     writer = HistoryWriter(disk, 100)
     for row in updates(1, 90):
         wait(writer, row)
-        if row[1].row % 30 == 0:
+        if row.row % 30 == 0:
             writer.flush(sync=True)
     content = disk.files[HISTORY_FILE].live
     place = 0 if block < 0 else scan(bytes(content)).places[block].end - 1

@@ -13,10 +13,10 @@ from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.journal import (
     _FORMAT,
     WINDOW_BYTES,
+    JournalReading,
     JournalWriter,
     Segment,
     TornTail,
-    read_journal,
     remove_torn_headers,
 )
 from edgeasync.errors import StorageError
@@ -41,7 +41,7 @@ CHANCE = st.fixed_dictionaries(
 
 
 def records(disk, after=0):
-    return [(r.number, bytes(r.entry), bytes(r.payload)) for r in read_journal(disk, after).records()]
+    return [(r.number, bytes(r.entry), bytes(r.payload)) for r in JournalReading(disk, after).records()]
 
 
 def numbered(batches, first=1):
@@ -58,7 +58,7 @@ def written(batches, segment_bytes_max=300):
 
 
 def whole(disk, after=0):
-    reading = read_journal(disk, after)
+    reading = JournalReading(disk, after)
     return list(reading.records()), reading
 
 

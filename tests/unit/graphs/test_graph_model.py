@@ -5,15 +5,9 @@ import pytest
 import safetensors.numpy
 
 from edgeasync import nn
+from edgeasync.durable.run_folder import FORWARD_FILE, TRAINING_FILE
 from edgeasync.errors import ConfigError, GraphError, ModelMismatchError
-from edgeasync.graphs.graph_model import (
-    FORWARD_FILE,
-    TRAINING_FILE,
-    OnnxModel,
-    build_graph,
-    keep_files,
-    load_graph,
-)
+from edgeasync.graphs.graph_model import OnnxModel, build_graph, keep_files, load_graph
 from tests.support.models.graphs import forward_model
 
 

@@ -13,8 +13,9 @@ from edgeasync.core.recovery.log import write_entry
 from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.recovery import Rules
 from edgeasync.durable.run import HubRun
+from edgeasync.durable.run_folder import BEST_FILE, MODEL_FILE
 from edgeasync.errors import ConfigError, StorageError
-from edgeasync.graphs.model_file import BEST_FILE, MODEL_FILE, save_model
+from edgeasync.graphs.model_file import save_model
 from edgeasync.ops.trained import best_model, newest_model
 
 SPEC = ParameterSpec((Parameter("weights", (3,)),))

@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from edgeasync.config import convert, read_toml
+from edgeasync.durable.run_folder import FORWARD_FILE, RECORD_FILE
 from edgeasync.errors import ConfigError, PluginError, StorageError
-from edgeasync.graphs.graph_model import FORWARD_FILE
 from edgeasync.host.host_info import half_of_memory_bytes
-from edgeasync.runtime.hub_record import RECORD_FILE, RECORD_FORMAT, read_record, record_of
+from edgeasync.runtime.hub_record import RECORD_FORMAT, read_record, record_of
 from edgeasync.runtime.hub_settings import HubSettings
 from edgeasync.training.numpy_models import SoftmaxModel
 

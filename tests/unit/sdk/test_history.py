@@ -52,13 +52,13 @@ def _matplotlib(monkeypatch):
 
 def history(losses, evaluated=(), accuracy=None):
     updates = [
-        UpdateRow(row, row, float(row), row, row, row, "applied", loss, 0, 1, 1, 1)
+        UpdateRow(row, row, float(row), row, row, "pi", row, "applied", loss, 0, 1, 1, 1)
         for row, loss in enumerate(losses, start=1)
     ]
     evaluations = [
         EvaluationRow(row, row, float(row), row, loss, accuracy) for row, loss in enumerate(evaluated, 1)
     ]
-    return History(Rows(["pi"] * len(updates), updates, evaluations))
+    return History(Rows(updates, evaluations))
 
 
 CURVE = list(2.0 * 0.97 ** np.arange(150) + 0.1)

@@ -10,7 +10,8 @@ from edgeasync.core.hub.evaluation_tracker import goodness, is_better
 from edgeasync.core.hub.events import Evaluated
 from edgeasync.durable.checkpoint import CheckpointStore
 from edgeasync.durable.disk import FolderDisk
-from edgeasync.graphs.model_file import BEST_FILE, read_header
+from edgeasync.durable.run_folder import BEST_FILE
+from edgeasync.graphs.model_file import read_header
 from edgeasync.ops.runs import list_checkpoints, list_runs
 from edgeasync.ops.trained import best_model
 from edgeasync.training.numpy_models import SoftmaxModel

@@ -8,7 +8,8 @@ import sys
 import pytest
 
 from edgeasync import Run
-from edgeasync.graphs.model_file import MODEL_FILE, read_model
+from edgeasync.durable.run_folder import MODEL_FILE
+from edgeasync.graphs.model_file import read_model
 
 PROGRAM = """
 import json, os, signal, sys, time

@@ -1,21 +1,19 @@
-"""The arguments of `edgeasync device`."""
+"""`edgeasync device`: orders about one device to a running hub."""
 
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from edgeasync.cli.mistakes import Commands
 from edgeasync.cli.options import AnswerTimeout, HubAddress, Json, OperatorKeys
 from edgeasync.cli.output import Printer
+from edgeasync.cli.status import print_status
 from edgeasync.net.address import DEFAULT_ADDRESS
+from edgeasync.net.status import give_order
 
-app = typer.Typer(
-    cls=Commands,
-    no_args_is_help=True,
-    help="Exclude a device from a running hub's training, or let it count again.",
-)
+app = typer.Typer()
 
+Order = Literal["quarantine", "release"]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The device's name, as in 'edgeasync status'.")]
 
 
@@ -28,7 +26,7 @@ def device_quarantine(
     json: Json = False,
 ) -> None:
     """Let no update of a device, or of others with its key, count, until you release it. It trains on."""
-    _order(name, "quarantine", hub=hub, timeout_s=timeout_s, keys=keys, printer=Printer(json=json))
+    _give("quarantine", name, hub, timeout_s, keys, Printer(json=json))
 
 
 @app.command("release")
@@ -40,19 +38,8 @@ def device_release(
     json: Json = False,
 ) -> None:
     """End a device's quarantine, or its alarm and probation."""
-    _order(name, "release", hub=hub, timeout_s=timeout_s, keys=keys, printer=Printer(json=json))
+    _give("release", name, hub, timeout_s, keys, Printer(json=json))
 
 
-def _order(
-    name: str,
-    order: Literal["quarantine", "release"],
-    *,
-    hub: str,
-    timeout_s: float,
-    keys: Path | None,
-    printer: Printer,
-) -> None:
-    from edgeasync.cli.status import print_status
-    from edgeasync.net.status import give_order
-
+def _give(order: Order, name: str, hub: str, timeout_s: float, keys: Path | None, printer: Printer) -> None:
     print_status(give_order(hub, name, order, timeout_s, keys), hub, printer)
