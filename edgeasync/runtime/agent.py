@@ -315,7 +315,7 @@ class AgentRuntime:
     @property
     def version(self) -> int | None:
         """The number of the hub's version that is here."""
-        version = self._engine.core.work.version
+        version = self._engine.core.work.held.version
         return None if version is None else version.number
 
     def copy_model(self) -> tuple[int, Vector] | None:
@@ -368,7 +368,7 @@ class AgentRuntime:
 
     def disconnect(self, *, goodbye: bool = False) -> None:
         """Close the socket, if there is one."""
-        self._network.close(goodbye=goodbye, answered=self._engine.core.answered)
+        self._network.close(goodbye=goodbye, answered=self._engine.core.handshake.answered)
 
     def has_connected(self) -> bool:
         """Return whether ZeroMQ's handshake has succeeded on this connection."""
@@ -435,7 +435,7 @@ class AgentRuntime:
 
     def _end_of_steps(self, then: Callable[[Trained], None], *, overlap: bool) -> None:
         """Tell that the trainer has no more; end once all steps are in an update, and every update is answered."""
-        if overlap or self._engine.core.work.steps_beyond:
+        if overlap or self._engine.core.work.overlap.steps_done:
             then(Trained(0, 0, None, None, 0.0))
         else:
             self.request_stop()

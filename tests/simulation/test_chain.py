@@ -89,9 +89,13 @@ class World:
         self.published.setdefault(published.number, published.vector.copy())
         for device in self.devices:
             core, model = device.engine.core, device.engine._model
-            holds = device.running and core.work.state in ("training", "pushing") and core.work.version is not None
-            if holds and core.work.version.number in self.published:
-                published = self.published[core.work.version.number]
+            holds = (
+                device.running
+                and core.work.state in ("training", "pushing")
+                and core.work.held.version is not None
+            )
+            if holds and core.work.held.version.number in self.published:
+                published = self.published[core.work.held.version.number]
                 if not np.array_equal(model._base, published):
                     off_chain = np.linalg.norm(model._base - published)
                     assert 0 < off_chain <= ERROR_MAX * np.linalg.norm(published)

@@ -268,7 +268,7 @@ class World:
                     decoded = [
                         event.assignment.version for _, event in node.jobs if isinstance(event, d.ModelInstalled)
                     ]
-                    assert node.core.work.version == [node.memory, *decoded][-1], (
+                    assert node.core.work.held.version == [node.memory, *decoded][-1], (
                         "trains from another model than it says"
                     )
                     self.uid += 1

@@ -7,10 +7,9 @@ meet only when the hub comes or goes: by `WorkCycle.welcomed` the work repeats w
 """
 
 import math
+from collections import Counter
 from random import Random
 from typing import Literal
-
-import msgspec
 
 from edgeasync.core.device.bounds import clamp_retry, clamp_times
 from edgeasync.core.device.data_quota import SPARE_BYTES, DataQuota
@@ -37,13 +36,13 @@ from edgeasync.core.device.events import (
     Sensed,
     TransferMoved,
 )
+from edgeasync.core.device.handshake import Greeting, Handshake, refuse_welcome
 from edgeasync.core.device.hub_rotation import HubRotation
 from edgeasync.core.device.limits import DeviceLimits
 from edgeasync.core.device.throttle import Throttle, ThrottleReadings, ThrottleSection
 from edgeasync.core.device.unexpected import UnexpectedEvents
-from edgeasync.core.device.work_cycle import WorkCycle, refuse_graph
+from edgeasync.core.device.work_cycle import WorkCycle
 from edgeasync.errors import AccessError, ModelMismatchError, RefusedError
-from edgeasync.parameters import PARAMETERS_MAX
 from edgeasync.protocol.messages import (
     Ack,
     Assignment,
@@ -56,26 +55,10 @@ from edgeasync.protocol.messages import (
     Refuse,
     Welcome,
 )
-from edgeasync.protocol.transfers import PIECE_BYTES_MIN
 from edgeasync.states import Table, check_move
-
-CONNECT_S = 3.0
-"""How long a new connection may take to reach the hub's machine."""
-
-WELCOME_S = 3.0
-"""The least time that the hub has to welcome the device after that."""
-
-WELCOME_ROUND_TRIPS = 8
-"""A hub on a slow link has this number of round trips: greetings and welcome take four, with keys six."""
-
-UNREACHABLE_EVERY_S = 60.0
-"""The least time between two reports that no hub can be reached."""
 
 ROUND_TRIP_MAX_S = 3600.0
 """A longer round trip is ignored as wrong."""
-
-DUPLICATE_REFUSALS_MAX = 3
-"""Refusals as a duplicate device, each after the lease it names, before the device gives up."""
 
 LinkState = Literal["offline", "handshake", "joined", "over"]
 
@@ -118,27 +101,25 @@ class DeviceCore:
         """The device's own limit of a day's bytes; who sends and receives counts there."""
         self.throttle = Throttle(throttle)
         self._unexpected = UnexpectedEvents()
-        self.unexpected = self._unexpected.counts
         self.work = WorkCycle(limits, self.data_quota, random, self._unexpected, trains_at_rest=trains_at_rest)
-        self.device_id = hello.device_id
         self.welcome: Welcome | None = None
+        self.handshake = Handshake(0.0)
         self.round_trip_s: float | None = None
-        self.answered = False
-        """Whether a hub has sent anything on this connection or, while there is none, on the last one."""
-        own = {"local_steps_max": limits.local_steps_max or 0, "delay_steps": limits.delay_steps or 0}
-        self._own_hello = msgspec.structs.replace(hello, profile=msgspec.structs.replace(hello.profile, **own))
+        self._greeting = Greeting(hello, limits)
         self._random = random
         self._rotation = HubRotation(hubs, random)
-        self._duplicate_refusals = 0
         self._paused = False
-        self._unreadable = ""
-        """Why the answer to this connection's hello could not be read."""
-        self._begun_s = self._link_at_s = self._ping_at_s = self._heard_s = self._tell_at_s = 0.0
+        self._connect_at_s = self._ping_at_s = self._heard_s = 0.0
+
+    @property
+    def unexpected(self) -> Counter[str]:
+        """How often an event was ignored, by its kind."""
+        return self._unexpected.counts
 
     @property
     def random_seed(self) -> int:
         """The seed of a codec's randomness: the same for the same incarnation of the same state."""
-        return int.from_bytes(self._own_hello.state_id) + self._own_hello.incarnation
+        return int.from_bytes(self._greeting.own.state_id) + self._greeting.own.incarnation
 
     @property
     def hub(self) -> int:
@@ -162,8 +143,10 @@ class DeviceCore:
         """Return when `tick` is next due; `None` once the device has finished."""
         if self.link == "over":
             return None
-        if self.link != "joined" or self.welcome is None:
-            return self._link_at_s
+        if self.link == "offline":
+            return self._connect_at_s
+        if self.link == "handshake" or self.welcome is None:
+            return self.handshake.ends_s
         return min(self._ping_at_s, self._heard_s + self.welcome.lease_s, self.work.next_deadline_s())
 
     def begin(self, now_s: float) -> list[DeviceEffect]:
@@ -176,11 +159,11 @@ class DeviceCore:
         """Do what is due: connect again, ping, or repeat a message that was not answered."""
         if self.link == "over":
             return []
-        if self.link != "joined" or self.welcome is None:
-            if now_s < self._link_at_s:
+        if self.link == "offline":
+            return self._begin_handshake(now_s) if now_s >= self._connect_at_s else []
+        if self.link == "handshake" or self.welcome is None:
+            if now_s < self.handshake.ends_s:
                 return []
-            if self.link == "offline":
-                return self._begin_handshake(now_s)
             return self._give_up_handshake(now_s, "no hub answers yet; trying until one does")
         if now_s >= self._heard_s + self.welcome.lease_s:
             return self._go_offline(now_s, f"the hub was silent for {now_s - self._heard_s:.0f} s")
@@ -212,7 +195,7 @@ class DeviceCore:
             return self._unexpected.ignore(f"{type(event).__name__} after the end", normal=True)
         match event:
             case DeviceReceived():
-                self.answered, self._heard_s = True, now_s
+                self.handshake.answered, self._heard_s = True, now_s
                 effects = self._received(event.message, now_s)
             case DeviceReceivedMalformed():
                 effects = self._malformed(event.reason)
@@ -257,7 +240,7 @@ class DeviceCore:
     def _malformed(self, reason: str) -> list[DeviceEffect]:
         if self.link == "joined":
             return [DeviceReport("warning", f"from the hub: {reason}")]
-        self._unreadable = reason  # perhaps not a hub: `_give_up_handshake` reports that, once a minute
+        self.handshake.unreadable = reason  # perhaps not a hub: `_give_up_handshake` reports that, once a minute
         return []
 
     def _measure(self, round_trip_s: float) -> None:
@@ -273,7 +256,7 @@ class DeviceCore:
                 return self._pause(event, now_s)
             case ResumeRequested() if self._paused:
                 self._paused = False
-                self.work.resume()
+                self.work.overlap.pause = None
                 self._heard_s = now_s  # the pause was no silence of the hub
                 return self._begin_handshake(now_s)
             case DeviceStopRequested():
@@ -304,7 +287,7 @@ class DeviceCore:
         """End the link if an effect ends the agent, or rest if the day does not bear more; return all effects."""
         if any(isinstance(effect, EndAgent) for effect in effects):
             self._move_link("over")
-        elif self.link == "joined" and self.work.needs_bytes:
+        elif self.link == "joined" and self.work.cost.needs_bytes:
             effects = effects + self._rest_until_tomorrow(now_s)
         return effects
 
@@ -314,67 +297,29 @@ class DeviceCore:
         if not self.data_quota.bears(0, now_s):
             return self._rest_until_tomorrow(now_s)
         self._move_link("handshake")
-        self._begun_s, self._link_at_s = now_s, now_s + CONNECT_S
-        self.answered, self._unreadable = False, ""
-        return [Connect(), SendToHub(self._hello(now_s))]
+        self.handshake = Handshake(now_s)
+        hello = self._greeting.hello(self.welcome, self.work.pending.claim(), self.data_quota, now_s)
+        return [Connect(), SendToHub(hello)]
 
     def _connected(self, now_s: float) -> list[DeviceEffect]:
         if self.link != "handshake":
             return self._unexpected.ignore(f"Connected while {self.link}", normal=True)
-        round_trip_s = now_s - self._begun_s
-        self._link_at_s = now_s + max(WELCOME_S, WELCOME_ROUND_TRIPS * round_trip_s)
+        self.handshake.connected(now_s)
         return []
 
-    def _hello(self, now_s: float) -> Hello:
-        hello = msgspec.structs.replace(
-            self._own_hello,
-            session=None if self.welcome is None else self.welcome.session,
-            seq_answered=self.work.pending.claim(),
-        )
-        if (left_bytes := self.data_quota.left_bytes(now_s)) is None:
-            return hello
-        profile = msgspec.structs.replace(
-            hello.profile,
-            bytes_per_day_max=self.data_quota.bytes_per_day_max,
-            day_left_bytes=left_bytes,
-            day_remaining_s=self.data_quota.ends_s(now_s) - now_s,
-        )
-        # The day keeps this much for a model that the hub sends unasked.
-        return msgspec.structs.replace(hello, profile=profile, piece_bytes_max=PIECE_BYTES_MIN)
-
     def _welcomed(self, welcome: Welcome, now_s: float) -> list[DeviceEffect]:
-        """Join the hub that answered the hello; end the agent if it cannot train what this hub offers.
-
-        Waiting would not fix another model than before, or a graph that is too large.
-        """
+        """Join the hub that answered the hello; end the agent if it cannot train what this hub offers."""
         if self.link != "handshake":
             return self._unexpected.ignore(f"Welcome while {self.link}")
-        before = self.welcome
-        if before is not None and (before.spec, before.graph) != (welcome.spec, welcome.graph):
-            sentence = "the hub now trains another model than before; start the agent again"
-            return [EndAgent("model mismatch", ModelMismatchError(sentence))]
-        parameters_max = self.limits.parameters_max or PARAMETERS_MAX
-        if welcome.spec.length > parameters_max:
-            sentence = (
-                f"the hub's model has {welcome.spec.length} values, more than this device takes "
-                f"({parameters_max}); raise [limits] parameters_max if it has the memory for four such arrays"
-            )
-            return [EndAgent("model mismatch", ModelMismatchError(sentence))]
-        graph_bytes_max = self.limits.graph_bytes_max
-        if welcome.graph is not None and not 0 < welcome.graph_bytes <= graph_bytes_max:
-            return refuse_graph(
-                f"the hub's graph has {welcome.graph_bytes} bytes, over this device's {graph_bytes_max}; "
-                "raise [limits] graph_bytes_max if you trust the hub"
-            )
+        if (end := refuse_welcome(welcome, self.welcome, self.limits)) is not None:
+            return [end]
         self._move_link("joined")
         self.welcome = welcome = clamp_times(welcome)
-        self._duplicate_refusals = 0
         self._rotation.welcomed()
         self._unexpected.welcomed()
-        self._tell_at_s = 0.0
         first_s = welcome.heartbeat_s * self._random.uniform(0.5, 1.0)
         self._ping_at_s = now_s + (0.0 if self.throttle.pace.share < 1.0 else first_s)
-        effects: list[DeviceEffect] = [DeviceReport("joined", f"as {self.device_id}")]
+        effects: list[DeviceEffect] = [DeviceReport("joined", f"as {self._greeting.own.device_id}")]
         if warning := self.data_quota.warning(welcome.heartbeat_s):
             effects.append(DeviceReport("warning", warning))
         return effects + self.work.welcomed(welcome, now_s)
@@ -382,9 +327,8 @@ class DeviceCore:
     def _give_up_handshake(self, now_s: float, cause: str) -> list[DeviceEffect]:
         """Go offline from a handshake without a welcome; report silence, but at most once a minute."""
         effects = self._go_offline(now_s, cause)
-        if not self.answered and now_s >= self._tell_at_s and self._rotation.all_failed:
-            self._tell_at_s = now_s + UNREACHABLE_EVERY_S
-            effects.append(DeviceReport("unreachable", self._unreadable, since_s=self._heard_s))
+        if not self.handshake.answered and self._rotation.is_report_due(now_s):
+            effects.append(DeviceReport("unreachable", self.handshake.unreadable, since_s=self._heard_s))
         return effects
 
     # -- the hub goes ----------------------------------------------------------------------------------------
@@ -406,14 +350,14 @@ class DeviceCore:
         elif self._rotation.is_news:
             effects.append(DeviceReport("waiting", cause))
         move_on = self.link == "handshake" and not stay
-        self._link_at_s = self._rotation.fail(now_s, retry_after_s, move_on=move_on)
+        self._connect_at_s = self._rotation.fail(now_s, retry_after_s, move_on=move_on)
         self._move_link("offline")
         return effects + self.work.cut_off()
 
     def _rest_until_tomorrow(self, now_s: float) -> list[DeviceEffect]:
         """Leave the hub until the device's own day ends: what is left does not bear what comes next."""
         left_bytes, ends_s = self.data_quota.left_bytes(now_s), self.data_quota.ends_s(now_s)
-        needed_bytes = self.work.needs_bytes or SPARE_BYTES
+        needed_bytes = self.work.cost.needs_bytes or SPARE_BYTES
         told = (
             f"{left_bytes} of the day's {self.data_quota.bytes_per_day_max} bytes are left, and {needed_bytes} "
             f"are needed; resting until the day ends, in {ends_s - now_s:.0f} s"
@@ -439,7 +383,7 @@ class DeviceCore:
         if self.link != "offline":
             effects.append(CloseConnection(goodbye=True))
             self._move_link("offline")
-        self._link_at_s = until_s
+        self._connect_at_s = until_s
         return effects
 
     def _refused(self, refuse: Refuse, now_s: float) -> list[DeviceEffect]:
@@ -456,8 +400,7 @@ class DeviceCore:
             case "malformed":
                 self.work.back_off(now_s)
                 return [DeviceReport("warning", f"the hub could not read a message: {refuse.sentence}")]
-            case "duplicate_device_id" if self._duplicate_refusals < DUPLICATE_REFUSALS_MAX:
-                self._duplicate_refusals += 1
+            case "duplicate_device_id" if self._rotation.takes_duplicate_refusal():
                 return [
                     DeviceReport("warning", refuse.sentence),
                     *self._go_offline(now_s, refuse.sentence, retry_after_s or 0.0, stay=True),

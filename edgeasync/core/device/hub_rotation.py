@@ -5,6 +5,12 @@ from random import Random
 BACKOFF_MIN_S = 0.1
 BACKOFF_MAX_S = 3.0
 
+UNREACHABLE_EVERY_S = 60.0
+"""The least time between two reports that no hub can be reached."""
+
+DUPLICATE_REFUSALS_MAX = 3
+"""Refusals as a duplicate device, each after the lease it names, before the device gives up."""
+
 
 class HubRotation:
     """The hubs of a list, by position; `hub` is the one that the device talks to, or tries next.
@@ -20,20 +26,30 @@ class HubRotation:
         self._hubs = hubs
         self._random = random
         self._not_before_s = [0.0] * hubs
+        self._duplicate_refusals = 0
+        self._report_at_s = 0.0
 
     @property
     def is_news(self) -> bool:
         """Whether a failure is this hub's first since the last welcome: later ones need no report."""
         return self.attempts == 0 or 1 < self._hubs >= self.attempts
 
-    @property
-    def all_failed(self) -> bool:
-        """Whether every hub of the list has failed since the last welcome."""
-        return self.attempts >= self._hubs
-
     def welcomed(self) -> None:
         """Reset the back-off."""
-        self.attempts = 0
+        self.attempts = self._duplicate_refusals = 0
+        self._report_at_s = 0.0
+
+    def takes_duplicate_refusal(self) -> bool:
+        """Count a refusal as a duplicate device; return whether to try again."""
+        self._duplicate_refusals += 1
+        return self._duplicate_refusals <= DUPLICATE_REFUSALS_MAX
+
+    def is_report_due(self, now_s: float) -> bool:
+        """Return whether to report that no hub is reached: all have failed since the last welcome, or report."""
+        is_due = self.attempts >= self._hubs and now_s >= self._report_at_s
+        if is_due:
+            self._report_at_s = now_s + UNREACHABLE_EVERY_S
+        return is_due
 
     def fail(self, now_s: float, retry_after_s: float | None, *, move_on: bool) -> float:
         """Return when to try `hub`; with `move_on` first set it to the next of those that may be tried soonest."""

@@ -120,7 +120,7 @@ class DeviceEngine:
         """Resume with the update and the model that an earlier start kept; call this before `begin`."""
         self._held = held
         if held is not None:
-            self.core.work.recall_model(held.model, held.version, held.checksum)
+            self.core.work.held.recall(held.model, held.version, held.checksum)
         if spool is None:
             return
         self._recalled = spool
@@ -373,7 +373,7 @@ class DeviceEngine:
         if isinstance(message, GraphHeader):
             keep = partial(keep_graph, self._shell, message.fingerprint, payload)
             self._shell.run_in_background(keep, self._processed)
-        elif self.core.work.delay_steps:
+        elif self.core.work.overlap.delay_steps:
             self._arrived = payload
             self.handle(ModelArrived(message))
         else:
@@ -405,7 +405,12 @@ class DeviceEngine:
         assert self.core.welcome is not None
         work = self.core.work
         code = partial(
-            code_update, self._model, self.core.welcome, work.push_codec, self._random, overlap=work.may_overlap
+            code_update,
+            self._model,
+            self.core.welcome,
+            work.push_codec,
+            self._random,
+            overlap=work.overlap.is_allowed,
         )
         self._shell.run_in_background(code, partial(self._coded, trained))
 

@@ -115,7 +115,7 @@ async def test_every_limit_reaches_the_core_as_it_was_set():
     agent = AgentRuntime(*agent_parts(None, hub="tcp://127.0.0.1:9", **EVERY_LIMIT))
     core = agent._engine.core
     assert {name: getattr(core.limits, name) for name in EVERY_LIMIT} == EVERY_LIMIT
-    told = core._own_hello.profile
+    told = core._greeting.own.profile
     assert (told.local_steps_max, told.delay_steps) == (64, 4)
     assert core.data_quota.bytes_per_day_max == 10**9
 
