@@ -9,14 +9,14 @@ class VirtualClock:
 
     def __init__(self) -> None:
         self.now_s = 0.0
-        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._due: list[tuple[float, int, Callable[[], object]]] = []
         self._count = 0
 
-    def after(self, delay_s: float, action: Callable[[], None]) -> None:
+    def after(self, delay_s: float, action: Callable[[], object]) -> None:
         """Do `action` in `delay_s` seconds; at once, but after all that is already due, if it is 0."""
         self.at(self.now_s + delay_s, action)
 
-    def at(self, time_s: float, action: Callable[[], None]) -> None:
+    def at(self, time_s: float, action: Callable[[], object]) -> None:
         """Do `action` at a time, in the order of arrangement with what else is due then; now if it is past."""
         self._count += 1
         heapq.heappush(self._due, (max(self.now_s, time_s), self._count, action))

@@ -103,7 +103,7 @@ class FaultInjector:
         self._devices = devices
         self._disk = disk
         self._sync_s = hub.sync_s
-        self._steps_s = {name: device.step_s for name, device in devices.items()}
+        self._steps_s = {name: device.training.step_s for name, device in devices.items()}
         self._under_way: list[tuple[Fault, float]] = []
         self._waiting: list[WhenSteps | WhenVersion] = []
         self._operators = 0
@@ -359,7 +359,7 @@ class FaultInjector:
 
     def _set_speed(self, name: str, device: SimulatedDevice) -> None:
         hangs = any(isinstance(fault, HangTrainer) and fault.device == name for fault, _ in self._under_way)
-        device.change_speed(HUNG_STEP_S if hangs else self._steps_s[name])
+        device.training.change_speed(HUNG_STEP_S if hangs else self._steps_s[name])
 
     def _set_link(self, device: SimulatedDevice) -> None:
         up: LinkFaults | None = None

@@ -60,7 +60,7 @@ class EngineBench:
     def __init__(self):
         core = DeviceCore(Hello("pi-1", bytes(16), 1), DeviceLimits(), Random(0))
         self.core = core
-        self.engine = DeviceEngine(core, Mock(), lambda: 1.0)
+        self.engine = DeviceEngine(core, Mock(), Mock(), lambda: 1.0)
         self.engine.begin()
 
     def hears(self, message, payload=None):
@@ -188,7 +188,7 @@ def make_agent(network=None, **section):
 
 
 def parameters_max_of(agent):
-    return agent._engine.core.limits.parameters_max
+    return agent.core.limits.parameters_max
 
 
 @pytest.mark.parametrize(
@@ -325,7 +325,7 @@ def test_a_frame_is_no_longer_than_what_it_may_carry(monkeypatch, parameters_max
     try:
         agent = make_agent(parameters_max=parameters_max, graph_bytes_max=graph_bytes_max, network=network)
         monkeypatch.setattr(asyncio, "get_running_loop", Mock)
-        agent._network.begin()
+        agent.network.begin()
         agent.connect()
         agent.disconnect()
     finally:

@@ -185,7 +185,9 @@ def test_a_link_so_slow_that_a_window_takes_longer_than_a_lease(up):
 def test_a_whole_model_that_outgrows_float16_is_sent_as_it_is():
     world = World(SMALL, CodecSettings(push="float16"), POLICIES["models"], churn=False)
     for device in world.devices:
-        device._trainer.begin = lambda parameters, trainer=device._trainer: grow(trainer, parameters)
+        device.training.trainer.begin = lambda parameters, trainer=device.training.trainer: grow(
+            trainer, parameters
+        )
     world.run(5.0)
     assert world.hub.core.updates_applied > 10
     assert world.hub.core.updates_rejected == 0

@@ -522,7 +522,7 @@ def test_after_two_backups_an_update_does_not_get_the_answer_of_another_with_its
     assert member.checksum_last != push.checksum
     assert len(dropped(script.device)) == 1
     script.until_s(12.0)
-    assert ("device-1", script.device._trainer.updates - 1) in script.world.checks.memory.told
+    assert ("device-1", script.device.training.trainer.updates - 1) in script.world.checks.memory.told
 
 
 def test_every_policy_is_drawn():

@@ -21,9 +21,10 @@ from edgeasync.protocol import wire
 from edgeasync.protocol.graph import ShippedGraph
 from edgeasync.protocol.messages import GraphHeader, Piece
 from edgeasync.simulation.clock import VirtualClock
-from edgeasync.simulation.fleet import SimulatedDevice, SimulatedWorkload
+from edgeasync.simulation.fleet import SimulatedDevice
 from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import LinkDirection, LinkProfile
+from edgeasync.simulation.training import SimulatedWorkload
 from edgeasync.training.numpy_models import MlpModel
 from edgeasync.training.trainer import GradientTrainer, StepResult
 
@@ -96,7 +97,7 @@ def test_a_lone_device_learns_what_it_would_learn_without_a_hub():
     fleet = Digits(policy=Policy())
     (lone, *_), fleet.devices = fleet.devices, fleet.devices[:1]
     assert fleet.train(updates=50)
-    alone = Digits().devices[0]._trainer
+    alone = Digits().devices[0].training.trainer
     vector = fleet.network.initial(0)
     alone.begin(vector)
     apart = []
@@ -153,7 +154,7 @@ def test_every_device_takes_the_hubs_graph_in_before_it_trains(link):
         device.start()
     assert fleet.clock.run(lambda: all(device.steps_total for device in fleet.devices), 60.0)
     for device in fleet.devices:
-        assert device.graphs == {graph.fingerprint: graph.payload}
+        assert device.store.graphs == {graph.fingerprint: graph.payload}
         assert [tell.event for _, tell in device.told][:2] == ["joined", "graph"]
     accepted = fleet.hub.core.messages_accepted
     assert accepted["fetchgraph"] == 4, "once each"
@@ -187,7 +188,7 @@ def test_a_graph_that_is_spoilt_on_its_way_is_fetched_again(spoil, size):
     meddlers = [Meddling(device, spoil, 3) for device in fleet.devices]
     assert fleet.train(updates=40)
     assert [meddler.times for meddler in meddlers] == [0] * 4
-    assert all(device.graphs == {graph.fingerprint: graph.payload} for device in fleet.devices)
+    assert all(device.store.graphs == {graph.fingerprint: graph.payload} for device in fleet.devices)
 
 
 def test_a_forged_graph_ends_the_device():
@@ -197,7 +198,7 @@ def test_a_forged_graph_ends_the_device():
     graph.checksum = wire.checksum(graph.payload)
     assert not fleet.train(updates=1, limit_s=60.0)
     assert {type(device.finished.error) for device in fleet.devices} == {GraphError}
-    assert not any(device.graphs for device in fleet.devices)
+    assert not any(device.store.graphs for device in fleet.devices)
 
 
 def test_a_finished_hub_sends_its_devices_home():
@@ -225,7 +226,7 @@ class Diverging:
 
 def test_a_diverging_device_is_rejected_and_the_others_train_on():
     fleet = Digits()
-    fleet.devices[0]._trainer = Diverging(fleet.network.spec)
+    fleet.devices[0].training.trainer = Diverging(fleet.network.spec)
     assert fleet.train(updates=60)
     assert np.isfinite(fleet.hub.model).all()
     assert fleet.hub.core.updates_rejected > 10
@@ -275,7 +276,7 @@ def test_a_changed_speed_holds_for_the_rest_of_the_work():
     device = fleet.devices[0]
     device.start()
     fleet.clock.run(lambda: False, 8 * 0.004)
-    device.change_speed(0.2)
+    device.training.change_speed(0.2)
     assert device.steps_total == 8
     history = fleet.hub.core.members.measurements["device-1"]
     assert fleet.clock.run(lambda: history.updates == 1, 60.0)

@@ -217,5 +217,5 @@ def test_a_graph_goes_on_where_it_was_cut():
     device.start()
     cut_five_times(lab, device, device.down, len(graph.payload))
     lab.until(lambda: device.steps_total > 0)
-    assert device.graphs == {graph.fingerprint: graph.payload}
+    assert device.store.graphs == {graph.fingerprint: graph.payload}
     assert device.down.bytes_sent <= 1.4 * len(graph.payload), "five windows of a quarter of a megabyte"

@@ -1,10 +1,9 @@
 """Connects frames to `DeviceCore`: decodes messages, holds vectors and transfers, carries effects out.
 
-Still no I/O: a `DeviceShell` connects, sends, trains, and runs the jobs of `device_jobs.py` in the background. The
-ZeroMQ agent and the simulator are two such shells around this one engine.
+Still no I/O: a `DeviceShell` connects and sends, and a `DeviceTraining` trains, and runs the jobs of
+`device_jobs.py` in the background. The ZeroMQ agent and the simulator have both, around this one engine.
 """
 
-import math
 from collections.abc import Callable
 from functools import partial
 
@@ -40,6 +39,7 @@ from edgeasync.core.device.events import (
     DeviceEvent,
     DeviceReceived,
     DeviceReceivedMalformed,
+    DeviceStopRequested,
     GraphBroken,
     InstallFailed,
     Kept,
@@ -52,8 +52,9 @@ from edgeasync.core.device.events import (
 )
 from edgeasync.core.device.pending_push import ModelKey
 from edgeasync.core.engine.device_jobs import CodedUpdate, code_update, find_graph, install_model, keep_graph
-from edgeasync.core.engine.device_shell import DeviceShell
+from edgeasync.core.engine.device_shell import DeviceShell, DeviceSpool, DeviceTraining
 from edgeasync.core.engine.device_transfers import DeviceTransfers
+from edgeasync.core.engine.kept_work import CountedHello, KeptWork
 from edgeasync.core.engine.recorder import Recorder, shown
 from edgeasync.errors import ProtocolError
 from edgeasync.protocol import wire
@@ -71,9 +72,6 @@ from edgeasync.protocol.messages import (
     Welcome,
 )  # fmt: skip
 
-KEEP_MODEL_S = 60.0
-"""The least time between two writes of the model: it is longer than an update, and an older one is of use, too."""
-
 ObserveDevice = Callable[[DeviceEvent], None]
 """Called with every event that the core has handled; it must not block."""
 
@@ -81,54 +79,45 @@ ObserveDevice = Callable[[DeviceEvent], None]
 class DeviceEngine:
     """Frames in, frames out. It reads the time from `now_s`; no call blocks for longer than a copy.
 
-    The core's limits cap its traffic. With `keeps` the shell writes every update to disk before it is sent, and
-    now and then the model. `observe` sees every event.
+    The core's limits cap its traffic. With a `spool` every update is written to disk before it is sent, and now
+    and then the model. `observe` sees every event.
     """
 
     def __init__(
         self,
         core: DeviceCore,
         shell: DeviceShell,
+        training: DeviceTraining,
         now_s: Callable[[], float],
         *,
-        keeps: bool = False,
+        spool: DeviceSpool | None = None,
         observe: ObserveDevice | None = None,
     ) -> None:
         self.core = core
-        self._observe = observe
         self.recorder = Recorder()
         self._shell = shell
+        self._training = training
         self._now_s = now_s
+        self._observe = observe
         self._model: DeviceModel | None = None
         self._transfers = DeviceTransfers(
             self._send, now_s, core.limits.bandwidth_bytes_per_s_max, core.limits.link_share
         )
-        self._hello_bytes = 0
+        self._hello = CountedHello(self._count)
         self._inline_payload: wire.Buffer | None = None
         self._arrived: wire.Buffer | None = None
         """The payload of a model that waits until the steps of a delay are done."""
         self._payload: wire.Buffer = b""
         self._codec: VectorCodec | None = None
+        """The payload of the update that has no answer, and what coded it."""
         self._random = np.random.Generator(np.random.PCG64(core.random_seed))
-        self._keeps = keeps
-        self._kept_seq = self._keeping_seq = 0
-        self._recalled: Spool | None = None
-        self._held: HeldModel | None = None
-        self._keep_model_at_s = -math.inf
+        self._kept = KeptWork(spool)
 
     def recall(self, spool: Spool | None, held: HeldModel | None = None) -> None:
         """Resume with the update and the model that an earlier start kept; call this before `begin`."""
-        self._held = held
-        if held is not None:
-            self.core.work.held.recall(held.model, held.version, held.checksum)
-        if spool is None:
-            return
-        self._recalled = spool
-        self._payload, self._kept_seq = spool.payload, spool.push.seq
-        push = spool.push
-        if held is None or (held.version, held.checksum) != (push.base, push.held_checksum):
-            push = msgspec.structs.replace(push, held_checksum=None)
-        self.core.work.recall(push, spool.model)
+        if spool is not None:
+            self._payload = spool.payload
+        self._kept.recall(spool, held, self.core.work)
 
     @property
     def link_bytes_per_s(self) -> float | None:
@@ -183,8 +172,8 @@ class DeviceEngine:
 
     def on_message(self, header: bytes, payload: wire.Buffer | None) -> None:
         """Handle one message from the hub."""
-        self._count_hello()
-        self.core.data_quota.count(len(header) + len(payload or b""), self._now_s())
+        self._hello.settle(has_left=True)
+        self._count(len(header) + len(payload or b""))
         self._read(header, payload)
         if self.core.data_quota.is_spent(self._now_s()) and self.core.link in ("handshake", "joined"):
             self.handle(DaySpent())
@@ -237,21 +226,17 @@ class DeviceEngine:
         """Send a message and count it; a hello once it is known that there was somebody to send it to."""
         nbytes = len(header) + len(payload or b"")
         if self.core.link == "handshake":
-            self._hello_bytes = nbytes
+            self._hello.send(nbytes)
         else:
-            self.core.data_quota.count(nbytes, self._now_s())
+            self._count(nbytes)
         self._shell.send(header, payload)
 
-    def _count_hello(self) -> None:
-        if self._hello_bytes:
-            self.core.data_quota.count(self._hello_bytes, self._now_s())
-            self._hello_bytes = 0
+    def _count(self, nbytes: int) -> None:
+        self.core.data_quota.count(nbytes, self._now_s())
 
     def _end_connection(self) -> None:
         """Count the hello of a connection on which no answer came, if it has left; the transfers wait."""
-        if self._shell.has_connected():
-            self._count_hello()
-        self._hello_bytes = 0
+        self._hello.settle(has_left=self._shell.has_connected())
         self._transfers.suspend()
 
     def _keep_quota(self) -> None:
@@ -282,12 +267,11 @@ class DeviceEngine:
             case SendPush():
                 self._push(effect.push)
             case SetPace():
-                self._shell.set_pace(effect.pace)
+                self._training.set_pace(effect.pace)
             case DeviceReport():
                 self._shell.report(effect)
             case PutAside():
-                self._forget_recalled()
-                self._shell.put_aside(effect.reason)
+                self._put_aside(effect.reason)
             case EndAgent():
                 self._shell.stop(effect)
             case _:
@@ -296,7 +280,7 @@ class DeviceEngine:
     def _begin_work(self, effect: WorkEffect) -> None:
         match effect:
             case FindGraph():
-                self._shell.run_in_background(partial(find_graph, self._shell, effect.fingerprint), self.handle)
+                self._training.run(partial(find_graph, self._shell, effect.fingerprint), self.handle)
             case TakeGraph():
                 self._receive_payload(effect.graph)
             case PrepareTraining():
@@ -308,14 +292,14 @@ class DeviceEngine:
                 assert payload is not None
                 self._install(effect.assignment, payload)
             case ScaleLearningRate():
-                scale = partial(self._shell.scale_learning_rate, effect.factor)
-                self._shell.run_in_background(scale, lambda _: None)
+                self._training.submit(partial(self._training.scale_learning_rate, effect.factor))
             case Train():
                 assert self._model is not None
                 if effect.overlap and not self._model.overlaps:
-                    self._shell.run_in_background(self._model.begin_overlap, lambda _: None)
+                    self._training.submit(self._model.begin_overlap)
                 then = self._overlap_trained if effect.overlap else self._trained
-                self._shell.train(self._model, effect.local_steps, then, overlap=effect.overlap)
+                first = self.core.work.pending.seq_last == 0
+                self._training.train(self._model, effect.local_steps, then, overlap=effect.overlap, first=first)
             case ResolvePush():
                 self._resolve(effect.outcome)
 
@@ -323,25 +307,21 @@ class DeviceEngine:
         self._shell.prepare(welcome)
         if self._model is None:
             self._model = DeviceModel(welcome.spec)
-            if self._recalled is not None:
-                self._codec = make_codec(self._recalled.push.codec, welcome.spec)
-                if self._recalled.residual is not None:
-                    self._model.restore_residual(self._recalled.residual)
-            self._restore_model(ModelKey.of(welcome))
+            if (recalled := self._kept.recalled) is not None:
+                self._codec = make_codec(recalled.push.codec, welcome.spec)
+                if recalled.residual is not None:
+                    self._model.restore_residual(recalled.residual)
+            try:
+                self._kept.restore(self._model, ModelKey.of(welcome))
+            except ValueError as error:
+                self.handle(InstallFailed(f"the model that was kept is of no use: {error}", spoilt=True))
 
-    def _restore_model(self, key: ModelKey) -> None:
-        """Hold the model of an earlier start again if it is the hub's."""
-        assert self._model is not None
-        held, self._held = self._held, None
-        if held is None or held.model != key:
-            return
-        try:
-            self._model.restore_base(held)
-        except ValueError as error:
-            self.handle(InstallFailed(f"the model that was kept is of no use: {error}", spoilt=True))
-
-    def _forget_recalled(self) -> None:
-        self._recalled, self._payload, self._codec, self._kept_seq = None, b"", None, 0
+    def _put_aside(self, reason: str) -> None:
+        """Forget the update of an earlier start, and put its file aside."""
+        self._kept.forget()
+        self._payload, self._codec = b"", None
+        if self._kept.spool is not None:
+            self._training.submit(partial(self._kept.spool.put_aside, reason))
 
     def _receive_payload(self, message: Assignment | GraphHeader) -> None:
         """Use the payload that came with the message, or open its transfer."""
@@ -372,7 +352,7 @@ class DeviceEngine:
         assert self.core.welcome is not None
         if isinstance(message, GraphHeader):
             keep = partial(keep_graph, self._shell, message.fingerprint, payload)
-            self._shell.run_in_background(keep, self._processed)
+            self._training.run(keep, self._processed)
         elif self.core.work.overlap.delay_steps:
             self._arrived = payload
             self.handle(ModelArrived(message))
@@ -382,28 +362,33 @@ class DeviceEngine:
     def _install(self, assignment: Assignment, payload: wire.Buffer) -> None:
         assert self._model is not None
         assert self.core.welcome is not None
-        self._shell.pause()
+        self._training.pause()
         install = partial(install_model, self._model, assignment, payload, self.core.welcome)
-        self._shell.run_in_background(install, self._processed)
+        self._training.run(install, self._processed)
 
     def _processed(self, event: DeviceEvent) -> None:
         """Tell the core, and keep a model that is here if the one on disk is old."""
         self.handle(event)
-        now_s = self._now_s()
-        if self._keeps and isinstance(event, ModelInstalled) and now_s >= self._keep_model_at_s:
-            self._keep_model_at_s = now_s + KEEP_MODEL_S
-            self._shell.run_in_background(self._keep_model, lambda _: None)
+        if isinstance(event, ModelInstalled) and self._kept.is_model_due(self._now_s()):
+            self._training.submit(self.keep_model)
 
-    def _keep_model(self) -> None:
+    def keep_model(self) -> None:
+        """Write the hub's model to disk, if the device holds it and keeps its work; runs in the background."""
         held = self.held_model()
-        if held is not None:
-            self._shell.keep_model(held)
+        if held is not None and self._kept.spool is not None:
+            self._kept.spool.keep_model(held)
 
     def _trained(self, trained: Trained) -> None:
-        """Code the update in the background, then let the core decide when it is sent."""
+        """Code the update in the background, then let the core decide when it is sent.
+
+        A trainer that has no more ends the agent, once all its steps are in an update.
+        """
+        work = self.core.work
+        if not trained.local_steps and not work.overlap.steps_done:
+            self.handle(DeviceStopRequested())
+            return
         assert self._model is not None
         assert self.core.welcome is not None
-        work = self.core.work
         code = partial(
             code_update,
             self._model,
@@ -412,11 +397,11 @@ class DeviceEngine:
             self._random,
             overlap=work.overlap.is_allowed,
         )
-        self._shell.run_in_background(code, partial(self._coded, trained))
+        self._training.run(code, partial(self._coded, trained))
 
     def _coded(self, trained: Trained, update: CodedUpdate) -> None:
         self._codec, self._payload = update.codec, update.payload
-        self._kept_seq, self._recalled = 0, None
+        self._kept.forget()
         self.handle(
             msgspec.structs.replace(
                 trained,
@@ -438,36 +423,33 @@ class DeviceEngine:
             assert self.core.welcome is not None
             decay: float | None = self.core.welcome.residual_decay
             spoilt = first.reason == "not_finite" or first.preempted
-            if spoilt or self._recalled is not None:  # its effect cannot be undone
+            if spoilt or self._kept.recalled is not None:  # its effect cannot be undone
                 decay = None
-            self._shell.run_in_background(partial(model.resolve, codec, payload, decay), lambda _: None)
+            self._training.submit(partial(model.resolve, codec, payload, decay))
         if isinstance(first, Rejected) and first.preempted:
-            self._shell.run_in_background(self._shell.reset_trainer, lambda _: None)
+            self._training.submit(self._training.reset)
 
     def _push(self, push: Push) -> None:
         assert self.core.welcome is not None
-        if self._keeps and self._kept_seq != push.seq:
+        if self._kept.needs_write(push):
             self._keep(push, ModelKey.of(self.core.welcome))
             return
         self._transfers.push(push, self._payload, self.core.welcome.piece_bytes)
 
     def _keep(self, push: Push, key: ModelKey) -> None:
         """Write an update to disk under its number, which may have changed; then let the core send it again."""
-        if self._keeping_seq == push.seq:
+        if not self._kept.begin_write(push):
             return
-        self._keeping_seq = push.seq
-        payload, model = self._payload, self._model
-        residual = None if model is None else model.residual
-
-        def keep() -> None:
-            self._shell.keep(Spool(key, push, payload, residual))
+        assert self._kept.spool is not None
+        residual = None if self._model is None else self._model.residual
+        spool = Spool(key, push, self._payload, residual)
 
         def kept(_: None) -> None:
-            self._keeping_seq, self._kept_seq = 0, push.seq
+            self._kept.end_write(push)
             self.handle(Kept(push.seq))
 
-        self._shell.pause()  # steps without a hub may last for hours, and the update must not wait for them
-        self._shell.run_in_background(keep, kept)
+        self._training.pause()  # steps without a hub may last for hours, and the update must not wait for them
+        self._training.run(partial(self._kept.spool.keep, spool), kept)
 
 
 def _to_record(what: DeviceEvent | DeviceEffect) -> object:

@@ -66,9 +66,10 @@ from edgeasync.protocol.messages import (
 from edgeasync.runtime.hub_record import RECORD_FILE, record_of
 from edgeasync.runtime.hub_settings import HubSection, HubSettings
 from edgeasync.simulation.clock import VirtualClock
-from edgeasync.simulation.fleet import SimulatedDevice, SimulatedWorkload
+from edgeasync.simulation.fleet import SimulatedDevice
 from edgeasync.simulation.hub import SimulatedHub, WritingPace
 from edgeasync.simulation.link import LinkProfile
+from edgeasync.simulation.training import SimulatedWorkload
 from edgeasync.training.numpy_models import SoftmaxModel
 from edgeasync.training.trainer import GradientTrainer, StepResult
 

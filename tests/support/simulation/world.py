@@ -39,9 +39,10 @@ from edgeasync.policies.policy import Policy
 from edgeasync.policies.staleness import ConstantStaleness
 from edgeasync.simulation.clock import VirtualClock
 from edgeasync.simulation.disk import SimulatedDisk
-from edgeasync.simulation.fleet import SimulatedDevice, SimulatedWorkload
+from edgeasync.simulation.fleet import SimulatedDevice
 from edgeasync.simulation.hub import SimulatedHub, WritingPace
 from edgeasync.simulation.link import LinkProfile
+from edgeasync.simulation.training import SimulatedWorkload
 from edgeasync.training.trainer import StepResult
 from tests.support.simulation.checks import Checks, Memory
 from tests.support.simulation.marks import LEARNT, Marks
@@ -150,6 +151,7 @@ class WatchedDevice(SimulatedDevice):
         self.quiet = self.stilled = False
         self.answers = 0
         super().__init__(*arguments, **options)
+        self._train, self.training.train = self.training.train, self.train
 
     def _make_engine(self):
         engine = super()._make_engine()
@@ -174,10 +176,10 @@ class WatchedDevice(SimulatedDevice):
         engine.core.handle, engine._push = watched, watched_push
         return engine
 
-    def train(self, model, local_steps, then, *, overlap):
+    def train(self, *arguments, **options):
         self.stilled = self.quiet
         if not self.quiet:
-            super().train(model, local_steps, then, overlap=overlap)
+            self._train(*arguments, **options)
 
     def send(self, header, payload):
         self.world.trace.note(self._clock.now_s, self.device_id, header, payload or b"")
