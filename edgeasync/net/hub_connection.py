@@ -36,7 +36,7 @@ ENCRYPTION_BYTES = 64
 class HubConnection:
     """Connects a device to one of its hub's addresses at a time.
 
-    `DeviceNetwork` over ZeroMQ. All of it runs on the agent's loop, `on_message`, `on_connected` and
+    All of it runs on the agent's loop, `on_message`, `on_connected` and
     `on_disconnected` as well. The network may be `shared` with a hub of this process.
     """
 

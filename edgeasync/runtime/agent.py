@@ -13,18 +13,10 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from edgeasync.core.arrays.spool import HeldModel, Spool
+from edgeasync.core.device import events
 from edgeasync.core.device.data_quota import QuotaRecord
 from edgeasync.core.device.device_core import DeviceCore
 from edgeasync.core.device.effects import DeviceReport, EndAgent
-from edgeasync.core.device.events import (
-    Connected,
-    DeviceEvent,
-    DeviceStopRequested,
-    Disconnected,
-    PauseRequested,
-    ResumeRequested,
-    Sensed,
-)
 from edgeasync.core.device.throttle import ThrottleSection
 from edgeasync.core.engine.device_engine import DeviceEngine, ObserveDevice
 from edgeasync.durable.identity import DeviceIdentity
@@ -135,7 +127,7 @@ class AgentRuntime:
             device.credentials,
             frame_bytes_max(self._limits.parameters_max, self._limits.graph_bytes_max),
             on_message=self._on_message,
-            on_connected=lambda: self._handle(Connected()),
+            on_connected=lambda: self._handle(events.Connected()),
             on_disconnected=self._on_disconnected,
             shared=network,
         )
@@ -203,7 +195,7 @@ class AgentRuntime:
         self.engine.recall(spool, held)
         self.engine.begin()
         if self._watch is not None:
-            self._watch.begin(lambda readings: self._handle(Sensed(readings)), self._fail_and_leave)
+            self._watch.begin(lambda readings: self._handle(events.Sensed(readings)), self._fail_and_leave)
 
     @property
     def address(self) -> str:
@@ -239,7 +231,7 @@ class AgentRuntime:
         if not self._ending.begun:
             self.training.end()
         else:
-            self._handle(DeviceStopRequested())
+            self._handle(events.DeviceStopRequested())
 
     def request_pause(self, *, training: bool) -> None:
         """Leave the hub until `request_resume`; training continues if `training`, else it stands still.
@@ -247,13 +239,13 @@ class AgentRuntime:
         Call it in the loop's thread, while `run` runs.
         """
         self.training.gate.stand_still(asked=not training)
-        self._handle(PauseRequested(training))
+        self._handle(events.PauseRequested(training))
 
     def request_resume(self) -> None:
         """Return to the hub; call it in the loop's thread, while `run` runs."""
         self.training.gate.stand_still(asked=False)
         self.training.pause()  # steps beyond an update were for the time without a hub
-        self._handle(ResumeRequested())
+        self._handle(events.ResumeRequested())
 
     @property
     def version(self) -> int | None:
@@ -275,7 +267,7 @@ class AgentRuntime:
         again = self.engine.held_model()  # an install takes the version away before it changes a value
         return None if again is None or again.version != held.version else (held.version.number, vector)
 
-    def _handle(self, event: DeviceEvent) -> None:
+    def _handle(self, event: events.DeviceEvent) -> None:
         self._driver.do(lambda: self.engine.handle(event))
 
     def _tick(self) -> None:
@@ -286,7 +278,7 @@ class AgentRuntime:
 
     def _on_disconnected(self) -> None:
         self._access.disconnected()
-        self._handle(Disconnected())
+        self._handle(events.Disconnected())
 
     def _do_from_thread(self, action: Callable[[], None]) -> None:
         self._driver.do_from_thread(action)
@@ -303,7 +295,7 @@ class AgentRuntime:
             short.__cause__ = error
             error = short
         self._ending.fail(error)
-        self.engine.handle(DeviceStopRequested())  # says goodbye
+        self.engine.handle(events.DeviceStopRequested())  # says goodbye
 
     # -- what the engine asks for -----------------------------------------------------------------------------
 

@@ -161,7 +161,8 @@ class QuarantineDevice(_Fault, frozen=True, tag="quarantine_device"):
     for_s: Seconds
 
 
-HubFault = CrashHub | CrashHubAtDisk | RestoreBackup | SlowDisk | FailingDisk | FullDisk | ReadOnlyDisk
+DiskFault = CrashHubAtDisk | RestoreBackup | SlowDisk | FailingDisk | FullDisk | ReadOnlyDisk
+HubFault = CrashHub | DiskFault
 DeviceFault = CutPower | HangTrainer | JumpClock | Suspend | Partition | BadLink | BreakConnection
 Fault = HubFault | DeviceFault | QuarantineDevice
 

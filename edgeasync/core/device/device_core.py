@@ -11,6 +11,7 @@ from collections import Counter
 from random import Random
 from typing import Literal
 
+from edgeasync.core.device import events
 from edgeasync.core.device.bounds import clamp_retry, clamp_times
 from edgeasync.core.device.data_quota import SPARE_BYTES, DataQuota
 from edgeasync.core.device.effects import (
@@ -22,19 +23,6 @@ from edgeasync.core.device.effects import (
     EndAgent,
     SendToHub,
     SetPace,
-)
-from edgeasync.core.device.events import (
-    Connected,
-    DaySpent,
-    DeviceEvent,
-    DeviceReceived,
-    DeviceReceivedMalformed,
-    DeviceStopRequested,
-    Disconnected,
-    PauseRequested,
-    ResumeRequested,
-    Sensed,
-    TransferMoved,
 )
 from edgeasync.core.device.handshake import Greeting, Handshake, refuse_welcome
 from edgeasync.core.device.hub_rotation import HubRotation
@@ -189,28 +177,28 @@ class DeviceCore:
 
     # -- events ----------------------------------------------------------------------------------------------
 
-    def handle(self, event: DeviceEvent, now_s: float) -> list[DeviceEffect]:
+    def handle(self, event: events.DeviceEvent, now_s: float) -> list[DeviceEffect]:
         """Handle one event; return the effects to carry out in order."""
         if self.link == "over":
             return self._unexpected.ignore(f"{type(event).__name__} after the end", normal=True)
         match event:
-            case DeviceReceived():
+            case events.DeviceReceived():
                 self.handshake.answered, self._heard_s = True, now_s
                 effects = self._received(event.message, now_s)
-            case DeviceReceivedMalformed():
+            case events.DeviceReceivedMalformed():
                 effects = self._malformed(event.reason)
-            case TransferMoved():
+            case events.TransferMoved():
                 self._heard_s = now_s
                 effects = self.work.transfer_moved(now_s)
-            case Connected():
+            case events.Connected():
                 effects = self._connected(now_s)
-            case Disconnected():
+            case events.Disconnected():
                 effects = self._disconnected(now_s)
-            case DaySpent():
+            case events.DaySpent():
                 effects = self._rest_until_tomorrow(now_s)
-            case Sensed():
+            case events.Sensed():
                 effects = self._sensed(event.readings, now_s)
-            case PauseRequested() | ResumeRequested() | DeviceStopRequested():
+            case events.PauseRequested() | events.ResumeRequested() | events.DeviceStopRequested():
                 effects = self._asked(event, now_s)
             case _:
                 effects = self.work.handle(event, now_s)
@@ -248,18 +236,18 @@ class DeviceCore:
             self.round_trip_s = round_trip_s
 
     def _asked(
-        self, event: PauseRequested | ResumeRequested | DeviceStopRequested, now_s: float
+        self, event: events.PauseRequested | events.ResumeRequested | events.DeviceStopRequested, now_s: float
     ) -> list[DeviceEffect]:
         """Do what the person at the device wants."""
         match event:
-            case PauseRequested():
+            case events.PauseRequested():
                 return self._pause(event, now_s)
-            case ResumeRequested() if self._paused:
+            case events.ResumeRequested() if self._paused:
                 self._paused = False
                 self.work.overlap.pause = None
                 self._heard_s = now_s  # the pause was no silence of the hub
                 return self._begin_handshake(now_s)
-            case DeviceStopRequested():
+            case events.DeviceStopRequested():
                 return [*self._goodbye(), EndAgent("stopped")]
         return self._unexpected.ignore("ResumeRequested without a pause", normal=True)
 
@@ -368,7 +356,7 @@ class DeviceCore:
         self._heard_s = ends_s  # a rest is no silence of the hub
         return [*effects, DeviceReport("resting", told), *self.work.cut_off()]
 
-    def _pause(self, pause: PauseRequested, now_s: float) -> list[DeviceEffect]:
+    def _pause(self, pause: events.PauseRequested, now_s: float) -> list[DeviceEffect]:
         """Leave the hub until the person says otherwise."""
         self._paused = True
         effects = self._leave_until(math.inf, "paused")

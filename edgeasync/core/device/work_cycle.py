@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 
+from edgeasync.core.device import events
 from edgeasync.core.device.answer_reports import AnswerReports, is_preempted
 from edgeasync.core.device.data_quota import DataQuota, ExchangeCost
 from edgeasync.core.device.effects import (
@@ -27,20 +28,6 @@ from edgeasync.core.device.effects import (
     TakeGraph,
     Train,
     UseModel,
-)
-from edgeasync.core.device.events import (
-    GraphBroken,
-    GraphEvent,
-    GraphForged,
-    GraphHeld,
-    GraphMissing,
-    InstallFailed,
-    Kept,
-    ModelArrived,
-    ModelInstalled,
-    OverlapTrained,
-    Trained,
-    WorkEvent,
 )
 from edgeasync.core.device.handshake import refuse_graph
 from edgeasync.core.device.held_version import HeldVersion
@@ -137,22 +124,22 @@ class WorkCycle:
     def _ignore(self, name: str, *, normal: bool = False) -> list[DeviceEffect]:
         return self._unexpected.ignore(f"{name} while {self.state}", normal=normal)
 
-    def handle(self, event: WorkEvent, now_s: float) -> list[DeviceEffect]:
+    def handle(self, event: events.WorkEvent, now_s: float) -> list[DeviceEffect]:
         """Handle the result of an effect of this work."""
         match event:
-            case Trained():
+            case events.Trained():
                 return self._trained(event, now_s)
-            case OverlapTrained():
+            case events.OverlapTrained():
                 return self._overlap_trained(event.result, now_s)
-            case ModelArrived():
+            case events.ModelArrived():
                 return self._model_arrived(event.assignment, now_s)
-            case ModelInstalled():
+            case events.ModelInstalled():
                 return self._model_installed(event)
-            case InstallFailed():
+            case events.InstallFailed():
                 return self._install_failed(event, now_s)
-            case Kept():
+            case events.Kept():
                 return self._kept(event.seq, now_s)
-            case GraphHeld() | GraphMissing() | GraphBroken() | GraphForged():
+            case events.GraphHeld() | events.GraphMissing() | events.GraphBroken() | events.GraphForged():
                 return self._graph_known(event, now_s)
 
     # -- the link --------------------------------------------------------------------------------------------
@@ -273,16 +260,16 @@ class WorkCycle:
         self._wait(now_s)
         return [TakeGraph(graph)]
 
-    def _graph_known(self, event: GraphEvent, now_s: float) -> list[DeviceEffect]:
+    def _graph_known(self, event: events.GraphEvent, now_s: float) -> list[DeviceEffect]:
         """Join once the graph is here, fetch it if it is not, and end the agent if it is a forgery.
 
         The hub may be lost while the shell looks for the graph or checks it: then `welcomed` joins later.
         """
         assert self._welcome is not None
         if self.state != "fetching_graph":
-            return self._ignore(type(event).__name__, normal=not isinstance(event, GraphForged))
+            return self._ignore(type(event).__name__, normal=not isinstance(event, events.GraphForged))
         match event:
-            case GraphHeld():
+            case events.GraphHeld():
                 self._has_graph = True
                 way = "fetched" if event.fetched else "from the cache"
                 effects: list[DeviceEffect] = [DeviceReport("graph", f"{way}, {self._welcome.graph_bytes} bytes")]
@@ -290,12 +277,12 @@ class WorkCycle:
                     return effects + self._join(now_s)
                 self._move("idle")
                 return effects
-            case GraphMissing():
+            case events.GraphMissing():
                 return self._speak(now_s) if self.connected else []
-            case GraphBroken():
+            case events.GraphBroken():
                 self._repetition.back_off(now_s)
                 return [DeviceReport("warning", event.reason)]
-            case GraphForged():
+            case events.GraphForged():
                 forged = "the hub's graph does not have the fingerprint it was announced with"
                 return [refuse_graph(f"{forged}; do not trust this hub")]
 
@@ -338,7 +325,7 @@ class WorkCycle:
         self._wait(now_s)
         return [UseModel(self._installing)]
 
-    def _model_installed(self, installed: ModelInstalled) -> list[DeviceEffect]:
+    def _model_installed(self, installed: events.ModelInstalled) -> list[DeviceEffect]:
         """Train from the model."""
         assignment = installed.assignment
         self.held.install(assignment.version, installed.checksum)
@@ -355,7 +342,7 @@ class WorkCycle:
             effects.append(ScaleLearningRate(self._learning_rate_factor))
         return [*effects, Train(local_steps)]
 
-    def _install_failed(self, failed: InstallFailed, now_s: float) -> list[DeviceEffect]:
+    def _install_failed(self, failed: events.InstallFailed, now_s: float) -> list[DeviceEffect]:
         """Ask again soon."""
         if failed.spoilt:
             self.held.lose()
@@ -366,13 +353,13 @@ class WorkCycle:
 
     # -- training and the update -----------------------------------------------------------------------------
 
-    def _trained(self, result: Trained, now_s: float) -> list[DeviceEffect]:
+    def _trained(self, result: events.Trained, now_s: float) -> list[DeviceEffect]:
         """Make an update of the steps, push it if the hub can be reached, and train further if allowed.
 
         The update includes the overlapping steps since the last one. Without the hub it waits for `welcomed`.
         """
         if self.state != "training":
-            return self._ignore("Trained")
+            return self._ignore("events.Trained")
         assert self.held.version is not None
         assert self._welcome is not None
         self._move("pushing")
@@ -393,7 +380,7 @@ class WorkCycle:
         effects = self._speak(now_s) if self.connected else []
         return effects + self._train_on()
 
-    def _overlap_trained(self, result: Trained, now_s: float) -> list[DeviceEffect]:
+    def _overlap_trained(self, result: events.Trained, now_s: float) -> list[DeviceEffect]:
         """Count the steps; train further if more are allowed by now, or use the model that waited for them."""
         self.overlap.add(result)
         return self._use_model(now_s) if self._arrived else self._train_on()

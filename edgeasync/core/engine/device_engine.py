@@ -12,6 +12,7 @@ import numpy as np
 
 from edgeasync.core.arrays.device_model import DeviceModel
 from edgeasync.core.arrays.spool import HeldModel, Spool
+from edgeasync.core.device import events
 from edgeasync.core.device.bounds import HEADER_BYTES_MAX, check_welcome
 from edgeasync.core.device.device_core import DeviceCore
 from edgeasync.core.device.effects import (
@@ -33,22 +34,6 @@ from edgeasync.core.device.effects import (
     Train,
     UseModel,
     WorkEffect,
-)
-from edgeasync.core.device.events import (
-    DaySpent,
-    DeviceEvent,
-    DeviceReceived,
-    DeviceReceivedMalformed,
-    DeviceStopRequested,
-    GraphBroken,
-    InstallFailed,
-    Kept,
-    ModelArrived,
-    ModelInstalled,
-    OverlapTrained,
-    Sensed,
-    Trained,
-    TransferMoved,
 )
 from edgeasync.core.device.pending_push import ModelKey
 from edgeasync.core.engine.device_jobs import CodedUpdate, code_update, find_graph, install_model, keep_graph
@@ -72,7 +57,7 @@ from edgeasync.protocol.messages import (
     Welcome,
 )  # fmt: skip
 
-ObserveDevice = Callable[[DeviceEvent], None]
+ObserveDevice = Callable[[events.DeviceEvent], None]
 """Called with every event that the core has handled; it must not block."""
 
 
@@ -152,10 +137,10 @@ class DeviceEngine:
         self.recorder.begin(now_s, "tick")
         self._execute(self.core.tick(now_s, steps_total))
 
-    def handle(self, event: DeviceEvent) -> None:
+    def handle(self, event: events.DeviceEvent) -> None:
         """Give the core an event and carry out what follows."""
         now_s = self._now_s()
-        if isinstance(event, Sensed):
+        if isinstance(event, events.Sensed):
             self._sense(event, now_s)
             return
         self.recorder.begin(now_s, _to_record(event))
@@ -164,7 +149,7 @@ class DeviceEngine:
             self._observe(event)
         self._execute(effects)
 
-    def _sense(self, sensed: Sensed, now_s: float) -> None:
+    def _sense(self, sensed: events.Sensed, now_s: float) -> None:
         """Give the core what sensors tell; of that only a new pace is worth a place among the last events."""
         if effects := self.core.handle(sensed, now_s):
             self.recorder.begin(now_s, sensed)
@@ -176,7 +161,7 @@ class DeviceEngine:
         self._count(len(header) + len(payload or b""))
         self._read(header, payload)
         if self.core.data_quota.is_spent(self._now_s()) and self.core.link in ("handshake", "joined"):
-            self.handle(DaySpent())
+            self.handle(events.DaySpent())
         self._keep_quota()
 
     def _read(self, header: bytes, payload: wire.Buffer | None) -> None:
@@ -190,20 +175,22 @@ class DeviceEngine:
                     self._piece(message, payload)
                 case Credit():
                     if self._transfers.credit(message):
-                        self.handle(TransferMoved())
+                        self.handle(events.TransferMoved())
                 case Pong():
-                    self.handle(DeviceReceived(message))
+                    self.handle(events.DeviceReceived(message))
                     self._transfers.observe_round_trip(self.core.round_trip_s or 0.0)
                 case _:
                     if isinstance(message, Welcome):
                         check_welcome(message)
                     self._inline_payload = payload
-                    self.handle(DeviceReceived(message))
+                    self.handle(events.DeviceReceived(message))
                     self._inline_payload = None
         except wire.UnsupportedVersionError as error:
-            self.handle(DeviceReceived(error.to_refuse()))  # such a hub refuses this device, whatever it says
+            self.handle(
+                events.DeviceReceived(error.to_refuse())
+            )  # such a hub refuses this device, whatever it says
         except ProtocolError as error:
-            self.handle(DeviceReceivedMalformed(str(error)))
+            self.handle(events.DeviceReceivedMalformed(str(error)))
 
     def _piece(self, piece: Piece, payload: wire.Buffer | None) -> None:
         if payload is None:
@@ -215,7 +202,7 @@ class DeviceEngine:
                 self._reject_payload(broken, str(error))
             return
         if taken is not None:
-            self.handle(TransferMoved())
+            self.handle(events.TransferMoved())
             message, whole = taken
             if whole is not None:
                 self._process_payload(message, whole)
@@ -314,7 +301,7 @@ class DeviceEngine:
             try:
                 self._kept.restore(self._model, ModelKey.of(welcome))
             except ValueError as error:
-                self.handle(InstallFailed(f"the model that was kept is of no use: {error}", spoilt=True))
+                self.handle(events.InstallFailed(f"the model that was kept is of no use: {error}", spoilt=True))
 
     def _put_aside(self, reason: str) -> None:
         """Forget the update of an earlier start, and put its file aside."""
@@ -343,9 +330,9 @@ class DeviceEngine:
 
     def _reject_payload(self, message: Assignment | GraphHeader, reason: str) -> None:
         if isinstance(message, GraphHeader):
-            self.handle(GraphBroken(f"the hub's graph came in broken: {reason}"))
+            self.handle(events.GraphBroken(f"the hub's graph came in broken: {reason}"))
         else:
-            self.handle(InstallFailed(f"the hub's model came in broken: {reason}"))
+            self.handle(events.InstallFailed(f"the hub's model came in broken: {reason}"))
 
     def _process_payload(self, message: Assignment | GraphHeader, payload: wire.Buffer) -> None:
         """Install the model, or keep the graph, of a whole and checked payload in the background."""
@@ -355,7 +342,7 @@ class DeviceEngine:
             self._training.run(keep, self._processed)
         elif self.core.work.overlap.delay_steps:
             self._arrived = payload
-            self.handle(ModelArrived(message))
+            self.handle(events.ModelArrived(message))
         else:
             self._install(message, payload)
 
@@ -366,10 +353,10 @@ class DeviceEngine:
         install = partial(install_model, self._model, assignment, payload, self.core.welcome)
         self._training.run(install, self._processed)
 
-    def _processed(self, event: DeviceEvent) -> None:
+    def _processed(self, event: events.DeviceEvent) -> None:
         """Tell the core, and keep a model that is here if the one on disk is old."""
         self.handle(event)
-        if isinstance(event, ModelInstalled) and self._kept.is_model_due(self._now_s()):
+        if isinstance(event, events.ModelInstalled) and self._kept.is_model_due(self._now_s()):
             self._training.submit(self.keep_model)
 
     def keep_model(self) -> None:
@@ -378,14 +365,14 @@ class DeviceEngine:
         if held is not None and self._kept.spool is not None:
             self._kept.spool.keep_model(held)
 
-    def _trained(self, trained: Trained) -> None:
+    def _trained(self, trained: events.Trained) -> None:
         """Code the update in the background, then let the core decide when it is sent.
 
         A trainer that has no more ends the agent, once all its steps are in an update.
         """
         work = self.core.work
         if not trained.local_steps and not work.overlap.steps_done:
-            self.handle(DeviceStopRequested())
+            self.handle(events.DeviceStopRequested())
             return
         assert self._model is not None
         assert self.core.welcome is not None
@@ -399,7 +386,7 @@ class DeviceEngine:
         )
         self._training.run(code, partial(self._coded, trained))
 
-    def _coded(self, trained: Trained, update: CodedUpdate) -> None:
+    def _coded(self, trained: events.Trained, update: CodedUpdate) -> None:
         self._codec, self._payload = update.codec, update.payload
         self._kept.forget()
         self.handle(
@@ -411,8 +398,8 @@ class DeviceEngine:
             )
         )
 
-    def _overlap_trained(self, trained: Trained) -> None:
-        self.handle(OverlapTrained(trained))
+    def _overlap_trained(self, trained: events.Trained) -> None:
+        self.handle(events.OverlapTrained(trained))
 
     def _resolve(self, outcome: Outcome) -> None:
         """Drop an answered payload; if it was rejected, undo its effect on the residual."""
@@ -446,16 +433,16 @@ class DeviceEngine:
 
         def kept(_: None) -> None:
             self._kept.end_write(push)
-            self.handle(Kept(push.seq))
+            self.handle(events.Kept(push.seq))
 
         self._training.pause()  # steps without a hub may last for hours, and the update must not wait for them
         self._training.run(partial(self._kept.spool.keep, spool), kept)
 
 
-def _to_record(what: DeviceEvent | DeviceEffect) -> object:
+def _to_record(what: events.DeviceEvent | DeviceEffect) -> object:
     """Return an event or effect to record; as text if it holds a welcome, which a hub may have made large."""
     match what:
-        case PrepareTraining() | DeviceReceived(message=Welcome()):
+        case PrepareTraining() | events.DeviceReceived(message=Welcome()):
             return shown(what)
     return what
 

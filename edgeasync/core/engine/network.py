@@ -1,14 +1,8 @@
-"""What a hub and a device need of a network. `edgeasync.net` has both, over ZeroMQ; a simulated fleet has neither.
-
-Both run on one event loop, and never wait. A hub's network calls a `HubReceiver`; a device's calls what its
-constructor was given: for a message, for a connection, and for the end of one.
-"""
+"""What a hub needs of a network: `edgeasync.net` has it, over ZeroMQ. It runs on one event loop, and never waits."""
 
 from collections import Counter
-from collections.abc import Callable
 from typing import Protocol
 
-from edgeasync.core.device.effects import DeviceReport
 from edgeasync.core.engine.sender import Sender
 from edgeasync.core.hub.events import Peer
 from edgeasync.protocol import wire
@@ -69,43 +63,3 @@ class HubNetwork(Protocol):
 
     def close(self) -> None:
         """Let nobody in any more, and close; goodbyes that were sent have a moment to leave."""
-
-
-class DeviceNetwork(Protocol):
-    """A device's end of a network: one connection at a time, to one of its hub's addresses."""
-
-    @property
-    def address(self) -> str:
-        """The address that is spoken to."""
-
-    @property
-    def bytes_up(self) -> int:
-        """Bytes of all messages to the hub."""
-
-    @property
-    def bytes_down(self) -> int:
-        """Bytes of all messages from the hub."""
-
-    def begin(self) -> None:
-        """Begin on the running loop."""
-
-    def connect(self, number: int) -> None:
-        """Open a fresh connection to the address of this number; raises `AddressError`."""
-
-    def has_connected(self) -> bool:
-        """Return whether the hub has answered on this connection, so that what was sent has left."""
-
-    def send(self, header: bytes, payload: wire.Buffer | None) -> None:
-        """Send a message without waiting; without a connection it is dropped."""
-
-    def explain(self, waiting: DeviceReport, then: Callable[[DeviceReport], None]) -> None:
-        """Call `then` with the report, once it is known since when no hub is reached, and why not."""
-
-    def close(self, *, goodbye: bool, answered: bool) -> None:
-        """Close the connection, over which the hub may have `answered`; with `goodbye` let what was sent leave."""
-
-    def cancel(self) -> None:
-        """Explain no more."""
-
-    def end(self) -> None:
-        """End, after `close`."""
