@@ -139,6 +139,7 @@ class _Run:
             ),
             seed=case.seed,
         )
+        self.hub.start()
         self.hub.evaluator = NumpyEvaluator(self.model, self.held_out)
         for part, speed in zip(parts, SPEEDS, strict=True):
             self._add(part, speed)

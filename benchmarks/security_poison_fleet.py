@@ -215,6 +215,7 @@ def measure(case: Case) -> Outcome:
         ),
         seed=case.seed,
     )
+    hub.start()
     run = Run(case, clock, hub)
     parts = iid(training, KEYS, case.seed)
     for number, (drawn, part) in enumerate(zip(draw_fleet(PROFILE, case.seed), parts, strict=True)):

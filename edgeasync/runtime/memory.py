@@ -12,7 +12,9 @@ from edgeasync.core.engine.log_writer import ANSWERS_MIN, ANSWERS_PER_DEVICE, WA
 from edgeasync.core.engine.message_bounds import SENDERS_MAX
 from edgeasync.durable.history_writer import WAITING_MAX
 from edgeasync.host.host_info import resident_bytes
-from edgeasync.net.connection_bounds import ADDRESSES_MAX, SPARE_MAX, STRANGERS_MAX, unread_bytes_max
+from edgeasync.net.connection_bounds import SPARE_MAX, STRANGERS_MAX
+from edgeasync.net.failing_addresses import ADDRESSES_MAX
+from edgeasync.net.unread_bytes import unread_bytes_max
 from edgeasync.parameters import ParameterSpec
 from edgeasync.policies.transforms import state_vectors
 from edgeasync.protocol.codecs import payload_bytes_limit

@@ -50,7 +50,7 @@ class FaultInjector:
         self._hub = hub
         self._devices = devices
         self._disk = disk
-        self._sync_s = hub.sync_s
+        self._sync_s = hub.writing.sync_s
         self._steps_s = {name: device.training.step_s for name, device in devices.items()}
         self._under_way: list[tuple[faults.Fault, float]] = []
         self._waiting: list[faults.WhenSteps | faults.WhenVersion] = []
@@ -80,7 +80,7 @@ class FaultInjector:
         self._under_way.clear()
         if self._disk is not None:
             self._disk.heal()
-        self._hub.sync_s = self._sync_s
+        self._hub.writing.sync_s = self._sync_s
         if not self._hub.running:
             self._hub.start()
         for name, device in self._devices.items():
@@ -237,7 +237,7 @@ class FaultInjector:
         free = [fault.free_bytes for fault in under_way if isinstance(fault, faults.FullDisk)]
         disk.capacity_bytes = disk.used_bytes + min(free) if free else None
         slow = [fault.sync_s for fault in under_way if isinstance(fault, faults.SlowDisk)]
-        self._hub.sync_s = max([self._sync_s, *slow])
+        self._hub.writing.sync_s = max([self._sync_s, *slow])
 
     # -- the operator ----------------------------------------------------------------------------------------
 

@@ -42,6 +42,7 @@ def functions_of_an_update():
         seed=0,
         disk=SimulatedDisk(),
     )
+    hub.start()
     random = np.random.default_rng(0)
     data = Dataset.of(random.normal(size=(200, 4)).astype(np.float32), random.integers(0, 3, 200))
     trainer = GradientTrainer(model.spec, model.gradient, [SGD(learning_rate=0.1)], batches(data, 32, 1))

@@ -68,6 +68,7 @@ class Fleet:
             seed=1,
             disk=FolderDisk(folder),
         )
+        self.hub.start()
         self.devices = [self.make_device(number) for number in range(3)]
 
     def make_device(self, number):

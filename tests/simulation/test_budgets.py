@@ -57,6 +57,7 @@ class Lab:
             settings=HubCoreSettings(limits=limits, liveness=CALM),
             seed=1,
         )
+        self.hub.start()
         self.trainers = [Learner(number) for number in range(4)]
         self.devices = [
             SimulatedDevice(

@@ -61,6 +61,7 @@ class World:
             settings=HubCoreSettings(codec=codec, liveness=Liveness(heartbeat_s=0.5, lease_s=2.0)),
             seed=seed,
         )
+        self.hub.start()
         link = LinkProfile(2e6, 2e6, 0.02)
         self.devices = []
         for number in range(3):
@@ -174,6 +175,7 @@ def test_a_link_so_slow_that_a_window_takes_longer_than_a_lease(up):
         settings=HubCoreSettings(codec=FLOAT32),
         seed=0,
     )
+    hub.start()
     down = 12_500 if up > 12_500 else 2e6
     device = SimulatedDevice(hub, "pi", Noisy(spec, 0), step_s=0.1, link=LinkProfile(up, down, 0.02), seed=0)
     device.start()

@@ -46,6 +46,7 @@ class World:
             settings=HubCoreSettings(codec=CodecSettings(push="int8", delta=delta, publish_s=1e-6)),
             seed=0,
         )
+        self.hub.start()
         link = LinkProfile(1e6, 1e6)
         self.stays, self.goes = [
             SimulatedDevice(self.hub, name, Noisy(seed), step_s=0.1, link=link, keeps=keeps)

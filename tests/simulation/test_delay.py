@@ -80,6 +80,7 @@ def fleet(steps, delay, *, aggregate=None, link=QUICK, devices=1, step_s=0.05, o
         seed=0,
         disk=disk,
     )
+    hub.start()
     limits = DeviceLimits(delay_steps=delay, local_steps_max=steps) if own else None
     members = [
         Device(hub, f"pi-{number}", Adder(), step_s=step_s * (1 + number), link=link, seed=number, limits=limits)

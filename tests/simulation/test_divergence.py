@@ -119,6 +119,7 @@ class Fleet:
             settings=HubCoreSettings(),
             seed=seed,
         )
+        self.hub.start()
         self.devices = [
             SimulatedDevice(
                 self.hub,

@@ -362,12 +362,12 @@ def test_no_update_is_answered_while_the_disk_takes_nothing(fault):
 def test_a_slow_disk_holds_answers_up():
     script = Script(At(3.0, SlowDisk(0.7, 4.0)))
     script.until_s(3.5)
-    assert script.world.hub.sync_s == 0.7
+    assert script.world.hub.writing.sync_s == 0.7
     before = answered(script)
     script.until_s(3.7)
     assert answered(script) == before
     script.until_s(9.0)
-    assert script.world.hub.sync_s == script.injector._sync_s < 0.7
+    assert script.world.hub.writing.sync_s == script.injector._sync_s < 0.7
     assert answered(script) > before + 5
 
 

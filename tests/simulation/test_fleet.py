@@ -52,6 +52,7 @@ class Digits:
             seed=0,
             graph=graph,
         )
+        self.hub.start()
         parts = dirichlet(dataset.take(order[360:]), 4, 0.5, 0, examples_min=32)
         self.devices = [
             SimulatedDevice(
@@ -207,7 +208,7 @@ def test_a_finished_hub_sends_its_devices_home():
     assert fleet.clock.run(lambda: all(device.finished for device in fleet.devices), 60.0)
     assert {device.finished.error for device in fleet.devices} == {None}
     assert fleet.hub.stopped == "finished"
-    assert fleet.hub.saved_versions[-1] == fleet.hub.core.version
+    assert fleet.hub.core.state.saved_version == fleet.hub.core.version
 
 
 class Diverging:
@@ -334,6 +335,7 @@ def every_minute(**bounds):
         settings=HubCoreSettings(),
         seed=0,
     )
+    hub.start()
     devices = [
         SimulatedDevice(
             hub,
@@ -390,6 +392,7 @@ def beside(*links, seconds=30.0):
         settings=HubCoreSettings(),
         seed=0,
     )
+    hub.start()
     for number, link in enumerate((LinkProfile(), *links)):
         SimulatedDevice(
             hub, f"device-{number}", Idle(spec), step_s=0.05, link=link, workload=SimulatedWorkload(examples=400)

@@ -50,6 +50,7 @@ class Lab:
             seed=0,
             graph=graph,
         )
+        self.hub.start()
 
     def device(self, name, link, *, step_s=0.1, **options):
         return Watched(self.hub, name, Adder(self.spec, 1.0), step_s=step_s, link=link, seed=1, **options)

@@ -62,6 +62,7 @@ def device_on(link, steps, **limits):
         settings=HubCoreSettings(codec=FLOAT32),
         seed=0,
     )
+    hub.start()
     device = Device(hub, "pi", Adder(SPEC, 0.5), step_s=STEP_S, link=link, limits=DeviceLimits(**limits))
     device.start()
     return clock, device

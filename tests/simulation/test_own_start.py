@@ -53,6 +53,7 @@ def start(trainers, initials, policy=PLAIN):
         settings=HubCoreSettings(codec=FLOAT32),
         seed=0,
     )
+    hub.start()
     pairs = enumerate(zip(trainers, initials, strict=True))
     devices = [
         SimulatedDevice(

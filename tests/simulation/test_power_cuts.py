@@ -54,6 +54,7 @@ class Fleet:
             self.clock, spec=MODEL.spec, initial=MODEL.initial(0), policy=Policy(), settings=self.settings,
             seed=seed,
         )  # fmt: skip
+        hub.start()
         receive = hub.receive
 
         def note(peer, header, payload):

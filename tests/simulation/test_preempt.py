@@ -73,6 +73,7 @@ def fleet(*, preempt, aggregate, codec=FLOAT32, delay=0, take="all", initials=(N
         settings=HubCoreSettings(codec=codec),
         seed=0,
     )
+    hub.start()
     trainers = [Heavy() for _ in range(DEVICES)]
     for number, (trainer, initial) in enumerate(zip(trainers, initials, strict=True)):
         work = SimulatedWorkload(initial=initial, validate=loss_of)

@@ -80,6 +80,7 @@ def test_a_hub_that_dies_after_it_was_woken_resumes_awake():
         disk=SimulatedDisk(),
         settings=settings,
     )
+    hub.start()
     for number, step_s in enumerate(steps_s):
         link = LinkProfile(up_bytes_per_s=1e6, down_bytes_per_s=1e6, delay_s=0.01)
         SimulatedDevice(

@@ -48,6 +48,7 @@ class Lab:
             settings=HubCoreSettings(codec=FLOAT32, liveness=Liveness(heartbeat_s=5.0, lease_s=15.0)),
             seed=0,
         )
+        self.hub.start()
         self.devices = [
             SimulatedDevice(
                 self.hub,
@@ -140,6 +141,7 @@ def seconds_to_learn(seed, *, slow):
         settings=HubCoreSettings(),
         seed=seed,
     )
+    hub.start()
     for number, part in enumerate(parts[: 3 + slow]):
         drawn = batches(data.take(part), 32, number)
         trainer = GradientTrainer(network.spec, network.gradient, [SGD(learning_rate=0.1)], drawn)

@@ -186,9 +186,8 @@ class DeviceEngine:
                     self.handle(events.DeviceReceived(message))
                     self._inline_payload = None
         except wire.UnsupportedVersionError as error:
-            self.handle(
-                events.DeviceReceived(error.to_refuse())
-            )  # such a hub refuses this device, whatever it says
+            # Such a hub refuses this device, whatever it says.
+            self.handle(events.DeviceReceived(error.to_refuse()))
         except ProtocolError as error:
             self.handle(events.DeviceReceivedMalformed(str(error)))
 

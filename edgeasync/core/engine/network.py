@@ -1,4 +1,4 @@
-"""What a hub needs of a network: `edgeasync.net` has it, over ZeroMQ. It runs on one event loop, and never waits."""
+"""What a hub needs of a network: `edgeasync.net` has it over ZeroMQ. It runs on one loop, and never waits."""
 
 from collections import Counter
 from typing import Protocol

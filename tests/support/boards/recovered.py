@@ -91,6 +91,7 @@ def write_run(folder):
         seed=1,
         disk=FolderDisk(folder),
     )
+    hub.start()
     for number in range(4):
         generator = np.random.default_rng(number)
         x = generator.normal(size=(200, 64)).astype(np.float32)

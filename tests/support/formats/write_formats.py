@@ -125,6 +125,7 @@ def write_run(folder):
         disk=FolderDisk(folder),
         writing=WritingPace(history_rows_max=1000),
     )
+    hub.start()
     for number, kind in enumerate((GradientTrainer, Wordless, Diverging, GradientTrainer)):
         generator = np.random.default_rng(number)
         x = generator.normal(size=(40, 3)).astype(np.float32)

@@ -462,6 +462,7 @@ class World:
                 save_s=random.choice([0.002, 0.05, 0.5]),
             ),
         )
+        self.hub.start()
         self.devices = {}
         for number, name in enumerate(names):
             rate = random.choice([np.inf, 1e6, 1e5])
@@ -484,7 +485,7 @@ class World:
     def is_plain(self):
         """Whether the plan of faults is the only difficulty."""
         small = self.marks.spec.nbytes < UNUSED
-        return small and self.hub.sync_s < 0.01 and not self.background
+        return small and self.hub.writing.sync_s < 0.01 and not self.background
 
     @property
     def training(self):
