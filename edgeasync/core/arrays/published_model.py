@@ -28,7 +28,6 @@ from edgeasync.protocol import wire
 from edgeasync.protocol.codecs import ELEMENTWISE, VectorSource, make_codec
 from edgeasync.protocol.messages import DELTAS_MAX, Deltas
 
-
 _Living = weakref.WeakValueDictionary[int, npt.NDArray[Any]]
 """Arrays, by `id`, that something still refers to."""
 
