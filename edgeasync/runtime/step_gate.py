@@ -1,4 +1,4 @@
-"""Between two local steps of a device: whether its training thread goes on, and how long it waits."""
+"""What a training thread waits for between two local steps: a pause to end, or the pace of the device."""
 
 import threading
 import time
@@ -45,7 +45,7 @@ class StepGate:
             remaining_s = until_s - self._stepped_s
 
     def stalled_s(self, begun_s: float | None) -> float:
-        """Return for how long work that began then has ended no step; 0 without work, or if none are wanted."""
+        """Return for how long work that began then has ended no step; 0 without work, and in a pause."""
         if begun_s is None or not self._is_open.is_set():
             return 0.0
         return time.monotonic() - max(begun_s, self._stepped_s)

@@ -56,7 +56,7 @@ class WritingPace(msgspec.Struct):
 
 
 class HubLinks:
-    """The connections of a hub, by peer. What is on its way over one that broke when the hub died is lost."""
+    """The connections of a hub, by peer. A message is lost if its connection breaks while it is on its way."""
 
     def __init__(self) -> None:
         self._deliver: dict[Peer, Deliver] = {}

@@ -369,7 +369,7 @@ def test_a_device_that_reports_losses_on_another_scale_does_not_speak_for_the_ot
 def test_what_the_first_device_spoils_before_anybody_else_is_there_is_taken_back(deviation):
     fleet = Fleet(Policy(), devices=5, started=1)
     first = fleet.devices[0]
-    first._trainer = Spoiler(deviation)
+    first.training.trainer = Spoiler(deviation)
     assert fleet.train(1)
     first.cut_power()
     assert np.isfinite(fleet.hub.model).all()

@@ -55,7 +55,7 @@ class PublisherState(msgspec.Struct):
 
 
 class MadeOffers(msgspec.Struct):
-    """What was coded from one published version, for all devices or for one; dropped with that version.
+    """Payloads coded from one published version, for all devices or for one; dropped with that version.
 
     `differences` are by the version that they begin at, and `joined` holds those of the chain in one buffer.
     `led_on` has what single devices are sent beside the chain, `coarse` the coarse whole model, if it will do.

@@ -24,7 +24,7 @@ from edgeasync.core.device.effects import (
     SendToHub,
     SetPace,
 )
-from edgeasync.core.device.handshake import Greeting, Handshake, refuse_welcome
+from edgeasync.core.device.handshake import DeviceHandshake, Greeting, refuse_welcome
 from edgeasync.core.device.hub_rotation import HubRotation
 from edgeasync.core.device.limits import DeviceLimits
 from edgeasync.core.device.throttle import Throttle, ThrottleReadings, ThrottleSection
@@ -91,7 +91,7 @@ class DeviceCore:
         self._unexpected = UnexpectedEvents()
         self.work = WorkCycle(limits, self.data_quota, random, self._unexpected, trains_at_rest=trains_at_rest)
         self.welcome: Welcome | None = None
-        self.handshake = Handshake(0.0)
+        self.handshake = DeviceHandshake(0.0)
         self.round_trip_s: float | None = None
         self._greeting = Greeting(hello, limits)
         self._random = random
@@ -285,7 +285,7 @@ class DeviceCore:
         if not self.data_quota.bears(0, now_s):
             return self._rest_until_tomorrow(now_s)
         self._move_link("handshake")
-        self.handshake = Handshake(now_s)
+        self.handshake = DeviceHandshake(now_s)
         hello = self._greeting.hello(self.welcome, self.work.pending.claim(), self.data_quota, now_s)
         return [Connect(), SendToHub(hello)]
 

@@ -43,7 +43,7 @@ class Greeting:
         return msgspec.structs.replace(hello, profile=profile, piece_bytes_max=PIECE_BYTES_MIN)
 
 
-class Handshake:
+class DeviceHandshake:
     """A connection's handshake, or the last one's if there is no connection."""
 
     def __init__(self, now_s: float) -> None:

@@ -13,7 +13,7 @@ class OverlapSteps:
     """Limits training between an update and the next model, and counts its steps.
 
     While the device can reach the hub, the hub's limit holds. While it cannot, or the hub is busy, the larger of
-    the hub's limit and the device's own, `alone_steps_max`, holds. In a `pause` training goes on without a limit,
+    the hub's limit and the device's own, `alone_steps_max`, holds. In a `pause` training continues without limit,
     or stands still. Limits count from the last update. Only one call of training runs at a time, since the shell
     can pause only one.
     """
