@@ -84,26 +84,18 @@ class Readings:
 
     def board(self) -> str:
         """Return the model of the board or machine, empty if it does not say."""
-        for path in (
-            "sys/firmware/devicetree/base/model",
-            "proc/device-tree/model",
-            "sys/class/dmi/id/product_name",
-        ):
-            if text := self._text(path).strip("\0 \n"):
-                return text
-        return ""
+        return self._first_text(
+            "sys/firmware/devicetree/base/model", "proc/device-tree/model", "sys/class/dmi/id/product_name"
+        )
 
     def serial(self) -> str:
         """Return what tells this machine from another, even one with a copy of its card; empty if nothing does."""
-        for path in (
+        return self._first_text(
             "sys/firmware/devicetree/base/serial-number",
             "proc/device-tree/serial-number",
             "sys/class/dmi/id/product_uuid",
             "etc/machine-id",
-        ):
-            if text := self._text(path).strip("\0 \n"):
-                return text
-        return ""
+        )
 
     def mark(self) -> str:
         """Return 16 hexadecimal digits by which a folder knows its machine again; empty without a serial."""
@@ -179,6 +171,10 @@ class Readings:
         with contextlib.suppress(OSError, ValueError), self._path(path).open("rb") as file:
             return file.read(TEXT_BYTES_MAX).decode(errors="replace")
         return ""
+
+    def _first_text(self, *paths: str) -> str:
+        """Return the text of the first file that has one."""
+        return next((text for path in paths if (text := self._text(path).strip("\0 \n"))), "")
 
     def _folders(self, path: str, pattern: str) -> list[Path]:
         with contextlib.suppress(OSError):

@@ -6,7 +6,7 @@ The sum is what the hub holds at once if everybody sends as much as it may. A fl
 
 import msgspec
 
-from edgeasync.core.arrays.hub_model import POOLED_BYTES_MIN
+from edgeasync.core.arrays.buffers import POOLED_BYTES_MIN
 from edgeasync.core.arrays.off_chain_models import OFF_CHAIN_MAX
 from edgeasync.core.engine.log_writer import ANSWERS_MIN, ANSWERS_PER_DEVICE, WAITING_BYTES_MIN
 from edgeasync.core.engine.message_bounds import SENDERS_MAX

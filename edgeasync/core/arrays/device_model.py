@@ -10,7 +10,7 @@ from edgeasync.errors import ProtocolError
 from edgeasync.parameters import CHUNK, ParameterSpec, Vector
 from edgeasync.policies.aggregation import UpdateKind
 from edgeasync.protocol import wire
-from edgeasync.protocol.codecs import JoinedSources, Source, VectorCodec, VectorSource
+from edgeasync.protocol.codecs import JoinedSources, Source, VectorCodec, VectorSource, chunks
 from edgeasync.protocol.messages import ModelVersion
 
 
@@ -177,9 +177,7 @@ class DeviceModel:
     def _accumulate(self, source: Source, operation: np.ufunc) -> None:
         """Add a source to the residual, or subtract it."""
         assert self._residual is not None
-        scratch = np.empty(min(CHUNK, len(self.parameters)), np.float32)
         with np.errstate(over="ignore", invalid="ignore"):
-            for start in range(0, self._trained_length, CHUNK):
-                stop = min(start + CHUNK, self._trained_length)
-                chunk = self._residual[start:stop]
-                operation(chunk, source.read(start, stop, scratch), out=chunk)
+            for start, values in chunks(source, self._trained_length):
+                chunk = self._residual[start : start + values.size]
+                operation(chunk, values, out=chunk)

@@ -15,15 +15,15 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from edgeasync.core.arrays.buffers import BufferPool
+from edgeasync.core.arrays.buffers import POOLED_BYTES_MIN, BufferPool
 from edgeasync.core.arrays.delta_chain import Difference, follow, is_finite
-from edgeasync.core.arrays.hub_model import POOLED_BYTES_MIN, HubModel, Snapshot
+from edgeasync.core.arrays.hub_model import HubModel, Snapshot
 from edgeasync.core.arrays.off_chain_models import Coarse, OffChainModel, OffChainModels
 from edgeasync.core.arrays.state_codec import Array, take_payload, take_values
 from edgeasync.core.hub.codec_agreement import COARSE
 from edgeasync.core.hub.settings import CodecSettings
 from edgeasync.errors import StorageError
-from edgeasync.parameters import ParameterSpec, Vector
+from edgeasync.parameters import ParameterSpec
 from edgeasync.protocol import wire
 from edgeasync.protocol.codecs import ELEMENTWISE, VectorSource, make_codec
 from edgeasync.protocol.messages import DELTAS_MAX, Deltas
@@ -137,7 +137,7 @@ class Publisher:
         assert self._delta is not None
         self._withdraw_offers()
         current, base, trained = self._model.current, self._published, self._spec.trained_length
-        vector = self._empty_vector()
+        vector = self._pool.take_vector()
         if whole or base is None:
             vector[:] = current.vector
             self._codec.round_in_place(vector[:trained])
@@ -230,7 +230,7 @@ class Publisher:
         values = take_values(arrays, "published", (self._spec.length,))
         steps = [(number, take_payload(arrays, f"chain/{number}")) for number in state.steps]
         self._withdraw_offers()
-        vector = self._empty_vector()
+        vector = self._pool.take_vector()
         vector[:] = values
         self._published = Snapshot(state.number, vector)
         self._codec = make_codec(state.codec, self._spec)
@@ -346,8 +346,3 @@ class Publisher:
         """Drop the offers of the version published so far; its payloads still being sent are outdated now."""
         self._sent.outdate()
         self._made = MadeOffers()
-
-    def _empty_vector(self) -> Vector:
-        if self._spec.nbytes < POOLED_BYTES_MIN:
-            return np.empty(self._spec.length, np.float32)
-        return self._pool.take().view(np.float32)
