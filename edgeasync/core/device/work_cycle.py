@@ -30,11 +30,10 @@ from edgeasync.core.device.effects import (
     UseModel,
 )
 from edgeasync.core.device.handshake import refuse_graph
-from edgeasync.core.device.held_version import HeldVersion
+from edgeasync.core.device.hub_rotation import Repetition
 from edgeasync.core.device.limits import DeviceLimits
 from edgeasync.core.device.overlap import OverlapSteps
-from edgeasync.core.device.pending_push import ModelKey, PendingPush
-from edgeasync.core.device.repetition import Repetition
+from edgeasync.core.device.pending_push import HeldVersion, ModelKey, PendingPush
 from edgeasync.core.device.unexpected import UnexpectedEvents
 from edgeasync.protocol.messages import (
     Ack,
