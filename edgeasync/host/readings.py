@@ -12,6 +12,8 @@ from typing import Literal
 
 import msgspec
 
+from edgeasync.training.free_memory import field_bytes
+
 THROTTLED = {
     0: "under-voltage now",
     1: "frequency capped now",
@@ -135,7 +137,10 @@ class Readings:
 
     def memory(self) -> Memory | None:
         """Return the machine's memory; a cgroup may allow less."""
-        return parse_meminfo(self._text("proc/meminfo"))
+        total, available = [
+            field_bytes(self._path("proc/meminfo"), name) for name in ("MemTotal:", "MemAvailable:")
+        ]
+        return Memory(total, available) if total and available else None
 
     def pressure(self, resource: Resource) -> Pressure | None:
         """Return how much tasks wait for a resource; `None` for a kernel that does not measure that."""
@@ -193,14 +198,6 @@ def parse_throttled(text: str) -> tuple[str, ...] | None:
         flags = int(text, 16)
         return tuple([reason for bit, reason in THROTTLED.items() if flags >> bit & 1])
     return None
-
-
-def parse_meminfo(text: str) -> Memory | None:
-    """Return what `/proc/meminfo` says."""
-    found = {name: int(kib) << 10 for name, kib in re.findall(r"^(\w+):\s+([0-9]+) kB$", text, re.MULTILINE)}
-    if "MemTotal" not in found or "MemAvailable" not in found:
-        return None
-    return Memory(found["MemTotal"], found["MemAvailable"])
 
 
 def parse_pressure(text: str) -> Pressure | None:

@@ -50,7 +50,7 @@ class ListenerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HubListener:
-    """Listens at an address, on the running loop; `HubNetwork` over ZeroMQ.
+    """Listens at an address, on the running loop.
 
     - `keys` is the hub's folder of keys. Without it anybody may speak, and nobody is encrypted.
     - `shared` is the network of a process in which hub and agents speak over `inproc:`.

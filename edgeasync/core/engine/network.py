@@ -1,6 +1,5 @@
-"""What a hub needs of a network: `edgeasync.net` has it over ZeroMQ. It runs on one loop, and never waits."""
+"""What a hub's network tells: `net/hub_listener.py` calls it, on the hub's loop."""
 
-from collections import Counter
 from typing import Protocol
 
 from edgeasync.core.engine.sender import Sender
@@ -32,34 +31,3 @@ class HubReceiver(Protocol):
 
     def fail(self, error: BaseException) -> None:
         """End the hub with this error."""
-
-
-class HubNetwork(Protocol):
-    """A hub's end of a network: it says whose each message is, and keeps off what exceeds its bounds."""
-
-    @property
-    def address(self) -> str:
-        """Where it listens; with the port that was found, once it does."""
-
-    def listen(self, receiver: HubReceiver) -> None:
-        """Listen on the running loop; raises `AddressError`."""
-
-    def admit(self) -> None:
-        """Admit keys from now on; those that the hub knew were held against the list before."""
-
-    def gives(self, key: Key, device_id: str) -> bool:
-        """Return whether the list of keys gives this device to this key; without a list, always."""
-
-    def send(self, peer: Peer, header: bytes, payload: wire.Buffer | None) -> None:
-        """Send a message without waiting, or drop it if it cannot be sent now. A long payload must not change."""
-
-    @property
-    def kept_off(self) -> Counter[str]:
-        """How often something was kept off by a bound, by the reason."""
-
-    @property
-    def not_let_in(self) -> Counter[str]:
-        """How often somebody was not let in, by the reason."""
-
-    def close(self) -> None:
-        """Let nobody in any more, and close; goodbyes that were sent have a moment to leave."""
