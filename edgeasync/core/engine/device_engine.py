@@ -12,29 +12,9 @@ import numpy as np
 
 from edgeasync.core.arrays.device_model import DeviceModel
 from edgeasync.core.arrays.spool import HeldModel, Spool
-from edgeasync.core.device import events
+from edgeasync.core.device import effects, events
 from edgeasync.core.device.bounds import HEADER_BYTES_MAX, check_welcome
 from edgeasync.core.device.device_core import DeviceCore
-from edgeasync.core.device.effects import (
-    CloseConnection,
-    Connect,
-    DeviceEffect,
-    DeviceReport,
-    EndAgent,
-    FindGraph,
-    InstallModel,
-    PrepareTraining,
-    PutAside,
-    ResolvePush,
-    ScaleLearningRate,
-    SendPush,
-    SendToHub,
-    SetPace,
-    TakeGraph,
-    Train,
-    UseModel,
-    WorkEffect,
-)
 from edgeasync.core.device.pending_push import ModelKey
 from edgeasync.core.engine.device_jobs import CodedUpdate, code_update, find_graph, install_model, keep_graph
 from edgeasync.core.engine.device_shell import DeviceShell, DeviceSpool, DeviceTraining
@@ -144,16 +124,16 @@ class DeviceEngine:
             self._sense(event, now_s)
             return
         self.recorder.begin(now_s, _to_record(event))
-        effects = self.core.handle(event, now_s)
+        decided = self.core.handle(event, now_s)
         if self._observe is not None:
             self._observe(event)
-        self._execute(effects)
+        self._execute(decided)
 
     def _sense(self, sensed: events.Sensed, now_s: float) -> None:
         """Give the core what sensors tell; of that only a new pace is worth a place among the last events."""
-        if effects := self.core.handle(sensed, now_s):
+        if decided := self.core.handle(sensed, now_s):
             self.recorder.begin(now_s, sensed)
-            self._execute(effects)
+            self._execute(decided)
 
     def on_message(self, header: bytes, payload: wire.Buffer | None) -> None:
         """Handle one message from the hub."""
@@ -232,61 +212,61 @@ class DeviceEngine:
 
     # -- effects out -----------------------------------------------------------------------------------------
 
-    def _execute(self, effects: list[DeviceEffect]) -> None:
-        self.recorder.end([_to_record(effect) for effect in effects])
+    def _execute(self, decided: list[effects.DeviceEffect]) -> None:
+        self.recorder.end([_to_record(effect) for effect in decided])
         self.core.check()
-        for effect in effects:
+        for effect in decided:
             self._carry_out(effect)
         self._keep_quota()
 
-    def _carry_out(self, effect: DeviceEffect) -> None:
+    def _carry_out(self, effect: effects.DeviceEffect) -> None:
         """Carry out an effect on the link at once, or begin one that takes work."""
         match effect:
-            case Connect():
+            case effects.Connect():
                 self._end_connection()
                 self._shell.connect()
-            case CloseConnection():
+            case effects.CloseConnection():
                 self._end_connection()
                 self._shell.disconnect(goodbye=effect.goodbye)
-            case SendToHub():
+            case effects.SendToHub():
                 self._transfers.send(effect.message)
-            case SendPush():
+            case effects.SendPush():
                 self._push(effect.push)
-            case SetPace():
+            case effects.SetPace():
                 self._training.set_pace(effect.pace)
-            case DeviceReport():
+            case effects.DeviceReport():
                 self._shell.report(effect)
-            case PutAside():
+            case effects.PutAside():
                 self._put_aside(effect.reason)
-            case EndAgent():
+            case effects.EndAgent():
                 self._shell.stop(effect)
             case _:
                 self._begin_work(effect)
 
-    def _begin_work(self, effect: WorkEffect) -> None:
+    def _begin_work(self, effect: effects.WorkEffect) -> None:
         match effect:
-            case FindGraph():
+            case effects.FindGraph():
                 self._training.run(partial(find_graph, self._shell, effect.fingerprint), self.handle)
-            case TakeGraph():
+            case effects.TakeGraph():
                 self._receive_payload(effect.graph)
-            case PrepareTraining():
+            case effects.PrepareTraining():
                 self._join(effect.welcome)
-            case InstallModel():
+            case effects.InstallModel():
                 self._receive_payload(effect.assignment)
-            case UseModel():
+            case effects.UseModel():
                 payload, self._arrived = self._arrived, None
                 assert payload is not None
                 self._install(effect.assignment, payload)
-            case ScaleLearningRate():
+            case effects.ScaleLearningRate():
                 self._training.submit(partial(self._training.scale_learning_rate, effect.factor))
-            case Train():
+            case effects.Train():
                 assert self._model is not None
                 if effect.overlap and not self._model.overlaps:
                     self._training.submit(self._model.begin_overlap)
                 then = self._overlap_trained if effect.overlap else self._trained
                 first = self.core.work.pending.seq_last == 0
                 self._training.train(self._model, effect.local_steps, then, overlap=effect.overlap, first=first)
-            case ResolvePush():
+            case effects.ResolvePush():
                 self._resolve(effect.outcome)
 
     def _join(self, welcome: Welcome) -> None:
@@ -438,10 +418,10 @@ class DeviceEngine:
         self._training.run(partial(self._kept.spool.keep, spool), kept)
 
 
-def _to_record(what: events.DeviceEvent | DeviceEffect) -> object:
+def _to_record(what: events.DeviceEvent | effects.DeviceEffect) -> object:
     """Return an event or effect to record; as text if it holds a welcome, which a hub may have made large."""
     match what:
-        case PrepareTraining() | events.DeviceReceived(message=Welcome()):
+        case effects.PrepareTraining() | events.DeviceReceived(message=Welcome()):
             return shown(what)
     return what
 
