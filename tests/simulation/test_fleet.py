@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -204,11 +205,12 @@ def test_a_forged_graph_ends_the_device():
 
 def test_a_finished_hub_sends_its_devices_home():
     fleet = Digits(settings=HubCoreSettings(codec=FLOAT32, stop=StopCondition(updates=10)))
-    assert fleet.train(updates=10)
-    assert fleet.clock.run(lambda: all(device.finished for device in fleet.devices), 60.0)
+    with patch.object(fleet.hub, "save", wraps=fleet.hub.save) as save:
+        assert fleet.train(updates=10)
+        assert fleet.clock.run(lambda: all(device.finished for device in fleet.devices), 60.0)
     assert {device.finished.error for device in fleet.devices} == {None}
     assert fleet.hub.stopped == "finished"
-    assert fleet.hub.core.state.saved_version == fleet.hub.core.version
+    assert save.call_args.args[0].snapshot.number == fleet.hub.core.version
 
 
 class Diverging:

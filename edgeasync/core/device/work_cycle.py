@@ -91,13 +91,18 @@ class WorkCycle:
         self._unexpected = unexpected
         self._trains_at_rest = trains_at_rest
         self._learning_rate_factor = 1.0
-        self._welcome: Welcome | None = None
         self._prepared_for: dict[str, object] | None = None
         """The hub's settings that the shell has prepared for."""
         self._has_graph = False
         self._installing: Assignment | None = None
         self._arrived = False
         """Whether its payload is here, and waits until the steps of the delay are done."""
+
+    @property
+    def _hub(self) -> Welcome:
+        """The last welcome: what the hub trains, and how it wants to be spoken to."""
+        assert self.overlap.welcome is not None
+        return self.overlap.welcome
 
     def recall(self, push: Push, model: ModelKey) -> None:
         """Resume with an update of this model that an earlier start made; call this before `DeviceCore.begin`."""
@@ -107,7 +112,8 @@ class WorkCycle:
     def check(self) -> None:
         """Raise `AssertionError` if the state contradicts itself; cheap enough to call after every event."""
         push = self.pending.push
-        has_graph = self._has_graph or self._welcome is None or self._welcome.graph is None
+        welcome = self.overlap.welcome
+        has_graph = self._has_graph or welcome is None or welcome.graph is None
         assert self.state != "installing" or self._installing is not None, "installing nothing"
         assert self.state in ("fetching_graph", "pushing", "idle") or has_graph, "at work without the graph"
         assert self.state != "installing" or self.connected, "installing without a hub"
@@ -145,7 +151,7 @@ class WorkCycle:
 
     def welcomed(self, welcome: Welcome, now_s: float) -> list[DeviceEffect]:
         """Agree with the hub on the last update; then repeat what was not answered, or ask for an assignment."""
-        self._welcome = self.overlap.welcome = welcome
+        self.overlap.welcome = welcome
         self.connected, self._repetition.repeated = True, False
         self.push_codec = welcome.push_codec
         effects: list[DeviceEffect] = []
@@ -170,7 +176,7 @@ class WorkCycle:
         return self._train_on()
 
     def pause(self, *, training: bool) -> list[DeviceEffect]:
-        """Continue without the hub, as long as that takes; or take no steps until `resume`."""
+        """Continue without the hub, as long as that takes; or take no steps until the pause is over."""
         self.overlap.pause = "training" if training else "still"
         return self.cut_off()
 
@@ -208,11 +214,10 @@ class WorkCycle:
 
     def _join(self, now_s: float) -> list[DeviceEffect]:
         """Prepare to train what the hub describes unless that was done; then send what is due."""
-        assert self._welcome is not None
         effects: list[DeviceEffect] = []
-        if self._prepared_for != self._welcome.settings:
-            self._prepared_for = self._welcome.settings
-            effects.append(PrepareTraining(self._welcome))
+        if self._prepared_for != self._hub.settings:
+            self._prepared_for = self._hub.settings
+            effects.append(PrepareTraining(self._hub))
         if self.state in ("fetching_graph", "installing"):
             self._move("idle")
         if self.state != "training":
@@ -221,40 +226,36 @@ class WorkCycle:
 
     def _speak(self, now_s: float) -> list[DeviceEffect]:
         """Send, or send again, the message whose answer the work waits for."""
-        assert self._welcome is not None
         self._wait(now_s)
         if not self.cost.bears(self._bytes_of_next(), now_s):
             return []
         if self.state == "fetching_graph":
-            return [SendToHub(FetchGraph(self._welcome.session))]
-        if (push := self.pending.say(self._welcome.session)) is not None:
+            return [SendToHub(FetchGraph(self._hub.session))]
+        if (push := self.pending.say(self._hub.session)) is not None:
             self._move("pushing")
             return [SendPush(push)]
         self._move("idle")
-        return [SendToHub(Fetch(self._welcome.session, self.held.version, held_checksum=self.held.checksum))]
+        return [SendToHub(Fetch(self._hub.session, self.held.version, held_checksum=self.held.checksum))]
 
     def _bytes_of_next(self) -> int:
         """Return the most bytes of what is due next: of the graph, of the update, or of a model and its update."""
-        assert self._welcome is not None
         if self.state == "fetching_graph":
-            return self._welcome.graph_bytes
+            return self._hub.graph_bytes
         if self.pending.push is not None:
             return self.pending.push.payload_bytes
-        return self.cost.of_exchange(4 * self._welcome.spec.length)
+        return self.cost.of_exchange(4 * self._hub.spec.length)
 
     def _wait(self, now_s: float) -> None:
         """Give the hub one lease to answer before the message is repeated."""
-        assert self._welcome is not None
-        self._repetition.wait(now_s, self._welcome.lease_s)
+        self._repetition.wait(now_s, self._hub.lease_s)
 
     # -- the graph -------------------------------------------------------------------------------------------
 
     def graph_offered(self, graph: GraphHeader, now_s: float) -> list[DeviceEffect]:
         """Receive the hub's graph if it is the one announced."""
-        assert self._welcome is not None
         if self.state != "fetching_graph":
             return self._ignore("Graph", normal=self._repetition.repeated)
-        if (graph.fingerprint, graph.payload_bytes) != (self._welcome.graph, self._welcome.graph_bytes):
+        if (graph.fingerprint, graph.payload_bytes) != (self._hub.graph, self._hub.graph_bytes):
             return [refuse_graph("the hub sends another graph than it announced; do not trust it")]
         self._wait(now_s)
         return [TakeGraph(graph)]
@@ -264,14 +265,13 @@ class WorkCycle:
 
         The hub may be lost while the shell looks for the graph or checks it: then `welcomed` joins later.
         """
-        assert self._welcome is not None
         if self.state != "fetching_graph":
             return self._ignore(type(event).__name__, normal=not isinstance(event, events.GraphForged))
         match event:
             case events.GraphHeld():
                 self._has_graph = True
                 way = "fetched" if event.fetched else "from the cache"
-                effects: list[DeviceEffect] = [DeviceReport("graph", f"{way}, {self._welcome.graph_bytes} bytes")]
+                effects: list[DeviceEffect] = [DeviceReport("graph", f"{way}, {self._hub.graph_bytes} bytes")]
                 if self.connected:
                     return effects + self._join(now_s)
                 self._move("idle")
@@ -291,7 +291,6 @@ class WorkCycle:
         """Install an assignment's model, after the answer to the update that it may contain."""
         if self.state == "fetching_graph":
             return self._ignore("Assignment")
-        assert self._welcome is not None
         effects = self.acknowledged(assignment.ack, now_s) if assignment.ack is not None else []
         if self.state not in ("idle", "installing"):
             return effects + self._ignore("Assignment", normal=self._repetition.repeated)
@@ -300,7 +299,7 @@ class WorkCycle:
             self._move("idle")
             self._repetition.soon(now_s)
             return effects  # the deltas need a model that a power cut took: fetch the whole one
-        both_bytes = assignment.payload_bytes + self.cost.of_update(4 * self._welcome.spec.length)
+        both_bytes = assignment.payload_bytes + self.cost.of_update(4 * self._hub.spec.length)
         if assignment.transfer and not self.cost.bears(both_bytes, now_s):
             return effects
         self._move("installing")
@@ -358,15 +357,14 @@ class WorkCycle:
         The update includes the overlapping steps since the last one. Without the hub it waits for `welcomed`.
         """
         if self.state != "training":
-            return self._ignore("events.Trained")
+            return self._ignore("Trained")
         assert self.held.version is not None
-        assert self._welcome is not None
         self._move("pushing")
         before = self.overlap.begin()
         if before is not None:
             result = result.after(before)
         push = Push(
-            session=self._welcome.session,
+            session=self._hub.session,
             seq=self.pending.seq_last + 1,
             base=self.held.version,
             overlap_steps=0 if before is None else before.local_steps,
