@@ -11,19 +11,10 @@ from collections import Counter
 from random import Random
 from typing import Literal
 
-from edgeasync.core.device import events
+from edgeasync.core.device import effects, events
 from edgeasync.core.device.bounds import clamp_retry, clamp_times
 from edgeasync.core.device.data_quota import SPARE_BYTES, DataQuota
-from edgeasync.core.device.effects import (
-    FINISHED,
-    CloseConnection,
-    Connect,
-    DeviceEffect,
-    DeviceReport,
-    EndAgent,
-    SendToHub,
-    SetPace,
-)
+from edgeasync.core.device.effects import DeviceEffect
 from edgeasync.core.device.handshake import DeviceHandshake, Greeting, refuse_welcome
 from edgeasync.core.device.hub_rotation import HubRotation
 from edgeasync.core.device.limits import DeviceLimits
@@ -157,11 +148,11 @@ class DeviceCore:
             return self._go_offline(now_s, f"the hub was silent for {now_s - self._heard_s:.0f} s")
         if self.data_quota.is_spent(now_s):
             return self._rest_until_tomorrow(now_s)
-        effects: list[DeviceEffect] = []
+        decided: list[DeviceEffect] = []
         if now_s >= self._ping_at_s:
             self._ping_at_s = now_s + self.welcome.heartbeat_s
-            effects.append(SendToHub(self._ping(self.welcome, now_s, steps_total)))
-        return self._conclude(effects + self.work.tick(now_s), now_s)
+            decided.append(effects.SendToHub(self._ping(self.welcome, now_s, steps_total)))
+        return self._conclude(decided + self.work.tick(now_s), now_s)
 
     def _ping(self, welcome: Welcome, now_s: float, steps_total: int) -> Ping:
         pace = self.throttle.pace
@@ -184,25 +175,25 @@ class DeviceCore:
         match event:
             case events.DeviceReceived():
                 self.handshake.answered, self._heard_s = True, now_s
-                effects = self._received(event.message, now_s)
+                decided = self._received(event.message, now_s)
             case events.DeviceReceivedMalformed():
-                effects = self._malformed(event.reason)
+                decided = self._malformed(event.reason)
             case events.TransferMoved():
                 self._heard_s = now_s
-                effects = self.work.transfer_moved(now_s)
+                decided = self.work.transfer_moved(now_s)
             case events.Connected():
-                effects = self._connected(now_s)
+                decided = self._connected(now_s)
             case events.Disconnected():
-                effects = self._disconnected(now_s)
+                decided = self._disconnected(now_s)
             case events.DaySpent():
-                effects = self._rest_until_tomorrow(now_s)
+                decided = self._rest_until_tomorrow(now_s)
             case events.Sensed():
-                effects = self._sensed(event.readings, now_s)
+                decided = self._sensed(event.readings, now_s)
             case events.PauseRequested() | events.ResumeRequested() | events.DeviceStopRequested():
-                effects = self._asked(event, now_s)
+                decided = self._asked(event, now_s)
             case _:
-                effects = self.work.handle(event, now_s)
-        return self._conclude(effects, now_s)
+                decided = self.work.handle(event, now_s)
+        return self._conclude(decided, now_s)
 
     def _received(self, message: Message, now_s: float) -> list[DeviceEffect]:
         match message:
@@ -212,7 +203,7 @@ class DeviceCore:
                 return self._refused(message, now_s)
             case Goodbye() if self.link == "joined":
                 if message.reason == "finished":
-                    return [EndAgent(FINISHED)]
+                    return [effects.EndAgent(effects.FINISHED)]
                 return self._go_offline(now_s, "the hub is stopping")
             case Pong() if self.link == "joined":
                 self._measure(now_s - message.sent_s)
@@ -227,7 +218,7 @@ class DeviceCore:
 
     def _malformed(self, reason: str) -> list[DeviceEffect]:
         if self.link == "joined":
-            return [DeviceReport("warning", f"from the hub: {reason}")]
+            return [effects.DeviceReport("warning", f"from the hub: {reason}")]
         self.handshake.unreadable = reason  # perhaps not a hub: `_give_up_handshake` reports that, once a minute
         return []
 
@@ -248,7 +239,7 @@ class DeviceCore:
                 self._heard_s = now_s  # the pause was no silence of the hub
                 return self._begin_handshake(now_s)
             case events.DeviceStopRequested():
-                return [*self._goodbye(), EndAgent("stopped")]
+                return [*self._goodbye(), effects.EndAgent("stopped")]
         return self._unexpected.ignore("ResumeRequested without a pause", normal=True)
 
     def _sensed(self, readings: ThrottleReadings, now_s: float) -> list[DeviceEffect]:
@@ -259,25 +250,25 @@ class DeviceCore:
         if self.link == "joined":
             self._ping_at_s = now_s
         if not pace.share:
-            told = DeviceReport("paused", pace.reason)
+            told = effects.DeviceReport("paused", pace.reason)
         elif pace.reason:
-            told = DeviceReport("slowed", f"to {pace.share:.0%} of the time: {pace.reason}")
+            told = effects.DeviceReport("slowed", f"to {pace.share:.0%} of the time: {pace.reason}")
         else:
-            told = DeviceReport("full_pace")
-        return [SetPace(pace), told]
+            told = effects.DeviceReport("full_pace")
+        return [effects.SetPace(pace), told]
 
     def _goodbye(self, reason: Literal["stopping", "paused"] = "stopping") -> list[DeviceEffect]:
         if self.link != "joined" or self.welcome is None:
             return []
-        return [SendToHub(Goodbye(reason, self.welcome.session))]
+        return [effects.SendToHub(Goodbye(reason, self.welcome.session))]
 
-    def _conclude(self, effects: list[DeviceEffect], now_s: float) -> list[DeviceEffect]:
+    def _conclude(self, decided: list[DeviceEffect], now_s: float) -> list[DeviceEffect]:
         """End the link if an effect ends the agent, or rest if the day does not bear more; return all effects."""
-        if any(isinstance(effect, EndAgent) for effect in effects):
+        if any(isinstance(effect, effects.EndAgent) for effect in decided):
             self._move_link("over")
         elif self.link == "joined" and self.work.cost.needs_bytes:
-            effects = effects + self._rest_until_tomorrow(now_s)
-        return effects
+            decided = decided + self._rest_until_tomorrow(now_s)
+        return decided
 
     # -- the handshake ---------------------------------------------------------------------------------------
 
@@ -287,7 +278,7 @@ class DeviceCore:
         self._move_link("handshake")
         self.handshake = DeviceHandshake(now_s)
         hello = self._greeting.hello(self.welcome, self.work.pending.claim(), self.data_quota, now_s)
-        return [Connect(), SendToHub(hello)]
+        return [effects.Connect(), effects.SendToHub(hello)]
 
     def _connected(self, now_s: float) -> list[DeviceEffect]:
         if self.link != "handshake":
@@ -307,17 +298,17 @@ class DeviceCore:
         self._unexpected.welcomed()
         first_s = welcome.heartbeat_s * self._random.uniform(0.5, 1.0)
         self._ping_at_s = now_s + (0.0 if self.throttle.pace.share < 1.0 else first_s)
-        effects: list[DeviceEffect] = [DeviceReport("joined", f"as {self._greeting.own.device_id}")]
+        decided: list[DeviceEffect] = [effects.DeviceReport("joined", f"as {self._greeting.own.device_id}")]
         if warning := self.data_quota.warning(welcome.heartbeat_s):
-            effects.append(DeviceReport("warning", warning))
-        return effects + self.work.welcomed(welcome, now_s)
+            decided.append(effects.DeviceReport("warning", warning))
+        return decided + self.work.welcomed(welcome, now_s)
 
     def _give_up_handshake(self, now_s: float, cause: str) -> list[DeviceEffect]:
         """Go offline from a handshake without a welcome; report silence, but at most once a minute."""
-        effects = self._go_offline(now_s, cause)
+        decided = self._go_offline(now_s, cause)
         if not self.handshake.answered and self._rotation.is_report_due(now_s):
-            effects.append(DeviceReport("unreachable", self.handshake.unreadable, since_s=self._heard_s))
-        return effects
+            decided.append(effects.DeviceReport("unreachable", self.handshake.unreadable, since_s=self._heard_s))
+        return decided
 
     # -- the hub goes ----------------------------------------------------------------------------------------
 
@@ -332,15 +323,15 @@ class DeviceCore:
         self, now_s: float, cause: str, retry_after_s: float | None = None, *, stay: bool = False
     ) -> list[DeviceEffect]:
         """Disconnect, and try again later: the next hub if this one did not welcome the device, unless `stay`."""
-        effects: list[DeviceEffect] = [CloseConnection()]
+        decided: list[DeviceEffect] = [effects.CloseConnection()]
         if self.link == "joined":
-            effects.append(DeviceReport("disconnected", cause))
+            decided.append(effects.DeviceReport("disconnected", cause))
         elif self._rotation.is_news:
-            effects.append(DeviceReport("waiting", cause))
+            decided.append(effects.DeviceReport("waiting", cause))
         move_on = self.link == "handshake" and not stay
         self._connect_at_s = self._rotation.fail(now_s, retry_after_s, move_on=move_on)
         self._move_link("offline")
-        return effects + self.work.cut_off()
+        return decided + self.work.cut_off()
 
     def _rest_until_tomorrow(self, now_s: float) -> list[DeviceEffect]:
         """Leave the hub until the device's own day ends: what is left does not bear what comes next."""
@@ -352,27 +343,27 @@ class DeviceCore:
         )
         if needed_bytes > (self.data_quota.bytes_per_day_max or 0):
             told += ". No day will bear that: raise [limits] bytes_per_day_max"
-        effects = self._leave_until(ends_s)
+        decided = self._leave_until(ends_s)
         self._heard_s = ends_s  # a rest is no silence of the hub
-        return [*effects, DeviceReport("resting", told), *self.work.cut_off()]
+        return [*decided, effects.DeviceReport("resting", told), *self.work.cut_off()]
 
     def _pause(self, pause: events.PauseRequested, now_s: float) -> list[DeviceEffect]:
         """Leave the hub until the person says otherwise."""
         self._paused = True
-        effects = self._leave_until(math.inf, "paused")
+        decided = self._leave_until(math.inf, "paused")
         self._heard_s = now_s
-        return effects + self.work.pause(training=pause.training)
+        return decided + self.work.pause(training=pause.training)
 
     def _leave_until(
         self, until_s: float, reason: Literal["stopping", "paused"] = "stopping"
     ) -> list[DeviceEffect]:
         """Say goodbye to the hub if there is one, and connect again at this time."""
-        effects = self._goodbye(reason)
+        decided = self._goodbye(reason)
         if self.link != "offline":
-            effects.append(CloseConnection(goodbye=True))
+            decided.append(effects.CloseConnection(goodbye=True))
             self._move_link("offline")
         self._connect_at_s = until_s
-        return effects
+        return decided
 
     def _refused(self, refuse: Refuse, now_s: float) -> list[DeviceEffect]:
         """Try again later if the refusal may pass, and end the agent if it will not."""
@@ -387,22 +378,22 @@ class DeviceCore:
                 return self._go_offline(now_s, refuse.sentence)
             case "malformed":
                 self.work.back_off(now_s)
-                return [DeviceReport("warning", f"the hub could not read a message: {refuse.sentence}")]
+                return [effects.DeviceReport("warning", f"the hub could not read a message: {refuse.sentence}")]
             case "duplicate_device_id" if self._rotation.takes_duplicate_refusal():
                 return [
-                    DeviceReport("warning", refuse.sentence),
+                    effects.DeviceReport("warning", refuse.sentence),
                     *self._go_offline(now_s, refuse.sentence, retry_after_s or 0.0, stay=True),
                 ]
             case "hub_full" | "quarantined" if retry_after_s is not None:
                 stay = refuse.code == "quarantined"
                 again = f"{refuse.sentence}; trying again in {retry_after_s:.0f} s"
                 return [
-                    DeviceReport("warning", refuse.sentence),
-                    *([DeviceReport("quarantined", again)] if stay else []),
+                    effects.DeviceReport("warning", refuse.sentence),
+                    *([effects.DeviceReport("quarantined", again)] if stay else []),
                     *self._go_offline(now_s, refuse.sentence, retry_after_s, stay=stay),
                 ]
             case "not_allowed":  # by a connection whose both ends have proved their keys
-                return [EndAgent("keys do not fit", AccessError(refuse.sentence))]
+                return [effects.EndAgent("keys do not fit", AccessError(refuse.sentence))]
             case "model_mismatch":
-                return [EndAgent("model mismatch", ModelMismatchError(refuse.sentence))]
-        return [EndAgent(refuse.code, RefusedError(refuse.sentence))]
+                return [effects.EndAgent("model mismatch", ModelMismatchError(refuse.sentence))]
+        return [effects.EndAgent(refuse.code, RefusedError(refuse.sentence))]

@@ -11,24 +11,10 @@ from typing import Literal
 
 import msgspec
 
-from edgeasync.core.device import events
+from edgeasync.core.device import effects, events
 from edgeasync.core.device.answer_reports import AnswerReports, is_preempted
 from edgeasync.core.device.data_quota import DataQuota, ExchangeCost
-from edgeasync.core.device.effects import (
-    DeviceEffect,
-    DeviceReport,
-    FindGraph,
-    InstallModel,
-    PrepareTraining,
-    PutAside,
-    ResolvePush,
-    ScaleLearningRate,
-    SendPush,
-    SendToHub,
-    TakeGraph,
-    Train,
-    UseModel,
-)
+from edgeasync.core.device.effects import DeviceEffect
 from edgeasync.core.device.handshake import refuse_graph
 from edgeasync.core.device.hub_rotation import Repetition
 from edgeasync.core.device.limits import DeviceLimits
@@ -154,19 +140,19 @@ class WorkCycle:
         self.overlap.welcome = welcome
         self.connected, self._repetition.repeated = True, False
         self.push_codec = welcome.push_codec
-        effects: list[DeviceEffect] = []
+        decided: list[DeviceEffect] = []
         self.held.welcomed(welcome)
         if self.pending.drop_foreign(welcome):
-            effects.append(PutAside("an update of another model than this hub's"))
+            decided.append(effects.PutAside("an update of another model than this hub's"))
         if dropped := self.pending.agree(welcome.seq_last, welcome.checksum_last):
-            effects.append(DeviceReport("warning", dropped))
+            decided.append(effects.DeviceReport("warning", dropped))
         if self.state == "pushing" and self.pending.push is None:
             self._move("idle")
         if welcome.graph is None or self._has_graph:
-            return effects + self._join(now_s)
+            return decided + self._join(now_s)
         self._move("fetching_graph")
         self._wait(now_s)
-        return [*effects, FindGraph(welcome.graph)]
+        return [*decided, effects.FindGraph(welcome.graph)]
 
     def cut_off(self) -> list[DeviceEffect]:
         """Continue without the hub; give up a model that was arriving."""
@@ -188,7 +174,7 @@ class WorkCycle:
             return self._train_on()
         self._repetition.wait(now_s, retry_after_s)
         self._repetition.busy = self._trains_at_rest
-        told: list[DeviceEffect] = [DeviceReport("resting", rest)] if retry_after_s >= RESTING_S else []
+        told: list[DeviceEffect] = [effects.DeviceReport("resting", rest)] if retry_after_s >= RESTING_S else []
         return told + self._train_on() if self._trains_at_rest else told
 
     def back_off(self, now_s: float) -> None:
@@ -214,15 +200,15 @@ class WorkCycle:
 
     def _join(self, now_s: float) -> list[DeviceEffect]:
         """Prepare to train what the hub describes unless that was done; then send what is due."""
-        effects: list[DeviceEffect] = []
+        decided: list[DeviceEffect] = []
         if self._prepared_for != self._hub.settings:
             self._prepared_for = self._hub.settings
-            effects.append(PrepareTraining(self._hub))
+            decided.append(effects.PrepareTraining(self._hub))
         if self.state in ("fetching_graph", "installing"):
             self._move("idle")
         if self.state != "training":
-            effects += self._speak(now_s)
-        return effects
+            decided += self._speak(now_s)
+        return decided
 
     def _speak(self, now_s: float) -> list[DeviceEffect]:
         """Send, or send again, the message whose answer the work waits for."""
@@ -230,12 +216,12 @@ class WorkCycle:
         if not self.cost.bears(self._bytes_of_next(), now_s):
             return []
         if self.state == "fetching_graph":
-            return [SendToHub(FetchGraph(self._hub.session))]
+            return [effects.SendToHub(FetchGraph(self._hub.session))]
         if (push := self.pending.say(self._hub.session)) is not None:
             self._move("pushing")
-            return [SendPush(push)]
+            return [effects.SendPush(push)]
         self._move("idle")
-        return [SendToHub(Fetch(self._hub.session, self.held.version, held_checksum=self.held.checksum))]
+        return [effects.SendToHub(Fetch(self._hub.session, self.held.version, held_checksum=self.held.checksum))]
 
     def _bytes_of_next(self) -> int:
         """Return the most bytes of what is due next: of the graph, of the update, or of a model and its update."""
@@ -258,7 +244,7 @@ class WorkCycle:
         if (graph.fingerprint, graph.payload_bytes) != (self._hub.graph, self._hub.graph_bytes):
             return [refuse_graph("the hub sends another graph than it announced; do not trust it")]
         self._wait(now_s)
-        return [TakeGraph(graph)]
+        return [effects.TakeGraph(graph)]
 
     def _graph_known(self, event: events.GraphEvent, now_s: float) -> list[DeviceEffect]:
         """Join once the graph is here, fetch it if it is not, and end the agent if it is a forgery.
@@ -271,16 +257,18 @@ class WorkCycle:
             case events.GraphHeld():
                 self._has_graph = True
                 way = "fetched" if event.fetched else "from the cache"
-                effects: list[DeviceEffect] = [DeviceReport("graph", f"{way}, {self._hub.graph_bytes} bytes")]
+                decided: list[DeviceEffect] = [
+                    effects.DeviceReport("graph", f"{way}, {self._hub.graph_bytes} bytes")
+                ]
                 if self.connected:
-                    return effects + self._join(now_s)
+                    return decided + self._join(now_s)
                 self._move("idle")
-                return effects
+                return decided
             case events.GraphMissing():
                 return self._speak(now_s) if self.connected else []
             case events.GraphBroken():
                 self._repetition.back_off(now_s)
-                return [DeviceReport("warning", event.reason)]
+                return [effects.DeviceReport("warning", event.reason)]
             case events.GraphForged():
                 forged = "the hub's graph does not have the fingerprint it was announced with"
                 return [refuse_graph(f"{forged}; do not trust this hub")]
@@ -291,21 +279,21 @@ class WorkCycle:
         """Install an assignment's model, after the answer to the update that it may contain."""
         if self.state == "fetching_graph":
             return self._ignore("Assignment")
-        effects = self.acknowledged(assignment.ack, now_s) if assignment.ack is not None else []
+        decided = self.acknowledged(assignment.ack, now_s) if assignment.ack is not None else []
         if self.state not in ("idle", "installing"):
-            return effects + self._ignore("Assignment", normal=self._repetition.repeated)
+            return decided + self._ignore("Assignment", normal=self._repetition.repeated)
         self.push_codec = assignment.push_codec or self.push_codec
         if assignment.deltas is not None and self.held.version is None:
             self._move("idle")
             self._repetition.soon(now_s)
-            return effects  # the deltas need a model that a power cut took: fetch the whole one
+            return decided  # the deltas need a model that a power cut took: fetch the whole one
         both_bytes = assignment.payload_bytes + self.cost.of_update(4 * self._hub.spec.length)
         if assignment.transfer and not self.cost.bears(both_bytes, now_s):
-            return effects
+            return decided
         self._move("installing")
         self._installing, self._arrived = assignment, False
         self._wait(now_s)
-        return [*effects, InstallModel(assignment)]
+        return [*decided, effects.InstallModel(assignment)]
 
     def _model_arrived(self, assignment: Assignment, now_s: float) -> list[DeviceEffect]:
         """Use the model once the steps of the hub's delay are done."""
@@ -321,7 +309,7 @@ class WorkCycle:
             return self._train_on()
         self._arrived = False
         self._wait(now_s)
-        return [UseModel(self._installing)]
+        return [effects.UseModel(self._installing)]
 
     def _model_installed(self, installed: events.ModelInstalled) -> list[DeviceEffect]:
         """Train from the model."""
@@ -334,11 +322,11 @@ class WorkCycle:
             return self._unexpected.ignore("ModelInstalled of an earlier assignment", normal=True)
         self._move("training")
         local_steps = self.overlap.assign(assignment.local_steps)
-        effects: list[DeviceEffect] = []
+        decided: list[DeviceEffect] = []
         if assignment.learning_rate_factor != self._learning_rate_factor:
             self._learning_rate_factor = assignment.learning_rate_factor
-            effects.append(ScaleLearningRate(self._learning_rate_factor))
-        return [*effects, Train(local_steps)]
+            decided.append(effects.ScaleLearningRate(self._learning_rate_factor))
+        return [*decided, effects.Train(local_steps)]
 
     def _install_failed(self, failed: events.InstallFailed, now_s: float) -> list[DeviceEffect]:
         """Ask again soon."""
@@ -347,7 +335,7 @@ class WorkCycle:
         if self.state == "installing":
             self._move("idle")
             self._repetition.soon(now_s)
-        return [DeviceReport("warning", failed.reason)]
+        return [effects.DeviceReport("warning", failed.reason)]
 
     # -- training and the update -----------------------------------------------------------------------------
 
@@ -374,8 +362,8 @@ class WorkCycle:
         self.pending.make(push)
         self.cost.update_bytes = push.payload_bytes
         self._repetition.busy = False
-        effects = self._speak(now_s) if self.connected else []
-        return effects + self._train_on()
+        decided = self._speak(now_s) if self.connected else []
+        return decided + self._train_on()
 
     def _overlap_trained(self, result: events.Trained, now_s: float) -> list[DeviceEffect]:
         """Count the steps; train further if more are allowed by now, or use the model that waited for them."""
@@ -409,4 +397,4 @@ class WorkCycle:
         self._wait(now_s)
         if is_preempted(ack.outcome) or ack.outcome == Rejected("not_finite"):
             self.overlap.drop()  # steps from there on are no better
-        return [*self._answers.reports(ack), ResolvePush(ack.outcome)]
+        return [*self._answers.reports(ack), effects.ResolvePush(ack.outcome)]

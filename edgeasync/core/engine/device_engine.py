@@ -85,6 +85,12 @@ class DeviceEngine:
         self._kept.recall(spool, held, self.core.work)
 
     @property
+    def _hub(self) -> Welcome:
+        """The last welcome."""
+        assert self.core.welcome is not None
+        return self.core.welcome
+
+    @property
     def link_bytes_per_s(self) -> float | None:
         """The rate of the link as it was measured for a share of it."""
         return self._transfers.link_bytes_per_s
@@ -291,10 +297,9 @@ class DeviceEngine:
 
     def _receive_payload(self, message: Assignment | GraphHeader) -> None:
         """Use the payload that came with the message, or open its transfer."""
-        assert self.core.welcome is not None
         try:
             if isinstance(message, Assignment):
-                _check_assignment(message, self.core.welcome)
+                _check_assignment(message, self._hub)
             payload = None if message.transfer else _checked(message, self._inline_payload)
         except ProtocolError as error:
             self._transfers.drop_incoming()
@@ -315,7 +320,6 @@ class DeviceEngine:
 
     def _process_payload(self, message: Assignment | GraphHeader, payload: wire.Buffer) -> None:
         """Install the model, or keep the graph, of a whole and checked payload in the background."""
-        assert self.core.welcome is not None
         if isinstance(message, GraphHeader):
             keep = partial(keep_graph, self._shell, message.fingerprint, payload)
             self._training.run(keep, self._processed)
@@ -327,9 +331,8 @@ class DeviceEngine:
 
     def _install(self, assignment: Assignment, payload: wire.Buffer) -> None:
         assert self._model is not None
-        assert self.core.welcome is not None
         self._training.pause()
-        install = partial(install_model, self._model, assignment, payload, self.core.welcome)
+        install = partial(install_model, self._model, assignment, payload, self._hub)
         self._training.run(install, self._processed)
 
     def _processed(self, event: events.DeviceEvent) -> None:
@@ -354,11 +357,10 @@ class DeviceEngine:
             self.handle(events.DeviceStopRequested())
             return
         assert self._model is not None
-        assert self.core.welcome is not None
         code = partial(
             code_update,
             self._model,
-            self.core.welcome,
+            self._hub,
             work.push_codec,
             self._random,
             overlap=work.overlap.is_allowed,
@@ -386,8 +388,7 @@ class DeviceEngine:
         self._payload, self._codec = b"", None
         first = outcome.first if isinstance(outcome, Duplicate) else outcome
         if isinstance(first, Rejected) and model is not None and codec is not None:
-            assert self.core.welcome is not None
-            decay: float | None = self.core.welcome.residual_decay
+            decay: float | None = self._hub.residual_decay
             spoilt = first.reason == "not_finite" or first.preempted
             if spoilt or self._kept.recalled is not None:  # its effect cannot be undone
                 decay = None
@@ -396,11 +397,10 @@ class DeviceEngine:
             self._training.submit(self._training.reset)
 
     def _push(self, push: Push) -> None:
-        assert self.core.welcome is not None
         if self._kept.needs_write(push):
-            self._keep(push, ModelKey.of(self.core.welcome))
+            self._keep(push, ModelKey.of(self._hub))
             return
-        self._transfers.push(push, self._payload, self.core.welcome.piece_bytes)
+        self._transfers.push(push, self._payload, self._hub.piece_bytes)
 
     def _keep(self, push: Push, key: ModelKey) -> None:
         """Write an update to disk under its number, which may have changed; then let the core send it again."""
