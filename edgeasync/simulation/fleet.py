@@ -79,8 +79,8 @@ class SimulatedDevice:
 
     `start` switches it on, `cut_power` off, and `start` on again: a new start of the same state, as of an agent
     on the same folder. With `keeps` it repeats the update that the power cut left unanswered, and may
-    still hold a model. Its `local` parameters outlive a power cut in any case. Speed and link may change at any
-    time, in the middle of a step or a transfer, too.
+    still hold a model. Its `local` parameters outlive a power cut in any case. Its speed may change at
+    any time, in the middle of a step, too.
     """
 
     def __init__(
@@ -183,11 +183,6 @@ class SimulatedDevice:
         """Let the device's sensors tell this."""
         self.engine.handle(Sensed(readings))
         self._schedule_tick()
-
-    def change_link(self, link: LinkProfile) -> None:
-        """Let bytes take another time from now on, those that wait to leave among them."""
-        self.up.change(link.up_bytes_per_s, link.delay_s)
-        self.down.change(link.down_bytes_per_s, link.delay_s)
 
     def jump_clock(self, by_s: float) -> None:
         """Let the device's own clock show a later time from now on, as after a sleep that it did not notice."""

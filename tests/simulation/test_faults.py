@@ -96,8 +96,8 @@ def test_what_was_planted_is_gone_again():
 def test_a_failing_plan_is_cut_down_to_what_breaks():
     needed = At(3.0, CutPower("device-1"))
     other = WhenSteps("device-2", 5, HangTrainer("device-2", 1.0))
-    plan = FaultPlan.of([other, At(1.0, Partition("device-1", 1.0)), needed, other])
-    assert shrink(0, plan, lambda plan: needed in plan.faults) == FaultPlan.of([needed])
+    plan = FaultPlan((other, At(1.0, Partition("device-1", 1.0)), needed, other))
+    assert shrink(0, plan, lambda plan: needed in plan.faults) == FaultPlan((needed,))
     both = shrink(0, plan, lambda plan: needed in plan.faults and other in plan.faults)
     assert set(both.faults) == {needed, other}
     with MUTANTS.planted("a duplicate is applied again"):
@@ -115,7 +115,7 @@ def test_a_plan_is_read_as_it_was_written():
         plan = draw_faults(seed, NAMES, FAULTS_S)
         assert FaultPlan.read(plan.write()) == plan
         assert draw_faults(seed, NAMES, FAULTS_S) == plan
-    text = f"# a remark\n\n{FaultPlan.of([At(1.5, CutPower('a', None))]).write()}"
+    text = f"# a remark\n\n{FaultPlan((At(1.5, CutPower('a', None)),)).write()}"
     assert FaultPlan.read(text) == FaultPlan((At(1.5, CutPower("a", None)),))
     with pytest.raises(ValueError, match="fault"):
         FaultPlan.read('{"when":"at","time_s":1.0,"fault":{"fault":"an earthquake"}}')
@@ -149,7 +149,7 @@ class Script:
         self.clock = self.world.clock
         self.device = self.world.devices["device-1"]
         self.injector = FaultInjector(
-            self.clock, FaultPlan.of(faults), self.world.hub, self.world.devices, self.world.disk
+            self.clock, FaultPlan(tuple(faults)), self.world.hub, self.world.devices, self.world.disk
         )
         for device in self.world.devices.values():
             device.start()
