@@ -79,4 +79,4 @@ def run_agent(address: str, seconds: float, pipe: "Connection[Any, None]") -> No
         await asyncio.gather(agent.run(), watch())
 
     uvloop.run(train())
-    pipe.send((steps, agent.engine.link_bytes_per_s))
+    pipe.send((steps, None if agent.engine.transfers.share is None else agent.engine.transfers.share.bytes_per_s))

@@ -97,8 +97,8 @@ class World:
             )
             if holds and core.work.held.version.number in self.published:
                 published = self.published[core.work.held.version.number]
-                if not np.array_equal(model._base, published):
-                    off_chain = np.linalg.norm(model._base - published)
+                if not np.array_equal(model.base, published):
+                    off_chain = np.linalg.norm(model.base - published)
                     assert 0 < off_chain <= ERROR_MAX * np.linalg.norm(published)
                     self.off_chain += 1
                 self.compared += 1

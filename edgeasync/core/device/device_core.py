@@ -7,7 +7,6 @@ meet only when the hub comes or goes: by `WorkCycle.welcomed` the work repeats w
 """
 
 import math
-from collections import Counter
 from random import Random
 from typing import Literal
 
@@ -79,8 +78,8 @@ class DeviceCore:
         self.data_quota = DataQuota(limits.bytes_per_day_max)
         """The device's own limit of a day's bytes; who sends and receives counts there."""
         self.throttle = Throttle(throttle)
-        self._unexpected = UnexpectedEvents()
-        self.work = WorkCycle(limits, self.data_quota, random, self._unexpected, trains_at_rest=trains_at_rest)
+        self.unexpected = UnexpectedEvents()
+        self.work = WorkCycle(limits, self.data_quota, random, self.unexpected, trains_at_rest=trains_at_rest)
         self.welcome: Welcome | None = None
         self.handshake = DeviceHandshake(0.0)
         self.round_trip_s: float | None = None
@@ -89,11 +88,6 @@ class DeviceCore:
         self._rotation = HubRotation(hubs, random)
         self._paused = False
         self._connect_at_s = self._ping_at_s = self._heard_s = 0.0
-
-    @property
-    def unexpected(self) -> Counter[str]:
-        """How often an event was ignored, by its kind."""
-        return self._unexpected.counts
 
     @property
     def random_seed(self) -> int:
@@ -171,7 +165,7 @@ class DeviceCore:
     def handle(self, event: events.DeviceEvent, now_s: float) -> list[DeviceEffect]:
         """Handle one event; return the effects to carry out in order."""
         if self.link == "over":
-            return self._unexpected.ignore(f"{type(event).__name__} after the end", normal=True)
+            return self.unexpected.ignore(f"{type(event).__name__} after the end", normal=True)
         match event:
             case events.DeviceReceived():
                 self.handshake.answered, self._heard_s = True, now_s
@@ -214,7 +208,7 @@ class DeviceCore:
                 return self.work.assigned(message, now_s)
             case GraphHeader() if self.link == "joined":
                 return self.work.graph_offered(message, now_s)
-        return self._unexpected.ignore(f"{type(message).__name__} while {self.link}")
+        return self.unexpected.ignore(f"{type(message).__name__} while {self.link}")
 
     def _malformed(self, reason: str) -> list[DeviceEffect]:
         if self.link == "joined":
@@ -240,7 +234,7 @@ class DeviceCore:
                 return self._begin_handshake(now_s)
             case events.DeviceStopRequested():
                 return [*self._goodbye(), effects.EndAgent("stopped")]
-        return self._unexpected.ignore("ResumeRequested without a pause", normal=True)
+        return self.unexpected.ignore("ResumeRequested without a pause", normal=True)
 
     def _sensed(self, readings: ThrottleReadings, now_s: float) -> list[DeviceEffect]:
         """Train at the pace that the sensors allow; tell a new one to the hub at once, and to people."""
@@ -282,20 +276,20 @@ class DeviceCore:
 
     def _connected(self, now_s: float) -> list[DeviceEffect]:
         if self.link != "handshake":
-            return self._unexpected.ignore(f"Connected while {self.link}", normal=True)
+            return self.unexpected.ignore(f"Connected while {self.link}", normal=True)
         self.handshake.connected(now_s)
         return []
 
     def _welcomed(self, welcome: Welcome, now_s: float) -> list[DeviceEffect]:
         """Join the hub that answered the hello; end the agent if it cannot train what this hub offers."""
         if self.link != "handshake":
-            return self._unexpected.ignore(f"Welcome while {self.link}")
+            return self.unexpected.ignore(f"Welcome while {self.link}")
         if (end := refuse_welcome(welcome, self.welcome, self.limits)) is not None:
             return [end]
         self._move_link("joined")
         self.welcome = welcome = clamp_times(welcome)
         self._rotation.welcomed()
-        self._unexpected.welcomed()
+        self.unexpected.welcomed()
         first_s = welcome.heartbeat_s * self._random.uniform(0.5, 1.0)
         self._ping_at_s = now_s + (0.0 if self.throttle.pace.share < 1.0 else first_s)
         decided: list[DeviceEffect] = [effects.DeviceReport("joined", f"as {self._greeting.own.device_id}")]
@@ -316,7 +310,7 @@ class DeviceCore:
         if self.link == "handshake":
             return self._give_up_handshake(now_s, "the connection broke")
         if self.link == "offline":
-            return self._unexpected.ignore("Disconnected while offline", normal=True)
+            return self.unexpected.ignore("Disconnected while offline", normal=True)
         return self._go_offline(now_s, "the connection broke")
 
     def _go_offline(
@@ -373,7 +367,7 @@ class DeviceCore:
                 return self.work.hub_is_busy(retry_after_s, now_s, rest=refuse.sentence if refuse.rest else None)
             case "unknown_session" | "sequence":
                 if self.link != "joined":
-                    return self._unexpected.ignore(f"Refuse of a session while {self.link}")
+                    return self.unexpected.ignore(f"Refuse of a session while {self.link}")
                 # More such refusals may be in flight on this connection, and would end each new session.
                 return self._go_offline(now_s, refuse.sentence)
             case "malformed":

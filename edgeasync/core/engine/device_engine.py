@@ -65,7 +65,7 @@ class DeviceEngine:
         self._now_s = now_s
         self._observe = observe
         self._model: DeviceModel | None = None
-        self._transfers = DeviceTransfers(
+        self.transfers = DeviceTransfers(
             self._send, now_s, core.limits.bandwidth_bytes_per_s_max, core.limits.link_share
         )
         self._hello = CountedHello(self._count)
@@ -90,11 +90,6 @@ class DeviceEngine:
         assert self.core.welcome is not None
         return self.core.welcome
 
-    @property
-    def link_bytes_per_s(self) -> float | None:
-        """The rate of the link as it was measured for a share of it."""
-        return self._transfers.link_bytes_per_s
-
     def held_model(self) -> HeldModel | None:
         """Return the hub's model that the device holds, if it does; its values must not be changed."""
         model, welcome = self._model, self.core.welcome
@@ -114,11 +109,11 @@ class DeviceEngine:
         due_s = self.core.next_deadline_s()
         if due_s is None:
             return None
-        return min(due_s, self._transfers.next_deadline_s(), self.core.data_quota.record_at_s)
+        return min(due_s, self.transfers.next_deadline_s(), self.core.data_quota.record_at_s)
 
     def tick(self, steps_total: int) -> None:
         """Do what is due; `next_deadline_s` says when that is."""
-        self._transfers.tick()
+        self.transfers.tick()
         now_s = self._now_s()
         self.recorder.begin(now_s, "tick")
         self._execute(self.core.tick(now_s, steps_total))
@@ -155,16 +150,16 @@ class DeviceEngine:
         try:
             joined = self.core.link == "joined"
             message = wire.decode(header, HEADER_BYTES_MAX if joined else wire.HEADER_BYTES_MAX)
-            self._transfers.count_received(header, None if isinstance(message, Piece) else payload)
+            self.transfers.count_received(header, None if isinstance(message, Piece) else payload)
             match message:
                 case Piece():
                     self._piece(message, payload)
                 case Credit():
-                    if self._transfers.credit(message):
+                    if self.transfers.credit(message):
                         self.handle(events.TransferMoved())
                 case Pong():
                     self.handle(events.DeviceReceived(message))
-                    self._transfers.observe_round_trip(self.core.round_trip_s or 0.0)
+                    self.transfers.observe_round_trip(self.core.round_trip_s or 0.0)
                 case _:
                     if isinstance(message, Welcome):
                         check_welcome(message)
@@ -181,9 +176,9 @@ class DeviceEngine:
         if payload is None:
             raise ProtocolError("a piece came without its bytes")
         try:
-            taken = self._transfers.accept(piece, payload)
+            taken = self.transfers.accept(piece, payload)
         except ProtocolError as error:
-            if (broken := self._transfers.drop_incoming()) is not None:
+            if (broken := self.transfers.drop_incoming()) is not None:
                 self._reject_payload(broken, str(error))
             return
         if taken is not None:
@@ -209,7 +204,7 @@ class DeviceEngine:
     def _end_connection(self) -> None:
         """Count the hello of a connection on which no answer came, if it has left; the transfers wait."""
         self._hello.settle(has_left=self._shell.has_connected())
-        self._transfers.suspend()
+        self.transfers.suspend()
 
     def _keep_quota(self) -> None:
         record = self.core.data_quota.take_due_record(self._now_s())
@@ -235,7 +230,7 @@ class DeviceEngine:
                 self._end_connection()
                 self._shell.disconnect(goodbye=effect.goodbye)
             case effects.SendToHub():
-                self._transfers.send(effect.message)
+                self.transfers.send(effect.message)
             case effects.SendPush():
                 self._push(effect.push)
             case effects.SetPace():
@@ -302,14 +297,14 @@ class DeviceEngine:
                 _check_assignment(message, self._hub)
             payload = None if message.transfer else _checked(message, self._inline_payload)
         except ProtocolError as error:
-            self._transfers.drop_incoming()
+            self.transfers.drop_incoming()
             self._reject_payload(message, str(error))
             return
         if payload is None:
-            self._transfers.receive(message)
+            self.transfers.receive(message)
         else:
-            self._transfers.drop_incoming()
-            self._transfers.drop_push()
+            self.transfers.drop_incoming()
+            self.transfers.drop_push()
             self._process_payload(message, payload)
 
     def _reject_payload(self, message: Assignment | GraphHeader, reason: str) -> None:
@@ -400,7 +395,7 @@ class DeviceEngine:
         if self._kept.needs_write(push):
             self._keep(push, ModelKey.of(self._hub))
             return
-        self._transfers.push(push, self._payload, self._hub.piece_bytes)
+        self.transfers.push(push, self._payload, self._hub.piece_bytes)
 
     def _keep(self, push: Push, key: ModelKey) -> None:
         """Write an update to disk under its number, which may have changed; then let the core send it again."""

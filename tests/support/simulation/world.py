@@ -160,7 +160,7 @@ class WatchedDevice(SimulatedDevice):
         def watched(event, now_s):
             self.world.checks.time_is(engine.core, now_s)
             if isinstance(event, ModelInstalled):
-                self.world.checks.holds(self, event.assignment.version, engine._model._base)
+                self.world.checks.holds(self, event.assignment.version, engine._model.base)
             effects = handle(event, now_s)
             for effect in effects:
                 if isinstance(effect, ResolvePush):
