@@ -18,8 +18,8 @@ from edgeasync.core.device.device_core import DeviceCore
 from edgeasync.core.device.pending_push import ModelKey
 from edgeasync.core.engine.device_jobs import CodedUpdate, code_update, find_graph, install_model, keep_graph
 from edgeasync.core.engine.device_shell import DeviceShell, DeviceSpool, DeviceTraining
-from edgeasync.core.engine.device_transfers import DeviceTransfers
-from edgeasync.core.engine.kept_work import CountedHello, KeptWork
+from edgeasync.core.engine.device_transfers import CountedHello, DeviceTransfers
+from edgeasync.core.engine.kept_work import KeptWork
 from edgeasync.core.engine.recorder import Recorder, shown
 from edgeasync.errors import ProtocolError
 from edgeasync.protocol import wire

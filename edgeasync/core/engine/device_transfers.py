@@ -39,6 +39,24 @@ class _Waiting(msgspec.Struct):
     received_bytes: int
 
 
+class CountedHello:
+    """A device's hello: it counts against the day once it is known that there was somebody to send it to."""
+
+    def __init__(self, count: Callable[[int], None]) -> None:
+        self._count = count
+        self._nbytes = 0
+
+    def send(self, nbytes: int) -> None:
+        """Note that a hello is sent."""
+        self._nbytes = nbytes
+
+    def settle(self, *, has_left: bool) -> None:
+        """Count the hello if it has left, else drop it."""
+        if self._nbytes and has_left:
+            self._count(self._nbytes)
+        self._nbytes = 0
+
+
 class DeviceTransfers:
     """At most one transfer each way, on one connection after the other; `send` is the shell's.
 

@@ -1,7 +1,6 @@
 """What of a device's work is on disk, so that a power cut costs only time. Part of `DeviceEngine`."""
 
 import math
-from collections.abc import Callable
 
 import msgspec
 
@@ -69,21 +68,3 @@ class KeptWork:
         if is_due:
             self._keep_model_at_s = now_s + KEEP_MODEL_S
         return is_due
-
-
-class CountedHello:
-    """A device's hello: it counts against the day once it is known that there was somebody to send it to."""
-
-    def __init__(self, count: Callable[[int], None]) -> None:
-        self._count = count
-        self._nbytes = 0
-
-    def send(self, nbytes: int) -> None:
-        """Note that a hello is sent."""
-        self._nbytes = nbytes
-
-    def settle(self, *, has_left: bool) -> None:
-        """Count the hello if it has left, else drop it."""
-        if self._nbytes and has_left:
-            self._count(self._nbytes)
-        self._nbytes = 0
