@@ -76,6 +76,7 @@ def spend(case: Case) -> Spent:
         settings=HubCoreSettings(limits=case.limits, codec=CodecSettings()),
         seed=case.seed,
     )
+    hub.start()
     devices = []
     for number, part in enumerate(dirichlet(training, len(SPEEDS), ALPHA, case.seed, examples_min=16)):
         device = start_device(

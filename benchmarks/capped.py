@@ -95,6 +95,7 @@ def simulate(case: Case) -> Seen:
         settings=HubCoreSettings(),
         seed=case.seed,
     )
+    hub.start()
     parts = iid(training, len(case.links), case.seed)
     for number, (link, part) in enumerate(zip(case.links, parts, strict=True)):
         start_device(

@@ -96,6 +96,7 @@ def measure(case: Case) -> Outcome:
         ),
         seed=case.seed,
     )
+    hub.start()
     devices = [
         start_device(
             clock,

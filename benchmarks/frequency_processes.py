@@ -7,15 +7,13 @@ import asyncio
 import math
 import socket
 import time
-from collections.abc import Callable
 from ctypes import c_double
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 import uvloop
 
-from edgeasync.core.arrays.device_model import DeviceModel
-from edgeasync.core.device.events import Trained
+from edgeasync.core.device.events import DeviceEvent, ModelInstalled
 from edgeasync.data.dataset import Dataset
 from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.parameters import ParameterSpec, Vector
@@ -67,19 +65,6 @@ class PacedTrainer:
         return result
 
 
-class RecordingAgent(AgentRuntime):
-    """An agent that notes every assignment with its time."""
-
-    assigned: "Connection[Assigned, None]"
-
-    def train(
-        self, model: DeviceModel, local_steps: int, then: Callable[[Trained], None], *, overlap: bool
-    ) -> None:
-        """Note the assignment, then train."""
-        self.assigned.send(Assigned(time.monotonic(), local_steps))
-        super().train(model, local_steps, then, overlap=overlap)
-
-
 def run_agent(
     address: str, number: int, data: Dataset, step_s: c_double, pipe: "Connection[Assigned, None]"
 ) -> None:
@@ -88,15 +73,19 @@ def run_agent(
     def make_trainer(welcome: Welcome) -> Trainer:
         return PacedTrainer(read_plan(welcome.settings).make_trainer(data, number), step_s)
 
-    agent = RecordingAgent(
+    def note(event: DeviceEvent) -> None:
+        if isinstance(event, ModelInstalled):
+            pipe.send(Assigned(time.monotonic(), event.assignment.local_steps))
+
+    agent = AgentRuntime(
         *agent_parts(
             make_trainer,
             identity=DeviceIdentity(f"device-{number}", f"{number:032x}", 1),
             hub=address,
             examples=len(data),
-        )
+        ),
+        observe=note,
     )
-    agent.assigned = pipe
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(agent.run())
 

@@ -134,6 +134,7 @@ def build(case: Case, *, durable: bool = False) -> Fleet:
         seed=case.seed,
         disk=SimulatedDisk(case.seed) if durable else None,
     )
+    hub.start()
     devices = []
     for number, (speed, part) in enumerate(zip(case.speeds, parts, strict=True)):
         if number in case.left_out:

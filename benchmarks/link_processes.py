@@ -74,8 +74,9 @@ class NotingAgent(AgentRuntime):
 
     def _on_message(self, header: bytes, payload: Buffer | None) -> None:
         super()._on_message(header, payload)
-        if isinstance(wire.decode(header), Pong) and self.round_trip_s is not None:
-            self._round_trips_s.append(self.round_trip_s)
+        round_trip_s = self.core.round_trip_s
+        if isinstance(wire.decode(header), Pong) and round_trip_s is not None:
+            self._round_trips_s.append(round_trip_s)
 
     def send(self, header: bytes, payload: Buffer | None) -> None:
         """Send a message; count pushes, and fetches that resume a transfer."""

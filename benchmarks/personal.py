@@ -78,6 +78,7 @@ def _together(case: Case, patterns: tuple[str, ...]) -> list[np.ndarray]:
         settings=HubCoreSettings(liveness=LIVENESS, codec=FLOAT32),
         seed=case.seed,
     )
+    hub.start()
     found = []
     for number, (speed, (part, _)) in enumerate(zip(_speeds(case.seed), smartwatch.split_own(), strict=True)):
         found.append(LocalParameters(patterns))

@@ -143,6 +143,7 @@ def measure(policy: PolicySet, scenario: Scenario, seed: int, *, only_to_target:
         ),
         seed=seed,
     )
+    hub.start()
     devices = []
     for number, (drawn, part) in enumerate(zip(draw_fleet(profile, seed), parts, strict=True)):
         device = start_device(

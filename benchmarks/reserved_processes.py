@@ -72,7 +72,7 @@ def run_agent(address: str, seconds: float, pipe: "Connection[Any, None]") -> No
     async def watch() -> None:
         until_s = time.monotonic() + seconds
         while time.monotonic() < until_s:
-            steps.append((time.monotonic(), agent.steps_total))
+            steps.append((time.monotonic(), agent.training.gate.steps_total))
             await asyncio.sleep(LOOK_S)
         agent.request_stop()
 
@@ -80,4 +80,4 @@ def run_agent(address: str, seconds: float, pipe: "Connection[Any, None]") -> No
         await asyncio.gather(agent.run(), watch())
 
     uvloop.run(train())
-    pipe.send((steps, agent.link_bytes_per_s))
+    pipe.send((steps, None if agent.engine.transfers.share is None else agent.engine.transfers.share.bytes_per_s))

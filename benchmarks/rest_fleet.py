@@ -22,9 +22,10 @@ from edgeasync.parameters import Vector
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
 from edgeasync.simulation.clock import VirtualClock
-from edgeasync.simulation.fleet import SimulatedDevice, SimulatedWorkload
+from edgeasync.simulation.fleet import SimulatedDevice
 from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import LinkProfile
+from edgeasync.simulation.training import SimulatedWorkload
 from edgeasync.training.evaluation import NumpyEvaluator
 from edgeasync.training.numpy_models import Array, Labels, MlpModel
 from edgeasync.training.trainer import GradientTrainer
@@ -138,6 +139,7 @@ class _Run:
             ),
             seed=case.seed,
         )
+        self.hub.start()
         self.hub.evaluator = NumpyEvaluator(self.model, self.held_out)
         for part, speed in zip(parts, SPEEDS, strict=True):
             self._add(part, speed)

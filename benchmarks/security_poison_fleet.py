@@ -25,9 +25,10 @@ from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Push
 from edgeasync.protocol.wire import Buffer
 from edgeasync.simulation.clock import VirtualClock
-from edgeasync.simulation.fleet import SimulatedDevice, SimulatedWorkload
+from edgeasync.simulation.fleet import SimulatedDevice
 from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.population import FleetProfile, draw_fleet
+from edgeasync.simulation.training import SimulatedWorkload
 from edgeasync.training.trainer import GradientTrainer, StepResult, Trainer
 
 KEYS = 10
@@ -214,6 +215,7 @@ def measure(case: Case) -> Outcome:
         ),
         seed=case.seed,
     )
+    hub.start()
     run = Run(case, clock, hub)
     parts = iid(training, KEYS, case.seed)
     for number, (drawn, part) in enumerate(zip(draw_fleet(PROFILE, case.seed), parts, strict=True)):

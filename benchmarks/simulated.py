@@ -10,9 +10,10 @@ from edgeasync.data import load_digits
 from edgeasync.data.dataset import Batch, Dataset, batches
 from edgeasync.policies.optimizers import SGD
 from edgeasync.simulation.clock import VirtualClock
-from edgeasync.simulation.fleet import SimulatedDevice, SimulatedWorkload
+from edgeasync.simulation.fleet import SimulatedDevice
 from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import LinkProfile
+from edgeasync.simulation.training import SimulatedWorkload
 from edgeasync.training.local_parameters import LocalParameters
 from edgeasync.training.numpy_models import MlpModel
 from edgeasync.training.trainer import GradientTrainer

@@ -127,11 +127,11 @@ class _Command:
 
     def _tell_of_progress(self) -> None:
         agent = self._runs.agent
-        if agent.steps_total == self._told:
+        if agent.training.gate.steps_total == self._told:
             return
-        self._told = agent.steps_total
+        self._told = agent.training.gate.steps_total
         self._tell_systemd(_work_done(agent))
-        figures = _figures(agent) | {"round_trip_s": agent.round_trip_s}
+        figures = _figures(agent) | {"round_trip_s": agent.core.round_trip_s}
         self._printer.figures("progress", figures, _work_done(agent))
 
     def _tell_systemd(self, sentence: str) -> None:
@@ -156,14 +156,14 @@ def _detail(report: DeviceReport, agent: AgentRuntime) -> str:
 
 def _figures(agent: AgentRuntime) -> dict[str, Any]:
     return {
-        "steps": agent.steps_total,
-        "updates_answered": agent.updates_answered,
+        "steps": agent.training.gate.steps_total,
+        "updates_answered": agent.core.work.updates_answered,
         "day_left_bytes": agent.day_left_bytes,
     }
 
 
 def _work_done(agent: AgentRuntime) -> str:
-    work = f"{agent.steps_total} local steps, {agent.updates_answered} updates answered"
+    work = f"{agent.training.gate.steps_total} local steps, {agent.core.work.updates_answered} updates answered"
     return work if agent.day_left_bytes is None else f"{work}, {agent.day_left_bytes} bytes left of the day"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from edgeasync.parameters import PARAMETERS_MAX
 from edgeasync.protocol.messages import DeviceProfile
-from edgeasync.training.free_memory import memory_groups
+from edgeasync.training.free_memory import field_bytes, memory_groups
 from edgeasync.version import VERSION
 
 BYTES_A_PARAMETER = 16
@@ -53,11 +53,7 @@ def parameters_that_fit() -> int:
 
 def resident_bytes() -> int:
     """Return the memory that this process has in use, 0 where that is not told."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")
+    return field_bytes(Path("/proc/self/status"), "VmRSS:")
 
 
 def memory_limit_bytes(root: Path = Path("/")) -> int:

@@ -12,6 +12,8 @@ from typing import Literal
 
 import msgspec
 
+from edgeasync.training.free_memory import field_bytes
+
 THROTTLED = {
     0: "under-voltage now",
     1: "frequency capped now",
@@ -84,26 +86,18 @@ class Readings:
 
     def board(self) -> str:
         """Return the model of the board or machine, empty if it does not say."""
-        for path in (
-            "sys/firmware/devicetree/base/model",
-            "proc/device-tree/model",
-            "sys/class/dmi/id/product_name",
-        ):
-            if text := self._text(path).strip("\0 \n"):
-                return text
-        return ""
+        return self._first_text(
+            "sys/firmware/devicetree/base/model", "proc/device-tree/model", "sys/class/dmi/id/product_name"
+        )
 
     def serial(self) -> str:
         """Return what tells this machine from another, even one with a copy of its card; empty if nothing does."""
-        for path in (
+        return self._first_text(
             "sys/firmware/devicetree/base/serial-number",
             "proc/device-tree/serial-number",
             "sys/class/dmi/id/product_uuid",
             "etc/machine-id",
-        ):
-            if text := self._text(path).strip("\0 \n"):
-                return text
-        return ""
+        )
 
     def mark(self) -> str:
         """Return 16 hexadecimal digits by which a folder knows its machine again; empty without a serial."""
@@ -143,7 +137,10 @@ class Readings:
 
     def memory(self) -> Memory | None:
         """Return the machine's memory; a cgroup may allow less."""
-        return parse_meminfo(self._text("proc/meminfo"))
+        total, available = [
+            field_bytes(self._path("proc/meminfo"), name) for name in ("MemTotal:", "MemAvailable:")
+        ]
+        return Memory(total, available) if total and available else None
 
     def pressure(self, resource: Resource) -> Pressure | None:
         """Return how much tasks wait for a resource; `None` for a kernel that does not measure that."""
@@ -180,6 +177,10 @@ class Readings:
             return file.read(TEXT_BYTES_MAX).decode(errors="replace")
         return ""
 
+    def _first_text(self, *paths: str) -> str:
+        """Return the text of the first file that has one."""
+        return next((text for path in paths if (text := self._text(path).strip("\0 \n"))), "")
+
     def _folders(self, path: str, pattern: str) -> list[Path]:
         with contextlib.suppress(OSError):
             return sorted(self._path(path).glob(pattern))
@@ -197,14 +198,6 @@ def parse_throttled(text: str) -> tuple[str, ...] | None:
         flags = int(text, 16)
         return tuple([reason for bit, reason in THROTTLED.items() if flags >> bit & 1])
     return None
-
-
-def parse_meminfo(text: str) -> Memory | None:
-    """Return what `/proc/meminfo` says."""
-    found = {name: int(kib) << 10 for name, kib in re.findall(r"^(\w+):\s+([0-9]+) kB$", text, re.MULTILINE)}
-    if "MemTotal" not in found or "MemAvailable" not in found:
-        return None
-    return Memory(found["MemTotal"], found["MemAvailable"])
 
 
 def parse_pressure(text: str) -> Pressure | None:

@@ -15,7 +15,7 @@ class Worker:
     """
 
     def __init__(self, name: str, on_error: Callable[[BaseException], None]) -> None:
-        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._queue: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self._on_error = on_error
         self._abandoned = False
         self.begun_s: float | None = None
@@ -31,7 +31,7 @@ class Worker:
         """Whether the thread was started."""
         return self._thread.ident is not None
 
-    def submit(self, work: Callable[[], None]) -> None:
+    def submit(self, work: Callable[[], object]) -> None:
         """Do `work` after all that was submitted before."""
         self._queue.put(work)
 

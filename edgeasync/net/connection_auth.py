@@ -188,21 +188,19 @@ class ConnectionAuth:
         self._loop.call_soon_threadsafe(self._on_trouble, f"the hub's keys could not be used: {error!r}")
 
     def _spend_expired(self) -> None:
-        def work() -> None:
-            try:
-                self._keys.spend_expired(time.time())
-            except StorageError as error:
-                told = f"an expired token could not be recorded as used: {error}"
-                self._loop.call_soon_threadsafe(self._on_trouble, told)
-
-        self._worker.submit(work)
+        self._write(self._keys.spend_expired, "an expired token could not be recorded as used")
 
     def _note_knock(self, key: Key, address: str) -> None:
+        self._write(partial(self._keys.knock, key, address), "a knock could not be noted")
+
+    def _write(self, write: Callable[[float], object], trouble: str) -> None:
+        """Call `write` with the time, in the background; tell the trouble if the folder of keys fails."""
+
         def work() -> None:
             try:
-                self._keys.knock(key, address, time.time())
+                write(time.time())
             except StorageError as error:
-                self._loop.call_soon_threadsafe(self._on_trouble, f"a knock could not be noted: {error}")
+                self._loop.call_soon_threadsafe(self._on_trouble, f"{trouble}: {error}")
 
         self._worker.submit(work)
 

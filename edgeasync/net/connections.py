@@ -33,10 +33,12 @@ from edgeasync.core.engine.message_bounds import HEADER_BYTES_MAX
 from edgeasync.core.hub.events import Peer
 from edgeasync.durable.allow_list import Key
 from edgeasync.net.channel import Channel
-from edgeasync.net.connection_bounds import Connection, ConnectionBounds, ToClose
+from edgeasync.net.connection_bounds import ConnectionBounds, ToClose
 from edgeasync.net.curve import FRAME_BYTES
-from edgeasync.net.listener_filter import ListenerFilter
-from edgeasync.net.routing_ids import first_of, is_given
+from edgeasync.net.listener_filter import AddressBarrier, ListenerFilter
+from edgeasync.net.router_monitor import EVENTS_AT_A_TIME, RouterMonitor
+from edgeasync.net.routing_ids import RoutingIds
+from edgeasync.net.unread_bytes import Connection, needs_look
 
 LOOK_S = 0.03
 """The least time between two looks at what lies unread."""
@@ -45,26 +47,11 @@ SWEEP_S = 1.0
 IDLE_SWEEPS = 10
 """Once in this number of sweeps the hub looks for connections that have fallen silent."""
 
-EVENTS_AT_A_TIME = 128
-"""Events of the monitor that are read before the loop gets its turn."""
-
-RELEASE_S = 0.1
-"""How often addresses are looked at that were held off."""
-
-_EVENTS = (
-    zmq.EVENT_LISTENING
-    | zmq.EVENT_ACCEPTED
-    | zmq.EVENT_DISCONNECTED
-    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-)
-
 _FAILURES: dict[int, str] = {
     zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH: "plain",
     zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC: "hub_key",
 }
 
-_EVENT = struct.Struct("=HI")
 _TCP_INFO_BYTES = 136
 _ACKED_AND_RECEIVED = struct.Struct("=QQ")
 _ACKED_AT = 120
@@ -107,29 +94,18 @@ class Connections:
         self.by_peer: dict[Peer, Connection] = {}
         self.channel: Channel | None = None
         """What reads the socket; until it is given, no message counts as too long."""
-        self._router = router
         self._loop = loop
         self._bounds = bounds
         self._on_failure = on_failure
         self._on_sweep = on_sweep
         self._frame_bytes = FRAME_BYTES if encrypted else 0
         self._connections: dict[int, Connection] = {}
-        self._first, self._accepted = first_of(router), 0
-        address = f"inproc://monitor-{id(router)}"
-        router.monitor(address, _EVENTS)
-        self._events: zmq.Socket[bytes] = router.context.socket(zmq.PAIR)
-        self._events.set(zmq.RCVHWM, 0)  # libzmq would wait for a hub that is slow to read
-        self._events.set(zmq.LINGER, 0)
-        self._events.connect(address)
-        self._fd = self._events.FD
-        loop.add_reader(self._fd, self._read_some)
-        loop.call_soon(self._read_some)
+        self._routing_ids = RoutingIds(router)
+        self._monitor = RouterMonitor(router, loop, self._on_event)
         self._arrivals = select.epoll()
         loop.add_reader(self._arrivals.fileno(), self._on_arrival)
         self._look_timer: asyncio.TimerHandle | None = None
-        self._listener: ListenerFilter | None = None
-        self._held_off: list[str] = []
-        self._release_timer: asyncio.TimerHandle | None = None
+        self._barrier = AddressBarrier(loop, bounds.failing)
         self._sweeps = self._denied = 0
         self._sweep_timer = loop.call_later(SWEEP_S, self._sweep)
         _watching.add(self)
@@ -137,23 +113,20 @@ class Connections:
     def close(self) -> None:
         """Stop; to be called before the socket is closed."""
         _watching.discard(self)
-        self._loop.remove_reader(self._fd)
         self._sweep_timer.cancel()
-        if self._release_timer is not None:
-            self._release_timer.cancel()
+        self._barrier.close()
         if self._look_timer is None:
             self._loop.remove_reader(self._arrivals.fileno())
         else:
             self._look_timer.cancel()
         self._arrivals.close()
-        self._router.disable_monitor()
-        self._events.close(0)
+        self._monitor.close()
 
     def close_in_child(self) -> None:
         """Close the sockets of this process in a forked child, where nothing else of this may be used."""
         descriptors = [each.descriptor for each in self._connections.values() if _is_same(each)]
-        if self._listener is not None:
-            descriptors.append(self._listener.descriptor)
+        if self._barrier.listener is not None:
+            descriptors.append(self._barrier.listener.descriptor)
         for descriptor in descriptors:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
@@ -192,14 +165,14 @@ class Connections:
 
     def said_without_end(self, descriptor: int) -> None:
         """Shut a connection whose message has more frames than any message may have."""
-        self._read()
+        self._monitor.read()
         if (connection := self._connections.get(descriptor)) is not None:
             self._shut(self._bounds.said_too_much(connection, "frames"))
 
     def _find(self, peer: Peer, descriptor: int) -> Connection | None:
         """Return the connection of a peer that speaks for the first time, if it is still there."""
         if descriptor not in self._connections:
-            self._read()
+            self._monitor.read()
         connection = self._connections.get(descriptor)
         if connection is None:
             return None
@@ -229,21 +202,21 @@ class Connections:
 
     def has_claimed(self, routing_id: bytes) -> bool:
         """Whether a peer named this routing id itself."""
-        if is_given(routing_id, self._first, self._accepted):
+        if self._routing_ids.has_given(routing_id):
             return False
-        self._read()  # the connection may be younger than what was read
-        return not is_given(routing_id, self._first, self._accepted)
+        self._monitor.read()  # the connection may be younger than what was read
+        return not self._routing_ids.has_given(routing_id)
 
     def shut(self, keys: set[Key]) -> None:
         """Shut the connections of these keys, and those that have not said anything yet: they may be theirs."""
-        self._read()
+        self._monitor.read()
         for connection in self._connections.values():
             if connection.key is None or connection.key in keys:
                 _shut(connection)
 
     def shut_one(self, descriptor: int) -> None:
         """Shut one connection."""
-        self._read()
+        self._monitor.read()
         if (connection := self._connections.get(descriptor)) is not None:
             _shut(connection)
 
@@ -258,7 +231,7 @@ class Connections:
         self._on_sweep()
         # The epoll forgets an arrival that libzmq has read by the time of the look: nobody gets by in bursts.
         self._weigh([*self._connections])
-        if self._bounds.unread and self._look_timer is None:
+        if self._bounds.unread.connections and self._look_timer is None:
             self._on_arrival()
         now_s = self._loop.time()
         for to_close in self._bounds.silent(now_s):
@@ -275,30 +248,10 @@ class Connections:
         if denied != self._denied and (trim := getattr(_LIBC, "malloc_trim", None)) is not None:
             trim(0)
 
-    def _read_some(self) -> None:
-        """Read a batch of events; come back if there may be more, for the descriptor is edge-triggered."""
-        emptied = False
-        try:
-            emptied = self._read(EVENTS_AT_A_TIME)
-        finally:  # also after an error: the descriptor would stay silent
-            if not emptied:
-                self._loop.call_soon(self._read_some)
-
-    def _read(self, count: int | None = None) -> bool:
-        """Read all events there are, or `count` of them; return whether there are no more."""
-        while not self._events.closed and count != 0:
-            try:
-                event, _ = self._events.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return True
-            self._on_event(*_EVENT.unpack(event))
-            count = None if count is None else count - 1
-        return self._events.closed
-
     def _on_event(self, event: int, value: int) -> None:
         match event:
             case zmq.EVENT_LISTENING:
-                self._listener = ListenerFilter(value)
+                self._barrier.listener = ListenerFilter(value)
             case zmq.EVENT_ACCEPTED:
                 self._on_accepted(value)
             case zmq.EVENT_DISCONNECTED:
@@ -309,7 +262,7 @@ class Connections:
                 self._on_failure(_FAILURES.get(value, "protocol"))
 
     def _on_accepted(self, descriptor: int) -> None:
-        self._accepted += 1
+        self._routing_ids.count += 1
         self._on_disconnected(descriptor)  # if libzmq did not tell
         now_s, far_end = self._loop.time(), _far_end(descriptor)
         address = str(far_end[0]) if isinstance(far_end, tuple) else ""
@@ -317,22 +270,10 @@ class Connections:
         self._connections[descriptor] = connection
         for to_close in self._bounds.accepted(connection, now_s):
             self._shut(to_close)
-        if len(self._bounds.held_off) > len(self._held_off):
-            self._hold_off()
+        self._barrier.update()
         if isinstance(far_end, tuple) and not connection.shut:
             with contextlib.suppress(OSError):  # it is closed already
                 self._arrivals.register(descriptor, select.EPOLLIN | select.EPOLLET)
-
-    def _hold_off(self) -> None:
-        """Let the kernel drop what addresses send that come too often, and look again while there are any."""
-        self._bounds.release(self._loop.time())
-        held_off = [*self._bounds.held_off]
-        if self._listener is not None and held_off != self._held_off:
-            self._listener.drop(held_off)
-        self._held_off = held_off
-        if self._release_timer is not None:
-            self._release_timer.cancel()
-        self._release_timer = self._loop.call_later(RELEASE_S, self._hold_off) if held_off else None
 
     def _on_disconnected(self, descriptor: int) -> None:
         if (connection := self._connections.pop(descriptor, None)) is None:
@@ -352,11 +293,11 @@ class Connections:
         """Look at the connections on which bytes arrived, and at those on which something lay unread."""
         arrived: list[tuple[int, int]] = []
         try:
-            self._read(EVENTS_AT_A_TIME)
+            self._monitor.read(EVENTS_AT_A_TIME)
             arrived = self._arrivals.poll(0, max(1, len(self._connections)))
             self._weigh([descriptor for descriptor, _ in arrived])
         finally:  # an error must not end the looks
-            if arrived or self._bounds.unread:
+            if arrived or self._bounds.unread.connections:
                 self._look_timer = self._loop.call_later(LOOK_S, self._look)
             else:
                 self._look_timer = None
@@ -369,14 +310,16 @@ class Connections:
     def _weigh(self, arrived: list[int]) -> None:
         now_s = self._loop.time()
         found = [self._connections.get(descriptor) for descriptor in arrived]
-        active = [each for each in found if each is not None and self._bounds.needs_look(each)]
-        for connection in {id(each): each for each in (*active, *self._bounds.unread)}.values():
+        active = [each for each in found if each is not None and needs_look(each)]
+        for connection in {
+            id(each): each for each in (*active, *self._bounds.unread.connections.values())
+        }.values():
             if (counts := _tcp_counts(connection)) is not None:
                 taken_bytes = counts[0] - _queued_bytes(connection)
                 self._shut(
                     self._bounds.weigh(connection, *counts, now_s, taken_bytes=taken_bytes, emptied=self._emptied)
                 )
-        if self.channel is not None and self._bounds.unread:
+        if self.channel is not None and self._bounds.unread.connections:
             self.channel.read_soon()  # what is not delivered at the next look is not whole
 
 

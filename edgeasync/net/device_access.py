@@ -29,7 +29,8 @@ class DeviceAccess:
         on_report: Callable[[DeviceReport], None],
         give_up: Callable[[BaseException], None],
     ) -> None:
-        self._keys, self._pair, self._token = credentials.keys, credentials.pair, credentials.token
+        self._keys, self._token = credentials.keys, credentials.token
+        self._own = None if credentials.pair is None else credentials.pair[0].public
         self._knocking = credentials.knocking
         self._connection = connection
         self._device_id = device_id
@@ -55,7 +56,7 @@ class DeviceAccess:
     async def _enrol(self, token: Token, then: Callable[[], None]) -> None:
         """Bring the device's key by a token."""
         assert self._keys is not None
-        assert self._pair is not None
+        assert self._own is not None
         told: set[Finding] = set()
         may_be_in = self._keys.begin(token)
         self._look_at_addresses(token)
@@ -70,7 +71,7 @@ class DeviceAccess:
 
         try:
             hub = self._connection
-            name = await enrol(hub.network.context, token, self._pair.public, hub.addresses, on_failure)
+            name = await enrol(hub.network.context, token, self._own, hub.addresses, on_failure)
             if name is not None:
                 self._keys.finish(token)
                 self._on_report(DeviceReport("enrolled", f"as {name}"))
@@ -102,11 +103,11 @@ class DeviceAccess:
     def knock(self) -> str:
         """What a person reads at a device that knocks, and what to do at the hub; empty if it does not."""
         denied = self._connection.findings.get(self._connection.address) == "denied"
-        if not denied or not self._knocking or self._let_in or self._pair is None:
+        if not denied or not self._knocking or self._let_in or self._own is None:
             return ""
         return (
             "this device knocks, and waits until the hub's operator lets it in by "
-            f"'edgeasync keys accept {fingerprint(self._pair.public)} {self._device_id.partition('/')[0]}'"
+            f"'edgeasync keys accept {fingerprint(self._own)} {self._device_id.partition('/')[0]}'"
         )
 
     def disconnected(self) -> None:
@@ -126,7 +127,7 @@ class DeviceAccess:
         """
         mechanism = "" if finding == "denied" else await mechanism_at(address)
         reason = keys_do_not_fit(
-            finding, keyed=self._pair is not None, mechanism=mechanism, cuts=self._cuts[address]
+            finding, keyed=self._own is not None, mechanism=mechanism, cuts=self._cuts[address]
         )
         if not reason or self._let_in:
             return

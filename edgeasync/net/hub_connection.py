@@ -36,7 +36,7 @@ ENCRYPTION_BYTES = 64
 class HubConnection:
     """Connects a device to one of its hub's addresses at a time.
 
-    `DeviceNetwork` over ZeroMQ. All of it runs on the agent's loop, `on_message`, `on_connected` and
+    All of it runs on the agent's loop, `on_message`, `on_connected` and
     `on_disconnected` as well. The network may be `shared` with a hub of this process.
     """
 
@@ -57,7 +57,7 @@ class HubConnection:
         """Bytes of all messages, to the hub and from it."""
         self.findings: dict[str, Finding] = {}
         """What became of the last connection to each address that did not answer, since a hub was joined."""
-        self._pair, self._hub_key = credentials.pair, credentials.hub
+        self._pair = credentials.pair
         self._frame_bytes_max = frame_bytes_max
         self._on_message = on_message
         self._on_connected, self._on_disconnected = on_connected, on_disconnected
@@ -96,11 +96,7 @@ class HubConnection:
                 for header, payload in self._early:
                     self._channel.send(b"", header, payload)
 
-        pair = None
-        if self._pair is not None:
-            assert self._hub_key is not None
-            pair = self._pair, self._hub_key
-        socket = make_dealer(self.network.context, self._frame_bytes_max + FRAME_BYTES, pair, ipv6=ipv6)
+        socket = make_dealer(self.network.context, self._frame_bytes_max + FRAME_BYTES, self._pair, ipv6=ipv6)
         socket.set(zmq.RCVHWM, QUEUED_MESSAGES_MAX)
         monitor = SocketMonitor(socket, self._loop, self._on_connected, self._on_disconnected, open_another)
         try:

@@ -12,7 +12,6 @@ from edgeasync.core.hub.events import Peer
 from edgeasync.core.hub.settings import Limits
 from edgeasync.durable.allow_list import Key
 from edgeasync.durable.keys import HubKeys
-from edgeasync.errors import AddressError, EdgeAsyncError
 from edgeasync.net import routing_ids
 from edgeasync.net.address import is_ipv6
 from edgeasync.net.channel import COPY_BELOW_BYTES, Channel
@@ -50,7 +49,7 @@ class ListenerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HubListener:
-    """Listens at an address, on the running loop; `HubNetwork` over ZeroMQ.
+    """Listens at an address, on the running loop.
 
     - `keys` is the hub's folder of keys. Without it anybody may speak, and nobody is encrypted.
     - `shared` is the network of a process in which hub and agents speak over `inproc:`.
@@ -81,9 +80,15 @@ class HubListener:
         self._receiver = receiver
         self._loop = asyncio.get_running_loop()
         self._network = ZmqNetwork() if self._shared is None else self._shared
+        if self._shared is None:
+            self._network.context.set(zmq.MAX_SOCKETS, SOCKETS_MAX)
+        routing_ids.seed()
+        socket = self._network.context.socket(zmq.ROUTER)
         try:
-            socket = self._bind(self._network.context)
+            self._bind(socket)
         except BaseException:
+            self._close_auth()
+            socket.close(0)
             self._close_network()
             raise
         self._channel = Channel(
@@ -135,11 +140,7 @@ class HubListener:
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    def _bind(self, context: "zmq.Context[zmq.Socket[bytes]]") -> "zmq.Socket[bytes]":
-        if self._shared is None:
-            context.set(zmq.MAX_SOCKETS, SOCKETS_MAX)
-        routing_ids.seed()
-        socket = context.socket(zmq.ROUTER)
+    def _bind(self, socket: "zmq.Socket[bytes]") -> None:
         socket.set(zmq.IPV6, is_ipv6(self.address))
         socket.set(zmq.ROUTER_MANDATORY, 1)
         frame_bytes_max = max(wire.HEADER_BYTES_MAX, int(self._settings.limits.piece_bytes))
@@ -153,8 +154,18 @@ class HubListener:
                 encrypted=self._keys is not None,
             )
         if self._keys is not None:
+            assert self._connections is not None
             frame_bytes_max += FRAME_BYTES
-            self._auth = self._make_auth(self._keys, socket)
+            self._auth = ConnectionAuth(
+                self._keys,
+                socket,
+                self._loop,
+                self._connections,
+                self._bounds,
+                on_revoked=self._receiver.on_revoked,
+                on_trouble=self._receiver.warn,
+                knocking=self._settings.knocking,
+            )
         elif self._shared is None:
             refuse_old_peers(socket)
         socket.set(zmq.MAXMSGSIZE, frame_bytes_max)
@@ -167,31 +178,7 @@ class HubListener:
         socket.set(zmq.TCP_KEEPALIVE_IDLE, KEEPALIVE_IDLE_S)
         socket.set(zmq.TCP_KEEPALIVE_INTVL, KEEPALIVE_EVERY_S)
         socket.set(zmq.TCP_KEEPALIVE_CNT, KEEPALIVE_COUNT)
-        try:
-            self.address = bind(socket, self.address)
-        except AddressError:
-            self._close_auth()
-            socket.close(0)
-            raise
-        return socket
-
-    def _make_auth(self, keys: HubKeys, socket: "zmq.Socket[bytes]") -> ConnectionAuth:
-        """Return what checks the keys of a socket that is not bound yet; raises what `ConnectionAuth` raises."""
-        assert self._connections is not None
-        try:
-            return ConnectionAuth(
-                keys,
-                socket,
-                self._loop,
-                self._connections,
-                self._bounds,
-                on_revoked=self._receiver.on_revoked,
-                on_trouble=self._receiver.warn,
-                knocking=self._settings.knocking,
-            )
-        except EdgeAsyncError:
-            self._connections.close()
-            raise
+        self.address = bind(socket, self.address)
 
     def _close_auth(self) -> None:
         if self._auth is not None:

@@ -4,6 +4,7 @@ A classic BPF program on the listening socket, which needs no privileges. It see
 connections that exist are not touched.
 """
 
+import asyncio
 import contextlib
 import ctypes
 import ipaddress
@@ -11,7 +12,12 @@ import socket
 import struct
 from collections.abc import Collection
 
+from edgeasync.net.failing_addresses import FailingAddresses
+
 ADDRESSES_MAX = 64
+
+RELEASE_S = 0.1
+"""How often addresses are looked at that were held off."""
 
 _SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27
 _NETWORK = 0x100000000 - 0x100000  # SKF_NET_OFF: where the packet's network header begins
@@ -45,6 +51,37 @@ class ListenerFilter:
                 borrowed.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, described)
             finally:
                 borrowed.detach()
+
+
+class AddressBarrier:
+    """Keeps those addresses from a `listener`, once there is one, that are held off."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, failing: FailingAddresses) -> None:
+        self.listener: ListenerFilter | None = None
+        self._loop = loop
+        self._failing = failing
+        self._kept_off: list[str] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    def update(self) -> None:
+        """Keep off the addresses that were held off since."""
+        if len(self._failing.held_off) > len(self._kept_off):
+            self._look()
+
+    def close(self) -> None:
+        """Look no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        """Keep off who is held off now, and look again while there are any."""
+        self._failing.release(self._loop.time())
+        held_off = [*self._failing.held_off]
+        if self.listener is not None and held_off != self._kept_off:
+            self.listener.drop(held_off)
+        self._kept_off = held_off
+        self.close()
+        self._timer = self._loop.call_later(RELEASE_S, self._look) if held_off else None
 
 
 def make_program(addresses: Collection[str]) -> bytes:

@@ -22,8 +22,22 @@ def seed() -> None:
     ctypes.CDLL(None).srand(ctypes.c_uint(secrets.randbits(32)))
 
 
-def first_of(router: "zmq.Socket[bytes]") -> int:
-    """Return the number that a ROUTER's counter begins with; to be called before anybody else can reach it."""
+class RoutingIds:
+    """The ids that libzmq has given for a ROUTER, which nobody else can reach yet; `count` are its connections."""
+
+    def __init__(self, router: "zmq.Socket[bytes]") -> None:
+        self.count = 0
+        self._first = _first_of(router)
+
+    def has_given(self, routing_id: bytes) -> bool:
+        """Whether libzmq can have given this id."""
+        if len(routing_id) != 5 or routing_id[0]:
+            return False
+        return (int.from_bytes(routing_id[1:], "big") - self._first) % _COUNTS <= self.count
+
+
+def _first_of(router: "zmq.Socket[bytes]") -> int:
+    """Return the number that a ROUTER's counter begins with."""
     address = f"{_PROBE}-{id(router)}"
     router.bind(address)
     with router.context.socket(zmq.DEALER) as probe:
@@ -33,10 +47,3 @@ def first_of(router: "zmq.Socket[bytes]") -> int:
         routing_id, _ = router.recv_multipart()
     router.unbind(address)
     return int.from_bytes(routing_id[1:], "big")
-
-
-def is_given(routing_id: bytes, first: int, count: int) -> bool:
-    """Whether libzmq can have given this id, after `count` connections since the first."""
-    if len(routing_id) != 5 or routing_id[0]:
-        return False
-    return (int.from_bytes(routing_id[1:], "big") - first) % _COUNTS <= count

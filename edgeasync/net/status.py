@@ -1,9 +1,11 @@
 """Asking a live hub how it does."""
 
 import asyncio
+import contextlib
 import math
 import re
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,6 +44,9 @@ _MISMATCHES: dict[KeyMismatch, str] = {
     "no keys there": "this hub has no keys; leave out keys (--keys)",
     "no keys here": "this hub answers operators alone; give keys (--keys), the folder of its keys",
 }
+
+Socket = zmq.Socket[bytes]
+Context = zmq.Context[Socket]
 
 _Ending = Literal["answered", "denied", "cut", "lost", "late"]
 """What became of a connection; `cut` is in the handshake, `lost` after it or for a time."""
@@ -93,7 +98,7 @@ def ask(address: str, timeout_s: float, pair: Pair | None, question: Request) ->
     Raises what `fetch_status` raises, and `ConfigError` if the hub refuses.
     """
     check_connect(address, insecure=True)  # a status tells nothing that is worth a device's trust
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    context: Context = zmq.Context()
     until_s, cuts = time.monotonic() + timeout_s, 0
     try:
         while True:
@@ -119,45 +124,44 @@ def ask(address: str, timeout_s: float, pair: Pair | None, question: Request) ->
 
 def is_denied(address: str, pair: Pair, timeout_s: float) -> bool:
     """Return whether a hub refuses these keys; nothing is sent to it."""
-    with zmq.Context() as context:
-        socket = make_dealer(context, STATUS_BYTES_MAX, pair, ipv6=is_ipv6(address))
-        monitor = socket.get_monitor_socket(_ENDINGS | zmq.EVENT_HANDSHAKE_SUCCEEDED)
-        try:
-            connect(socket, address)
-            return bool(monitor.poll(math.ceil(1000 * timeout_s))) and _ending(monitor) == "denied"
-        finally:
-            socket.disable_monitor()
-            monitor.close(0)
-            socket.close(0)
+    with zmq.Context() as context, _asking(context, address, pair, zmq.EVENT_HANDSHAKE_SUCCEEDED) as (_, monitor):
+        return bool(monitor.poll(math.ceil(1000 * timeout_s))) and _ending(monitor) == "denied"
 
 
 def _ask(
-    context: "zmq.Context[zmq.Socket[bytes]]",
+    context: Context,
     address: str,
     pair: Pair | None,
     until_s: float,
     question: Request,
 ) -> tuple[list[bytes] | None, _Ending]:
     """Ask over a connection of its own; return the answer, if there is one, and else what became of it."""
-    socket = make_dealer(context, STATUS_BYTES_MAX, pair, ipv6=is_ipv6(address))
-    monitor = socket.get_monitor_socket(_ENDINGS)
-    poller = zmq.Poller()
-    poller.register(socket, zmq.POLLIN)
-    poller.register(monitor, zmq.POLLIN)
-    try:
-        connect(socket, address)
+    with _asking(context, address, pair) as (socket, monitor):
+        poller = zmq.Poller()
+        poller.register(socket, zmq.POLLIN)
+        poller.register(monitor, zmq.POLLIN)
         socket.send(wire.encode(question))
         ready = dict(poller.poll(math.ceil(max(0.0, until_s - time.monotonic()) * 1000)))
         if socket in ready:
             return socket.recv_multipart(), "answered"
         return None, _ending(monitor) if monitor in ready else "late"
+
+
+@contextlib.contextmanager
+def _asking(context: Context, address: str, pair: Pair | None, events: int = 0) -> Iterator[tuple[Socket, Socket]]:
+    """Yield a socket that connects to a hub, and the monitor of how that ends, and of other `events`."""
+    socket = make_dealer(context, STATUS_BYTES_MAX, pair, ipv6=is_ipv6(address))
+    monitor = socket.get_monitor_socket(_ENDINGS | events)
+    try:
+        connect(socket, address)
+        yield socket, monitor
     finally:
         socket.disable_monitor()
         monitor.close(0)
         socket.close(0)
 
 
-def _ending(monitor: "zmq.Socket[bytes]") -> _Ending:
+def _ending(monitor: Socket) -> _Ending:
     """Return what an event says of the connection; after it what was asked is lost."""
     message = recv_monitor_message(monitor)
     match message["event"]:

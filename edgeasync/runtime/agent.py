@@ -7,30 +7,18 @@ long a step takes.
 import asyncio
 import time
 from collections.abc import Callable
-from functools import partial
 from random import Random
 from typing import TypeVar
 
 from msgspec.structs import replace
 
-from edgeasync.core.arrays.device_model import DeviceModel
 from edgeasync.core.arrays.spool import HeldModel, Spool
+from edgeasync.core.device import events
 from edgeasync.core.device.data_quota import QuotaRecord
 from edgeasync.core.device.device_core import DeviceCore
 from edgeasync.core.device.effects import DeviceReport, EndAgent
-from edgeasync.core.device.events import (
-    Connected,
-    DeviceEvent,
-    DeviceStopRequested,
-    Disconnected,
-    PauseRequested,
-    ResumeRequested,
-    Sensed,
-    Trained,
-)
-from edgeasync.core.device.throttle import Pace, ThrottleSection
+from edgeasync.core.device.throttle import ThrottleSection
 from edgeasync.core.engine.device_engine import DeviceEngine, ObserveDevice
-from edgeasync.core.engine.network import DeviceNetwork
 from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.errors import NoMemoryError
 from edgeasync.host.completion import Completion
@@ -41,14 +29,14 @@ from edgeasync.net.hub_connection import HubConnection, frame_bytes_max
 from edgeasync.net.network import ZmqNetwork
 from edgeasync.parameters import Vector, layout_of
 from edgeasync.protocol.codecs import known_stages
-from edgeasync.protocol.messages import Hello, Push, Welcome
+from edgeasync.protocol.messages import Hello, Welcome
 from edgeasync.protocol.wire import Buffer
 from edgeasync.runtime.agent_settings import AgentSettings
 from edgeasync.runtime.device import OpenDevice
 from edgeasync.runtime.engine_driver import EngineDriver
 from edgeasync.runtime.quota_keeper import QuotaKeeper
 from edgeasync.runtime.spool_keeper import SpoolKeeper
-from edgeasync.runtime.training_thread import TrainingThread, Validate
+from edgeasync.runtime.training_thread import TrainingThread
 from edgeasync.runtime.workload import Workload
 from edgeasync.training.graph_check import check_graph
 
@@ -68,7 +56,8 @@ class AgentRuntime:
       machine's memory.
     - `device`: who this is, and its credentials. If a hub does not answer or is full, the agent tries the next
       address. The attribute `address` is the hub in use.
-    - `workload`: what it trains. `make_trainer` finds the hub's training graph in the attribute `graph`.
+    - `workload`: what it trains. `make_trainer` finds the hub's training graph in the attribute `graph`, and may
+      set `training.local_steps` and `training.validate`.
     - `on_report` is called with what happens, `observe` with every event that the core has handled, both on the
       loop.
     - Agents of one process may share a `network`.
@@ -80,12 +69,6 @@ class AgentRuntime:
     `AccessError` and `AddressError`. Exceptions of `make_trainer` and of the trainer pass through. For
     `StopIteration`, and for exceptions outside `Exception`, the agent raises an `EdgeAsyncError` instead.
     """
-
-    validate: Validate | None = None
-    """What returns the loss of parameters on examples kept for that; `make_trainer` may set it."""
-
-    local_steps: int | None = None
-    """Local steps of every assignment, if not those that the hub assigns; `make_trainer` may set it."""
 
     graph: bytes | None = None
     """The training graph that the hub shipped, if it did."""
@@ -111,22 +94,32 @@ class AgentRuntime:
         self._ending = Completion("Agent")
         self._watch = None if sense is None else SensorWatch(sense)
         self._graphs = device.graph_cache()
-        connection = self._make_connection(device, network)
-        self._network: DeviceNetwork = connection
+        self.network = self._make_connection(device, network)
         self._access = DeviceAccess(
-            device.credentials, connection, device.identity.device_id, self._on_report, self._fail_and_leave
+            device.credentials, self.network, device.identity.device_id, self._on_report, self._fail_and_leave
         )
-        spool = device.spool_file() if section.spool == "full" else None
-        core = self._make_core(settings.throttle, device.identity, workload)
-        self._engine = DeviceEngine(core, self, time.monotonic, keeps=spool is not None, observe=observe)
-        self._driver = EngineDriver(self._ending, self._tick, self._engine.next_deadline_s, self._fail_and_leave)
         self._local = device.local_parameters(section.local)
-        self._training = self._make_training(workload, section.step_s_min)
-        self._spool = None if spool is None else SpoolKeeper(spool, self._warn_from_thread)
+        self.core = self._make_core(settings.throttle, device.identity, workload)
+        self.training = TrainingThread(
+            workload,
+            self._local,
+            step_s_min=section.step_s_min,
+            share=self.core.throttle.pace.share,
+            hand_over=self._do_from_thread,
+            warn=self._warn_from_thread,
+            fail=self._fail_from_thread,
+        )
+        spool_file = device.spool_file() if section.spool == "full" else None
+        self._spool = None if spool_file is None else SpoolKeeper(spool_file, self._warn_from_thread)
+        self.engine = DeviceEngine(
+            self.core, self, self.training, time.monotonic, spool=self._spool, observe=observe
+        )
+        self._driver = EngineDriver(self._ending, self._tick, self.engine.next_deadline_s, self._fail_and_leave)
         quota_file = None if self._limits.bytes_per_day_max is None else device.quota_file()
         self._quota: QuotaKeeper | None = None
         if quota_file is not None:
-            self._quota = QuotaKeeper(quota_file, core.data_quota, self._warn_from_thread, self._fail_from_thread)
+            quota = self.core.data_quota
+            self._quota = QuotaKeeper(quota_file, quota, self._warn_from_thread, self._fail_from_thread)
 
     def _make_connection(self, device: OpenDevice, network: ZmqNetwork | None) -> HubConnection:
         assert self._limits.parameters_max is not None
@@ -134,7 +127,7 @@ class AgentRuntime:
             device.credentials,
             frame_bytes_max(self._limits.parameters_max, self._limits.graph_bytes_max),
             on_message=self._on_message,
-            on_connected=lambda: self._handle(Connected()),
+            on_connected=lambda: self._handle(events.Connected()),
             on_disconnected=self._on_disconnected,
             shared=network,
         )
@@ -159,19 +152,6 @@ class AgentRuntime:
             throttle=throttle,
         )
 
-    def _make_training(self, workload: Workload, step_s_min: float) -> TrainingThread:
-        return TrainingThread(
-            workload,
-            self._local,
-            step_s_min=step_s_min,
-            share=lambda: self._engine.core.throttle.pace.share,
-            local_steps=lambda: self.local_steps,
-            validate=lambda: self.validate,
-            hand_over=self._driver.do_from_thread,
-            warn=self._warn_from_thread,
-            fail=self._fail_from_thread,
-        )
-
     async def run(self) -> str:
         """Train until the hub has finished or a stop is requested; return the reason.
 
@@ -179,104 +159,69 @@ class AgentRuntime:
         agent was run before.
         """
         self._ending.begin()
-        if self._training.ended:
+        if self.training.gate.ending.is_set():
             return "stopped"
         self._driver.begin()
         if self._quota is not None:
             self._quota.begin()
-        self._network.begin()
-        self._training.begin(self._driver.loop)
+        self.network.begin()
+        self.training.begin(self._driver.loop)
         try:
             self._access.begin(self._begin)
             return await self._ending.wait(self.request_stop, CLOSE_S)
         finally:
-            self._training.end()
-            for waiting in (self._driver, self._network, self._access, self._watch):
+            self.training.end()
+            for waiting in (self._driver, self.network, self._access, self._watch):
                 if waiting is not None:
                     waiting.cancel()
             try:
-                if await self._training.close(CLOSE_S):
-                    await asyncio.to_thread(self._keep_last_model)
+                if await self.training.close(CLOSE_S):
+                    await asyncio.to_thread(self.engine.keep_model)
             finally:
                 self.disconnect(goodbye=True)
                 if self._quota is not None:
                     await asyncio.to_thread(self._quota.close, CLOSE_S)
-                self._network.end()
+                self.network.end()
 
     def _begin(self) -> None:
         """Connect, after what was kept of an earlier start is here."""
         if self._spool is None:
             self._driver.do(self._begin_engine)
         else:
-            self.run_in_background(self._spool.recall, lambda kept: self._begin_engine(*kept))
+            self.training.run(self._spool.recall, lambda kept: self._begin_engine(*kept))
 
     def _begin_engine(self, spool: Spool | None = None, held: HeldModel | None = None) -> None:
         """Connect; only from now on the engine may be told of anything, sensors included."""
-        self._engine.recall(spool, held)
-        self._engine.begin()
+        self.engine.recall(spool, held)
+        self.engine.begin()
         if self._watch is not None:
-            self._watch.begin(lambda readings: self._handle(Sensed(readings)), self._fail_and_leave)
-
-    def _keep_last_model(self) -> None:
-        """Keep the model of a device that stops; its training thread has ended."""
-        if self._spool is not None and (held := self._engine.held_model()) is not None:
-            self._spool.keep_model(held)
+            self._watch.begin(lambda readings: self._handle(events.Sensed(readings)), self._fail_and_leave)
 
     @property
     def address(self) -> str:
         """The hub that is spoken to."""
-        return self._network.address
-
-    @property
-    def steps_total(self) -> int:
-        """Local steps taken since the start."""
-        return self._training.steps_total
-
-    @property
-    def bytes_up(self) -> int:
-        """Bytes of all messages to the hub."""
-        return self._network.bytes_up
-
-    @property
-    def bytes_down(self) -> int:
-        """Bytes of all messages from the hub."""
-        return self._network.bytes_down
-
-    @property
-    def updates_answered(self) -> int:
-        """Number of updates that the hub has answered."""
-        return self._engine.core.work.updates_answered
+        return self.network.address
 
     @property
     def joined(self) -> bool:
         """Whether a hub has let this device in, and speaks to it."""
-        return self._engine.core.link == "joined"
-
-    @property
-    def round_trip_s(self) -> float | None:
-        """Round trip of the last ping, in seconds."""
-        return self._engine.core.round_trip_s
-
-    @property
-    def link_bytes_per_s(self) -> float | None:
-        """The rate of the link as it was measured; `None` without a `link_share`, and before."""
-        return self._engine.link_bytes_per_s
+        return self.core.link == "joined"
 
     @property
     def day_left_bytes(self) -> int | None:
         """The rest of `bytes_per_day_max`; `None` without a limit."""
-        return self._engine.core.data_quota.left_bytes(time.monotonic())
+        return self.core.data_quota.left_bytes(time.monotonic())
 
     def stalled_s(self) -> float:
         """Return for how long the training thread, if it has work, has ended neither that nor a local step.
 
         0 for an agent that waits, rests or stands still because it was asked to.
         """
-        return self._training.stalled_s() if self._ending.begun and not self._ending.reached else 0.0
+        return self.training.stalled_s() if self._ending.begun and not self._ending.reached else 0.0
 
     def last_events(self) -> list[str]:
         """Return a line for each of the last events and effects of the core, without secrets."""
-        return self._engine.recorder.lines()
+        return self.engine.recorder.lines()
 
     def request_stop(self) -> None:
         """Say goodbye to the hub and let `run` return. The agent abandons a long local step.
@@ -284,38 +229,28 @@ class AgentRuntime:
         Call it in the loop's thread. Before `run` it makes `run` return at once. After `run` it does nothing.
         """
         if not self._ending.begun:
-            self._training.end()
+            self.training.end()
         else:
-            self._handle(DeviceStopRequested())
+            self._handle(events.DeviceStopRequested())
 
     def request_pause(self, *, training: bool) -> None:
         """Leave the hub until `request_resume`; training continues if `training`, else it stands still.
 
         Call it in the loop's thread, while `run` runs.
         """
-        self._training.stand_still(asked=not training)
-        self._handle(PauseRequested(training))
+        self.training.gate.stand_still(asked=not training)
+        self._handle(events.PauseRequested(training))
 
     def request_resume(self) -> None:
         """Return to the hub; call it in the loop's thread, while `run` runs."""
-        self._training.stand_still(asked=False)
-        self._training.pause()  # steps beyond an update were for the time without a hub
-        self._handle(ResumeRequested())
-
-    @property
-    def welcome(self) -> Welcome | None:
-        """The hub's description of its training; `None` before the first one."""
-        return self._engine.core.welcome
-
-    @property
-    def pending_push(self) -> Push | None:
-        """The update that has no answer yet, if there is one; to be read on the loop."""
-        return self._engine.core.work.pending.push
+        self.training.gate.stand_still(asked=False)
+        self.training.pause()  # steps beyond an update were for the time without a hub
+        self._handle(events.ResumeRequested())
 
     @property
     def version(self) -> int | None:
         """The number of the hub's version that is here."""
-        version = self._engine.core.work.version
+        version = self.core.work.held.version
         return None if version is None else version.number
 
     def copy_model(self) -> tuple[int, Vector] | None:
@@ -324,26 +259,29 @@ class AgentRuntime:
         Arrays that are local have this device's values.
         `None` while there is no model, or another is just being installed.
         """
-        held = self._engine.held_model()
+        held = self.engine.held_model()
         if held is None:
             return None
         vector = held.values.copy()
         self._local.overlay(vector)
-        again = self._engine.held_model()  # an install takes the version away before it changes a value
+        again = self.engine.held_model()  # an install takes the version away before it changes a value
         return None if again is None or again.version != held.version else (held.version.number, vector)
 
-    def _handle(self, event: DeviceEvent) -> None:
-        self._driver.do(lambda: self._engine.handle(event))
+    def _handle(self, event: events.DeviceEvent) -> None:
+        self._driver.do(lambda: self.engine.handle(event))
 
     def _tick(self) -> None:
-        self._engine.tick(self.steps_total)
+        self.engine.tick(self.training.gate.steps_total)
 
     def _on_message(self, header: bytes, payload: Buffer | None) -> None:
-        self._driver.do(lambda: self._engine.on_message(header, payload))
+        self._driver.do(lambda: self.engine.on_message(header, payload))
 
     def _on_disconnected(self) -> None:
         self._access.disconnected()
-        self._handle(Disconnected())
+        self._handle(events.Disconnected())
+
+    def _do_from_thread(self, action: Callable[[], None]) -> None:
+        self._driver.do_from_thread(action)
 
     def _warn_from_thread(self, sentence: str) -> None:
         self._driver.loop.call_soon_threadsafe(self.report, DeviceReport("warning", sentence))
@@ -357,26 +295,26 @@ class AgentRuntime:
             short.__cause__ = error
             error = short
         self._ending.fail(error)
-        self._engine.handle(DeviceStopRequested())  # says goodbye
+        self.engine.handle(events.DeviceStopRequested())  # says goodbye
 
     # -- what the engine asks for -----------------------------------------------------------------------------
 
     def connect(self) -> None:
         """Connect a fresh socket: nothing of an older connection can come through it."""
         self.disconnect()
-        self._network.connect(self._engine.core.hub)
+        self.network.connect(self.core.hub)
 
     def disconnect(self, *, goodbye: bool = False) -> None:
         """Close the socket, if there is one."""
-        self._network.close(goodbye=goodbye, answered=self._engine.core.answered)
+        self.network.close(goodbye=goodbye, answered=self.core.handshake.answered)
 
     def has_connected(self) -> bool:
         """Return whether ZeroMQ's handshake has succeeded on this connection."""
-        return self._network.has_connected()
+        return self.network.has_connected()
 
     def send(self, header: bytes, payload: Buffer | None) -> None:
         """Send a message without waiting; without a connection it is dropped."""
-        self._network.send(header, payload)
+        self.network.send(header, payload)
 
     def has_graph(self, fingerprint: str) -> bool:
         """Look into memory, then into the cache."""
@@ -394,72 +332,21 @@ class AgentRuntime:
 
     def prepare(self, welcome: Welcome) -> None:
         """Make ready in the background: loading a graph may take seconds, in which pings must leave."""
-        self._training.submit(lambda: self._prepare(welcome))
+        self.training.submit(lambda: self._prepare(welcome))
 
     def _prepare(self, welcome: Welcome) -> None:
         """Screen the hub's graph, and make the trainer; runs in the training thread."""
         if welcome.graph is not None:
             assert self.graph is not None
             check_graph(self.graph, bytes_max=self._limits.graph_bytes_max)
-        trainer = self._training.prepare(welcome)
+        trainer = self.training.prepare(welcome)
         if self._spool is not None:
             self._spool.restore(trainer)
-
-    def keep(self, spool: Spool) -> None:
-        """Write what would be lost with the power; runs in the training thread."""
-        assert self._spool is not None
-        self._spool.keep(spool, self._training.trainer)
-
-    def keep_model(self, held: HeldModel) -> None:
-        """Write the model; runs in the training thread."""
-        assert self._spool is not None
-        self._spool.keep_model(held)
-
-    def put_aside(self, reason: str) -> None:
-        """Rename what was kept, in the background, and begin from scratch."""
-        assert self._spool is not None
-        self._training.submit(partial(self._spool.put_aside, reason))
 
     def keep_quota(self, record: QuotaRecord) -> None:
         """Write the count of the day's bytes in the background."""
         if self._quota is not None:
             self._quota.keep(record)
-
-    def train(
-        self, model: DeviceModel, local_steps: int, then: Callable[[Trained], None], *, overlap: bool
-    ) -> None:
-        """Take the local steps in the background."""
-        exhausted = partial(self._end_of_steps, then, overlap=overlap)
-        first = self._engine.core.work.pending.seq_last == 0
-        self._training.train(model, local_steps, then, exhausted, overlap=overlap, first=first)
-
-    def _end_of_steps(self, then: Callable[[Trained], None], *, overlap: bool) -> None:
-        """Tell that the trainer has no more; end once all steps are in an update, and every update is answered."""
-        if overlap or self._engine.core.work.steps_beyond:
-            then(Trained(0, 0, None, None, 0.0))
-        else:
-            self.request_stop()
-
-    def reset_trainer(self) -> None:
-        """Let the trainer start over; runs in the training thread."""
-        self._training.reset()
-
-    def scale_learning_rate(self, factor: float) -> None:
-        """Let the trainer multiply its own learning rate by a factor; runs in the training thread."""
-        self._training.scale_learning_rate(factor)
-
-    def set_pace(self, pace: Pace) -> None:
-        """Stand still between two steps, or train again; what slows a step reads the pace itself."""
-        del pace
-        self._training.follow_pace()
-
-    def pause(self) -> None:
-        """End overlapped training after the current step."""
-        self._training.pause()
-
-    def run_in_background(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
-        """Do `work` in the training thread, then call `then` on the loop."""
-        self._training.run(work, then)
 
     def report(self, report: DeviceReport) -> None:
         """Pass on what happened; that no hub is reached, with since when and why, once that is known."""
@@ -472,16 +359,16 @@ class AgentRuntime:
         elif knock:
             self._on_report(DeviceReport("waiting", knock))
         else:
-            self._network.explain(report, self._report_unreached)
+            self.network.explain(report, self._report_unreached)
 
     def _report_unreached(self, report: DeviceReport) -> None:
         """Tell that no hub is reached, unless one is by the time it is known why not."""
-        if self._engine.core.link != "joined":
+        if self.core.link != "joined":
             self._driver.do(lambda: self._on_report(report))
 
     def stop(self, stop: EndAgent) -> None:
         """Let `run` return, or raise."""
-        self._training.end()
+        self.training.end()
         if stop.error is not None:
             self._ending.fail(stop.error)
         else:

@@ -15,7 +15,6 @@ from edgeasync.config import expanded
 from edgeasync.core.arrays.hub_model import Snapshot
 from edgeasync.core.engine.clock import OffsetClock
 from edgeasync.core.engine.hub_engine import HubEngine, Observe
-from edgeasync.core.engine.network import HubNetwork
 from edgeasync.core.engine.sender import Sender
 from edgeasync.core.hub.effects import HubEffect, HubReport
 from edgeasync.core.hub.events import Evaluated, HubEvent, Peer
@@ -111,7 +110,7 @@ class HubRuntime:
         self._asked: Literal["", "stopping", "finished"] = ""
         """Whether and how a stop was requested."""
         keys = None if settings.hub.keys is None else HubKeys(expanded(settings.hub.keys))
-        self._network: HubNetwork = HubListener(settings.hub.bind, _bounds(settings, self.spec), keys, network)
+        self._network = HubListener(settings.hub.bind, _bounds(settings, self.spec), keys, network)
         folder = FolderLock(run, "run (--run)")
         core = settings.core_settings(held_out=evaluator is not None, frozen_arrays=model.frozen)
         self._run = HubRun(

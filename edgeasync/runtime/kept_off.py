@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from edgeasync.core.engine.network import HubNetwork
+from edgeasync.net.hub_listener import HubListener
 
 TELL_S = 60.0
 """The least time between two lines about what was kept off."""
@@ -13,7 +13,7 @@ TELL_S = 60.0
 class KeptOff:
     """Counts what was kept off by its reason."""
 
-    def __init__(self, network: HubNetwork) -> None:
+    def __init__(self, network: HubListener) -> None:
         self._network = network
         self._told: Counter[str] = Counter()
         self._tell_at_s = 0.0

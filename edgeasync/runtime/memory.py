@@ -6,13 +6,15 @@ The sum is what the hub holds at once if everybody sends as much as it may. A fl
 
 import msgspec
 
-from edgeasync.core.arrays.hub_model import POOLED_BYTES_MIN
+from edgeasync.core.arrays.buffers import POOLED_BYTES_MIN
 from edgeasync.core.arrays.off_chain_models import OFF_CHAIN_MAX
 from edgeasync.core.engine.log_writer import ANSWERS_MIN, ANSWERS_PER_DEVICE, WAITING_BYTES_MIN
 from edgeasync.core.engine.message_bounds import SENDERS_MAX
 from edgeasync.durable.history_writer import WAITING_MAX
 from edgeasync.host.host_info import resident_bytes
-from edgeasync.net.connection_bounds import ADDRESSES_MAX, SPARE_MAX, STRANGERS_MAX, unread_bytes_max
+from edgeasync.net.connection_bounds import SPARE_MAX, STRANGERS_MAX
+from edgeasync.net.failing_addresses import ADDRESSES_MAX
+from edgeasync.net.unread_bytes import unread_bytes_max
 from edgeasync.parameters import ParameterSpec
 from edgeasync.policies.transforms import state_vectors
 from edgeasync.protocol.codecs import payload_bytes_limit

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -11,37 +11,22 @@ from edgeasync.errors import ProtocolError, StorageError
 from edgeasync.host.disk_watch import DiskWatch
 from edgeasync.training.trainer import CoroutineTrainer, ResumableTrainer, Trainer
 
-
-class KeptSpool(Protocol):
-    """Where an agent keeps its unanswered work: `durable.spool_file.SpoolFile` is one."""
-
-    def read(self) -> Spool | None:
-        """Return what was kept; raises `StorageError`, or `ProtocolError` for what must be put aside."""
-
-    def write(self, spool: Spool) -> None:
-        """Keep this instead; raises `StorageError`."""
-
-    def put_aside(self) -> object:
-        """Make way, and return where what was kept is now; raises `StorageError`."""
-
-    def read_model(self) -> HeldModel | None:
-        """Return the model that was kept, `None` if there is none that can be read."""
-
-    def write_model(self, held: HeldModel) -> None:
-        """Keep this model instead; raises `StorageError`."""
+if TYPE_CHECKING:
+    from edgeasync.durable.spool_file import SpoolFile
 
 
 class SpoolKeeper:
-    """Reads what an earlier start kept, and writes what this one would lose with the power.
+    """Reads what an earlier start kept, and writes what this one would lose with the power: a `DeviceSpool`.
 
     Whatever is wrong with the files costs a sentence, which is given to `warn`, and no more. The agent calls all
     methods in the thread that trains, and `keep_model` in another one as well, once that has ended.
     """
 
-    def __init__(self, spool: KeptSpool, warn: Callable[[str], None]) -> None:
+    def __init__(self, spool: "SpoolFile", warn: Callable[[str], None]) -> None:
         self._spool = spool
         self._warn = warn
         self._disk = DiskWatch(warn, "a power cut loses the unanswered update")
+        self._trainer: Trainer | CoroutineTrainer | None = None
         self._trainer_state: TrainerState | None = None
 
     def recall(self) -> tuple[Spool | None, HeldModel | None]:
@@ -59,7 +44,8 @@ class SpoolKeeper:
         return None, held
 
     def restore(self, trainer: Trainer | CoroutineTrainer) -> None:
-        """Let a new trainer continue where that of the earlier start was, if it can."""
+        """Let a new trainer continue where that of the earlier start was, if it can; keep its state as well."""
+        self._trainer = trainer
         if self._trainer_state is not None and isinstance(trainer, ResumableTrainer):
             try:
                 trainer.restore(self._trainer_state)
@@ -67,10 +53,10 @@ class SpoolKeeper:
                 self._warn(f"the trainer begins from scratch: {error}")
         self._trainer_state = None
 
-    def keep(self, spool: Spool, trainer: Trainer | CoroutineTrainer | None) -> None:
+    def keep(self, spool: Spool) -> None:
         """Write an update and the trainer's state."""
-        if isinstance(trainer, ResumableTrainer):
-            spool = msgspec.structs.replace(spool, trainer=trainer.state())
+        if isinstance(self._trainer, ResumableTrainer):
+            spool = msgspec.structs.replace(spool, trainer=self._trainer.state())
         self._disk.write(lambda: self._spool.write(spool))
 
     def keep_model(self, held: HeldModel) -> None:

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from edgeasync.core.arrays.device_model import DeviceModel
 from edgeasync.core.device.events import Trained
+from edgeasync.core.device.throttle import Pace
 from edgeasync.errors import ModelMismatchError
 from edgeasync.host.awaited_step import AwaitedStep
 from edgeasync.host.disk_watch import DiskWatch
@@ -36,20 +37,91 @@ DRAWN_OUT_S = 1.0
 Validate = Callable[[Vector], float | None]
 Result = TypeVar("Result")
 
+NO_STEPS = Trained(0, 0, None, None, 0.0)
+"""The result of a trainer that has no more steps."""
+
+
+class StepGate:
+    """Lets a thread take steps at a pace, unless a person wants none; `share` is the part of the time, 0 a pause.
+
+    The thread calls `wait`, `count` and `draw_out`, the agent's loop all other methods.
+    """
+
+    def __init__(self, share: float) -> None:
+        self.share = share
+        self.ending = threading.Event()
+        """Set once the local steps are abandoned."""
+        self.steps_total = 0
+        self._stands_still = False
+        self._is_open = threading.Event()
+        self._is_open.set()
+        self._stepped_s = 0.0
+
+    def begin(self) -> None:
+        """Count a standstill from now on."""
+        self._stepped_s = time.monotonic()
+
+    def wait(self) -> bool:
+        """Wait while no steps are wanted; return whether they are abandoned."""
+        self._is_open.wait()
+        return self.ending.is_set()
+
+    def count(self) -> None:
+        """Count a step."""
+        self.steps_total += 1
+        self._stepped_s = time.monotonic()
+
+    def draw_out(self, remaining_s: float) -> None:
+        """Wait for the rest of a step, which is no standstill, however long it takes."""
+        until_s = time.monotonic() + remaining_s
+        while remaining_s > 0.0 and not self.ending.wait(min(remaining_s, DRAWN_OUT_S)):
+            self._stepped_s = time.monotonic()
+            remaining_s = until_s - self._stepped_s
+
+    def stalled_s(self, begun_s: float | None) -> float:
+        """Return for how long work that began then has ended no step; 0 without work, and in a pause."""
+        if begun_s is None or not self._is_open.is_set():
+            return 0.0
+        return time.monotonic() - max(begun_s, self._stepped_s)
+
+    def stand_still(self, *, asked: bool) -> None:
+        """Take no steps for as long as a person has asked for that."""
+        self._stands_still = asked
+        self._follow()
+
+    def set_share(self, share: float) -> None:
+        """Take steps at another pace."""
+        self.share = share
+        self._follow()
+
+    def end(self) -> None:
+        """Abandon the local steps."""
+        self.ending.set()
+        self._is_open.set()
+
+    def _follow(self) -> None:
+        """Open unless a person or the pace wants no steps; an end is not held up."""
+        if self.ending.is_set() or (not self._stands_still and self.share):
+            self._stepped_s = time.monotonic()
+            self._is_open.set()
+        else:
+            self._is_open.clear()
+
 
 class TrainingThread:
-    """Trains, and does other work, one after the other in the order of the calls.
-
-    An agent calls the methods on its loop, except `prepare` and `reset`, which it submits as work. All that is
-    given to the constructor is called in the thread:
+    """Trains, and does other work, one after the other in the order of the calls; `DeviceTraining` of an agent.
 
     - `workload` and `local` are the agent's.
-    - Every step is drawn out to `step_s_min`, and so that steps take a `share` of the time; 0 is a pause. The
-      share is also asked for on the loop.
-    - `local_steps` returns a number of steps to take instead of what the hub assigns, `validate` what measures the
-      loss of the parameters. Both are asked for again with every assignment.
+    - Every step is drawn out to `step_s_min`, and so that steps take a `share` of the time.
     - `hand_over` takes what is to be done on the loop, `warn` a sentence, `fail` whatever a piece of work raises.
+      All are called in the thread.
     """
+
+    local_steps: int | None = None
+    """Local steps of every assignment, if not those that the hub assigns."""
+
+    validate: Validate | None = None
+    """What returns the loss of parameters on examples kept for that."""
 
     def __init__(
         self,
@@ -57,39 +129,30 @@ class TrainingThread:
         local: LocalParameters,
         *,
         step_s_min: float,
-        share: Callable[[], float],
-        local_steps: Callable[[], int | None],
-        validate: Callable[[], Validate | None],
+        share: float,
         hand_over: Callable[[Callable[[], None]], None],
         warn: Callable[[str], None],
         fail: Callable[[BaseException], None],
     ) -> None:
         self.trainer: Trainer | CoroutineTrainer | None = None
-        self.steps_total = 0
-        """Local steps taken since the start; counted in the thread."""
+        self.gate = StepGate(share)
         self._workload = workload
         self._initial: Vector | None = None
         self._local = local
         self._local_disk = DiskWatch(warn, "a restart loses what the local parameters learn")
         self._step_s_min = step_s_min
-        self._share = share
-        self._local_steps, self._validate = local_steps, validate
         self._hand_over, self._warn = hand_over, warn
         self._worker = Worker("train", fail)
-        self._stopping, self._pausing = threading.Event(), threading.Event()
-        self._stands_still = False
-        self._may_train = threading.Event()
-        self._may_train.set()
-        self._awaited = AwaitedStep(self._stopping)
-        self._stepped_s = 0.0
+        self._pausing = threading.Event()
+        self._awaited = AwaitedStep(self.gate.ending)
 
     def begin(self, loop: asyncio.AbstractEventLoop) -> None:
         """Start the thread; a trainer's coroutines run on this loop."""
         self._loop = loop
-        self._stepped_s = time.monotonic()
+        self.gate.begin()
         self._worker.start()
 
-    def submit(self, work: Callable[[], None]) -> None:
+    def submit(self, work: Callable[[], object]) -> None:
         """Do `work` after all that was asked for before."""
         self._worker.submit(work)
 
@@ -127,18 +190,11 @@ class TrainingThread:
             )
 
     def train(
-        self,
-        model: DeviceModel,
-        local_steps: int,
-        then: Callable[[Trained], None],
-        exhausted: Callable[[], None],
-        *,
-        overlap: bool,
-        first: bool,
+        self, model: DeviceModel, local_steps: int, then: Callable[[Trained], None], *, overlap: bool, first: bool
     ) -> None:
-        """Take local steps, then call `then` on the loop; or `exhausted`, if the trainer has no more.
+        """Take local steps, then call `then` on the loop; with `overlap` they continue until `pause`.
 
-        With `overlap` they continue until `pause`. The `first` assignment begins with the initial parameters.
+        The `first` assignment begins with the initial parameters.
         """
         pausing = self._pausing = threading.Event()
 
@@ -146,8 +202,8 @@ class TrainingThread:
             trainer = self.trainer
             if trainer is None:
                 return  # it could not be made, and the agent is ending
-            steps = local_steps if overlap else local_steps and (self._local_steps() or local_steps)
-            measure = None if overlap else self._validate()
+            steps = local_steps if overlap else local_steps and (self.local_steps or local_steps)
+            measure = None if overlap else self.validate
             try:
                 with self._local.in_place(model.parameters):
                     if not overlap:
@@ -158,14 +214,14 @@ class TrainingThread:
                     if result is not None and measure is not None:
                         result = replace(result, validation_loss=measure(model.parameters))
             except concurrent.futures.CancelledError:
-                if not self._stopping.is_set():
+                if not self.gate.ending.is_set():
                     raise
                 return
             if result is not None:
                 self._local_disk.write(self._local.keep)
                 self._hand_over(partial(then, result))
-            elif not (self._stopping.is_set() or (overlap and pausing.is_set())):
-                self._hand_over(exhausted)
+            elif not (self.gate.ending.is_set() or (overlap and pausing.is_set())):
+                self._hand_over(partial(then, NO_STEPS))
 
         self._worker.submit(work)
 
@@ -183,67 +239,33 @@ class TrainingThread:
         return take_local_steps(
             trainer,
             local_steps,
-            should_stop=self._should_stop,
-            on_step=self._count_step,
+            should_stop=self.gate.wait,
+            on_step=self.gate.count,
             step_s_min=self._step_s_min,
-            share=lambda: self._share() or 1.0,  # a step that runs as a pause begins is not drawn out
-            wait=self._draw_out,
+            share=lambda: self.gate.share or 1.0,  # a step that runs as a pause begins is not drawn out
+            wait=self.gate.draw_out,
             continues=pausing is not None,
             step=step,
         )
-
-    def _should_stop(self) -> bool:
-        """Wait while training stands still, then return whether it has ended; runs here, between two steps."""
-        self._may_train.wait()
-        return self._stopping.is_set()
-
-    def _count_step(self) -> None:
-        self.steps_total += 1
-        self._stepped_s = time.monotonic()
-
-    def _draw_out(self, remaining_s: float) -> None:
-        """Wait in the thread for the rest of a step, which is no standstill, however long it takes."""
-        until_s = time.monotonic() + remaining_s
-        while remaining_s > 0.0 and not self._stopping.wait(min(remaining_s, DRAWN_OUT_S)):
-            self._stepped_s = time.monotonic()
-            remaining_s = until_s - self._stepped_s
 
     def stalled_s(self) -> float:
         """Return for how long the thread, if it has work, has ended neither that nor a local step.
 
         0 for one that rests or stands still because it was asked to.
         """
-        begun_s = self._worker.begun_s
-        if begun_s is None or not self._may_train.is_set():
-            return 0.0
-        return time.monotonic() - max(begun_s, self._stepped_s)
+        return self.gate.stalled_s(self._worker.begun_s)
 
-    def stand_still(self, *, asked: bool) -> None:
-        """Stand still between two steps for as long as a person has asked for it."""
-        self._stands_still = asked
-        self.follow_pace()
-
-    def follow_pace(self) -> None:
-        """Take steps unless a person or the pace wants none; an end is not held up."""
-        if self._stopping.is_set() or (not self._stands_still and self._share()):
-            self._stepped_s = time.monotonic()
-            self._may_train.set()
-        else:
-            self._may_train.clear()
+    def set_pace(self, pace: Pace) -> None:
+        """Take local steps at this pace from now on; a running step ends first."""
+        self.gate.set_share(pace.share)
 
     def pause(self) -> None:
         """End overlapped training after the current step."""
         self._pausing.set()
 
-    @property
-    def ended(self) -> bool:
-        """Whether `end` was called."""
-        return self._stopping.is_set()
-
     def end(self) -> None:
         """Abandon the local steps."""
-        self._stopping.set()
-        self._may_train.set()
+        self.gate.end()
         self._awaited.cancel()
 
     async def close(self, timeout_s: float) -> bool:

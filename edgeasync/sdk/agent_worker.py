@@ -103,7 +103,7 @@ class AgentWorker:
     @property
     def exchanges(self) -> int:
         """How many updates the hub has answered."""
-        return 0 if self.agent is None else self.agent.updates_answered
+        return 0 if self.agent is None else self.agent.core.work.updates_answered
 
     @property
     def version(self) -> int:
@@ -172,7 +172,7 @@ class AgentWorker:
             accumulates = self._prepared is None or self._prepared.accumulates
             batches = local.accumulation_steps if accumulates else 1
             examples = min(batch_size * batches, len(part))
-            agent.local_steps = max(1, math.ceil(self._own.epochs * len(part) / examples))
+            agent.training.local_steps = max(1, math.ceil(self._own.epochs * len(part) / examples))
         if self._own.passes is None:
             return trainer
         fixed = getattr(trainer, "batch_size", None) or 1  # of a graph that takes full batches alone
@@ -202,7 +202,7 @@ class AgentWorker:
         """See every event of the device's core, on the loop."""
         agent = self.agent
         assert agent is not None
-        self._push = agent.pending_push or self._push
+        self._push = agent.core.work.pending.push or self._push
         match event:
             case DeviceReceived(message=Ack() as ack) | DeviceReceived(message=Assignment(ack=Ack() as ack)):
                 if self._push is not None and ack.seq == self._push.seq:
@@ -214,7 +214,7 @@ class AgentWorker:
 
     def _tell_exchange(self, agent: AgentRuntime, push: Push, version: int) -> None:
         up, down = self._bytes
-        self._bytes = agent.bytes_up, agent.bytes_down
+        self._bytes = agent.network.bytes_up, agent.network.bytes_down
         outcome, self._outcome = self._outcome, ""
         self._tell(events.Exchange(
             time_s=self.now_s,
@@ -226,8 +226,8 @@ class AgentWorker:
             examples=push.examples,
             local_steps=push.local_steps,
             metrics={} if push.metrics is None else dict(push.metrics),
-            bytes_up=agent.bytes_up - up,
-            bytes_down=agent.bytes_down - down,
+            bytes_up=agent.network.bytes_up - up,
+            bytes_down=agent.network.bytes_down - down,
         ))  # fmt: skip
 
     # -- evaluation ------------------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ class AgentWorker:
         """Evaluate the newest model that is here, in the caller's thread; raises what `Agent.evaluate` raises."""
         agent = self.agent
         assert agent is not None
-        welcome = agent.welcome
+        welcome = agent.core.welcome
         if welcome is None:
             raise EdgeAsyncError(
                 "this agent has no model yet; wait for its first, with wait_until_joined for example"
@@ -251,7 +251,7 @@ class AgentWorker:
         """Let each update tell the loss of this device's own parameters, if it can measure that."""
         if self._validation is not None:
             evaluate = self._evaluator(self._validation, "validation", welcome)
-            agent.validate = lambda vector: evaluate(vector).loss
+            agent.training.validate = lambda vector: evaluate(vector).loss
 
     def _evaluator(self, data: object, name: str, welcome: Welcome) -> Evaluator:
         """Return what evaluates a vector on data, or by a function; raises `ConfigError` and `DataError`."""

@@ -112,7 +112,7 @@ class JoinedLoop(UserLoop):
         """Return to the hub; do nothing without an `abort`."""
         if self._aborted and self._agent is not None and not self.finished:
             agent = self._agent
-            self._welcome_before = agent.welcome
+            self._welcome_before = agent.core.welcome
             self._call(agent.request_resume)
         self._aborted = False
 
@@ -141,9 +141,9 @@ class JoinedLoop(UserLoop):
         agent, until_s = self._agent, time.monotonic() + self._timeout_s
         if agent is None or self._aborted or self._welcome_before is None:
             return True
-        while agent.welcome is self._welcome_before and time.monotonic() < until_s and not self._done.done():
+        while agent.core.welcome is self._welcome_before and time.monotonic() < until_s and not self._done.done():
             time.sleep(0.005)
-        return agent.welcome is not self._welcome_before
+        return agent.core.welcome is not self._welcome_before
 
     def _send_last_steps(self) -> None:
         """Send the steps since the last exchange, and wait for the answer for a while."""
@@ -153,10 +153,10 @@ class JoinedLoop(UserLoop):
         if lockstep is None or agent is None or self.finished or self._aborted:
             return
         unanswered = lockstep.updates_to_come()
-        wanted, until_s = agent.updates_answered + unanswered, time.monotonic() + self._timeout_s
+        wanted, until_s = agent.core.work.updates_answered + unanswered, time.monotonic() + self._timeout_s
         if unanswered:
             lockstep.end()
-        while agent.updates_answered < wanted and time.monotonic() < until_s and not self._done.done():
+        while agent.core.work.updates_answered < wanted and time.monotonic() < until_s and not self._done.done():
             lockstep.serve(self._participant)
             time.sleep(0.005)
 
@@ -229,7 +229,7 @@ class JoinedLoop(UserLoop):
         # What resumes from the state folder must be the loop's state after the last step of an update.
         lockstep.ahead_max = 0 if self._section.state else welcome.overlap_steps_max
         if self._agent is not None:
-            self._agent.validate = lambda _: lockstep.take_score()
+            self._agent.training.validate = lambda _: lockstep.take_score()
         return lockstep
 
     def _report(self, report: DeviceReport) -> None:

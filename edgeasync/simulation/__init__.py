@@ -13,6 +13,7 @@
 >>> hub = SimulatedHub(
 ...     clock, spec=model.spec, initial=model.initial(0), policy=Policy(), settings=HubCoreSettings(), seed=0
 ... )
+>>> hub.start()
 >>> stream = batches(Dataset.of(np.eye(4), [0, 1, 0, 1]), 2, seed=0)
 >>> trainer = GradientTrainer(model.spec, model.gradient, [SGD(learning_rate=0.1)], stream)
 >>> SimulatedDevice(hub, "device-1", trainer, step_s=0.01, link=LinkProfile(delay_s=0.05)).start()

@@ -97,13 +97,8 @@ def _lose_sectors(content: bytearray, start: int, stop: int, random: Random) -> 
             content[low:high] = random.randbytes(high - low) if garbage else bytes(high - low)
 
 
-class _Change:
-    """Names that come to mean other contents, all at once; `None` if they are no more."""
-
-    __slots__ = ("names",)
-
-    def __init__(self, **names: _Content | None) -> None:
-        self.names = names
+_Change = dict[str, _Content | None]
+"""Names that come to mean other contents, all at once; `None` if they are no more."""
 
 
 class _Death(NamedTuple):
@@ -202,10 +197,8 @@ class SimulatedDisk:
             return {name: copies[id(content)] for name, content in names.items()}
 
         changes = [
-            _Change(
-                **{name: None if content is None else copies[id(content)] for name, content in one.names.items()}
-            )
-            for one in self._changes
+            {name: None if content is None else copies[id(content)] for name, content in change.items()}
+            for change in self._changes
         ]
         return DiskCopy(copied(self._names), copied(self._synced_names), changes)
 
@@ -224,27 +217,21 @@ class SimulatedDisk:
         counts = {"all": self.operations, "names": self.name_operations}
         return counts.get(of, self.operations - self.name_operations)
 
-    def cut_power_at(self, operation: int, then: Callable[[], None], of: Operations = "all") -> None:
-        """Let the power fail in the middle of the disk's `operation`-th operation, counted from the first.
+    def die_at(self, operation: int, then: Callable[[], None], of: Operations = "all", *, power: bool) -> None:
+        """Let the process die in the middle of the disk's `operation`-th operation, counted from the first.
 
-        Only operations `of` a kind are counted; see `count`.
+        Only operations `of` a kind are counted; see `count`. With `power` the power fails. Without, what the
+        process had written is left, synced or not, and any beginning of what it was writing.
 
-        The process is dead and does not know: to it the disk works on, but what is left once `crash` is called was
-        settled at that operation. `then` must see to it that `crash` is called, and that nothing the process still
-        does gets out.
+        The process does not know: to it the disk works on, but what is left once `crash` is called was settled at
+        that operation. `then` must see to it that `crash` is called, and that nothing the process still does gets
+        out.
         """
-        self._cut = _Death(operation, of, True, then)
-
-    def kill_at(self, operation: int, then: Callable[[], None], of: Operations = "all") -> None:
-        """As `cut_power_at`, but only the process dies: what it had written is left, synced or not.
-
-        Of what it was writing any beginning is left.
-        """
-        self._cut = _Death(operation, of, False, then)
+        self._cut = _Death(operation, of, power, then)
 
     @property
     def powerless(self) -> bool:
-        """Whether a process that still believes to work is dead, by `cut_power_at` or `kill_at`."""
+        """Whether a process that still believes to work is dead, by `die_at`."""
         return self._left_at_cut is not None
 
     def heal(self) -> None:
@@ -278,7 +265,7 @@ class SimulatedDisk:
         self._begin(names=True)
         if (content := self._names.get(name)) is None:
             content = _Content()
-            self._change(_Change(**{name: content}))
+            self._change({name: content})
         else:
             # As with `O_TRUNC`: the name keeps meaning the file that it meant.
             content.empty()
@@ -301,13 +288,13 @@ class SimulatedDisk:
         """Give a file another name."""
         content = self._find(source)
         self._begin(names=True)
-        self._change(_Change(**{source: None, target: content}))
+        self._change({source: None, target: content})
 
     def remove(self, name: str) -> None:
         """Remove a file."""
         self._find(name)
         self._begin(names=True)
-        self._change(_Change(**{name: None}))
+        self._change({name: None})
 
     def sync_folder(self) -> None:
         """Let all names outlive a power cut."""
@@ -374,7 +361,7 @@ class SimulatedDisk:
         cut.then()
 
     def _all_contents(self) -> list[_Content]:
-        changed = [content for change in self._changes for content in change.names.values() if content is not None]
+        changed = [content for change in self._changes for content in change.values() if content is not None]
         return [*self._names.values(), *self._synced_names.values(), *changed]
 
     def _left(self, random: Random) -> dict[str, _Content]:
@@ -408,7 +395,7 @@ class SimulatedDisk:
 
 
 def _apply(change: _Change, names: dict[str, _Content]) -> None:
-    for name, content in change.names.items():
+    for name, content in change.items():
         if content is None:
             names.pop(name, None)
         else:

@@ -4,7 +4,7 @@ A `FaultPlan` is a value: it can be printed, read again, and cut down to what st
 `FaultInjector` (`injector.py`) carries it out.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from random import Random
 from typing import Annotated, Literal
 
@@ -161,7 +161,8 @@ class QuarantineDevice(_Fault, frozen=True, tag="quarantine_device"):
     for_s: Seconds
 
 
-HubFault = CrashHub | CrashHubAtDisk | RestoreBackup | SlowDisk | FailingDisk | FullDisk | ReadOnlyDisk
+DiskFault = CrashHubAtDisk | RestoreBackup | SlowDisk | FailingDisk | FullDisk | ReadOnlyDisk
+HubFault = CrashHub | DiskFault
 DeviceFault = CutPower | HangTrainer | JumpClock | Suspend | Partition | BadLink | BreakConnection
 Fault = HubFault | DeviceFault | QuarantineDevice
 
@@ -198,11 +199,6 @@ class FaultPlan(msgspec.Struct, frozen=True):
     """Faults and when they happen, each once."""
 
     faults: tuple[Planned, ...] = ()
-
-    @classmethod
-    def of(cls, faults: Iterable[Planned]) -> "FaultPlan":
-        """Make a plan of any number of faults."""
-        return cls(tuple(faults))
 
     @classmethod
     def read(cls, text: str) -> "FaultPlan":
@@ -253,7 +249,7 @@ def draw_faults(seed: int, devices: Sequence[str], until_s: float, *, hub: bool 
     if random.random() < 0.15:
         echo = _echo(random)
         planned += [At(0.0, BadLink(device, until_s, echo)) for device in devices]
-    return FaultPlan.of(planned)
+    return FaultPlan(tuple(planned))
 
 
 def _surely(fault: Fault, random: Random, until_s: float) -> Planned:

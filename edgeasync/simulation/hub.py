@@ -36,11 +36,13 @@ Result = TypeVar("Result")
 
 OPERATOR = Sender(b"operator".ljust(32, b"\0"), "operator", "operator")
 
+Deliver = Callable[[bytes, Buffer | None], None]
+
 Connections = Literal["silent", "broken", "kept"]
 """What becomes of connections when a hub dies: nobody hears of it, the devices do, or others take them over."""
 
 
-class WritingPace(msgspec.Struct, frozen=True):
+class WritingPace(msgspec.Struct):
     """How a hub with a disk writes: a write takes `sync_s`, a checkpoint `save_s`, if that is longer.
 
     The journal begins a new segment after `segment_bytes_max`. The history has `history_rows_max` rows; with 0
@@ -53,11 +55,49 @@ class WritingPace(msgspec.Struct, frozen=True):
     history_rows_max: int = 0
 
 
+class HubLinks:
+    """The connections of a hub, by peer. A message is lost if its connection breaks while it is on its way."""
+
+    def __init__(self) -> None:
+        self._deliver: dict[Peer, Deliver] = {}
+        self._senders: dict[Peer, Sender] = {}
+        self._reachable: set[Peer] = set()
+
+    def open(self, peer: Peer, deliver: Deliver, sender: Sender) -> None:
+        """Open a connection under a key: what is sent to `peer` goes to `deliver`."""
+        self._deliver[peer] = deliver
+        self._senders[peer] = sender
+        self._reachable.add(peer)
+
+    def close(self, peer: Peer) -> None:
+        """Close a connection; what is on its way to the hub still arrives."""
+        self._deliver.pop(peer, None)
+        self._senders.pop(peer, None)
+
+    def break_all(self) -> None:
+        """Break all connections, and lose what is on its way."""
+        self._deliver.clear()
+        self._reachable.clear()
+
+    def reaches(self, peer: Peer) -> bool:
+        """Return whether what a peer has sent arrives."""
+        return peer in self._reachable
+
+    def sender(self, peer: Peer) -> Sender:
+        """Return whose a peer's messages are."""
+        return self._senders.get(peer, ANYBODY)
+
+    def deliver(self, peer: Peer, header: bytes, payload: Buffer | None) -> None:
+        """Deliver a message to a peer that has a connection."""
+        if (deliver := self._deliver.get(peer)) is not None:
+            deliver(header, payload)
+
+
 class SimulatedHub:
     """The hub's shell in virtual time; computing costs it none.
 
-    It runs from the beginning. With a disk it keeps a journal there: `crash` ends it as SIGKILL would, `start`
-    lets it resume from the disk. Without one nothing is saved.
+    `start` lets it run. With a disk it keeps a journal there: `crash` ends it as SIGKILL would, and the next
+    `start` lets it resume from the disk. Without one nothing is saved.
     """
 
     def __init__(
@@ -78,22 +118,17 @@ class SimulatedHub:
         self._initial = initial
         self._graph = graph
         self._disk = disk
-        self._writing = writing or WritingPace()
-        self.sync_s = self._writing.sync_s
+        self.writing = writing or WritingPace()
         self.reports: list[tuple[float, HubReport]] = []
         self.stopped = ""
-        self.saved_versions: list[int] = []
         self.running = False
         self.starts = 0
         self.log: GroupCommit | None = None
         self.clock = clock
         self._now_s = OffsetClock(lambda: clock.now_s, clock.now_s)
-        self._links: dict[Peer, Callable[[bytes, Buffer | None], None]] = {}
-        self._senders: dict[Peer, Sender] = {}
-        self._reachable: set[Peer] = set()
+        self._links = HubLinks()
         self._journal_free_s = 0.0
         self._ticking: float | None = None
-        self.start()
 
     @property
     def core(self) -> HubCore:
@@ -138,8 +173,7 @@ class SimulatedHub:
         self.log = self._ticking = None
         self._journal_free_s = 0.0
         if connections != "kept":
-            self._links.clear()
-            self._reachable.clear()
+            self._links.break_all()
 
     def _start_anew(self, lineage: str) -> None:
         rules = self._rules
@@ -149,7 +183,7 @@ class SimulatedHub:
         self.engine = HubEngine(core, model, self, sessions=sessions)
 
     def _open(self, disk: Disk, lineage: str) -> None:
-        writing = self._writing
+        writing = self.writing
         run = HubRun(disk, self._rules, writing.segment_bytes_max, history_rows_max=writing.history_rows_max)
         run.open(
             self._make_core,
@@ -189,23 +223,18 @@ class SimulatedHub:
     def _draw_session(self) -> bytes:
         return self._random.randbytes(16)
 
-    def connect(
-        self, peer: Peer, deliver: Callable[[bytes, Buffer | None], None], sender: Sender = ANYBODY
-    ) -> None:
+    def connect(self, peer: Peer, deliver: Deliver, sender: Sender = ANYBODY) -> None:
         """Open a connection under a key: what is sent to `peer` goes to `deliver`."""
-        self._links[peer] = deliver
-        self._senders[peer] = sender
-        self._reachable.add(peer)
+        self._links.open(peer, deliver, sender)
 
     def disconnect(self, peer: Peer) -> None:
         """Close a connection."""
-        self._links.pop(peer, None)
-        self._senders.pop(peer, None)
+        self._links.close(peer)
 
     def receive(self, peer: Peer, header: bytes, payload: Buffer | None) -> None:
         """Receive a message that came over a link, unless that broke when the hub died."""
-        if self.running and not self.stopped and peer in self._reachable:
-            self.engine.on_message(peer, header, payload, self._now_s(), self._senders.get(peer, ANYBODY))
+        if self.running and not self.stopped and self._links.reaches(peer):
+            self.engine.on_message(peer, header, payload, self._now_s(), self._links.sender(peer))
             self._schedule_tick()
 
     def _schedule_tick(self) -> None:
@@ -235,8 +264,7 @@ class SimulatedHub:
 
     def send(self, peer: Peer, header: bytes, payload: Buffer | None) -> None:
         """Send over the peer's link, if it has one."""
-        if (deliver := self._links.get(peer)) is not None:
-            deliver(header, payload)
+        self._links.deliver(peer, header, payload)
 
     def run_in_background(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
         """Do `work` next, in no time."""
@@ -249,7 +277,7 @@ class SimulatedHub:
 
     def write_in_background(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
         """Do `work` when the disk has had its time for it, and what was asked for before is done."""
-        self._journal_free_s = max(self._journal_free_s, self.clock.now_s) + self.sync_s
+        self._journal_free_s = max(self._journal_free_s, self.clock.now_s) + self.writing.sync_s
         self._at(self._journal_free_s, lambda: then(work()))
 
     def save_in_background(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
@@ -269,12 +297,11 @@ class SimulatedHub:
 
     def save(self, state: HubState) -> None:
         """Write a checkpoint, if there is a disk."""
-        self.saved_versions.append(state.snapshot.number)
         if self._disk is None:
             self.engine.saved()
         else:
             # Beside the journal, as it is written in another thread.
-            self.after(max(self.sync_s, self._writing.save_s), lambda: self._saved(self._write(state)))
+            self.after(max(self.writing.sync_s, self.writing.save_s), lambda: self._saved(self._write(state)))
 
     def _write(self, state: HubState) -> int:
         try:

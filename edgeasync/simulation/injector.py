@@ -1,7 +1,7 @@
 """Carries out a `FaultPlan` on a simulated hub and its devices, and heals everything in the end."""
 
 from collections.abc import Callable, Mapping
-from typing import Literal, Protocol
+from typing import Literal
 
 from edgeasync.core.engine.sender import Sender
 from edgeasync.core.hub.events import Peer
@@ -9,34 +9,11 @@ from edgeasync.errors import EdgeAsyncError
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Order, Refuse, Status
 from edgeasync.protocol.wire import Buffer
+from edgeasync.simulation import faults
 from edgeasync.simulation.clock import VirtualClock
 from edgeasync.simulation.disk import SimulatedDisk
-from edgeasync.simulation.faults import (
-    At,
-    BadLink,
-    BreakConnection,
-    CrashHub,
-    CrashHubAtDisk,
-    CutPower,
-    FailingDisk,
-    Fault,
-    FaultPlan,
-    FullDisk,
-    HangTrainer,
-    JumpClock,
-    Partition,
-    Planned,
-    QuarantineDevice,
-    ReadOnlyDisk,
-    RestoreBackup,
-    SlowDisk,
-    Suspend,
-    WhenSteps,
-    WhenVersion,
-    trouble_of,
-)
 from edgeasync.simulation.fleet import SimulatedDevice
-from edgeasync.simulation.hub import Connections
+from edgeasync.simulation.hub import Connections, SimulatedHub
 from edgeasync.simulation.link_faults import LinkFaults
 
 HUNG_STEP_S = 1e9
@@ -52,35 +29,6 @@ ORDER_AGAIN_S = 0.7
 OPERATOR = Sender(bytes(32), "admin", "operator")
 
 
-class CrashingHub(Protocol):
-    """A `SimulatedHub` on a disk, as far as faults go."""
-
-    sync_s: float
-
-    @property
-    def running(self) -> bool:
-        """Whether there is a process."""
-
-    @property
-    def version(self) -> int:
-        """How far the model has come."""
-
-    def crash(self, connections: Connections = "silent") -> None:
-        """Let the process be gone."""
-
-    def start(self) -> None:
-        """Start it on what its disk holds."""
-
-    def connect(self, peer: Peer, deliver: Callable[[bytes, Buffer | None], None], sender: Sender) -> None:
-        """Open a connection under a key."""
-
-    def disconnect(self, peer: Peer) -> None:
-        """Close a connection."""
-
-    def receive(self, peer: Peer, header: bytes, payload: Buffer | None) -> None:
-        """Receive a message over a connection, if it is still there."""
-
-
 class FaultInjector:
     """Lets the faults of a plan happen; call `look` after everything that the clock does.
 
@@ -91,26 +39,26 @@ class FaultInjector:
     def __init__(
         self,
         clock: VirtualClock,
-        plan: FaultPlan,
-        hub: CrashingHub,
+        plan: faults.FaultPlan,
+        hub: SimulatedHub,
         devices: Mapping[str, SimulatedDevice],
         disk: SimulatedDisk | None,
     ) -> None:
-        self.log: list[tuple[float, Fault]] = []
+        self.log: list[tuple[float, faults.Fault]] = []
         self.hub_crashes = self.device_crashes = 0
         self._clock = clock
         self._hub = hub
         self._devices = devices
         self._disk = disk
-        self._sync_s = hub.sync_s
-        self._steps_s = {name: device.step_s for name, device in devices.items()}
-        self._under_way: list[tuple[Fault, float]] = []
-        self._waiting: list[WhenSteps | WhenVersion] = []
+        self._sync_s = hub.writing.sync_s
+        self._steps_s = {name: device.training.step_s for name, device in devices.items()}
+        self._under_way: list[tuple[faults.Fault, float]] = []
+        self._waiting: list[faults.WhenSteps | faults.WhenVersion] = []
         self._operators = 0
         self._newest_order: dict[str, int] = {}
         self._excluded: set[str] = set()
-        self._dying = CrashHub()
-        self._again: CrashHubAtDisk | None = None
+        self._dying = faults.CrashHub()
+        self._again: faults.CrashHubAtDisk | None = None
         self._healed = False
         for planned in plan.faults:
             self._arrange(planned)
@@ -132,7 +80,7 @@ class FaultInjector:
         self._under_way.clear()
         if self._disk is not None:
             self._disk.heal()
-        self._hub.sync_s = self._sync_s
+        self._hub.writing.sync_s = self._sync_s
         if not self._hub.running:
             self._hub.start()
         for name, device in self._devices.items():
@@ -147,8 +95,8 @@ class FaultInjector:
 
     # -- when ------------------------------------------------------------------------------------------------
 
-    def _arrange(self, planned: Planned) -> None:
-        if isinstance(planned, At):
+    def _arrange(self, planned: faults.Planned) -> None:
+        if isinstance(planned, faults.At):
             self._later_at(planned.time_s, lambda: self._happen(planned.fault))
         else:
             self._waiting.append(planned)
@@ -163,65 +111,57 @@ class FaultInjector:
     def _later(self, delay_s: float, action: Callable[[], None]) -> None:
         self._later_at(self._clock.now_s + delay_s, action)
 
-    def _has_come(self, planned: WhenSteps | WhenVersion) -> bool:
-        if isinstance(planned, WhenVersion):
-            return self._hub.running and self._hub.version >= planned.version
+    def _has_come(self, planned: faults.WhenSteps | faults.WhenVersion) -> bool:
+        if isinstance(planned, faults.WhenVersion):
+            return self._hub.running and self._hub.core.version >= planned.version
         device = self._devices.get(planned.device)
         return device is not None and device.steps_total >= planned.steps
 
     # -- what ------------------------------------------------------------------------------------------------
 
-    def _happen(self, fault: Fault) -> None:
+    def _happen(self, fault: faults.Fault) -> None:
         self.log.append((self._clock.now_s, fault))
-        match fault:
-            case CrashHub():
-                self._crash_hub(fault)
-            case CrashHubAtDisk() | RestoreBackup() | FailingDisk() | FullDisk() | ReadOnlyDisk() | SlowDisk():
-                self._trouble_disk(fault)
-            case QuarantineDevice():
-                self._quarantine(fault)
-            case _:
-                if (device := self._devices.get(fault.device)) is not None:
-                    self._trouble_device(device, fault)
+        if isinstance(fault, faults.CrashHub):
+            self._crash_hub(fault)
+        elif isinstance(fault, faults.DiskFault):
+            self._trouble_disk(fault)
+        elif isinstance(fault, faults.QuarantineDevice):
+            self._quarantine(fault)
+        elif (device := self._devices.get(fault.device)) is not None:
+            self._trouble_device(device, fault)
 
-    def _trouble_disk(
-        self, fault: CrashHubAtDisk | RestoreBackup | FailingDisk | FullDisk | ReadOnlyDisk | SlowDisk
-    ) -> None:
+    def _trouble_disk(self, fault: faults.DiskFault) -> None:
         if self._disk is None:
             return
         match fault:
-            case CrashHubAtDisk():
+            case faults.CrashHubAtDisk():
                 self._die_at(self._disk, fault)
-            case RestoreBackup():
+            case faults.RestoreBackup():
                 self._back_up(self._disk, fault)
-            case FailingDisk():
+            case faults.FailingDisk():
                 self._disk.failing_writes += fault.writes
                 self._disk.failing_syncs += fault.syncs
             case _:
                 self._while_it_lasts(fault, fault.for_s, self._set_disk)
 
-    def _trouble_device(
-        self,
-        device: SimulatedDevice,
-        fault: CutPower | HangTrainer | JumpClock | Suspend | Partition | BadLink | BreakConnection,
-    ) -> None:
+    def _trouble_device(self, device: SimulatedDevice, fault: faults.DeviceFault) -> None:
         match fault:
-            case CutPower():
+            case faults.CutPower():
                 self._cut_power(device, fault.off_s)
-            case HangTrainer():
+            case faults.HangTrainer():
                 self._while_it_lasts(fault, fault.for_s, lambda: self._set_speed(fault.device, device))
-            case JumpClock():
+            case faults.JumpClock():
                 device.jump_clock(fault.by_s)
-            case Suspend():
+            case faults.Suspend():
                 device.suspend(clock_stands=fault.clock_stands)
                 self._later(fault.for_s, device.resume)
-            case Partition() | BadLink():
+            case faults.Partition() | faults.BadLink():
                 self._while_it_lasts(fault, fault.for_s, lambda: self._set_link(device))
-            case BreakConnection():
+            case faults.BreakConnection():
                 if device.running:
                     device.break_connection()
 
-    def _while_it_lasts(self, fault: Fault, for_s: float, apply: Callable[[], None]) -> None:
+    def _while_it_lasts(self, fault: faults.Fault, for_s: float, apply: Callable[[], None]) -> None:
         """Let a fault hold for a while; `apply` looks which ones of its kind are."""
         entry = (fault, self._clock.now_s + for_s)
         self._under_way.append(entry)
@@ -235,7 +175,7 @@ class FaultInjector:
 
     # -- the hub ---------------------------------------------------------------------------------------------
 
-    def _crash_hub(self, crash: CrashHub) -> None:
+    def _crash_hub(self, crash: faults.CrashHub) -> None:
         died = self._disk is not None and self._disk.powerless
         if not self._hub.running and not died:
             return
@@ -254,13 +194,13 @@ class FaultInjector:
                 if device.running:
                     device.break_connection()
 
-    def _die_at(self, disk: SimulatedDisk, crash: CrashHubAtDisk) -> None:
+    def _die_at(self, disk: SimulatedDisk, crash: faults.CrashHubAtDisk) -> None:
         """Let the hub die at an operation of its disk from now on; `look` sees to the rest."""
-        self._dying = CrashHub(crash.power_cut, crash.off_s, crash.connections, crash.again)
-        die_at = disk.cut_power_at if crash.power_cut else disk.kill_at
-        die_at(disk.count(crash.of) + crash.operation, lambda: None, crash.of)
+        self._dying = faults.CrashHub(crash.power_cut, crash.off_s, crash.connections, crash.again)
+        operation = disk.count(crash.of) + crash.operation
+        disk.die_at(operation, lambda: None, crash.of, power=crash.power_cut)
 
-    def _back_up(self, disk: SimulatedDisk, fault: RestoreBackup) -> None:
+    def _back_up(self, disk: SimulatedDisk, fault: faults.RestoreBackup) -> None:
         if disk.powerless:
             return
         backup = disk.copy()
@@ -293,15 +233,15 @@ class FaultInjector:
         disk = self._disk
         assert disk is not None
         under_way = [fault for fault, _ in self._under_way]
-        disk.read_only = any(isinstance(fault, ReadOnlyDisk) for fault in under_way)
-        free = [fault.free_bytes for fault in under_way if isinstance(fault, FullDisk)]
+        disk.read_only = any(isinstance(fault, faults.ReadOnlyDisk) for fault in under_way)
+        free = [fault.free_bytes for fault in under_way if isinstance(fault, faults.FullDisk)]
         disk.capacity_bytes = disk.used_bytes + min(free) if free else None
-        slow = [fault.sync_s for fault in under_way if isinstance(fault, SlowDisk)]
-        self._hub.sync_s = max([self._sync_s, *slow])
+        slow = [fault.sync_s for fault in under_way if isinstance(fault, faults.SlowDisk)]
+        self._hub.writing.sync_s = max([self._sync_s, *slow])
 
     # -- the operator ----------------------------------------------------------------------------------------
 
-    def _quarantine(self, fault: QuarantineDevice) -> None:
+    def _quarantine(self, fault: faults.QuarantineDevice) -> None:
         """Exclude a device unless it is excluded already, and release it later."""
         if fault.device in self._excluded:
             return
@@ -358,15 +298,15 @@ class FaultInjector:
             self._later(off_s, start)
 
     def _set_speed(self, name: str, device: SimulatedDevice) -> None:
-        hangs = any(isinstance(fault, HangTrainer) and fault.device == name for fault, _ in self._under_way)
-        device.change_speed(HUNG_STEP_S if hangs else self._steps_s[name])
+        hangs = any(isinstance(fault, faults.HangTrainer) and fault.device == name for fault, _ in self._under_way)
+        device.training.change_speed(HUNG_STEP_S if hangs else self._steps_s[name])
 
     def _set_link(self, device: SimulatedDevice) -> None:
         up: LinkFaults | None = None
         down: LinkFaults | None = None
         for fault, until_s in self._under_way:
-            if isinstance(fault, Partition | BadLink) and fault.device == device.device_id:
-                trouble = trouble_of(fault, until_s)
+            if isinstance(fault, faults.Partition | faults.BadLink) and fault.device == device.device_id:
+                trouble = faults.trouble_of(fault, until_s)
                 if fault.way != "down":
                     up = trouble if up is None else up.beside(trouble)
                 if fault.way != "up":

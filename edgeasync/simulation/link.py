@@ -37,17 +37,18 @@ class LinkDirection:
 
     def __init__(self, clock: VirtualClock, bytes_per_s: float, delay_s: float, seed: str = "") -> None:
         self.bytes_sent = 0
+        self.bytes_per_s = bytes_per_s
+        """The rate of what is sent from now on."""
         self.trouble: LinkFaults | None = None
         self._random = Random(seed)
         self._clock = clock
-        self._bytes_per_s = bytes_per_s
         self._delay_s = delay_s
         self._free_at_s = 0.0
         self._on_the_way: deque[_Message] = deque()
 
     def send(self, size_bytes: int, deliver: Callable[[], None]) -> None:
         """Call `deliver` when the last byte has arrived."""
-        self._free_at_s = max(self._free_at_s, self._clock.now_s) + size_bytes / self._bytes_per_s
+        self._free_at_s = max(self._free_at_s, self._clock.now_s) + size_bytes / self.bytes_per_s
         self.bytes_sent += size_bytes
         self._dispatch(deliver, self._free_at_s)
 
@@ -66,34 +67,15 @@ class LinkDirection:
         if not copies:
             self.send(size, lambda: None)  # what is lost takes its time on the link all the same
 
-    def change(self, bytes_per_s: float, delay_s: float) -> None:
-        """Let what has not left yet leave at another rate, and arrive after another delay; order is kept."""
-        now_s = self._clock.now_s
-        unsent = self._take_back()
-        # An idle direction may have had no limit: infinity is never divided by infinity.
-        stretch = self._bytes_per_s / bytes_per_s if unsent else 0.0
-        self._bytes_per_s, self._delay_s = bytes_per_s, delay_s
-        self._free_at_s = now_s
-        for deliver, left_s in unsent:
-            self._free_at_s = now_s + (left_s - now_s) * stretch
-            self._dispatch(deliver, self._free_at_s)
-
     def cut(self) -> None:
         """Lose what has not left yet; what is in the air arrives."""
-        if unsent := self._take_back():
-            now_s = self._clock.now_s
-            self.bytes_sent -= round((unsent[-1][1] - now_s) * self._bytes_per_s)
-            self._free_at_s = now_s
-
-    def _take_back(self) -> list[tuple[Callable[[], None], float]]:
-        """Return what has not wholly left, oldest first; it is on its way no more."""
-        unsent = []
-        while self._on_the_way and self._on_the_way[-1].left_s > self._clock.now_s:
-            message = self._on_the_way.pop()
-            assert message.deliver is not None
-            unsent.append((message.deliver, message.left_s))
-            message.deliver = None
-        return unsent[::-1]
+        now_s = self._clock.now_s
+        if self._free_at_s <= now_s:
+            return
+        while self._on_the_way and self._on_the_way[-1].left_s > now_s:
+            self._on_the_way.pop().deliver = None
+        self.bytes_sent -= round((self._free_at_s - now_s) * self.bytes_per_s)
+        self._free_at_s = now_s
 
     def _dispatch(self, deliver: Callable[[], None], left_s: float) -> None:
         arrives_s = left_s + self._delay_s

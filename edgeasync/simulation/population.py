@@ -3,11 +3,11 @@
 import math
 import statistics
 from random import Random
-from typing import Protocol
 
 import msgspec
 
 from edgeasync.simulation.clock import VirtualClock
+from edgeasync.simulation.fleet import SimulatedDevice
 from edgeasync.simulation.link import LinkProfile
 
 BYTES_PER_MBIT = 125_000
@@ -46,20 +46,6 @@ class DeviceDraw(msgspec.Struct, frozen=True):
     link: LinkProfile
 
 
-class Powered(Protocol):
-    """What can be switched off and on: a `SimulatedDevice`."""
-
-    @property
-    def running(self) -> bool:
-        """Whether it is on, and has not ended by itself."""
-
-    def start(self) -> None:
-        """Switch it on."""
-
-    def cut_power(self) -> None:
-        """Switch it off."""
-
-
 def draw_fleet(profile: FleetProfile, seed: int) -> list[DeviceDraw]:
     """Draw the devices of a fleet; the same profile and seed give the same ones."""
     random = Random(f"{seed}/fleet")
@@ -77,7 +63,7 @@ def draw_fleet(profile: FleetProfile, seed: int) -> list[DeviceDraw]:
     return fleet
 
 
-def switch_off_and_on(clock: VirtualClock, device: Powered, churn: Churn, seed: str) -> None:
+def switch_off_and_on(clock: VirtualClock, device: SimulatedDevice, churn: Churn, seed: str) -> None:
     """Cut the power of a device that is on, and give it back, again and again until its agent ends."""
     random = Random(f"{seed}/churn")
 

@@ -13,9 +13,10 @@ from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
 from edgeasync.simulation.clock import VirtualClock
 from edgeasync.simulation.disk import SimulatedDisk
-from edgeasync.simulation.fleet import SimulatedDevice, SimulatedWorkload
+from edgeasync.simulation.fleet import SimulatedDevice
 from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import LinkProfile
+from edgeasync.simulation.training import SimulatedWorkload
 from edgeasync.training.numpy_models import MlpModel
 from edgeasync.training.trainer import GradientTrainer
 
@@ -41,6 +42,7 @@ def functions_of_an_update():
         seed=0,
         disk=SimulatedDisk(),
     )
+    hub.start()
     random = np.random.default_rng(0)
     data = Dataset.of(random.normal(size=(200, 4)).astype(np.float32), random.integers(0, 3, 200))
     trainer = GradientTrainer(model.spec, model.gradient, [SGD(learning_rate=0.1)], batches(data, 32, 1))

@@ -76,6 +76,7 @@ class Crowd:
             seed=seed,
             disk=self.disk,
         )
+        self.hub.start()
         self.peers = [bytes([number]) * 5 for number in range(6)]
         self.answered = {bytes(16): 0}
         self.versions = [ModelVersion("0" * 16, 0)]

@@ -148,19 +148,19 @@ def test_a_paused_agent_is_silent_and_then_returns(tmp_path, training):
         assert states(hub) == {"pi": "paused"}
         (worker,) = agent._workers
         sent, steps, done = (
-            (worker.agent.bytes_up, worker.agent.bytes_down),
-            worker.agent.steps_total,
+            (worker.agent.network.bytes_up, worker.agent.network.bytes_down),
+            worker.agent.training.gate.steps_total,
             applied(hub),
         )
         if training:
-            until(lambda: worker.agent.steps_total > steps + 50, "steps without the hub")
+            until(lambda: worker.agent.training.gate.steps_total > steps + 50, "steps without the hub")
         else:
             time.sleep(0)  # a step that was running may end
-            before = worker.agent.steps_total
+            before = worker.agent.training.gate.steps_total
             assert before <= steps + 1
             assert agent.evaluate(DATA).version >= 1, "without waiting for training"
-            assert worker.agent.steps_total <= before + 1
-        assert (worker.agent.bytes_up, worker.agent.bytes_down) == sent
+            assert worker.agent.training.gate.steps_total <= before + 1
+        assert (worker.agent.network.bytes_up, worker.agent.network.bytes_down) == sent
         assert applied(hub) == done
         agent.resume()
         agent.resume()

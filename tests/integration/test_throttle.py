@@ -57,7 +57,7 @@ def shown(hub):
 
 def steps_of(agent):
     (worker,) = agent._workers
-    return worker.agent.steps_total
+    return worker.agent.training.gate.steps_total
 
 
 def test_a_hot_agent_pauses_within_two_seconds_and_its_hub_says_so(tmp_path, fake):
@@ -71,11 +71,11 @@ def test_a_hot_agent_pauses_within_two_seconds_and_its_hub_says_so(tmp_path, fak
         steps = steps_of(agent)
         fake.heat(86.0)
         (worker,) = agent._workers
-        pings = worker.agent.bytes_up
+        pings = worker.agent.network.bytes_up
         assert worker.agent.joined
         assert worker.agent.stalled_s() == 0.0, "a watchdog sees no hung trainer"
         assert steps_of(agent) <= steps + 1
-        assert worker.agent.bytes_up == pings
+        assert worker.agent.network.bytes_up == pings
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,9 @@
 import pytest
 
 from edgeasync.core.hub.settings import Limits
-from edgeasync.net import connection_bounds
-from edgeasync.net.connection_bounds import Connection, ConnectionBounds
+from edgeasync.net import connection_bounds, failing_addresses, unread_bytes
+from edgeasync.net.connection_bounds import ConnectionBounds
+from edgeasync.net.unread_bytes import Connection
 
 KEY, OTHER = b"k" * 32, b"o" * 32
 
@@ -85,17 +86,17 @@ def test_an_address_that_fails_and_comes_too_often_is_held_off_for_a_while():
     for _ in range(500):
         crowd.end(crowd.accept())
     bounds = crowd.bounds
-    assert [*bounds.held_off] == ["10.0.0.1"]
+    assert [*bounds.failing.held_off] == ["10.0.0.1"]
     assert bounds.denied["address"] == 1
-    crowd.now_s += connection_bounds.HOLD_OFF_S
-    bounds.release(crowd.now_s)
-    assert not bounds.held_off
+    crowd.now_s += failing_addresses.HOLD_OFF_S
+    bounds.failing.release(crowd.now_s)
+    assert not bounds.failing.held_off
     crowd.end(crowd.accept())
     crowd.now_s += 600.0
     for _ in range(50):
         crowd.end(crowd.accept())
         crowd.now_s += 1.0
-    assert not bounds.held_off
+    assert not bounds.failing.held_off
 
 
 def test_a_fleet_behind_one_router_that_rejoins_is_no_flood():
@@ -169,9 +170,9 @@ def test_every_book_is_empty_when_all_have_gone():
     for one in [*crowd.open.values()]:
         crowd.end(one)
     bounds = crowd.bounds
-    books = [bounds._strangers, bounds._strangers_of, bounds._spoken, bounds._of_key, bounds._unread]
+    books = [bounds._strangers, bounds._strangers_of, bounds._spoken, bounds._of_key, bounds.unread.connections]
     assert not any(books)
-    assert bounds._unread_bytes == 0
+    assert bounds.unread._total_bytes == 0
 
 
 def test_what_lies_unread_is_bounded_for_one_and_for_all():
@@ -189,7 +190,7 @@ def test_what_lies_unread_is_bounded_for_one_and_for_all():
     for number, each in enumerate(many):
         crowd.speak(each, b"%032d" % number)
     doomed = [found for each in many if (found := crowd.bounds.weigh(each, 2 << 20, 0, 0.0))]
-    assert sum(each.unread_bytes for each in many if not each.shut) <= connection_bounds.unread_bytes_max(LIMITS)
+    assert sum(each.unread_bytes for each in many if not each.shut) <= unread_bytes.unread_bytes_max(LIMITS)
     assert all(reason == "unread" for _, reason in doomed)
     assert crowd.bounds.denied == {"unread": len(doomed)}
 

@@ -60,7 +60,7 @@ class EngineBench:
     def __init__(self):
         core = DeviceCore(Hello("pi-1", bytes(16), 1), DeviceLimits(), Random(0))
         self.core = core
-        self.engine = DeviceEngine(core, Mock(), lambda: 1.0)
+        self.engine = DeviceEngine(core, Mock(), Mock(), lambda: 1.0)
         self.engine.begin()
 
     def hears(self, message, payload=None):
@@ -100,7 +100,7 @@ def test_settings_that_are_too_deep_or_too_many_are_no_welcome(settings):
     device = EngineBench().hears(msgspec.structs.replace(WELCOME, settings=settings))
     assert device.core.link == "handshake"
     assert not device.stopped
-    assert "the hub's settings" in device.core._unreadable
+    assert "the hub's settings" in device.core.handshake.unreadable
 
 
 def test_lists_as_deep_as_a_header_can_hold_raise_nothing():
@@ -122,7 +122,7 @@ def test_settings_as_they_are_meant_to_be_are_welcome():
 def test_a_number_that_leaves_none_for_an_update_is_no_welcome(seq_last):
     device = EngineBench().hears(msgspec.structs.replace(WELCOME, seq_last=seq_last))
     assert device.core.link == "handshake"
-    assert "seq_last" in device.core._unreadable
+    assert "seq_last" in device.core.handshake.unreadable
 
 
 def test_the_highest_number_leaves_enough():
@@ -188,7 +188,7 @@ def make_agent(network=None, **section):
 
 
 def parameters_max_of(agent):
-    return agent._engine.core.limits.parameters_max
+    return agent.core.limits.parameters_max
 
 
 @pytest.mark.parametrize(
@@ -266,11 +266,11 @@ def test_differences_longer_than_the_model_are_refused():
     spec = ParameterSpec((Parameter("weights", (1000,)),))
     device = EngineBench().hears(msgspec.structs.replace(WELCOME, spec=spec))
     version = ModelVersion("0" * 16, 64)
-    device.core.work.version = ModelVersion("0" * 16, 0)
+    device.core.work.held.version = ModelVersion("0" * 16, 0)
     deltas = Deltas(0, (4000,) * 64, 0, "identity")
     device.hears(Assignment(version, 8, "identity", 0, 64 * 4000, 1, None, deltas))
     assert "longer than the model" in device.told[-1]
-    assert device.engine._transfers._incoming is None
+    assert device.engine.transfers._incoming is None
 
 
 @pytest.mark.parametrize("reason", ["finished", "stopping"])
@@ -325,7 +325,7 @@ def test_a_frame_is_no_longer_than_what_it_may_carry(monkeypatch, parameters_max
     try:
         agent = make_agent(parameters_max=parameters_max, graph_bytes_max=graph_bytes_max, network=network)
         monkeypatch.setattr(asyncio, "get_running_loop", Mock)
-        agent._network.begin()
+        agent.network.begin()
         agent.connect()
         agent.disconnect()
     finally:

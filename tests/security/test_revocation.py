@@ -130,6 +130,7 @@ class Fleet:
             self.clock, spec=SPEC, initial=np.zeros(SPEC.length, np.float32),
             policy=Policy(aggregate=aggregate), settings=HubCoreSettings(), seed=1, disk=FolderDisk(folder),
         )  # fmt: skip
+        self.hub.start()
         for name in "abc":
             answers = self.answers[name] = []
             self.hub.connect(name.encode(), lambda header, _, to=answers: to.append(wire.decode(header)))

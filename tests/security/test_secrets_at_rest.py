@@ -18,9 +18,10 @@ from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol.messages import Enrol, Enrolled, Ping
 from edgeasync.simulation.clock import VirtualClock
-from edgeasync.simulation.fleet import SimulatedDevice, SimulatedWorkload
+from edgeasync.simulation.fleet import SimulatedDevice
 from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import LinkProfile
+from edgeasync.simulation.training import SimulatedWorkload
 from edgeasync.training.numpy_models import SoftmaxModel
 from edgeasync.training.trainer import GradientTrainer
 from tests.support.programs.command_line import ACCESS
@@ -67,6 +68,7 @@ class Fleet:
             seed=1,
             disk=FolderDisk(folder),
         )
+        self.hub.start()
         self.devices = [self.make_device(number) for number in range(3)]
 
     def make_device(self, number):

@@ -14,9 +14,10 @@ from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Piece, StatusRequest
 from edgeasync.simulation.clock import VirtualClock
-from edgeasync.simulation.fleet import SimulatedDevice, SimulatedWorkload
+from edgeasync.simulation.fleet import SimulatedDevice
 from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import LinkProfile
+from edgeasync.simulation.training import SimulatedWorkload
 from edgeasync.training.trainer import StepResult
 
 SPEC = ParameterSpec((Parameter("w", (20_000,)),))
@@ -56,6 +57,7 @@ class Lab:
             settings=HubCoreSettings(limits=limits, liveness=CALM),
             seed=1,
         )
+        self.hub.start()
         self.trainers = [Learner(number) for number in range(4)]
         self.devices = [
             SimulatedDevice(
@@ -203,7 +205,7 @@ def test_a_restart_begins_no_new_day_and_a_crash_forgets_no_byte():
         lab.until(turn * 1000.0)
         for device in lab.devices:
             used = device.engine.core.data_quota.record(device.now_s).used_bytes
-            assert used <= device._day_record.used_bytes
+            assert used <= device.store.quota.used_bytes
             device.cut_power()
             device.start()
             again = device.engine.core.data_quota.record(device.now_s)
@@ -221,7 +223,7 @@ def test_a_crash_at_any_moment_forgets_no_byte():
     def forgets():
         now_s = lab.clock.now_s
         return any(
-            device.engine.core.data_quota.record(now_s).used_bytes > device._day_record.used_bytes
+            device.engine.core.data_quota.record(now_s).used_bytes > device.store.quota.used_bytes
             for device in lab.devices
         )
 

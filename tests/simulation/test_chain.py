@@ -61,6 +61,7 @@ class World:
             settings=HubCoreSettings(codec=codec, liveness=Liveness(heartbeat_s=0.5, lease_s=2.0)),
             seed=seed,
         )
+        self.hub.start()
         link = LinkProfile(2e6, 2e6, 0.02)
         self.devices = []
         for number in range(3):
@@ -89,11 +90,15 @@ class World:
         self.published.setdefault(published.number, published.vector.copy())
         for device in self.devices:
             core, model = device.engine.core, device.engine._model
-            holds = device.running and core.work.state in ("training", "pushing") and core.work.version is not None
-            if holds and core.work.version.number in self.published:
-                published = self.published[core.work.version.number]
-                if not np.array_equal(model._base, published):
-                    off_chain = np.linalg.norm(model._base - published)
+            holds = (
+                device.running
+                and core.work.state in ("training", "pushing")
+                and core.work.held.version is not None
+            )
+            if holds and core.work.held.version.number in self.published:
+                published = self.published[core.work.held.version.number]
+                if not np.array_equal(model.base, published):
+                    off_chain = np.linalg.norm(model.base - published)
                     assert 0 < off_chain <= ERROR_MAX * np.linalg.norm(published)
                     self.off_chain += 1
                 self.compared += 1
@@ -170,6 +175,7 @@ def test_a_link_so_slow_that_a_window_takes_longer_than_a_lease(up):
         settings=HubCoreSettings(codec=FLOAT32),
         seed=0,
     )
+    hub.start()
     down = 12_500 if up > 12_500 else 2e6
     device = SimulatedDevice(hub, "pi", Noisy(spec, 0), step_s=0.1, link=LinkProfile(up, down, 0.02), seed=0)
     device.start()
@@ -181,7 +187,9 @@ def test_a_link_so_slow_that_a_window_takes_longer_than_a_lease(up):
 def test_a_whole_model_that_outgrows_float16_is_sent_as_it_is():
     world = World(SMALL, CodecSettings(push="float16"), POLICIES["models"], churn=False)
     for device in world.devices:
-        device._trainer.begin = lambda parameters, trainer=device._trainer: grow(trainer, parameters)
+        device.training.trainer.begin = lambda parameters, trainer=device.training.trainer: grow(
+            trainer, parameters
+        )
     world.run(5.0)
     assert world.hub.core.updates_applied > 10
     assert world.hub.core.updates_rejected == 0

@@ -89,6 +89,7 @@ def train_under_churn(seed):
     hub = SimulatedHub(
         clock, spec=model.spec, initial=model.initial(0), policy=Policy(), settings=settings, seed=seed
     )
+    hub.start()
     devices = []
     for drawn in draw_fleet(FleetProfile(devices=8), seed):
         data = Dataset.of(generator.normal(size=(32, 4)), generator.integers(0, 3, 32))

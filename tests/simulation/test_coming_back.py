@@ -46,6 +46,7 @@ class World:
             settings=HubCoreSettings(codec=CodecSettings(push="int8", delta=delta, publish_s=1e-6)),
             seed=0,
         )
+        self.hub.start()
         link = LinkProfile(1e6, 1e6)
         self.stays, self.goes = [
             SimulatedDevice(self.hub, name, Noisy(seed), step_s=0.1, link=link, keeps=keeps)
@@ -62,8 +63,8 @@ class World:
     def go(self, *, away, newest=True):
         """Cut the device's power while the other makes versions; return what it is sent, in whole models."""
         held = self.goes.engine.held_model()
-        if newest and self.goes.held is not None:  # it is kept now and then: let it be this one
-            self.goes.held = msgspec.structs.replace(held, values=held.values.copy())
+        if newest and self.goes.store.held is not None:  # it is kept now and then: let it be this one
+            self.goes.store.held = msgspec.structs.replace(held, values=held.values.copy())
         self.goes.cut_power()
         if away:
             self.versions(away)
@@ -94,9 +95,9 @@ def test_who_still_holds_the_newest_version_is_sent_nothing():
     world.stays.cut_power()
     world.versions(1)
     world.trains_again()
-    world.goes.spool = None  # it was killed in training: the update that was kept has its answer
+    world.goes.store.spool = None  # it was killed in training: the update that was kept has its answer
     assert world.go(away=0) < HEADERS
-    assert world.goes.engine.held_model().checksum == world.goes.held.checksum
+    assert world.goes.engine.held_model().checksum == world.goes.store.held.checksum
 
 
 def test_short_differences_lead_on_from_what_was_kept():
@@ -107,9 +108,9 @@ def test_short_differences_lead_on_from_what_was_kept():
 
 def test_a_model_that_was_kept_for_another_hub_is_of_no_use():
     world = World(keeps=True)
-    world.goes.spool = None
-    key = msgspec.structs.replace(world.goes.held.model, fingerprint="f" * 32)
-    world.goes.held = msgspec.structs.replace(world.goes.held, model=key)
+    world.goes.store.spool = None
+    key = msgspec.structs.replace(world.goes.store.held.model, fingerprint="f" * 32)
+    world.goes.store.held = msgspec.structs.replace(world.goes.store.held, model=key)
     assert world.go(away=2, newest=False) < 0.25 + HEADERS
     assert not [report for _, report in world.goes.told if report.event == "warning"]
 
@@ -119,6 +120,6 @@ def test_a_model_that_is_not_what_it_says_costs_a_whole_one(change):
     world = World(keeps=True)
     held = world.goes.engine.held_model()
     values = held.values[1:] if change == "fewer values" else held.values + np.float32(1.0)
-    world.goes.held, world.goes.spool = msgspec.structs.replace(held, values=values.copy()), None
+    world.goes.store.held, world.goes.store.spool = msgspec.structs.replace(held, values=values.copy()), None
     assert world.go(away=1, newest=False) < 1.0
     assert world.goes.engine.held_model().version.number == world.hub.core.publish_schedule.state.number

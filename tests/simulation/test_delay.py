@@ -58,7 +58,7 @@ class Device(SimulatedDevice):
         super().send(header, payload)
         if isinstance(message := wire.decode(header), Push):
             self.pushes.setdefault(message.seq, message)
-            self.sent_at.setdefault(message.seq, self._trainer.steps)
+            self.sent_at.setdefault(message.seq, self.training.trainer.steps)
 
 
 def fleet(steps, delay, *, aggregate=None, link=QUICK, devices=1, step_s=0.05, own=False, disk=None):
@@ -80,6 +80,7 @@ def fleet(steps, delay, *, aggregate=None, link=QUICK, devices=1, step_s=0.05, o
         seed=0,
         disk=disk,
     )
+    hub.start()
     limits = DeviceLimits(delay_steps=delay, local_steps_max=steps) if own else None
     members = [
         Device(hub, f"pi-{number}", Adder(), step_s=step_s * (1 + number), link=link, seed=number, limits=limits)
@@ -97,7 +98,7 @@ def check_times(device, steps, delay):
     assert [push.local_steps for push in device.pushes.values()] == [steps] * updates
     assert [push.overlap_steps for push in device.pushes.values()] == [0] + [delay] * (updates - 1)
     assert list(device.sent_at.values()) == [steps * (number + 1) for number in range(updates)]
-    used = device._trainer.given_at[1:]
+    used = device.training.trainer.given_at[1:]
     assert used == [steps * (number + 1) + delay for number in range(len(used))]
 
 

@@ -41,6 +41,7 @@ def test_the_demo_reaches_its_accuracy(seed):
         settings=HubCoreSettings(),
         seed=seed,
     )
+    hub.start()
     plan = TrainingPlan(model=ShippedModel(), local=settings.local)
     received = ReceivedGraph(graph.model, graph.spec)
     for number, (part, slowness) in enumerate(zip(parts, SLOWNESS, strict=True), start=1):

@@ -19,9 +19,10 @@ from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Order, Status
 from edgeasync.simulation.clock import VirtualClock
-from edgeasync.simulation.fleet import SimulatedDevice, SimulatedWorkload
+from edgeasync.simulation.fleet import SimulatedDevice
 from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import LinkProfile
+from edgeasync.simulation.training import SimulatedWorkload
 from edgeasync.training.numpy_models import MlpModel
 from edgeasync.training.trainer import GradientTrainer, StepResult
 from tests.support.size import repetitions
@@ -118,6 +119,7 @@ class Fleet:
             settings=HubCoreSettings(),
             seed=seed,
         )
+        self.hub.start()
         self.devices = [
             SimulatedDevice(
                 self.hub,
@@ -149,9 +151,9 @@ class Fleet:
 
     def plant_faults(self, too_high=TOO_HIGH):
         """From their next local step on `device-1` learns far too fast, and all that `device-2` sees is NaN."""
-        self.devices[0]._trainer = trainer_on(self.parts[0], too_high, 1)
+        self.devices[0].training.trainer = trainer_on(self.parts[0], too_high, 1)
         nothing = np.full_like(self.parts[1].x, np.nan)
-        self.devices[1]._trainer = trainer_on(Dataset(nothing, self.parts[1].y), LEARNING_RATE, 2)
+        self.devices[1].training.trainer = trainer_on(Dataset(nothing, self.parts[1].y), LEARNING_RATE, 2)
 
     def order(self, order, name):
         """Give an operator's order; return what the hub answers."""
@@ -231,7 +233,7 @@ def test_the_alarm_about_a_device_that_is_mended_ends():
     names = {"device-1", "device-2"}
     assert {alarm["device"] for alarm in fleet.core.status(0.0)["alarms"]} == names
     for number in (0, 1):
-        fleet.devices[number]._trainer = trainer_on(fleet.parts[number], LEARNING_RATE, number)
+        fleet.devices[number].training.trainer = trainer_on(fleet.parts[number], LEARNING_RATE, number)
     members = fleet.core.members.members
     counted = {name: members[name].updates_applied for name in names}
     assert fleet.train(4 * BEFORE_FAULTS)
@@ -261,7 +263,7 @@ def test_the_order_that_an_alarm_proposes_excludes_the_device_until_it_is_releas
     (shown,) = [one for one in fleet.core.status(0.0)["devices"] if one["state"] == "quarantined"]
     assert shown["id"] == "device-1"
     assert "edgeasync device release device-1" in shown["quarantine"]["ends"]
-    fleet.devices[0]._trainer = trainer_on(fleet.parts[0], LEARNING_RATE, 0)
+    fleet.devices[0].training.trainer = trainer_on(fleet.parts[0], LEARNING_RATE, 0)
     fleet.clock.run(lambda: False, fleet.clock.now_s + 2.0)
     assert member.updates_applied == counted, "no calm update ends an order"
     assert fleet.order("release", "device-1") == Status()
@@ -349,7 +351,7 @@ def test_a_fleet_whose_updates_all_grow_shuts_nobody_out_and_learns():
 def test_a_majority_of_broken_devices_does_not_take_the_others_model_from_them():
     fleet = Fleet(Policy())
     for device, part in list(zip(fleet.devices, fleet.parts, strict=True))[:5]:
-        device._trainer = trainer_on(Dataset(np.full_like(part.x, np.nan), part.y), LEARNING_RATE, 1)
+        device.training.trainer = trainer_on(Dataset(np.full_like(part.x, np.nan), part.y), LEARNING_RATE, 1)
     assert fleet.train(UPDATES // 2)
     assert fleet.core.policy_engine.state.divergence.rollbacks <= 1
 
@@ -357,7 +359,7 @@ def test_a_majority_of_broken_devices_does_not_take_the_others_model_from_them()
 @pytest.mark.parametrize("seed", range(3))
 def test_a_device_that_reports_losses_on_another_scale_does_not_speak_for_the_others(seed):
     fleet = Fleet(Policy(), devices=5, seed=seed)
-    fleet.devices[0]._trainer = Elsewhere(fleet.devices[0]._trainer, 1e6)
+    fleet.devices[0].training.trainer = Elsewhere(fleet.devices[0].training.trainer, 1e6)
     assert fleet.train(UPDATES)
     assert fleet.core.policy_engine.state.divergence.rollbacks <= 1
     assert fleet.accuracy() >= TARGET
@@ -367,7 +369,7 @@ def test_a_device_that_reports_losses_on_another_scale_does_not_speak_for_the_ot
 def test_what_the_first_device_spoils_before_anybody_else_is_there_is_taken_back(deviation):
     fleet = Fleet(Policy(), devices=5, started=1)
     first = fleet.devices[0]
-    first._trainer = Spoiler(deviation)
+    first.training.trainer = Spoiler(deviation)
     assert fleet.train(1)
     first.cut_power()
     assert np.isfinite(fleet.hub.model).all()
@@ -383,7 +385,7 @@ def test_a_device_alone_whose_data_changes_its_scale_is_not_shut_out():
     fleet = Fleet(Policy(), devices=1)
     assert fleet.train(60)
     part = fleet.parts[0]
-    fleet.devices[0]._trainer = trainer_on(Dataset(30 * part.x, part.y), LEARNING_RATE, 1)
+    fleet.devices[0].training.trainer = trainer_on(Dataset(30 * part.x, part.y), LEARNING_RATE, 1)
     before = fleet.core.updates_applied
     fleet.clock.run(lambda: fleet.updates >= before + 400, LIMIT_S)
     assert fleet.core.updates_applied >= before + 300
@@ -395,8 +397,8 @@ def test_a_device_alone_whose_data_changes_its_scale_is_not_shut_out():
 def test_a_hasty_device_that_learns_far_too_fast_is_found_among_a_few_and_costs_one_rollback():
     fleet = Fleet(Policy(aggregate=ImmediateAggregator(), frequency=FixedFrequency()), devices=4)
     hasty = fleet.devices[0]
-    hasty._trainer = trainer_on(fleet.parts[0], 5.0, 1)
-    hasty.change_speed(hasty._step_s / 30)
+    hasty.training.trainer = trainer_on(fleet.parts[0], 5.0, 1)
+    hasty.training.change_speed(hasty.training.step_s / 30)
     assert fleet.train(UPDATES // 2)
     assert fleet.core.policy_engine.state.divergence.rollbacks == 1, "its first update; then there is a bound"
     assert [alarm["device"] for alarm in fleet.core.status(0.0)["alarms"]] == ["device-1"]
@@ -420,7 +422,7 @@ def test_devices_that_tell_no_loss_train_and_nobody_is_alarmed(policy, some):
     fleet = Fleet(policy, seed=3, started=0)
     for number, device in enumerate(fleet.devices):
         if not some or number % 2:
-            device._trainer = Wordless(device._trainer)
+            device.training.trainer = Wordless(device.training.trainer)
         device.start()
     assert fleet.train(UPDATES)
     assert fleet.accuracy() >= TARGET

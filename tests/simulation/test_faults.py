@@ -96,8 +96,8 @@ def test_what_was_planted_is_gone_again():
 def test_a_failing_plan_is_cut_down_to_what_breaks():
     needed = At(3.0, CutPower("device-1"))
     other = WhenSteps("device-2", 5, HangTrainer("device-2", 1.0))
-    plan = FaultPlan.of([other, At(1.0, Partition("device-1", 1.0)), needed, other])
-    assert shrink(0, plan, lambda plan: needed in plan.faults) == FaultPlan.of([needed])
+    plan = FaultPlan((other, At(1.0, Partition("device-1", 1.0)), needed, other))
+    assert shrink(0, plan, lambda plan: needed in plan.faults) == FaultPlan((needed,))
     both = shrink(0, plan, lambda plan: needed in plan.faults and other in plan.faults)
     assert set(both.faults) == {needed, other}
     with MUTANTS.planted("a duplicate is applied again"):
@@ -115,7 +115,7 @@ def test_a_plan_is_read_as_it_was_written():
         plan = draw_faults(seed, NAMES, FAULTS_S)
         assert FaultPlan.read(plan.write()) == plan
         assert draw_faults(seed, NAMES, FAULTS_S) == plan
-    text = f"# a remark\n\n{FaultPlan.of([At(1.5, CutPower('a', None))]).write()}"
+    text = f"# a remark\n\n{FaultPlan((At(1.5, CutPower('a', None)),)).write()}"
     assert FaultPlan.read(text) == FaultPlan((At(1.5, CutPower("a", None)),))
     with pytest.raises(ValueError, match="fault"):
         FaultPlan.read('{"when":"at","time_s":1.0,"fault":{"fault":"an earthquake"}}')
@@ -149,7 +149,7 @@ class Script:
         self.clock = self.world.clock
         self.device = self.world.devices["device-1"]
         self.injector = FaultInjector(
-            self.clock, FaultPlan.of(faults), self.world.hub, self.world.devices, self.world.disk
+            self.clock, FaultPlan(tuple(faults)), self.world.hub, self.world.devices, self.world.disk
         )
         for device in self.world.devices.values():
             device.start()
@@ -362,12 +362,12 @@ def test_no_update_is_answered_while_the_disk_takes_nothing(fault):
 def test_a_slow_disk_holds_answers_up():
     script = Script(At(3.0, SlowDisk(0.7, 4.0)))
     script.until_s(3.5)
-    assert script.world.hub.sync_s == 0.7
+    assert script.world.hub.writing.sync_s == 0.7
     before = answered(script)
     script.until_s(3.7)
     assert answered(script) == before
     script.until_s(9.0)
-    assert script.world.hub.sync_s == script.injector._sync_s < 0.7
+    assert script.world.hub.writing.sync_s == script.injector._sync_s < 0.7
     assert answered(script) > before + 5
 
 
@@ -522,7 +522,7 @@ def test_after_two_backups_an_update_does_not_get_the_answer_of_another_with_its
     assert member.checksum_last != push.checksum
     assert len(dropped(script.device)) == 1
     script.until_s(12.0)
-    assert ("device-1", script.device._trainer.updates - 1) in script.world.checks.memory.told
+    assert ("device-1", script.device.training.trainer.updates - 1) in script.world.checks.memory.told
 
 
 def test_every_policy_is_drawn():

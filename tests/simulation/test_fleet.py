@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -21,9 +22,10 @@ from edgeasync.protocol import wire
 from edgeasync.protocol.graph import ShippedGraph
 from edgeasync.protocol.messages import GraphHeader, Piece
 from edgeasync.simulation.clock import VirtualClock
-from edgeasync.simulation.fleet import SimulatedDevice, SimulatedWorkload
+from edgeasync.simulation.fleet import SimulatedDevice
 from edgeasync.simulation.hub import SimulatedHub
-from edgeasync.simulation.link import LinkDirection, LinkProfile
+from edgeasync.simulation.link import LinkProfile
+from edgeasync.simulation.training import SimulatedWorkload
 from edgeasync.training.numpy_models import MlpModel
 from edgeasync.training.trainer import GradientTrainer, StepResult
 
@@ -51,6 +53,7 @@ class Digits:
             seed=0,
             graph=graph,
         )
+        self.hub.start()
         parts = dirichlet(dataset.take(order[360:]), 4, 0.5, 0, examples_min=32)
         self.devices = [
             SimulatedDevice(
@@ -96,7 +99,7 @@ def test_a_lone_device_learns_what_it_would_learn_without_a_hub():
     fleet = Digits(policy=Policy())
     (lone, *_), fleet.devices = fleet.devices, fleet.devices[:1]
     assert fleet.train(updates=50)
-    alone = Digits().devices[0]._trainer
+    alone = Digits().devices[0].training.trainer
     vector = fleet.network.initial(0)
     alone.begin(vector)
     apart = []
@@ -153,7 +156,7 @@ def test_every_device_takes_the_hubs_graph_in_before_it_trains(link):
         device.start()
     assert fleet.clock.run(lambda: all(device.steps_total for device in fleet.devices), 60.0)
     for device in fleet.devices:
-        assert device.graphs == {graph.fingerprint: graph.payload}
+        assert device.store.graphs == {graph.fingerprint: graph.payload}
         assert [tell.event for _, tell in device.told][:2] == ["joined", "graph"]
     accepted = fleet.hub.core.messages_accepted
     assert accepted["fetchgraph"] == 4, "once each"
@@ -187,7 +190,7 @@ def test_a_graph_that_is_spoilt_on_its_way_is_fetched_again(spoil, size):
     meddlers = [Meddling(device, spoil, 3) for device in fleet.devices]
     assert fleet.train(updates=40)
     assert [meddler.times for meddler in meddlers] == [0] * 4
-    assert all(device.graphs == {graph.fingerprint: graph.payload} for device in fleet.devices)
+    assert all(device.store.graphs == {graph.fingerprint: graph.payload} for device in fleet.devices)
 
 
 def test_a_forged_graph_ends_the_device():
@@ -197,16 +200,17 @@ def test_a_forged_graph_ends_the_device():
     graph.checksum = wire.checksum(graph.payload)
     assert not fleet.train(updates=1, limit_s=60.0)
     assert {type(device.finished.error) for device in fleet.devices} == {GraphError}
-    assert not any(device.graphs for device in fleet.devices)
+    assert not any(device.store.graphs for device in fleet.devices)
 
 
 def test_a_finished_hub_sends_its_devices_home():
     fleet = Digits(settings=HubCoreSettings(codec=FLOAT32, stop=StopCondition(updates=10)))
-    assert fleet.train(updates=10)
-    assert fleet.clock.run(lambda: all(device.finished for device in fleet.devices), 60.0)
+    with patch.object(fleet.hub, "save", wraps=fleet.hub.save) as save:
+        assert fleet.train(updates=10)
+        assert fleet.clock.run(lambda: all(device.finished for device in fleet.devices), 60.0)
     assert {device.finished.error for device in fleet.devices} == {None}
     assert fleet.hub.stopped == "finished"
-    assert fleet.hub.saved_versions[-1] == fleet.hub.core.version
+    assert save.call_args.args[0].snapshot.number == fleet.hub.core.version
 
 
 class Diverging:
@@ -225,7 +229,7 @@ class Diverging:
 
 def test_a_diverging_device_is_rejected_and_the_others_train_on():
     fleet = Digits()
-    fleet.devices[0]._trainer = Diverging(fleet.network.spec)
+    fleet.devices[0].training.trainer = Diverging(fleet.network.spec)
     assert fleet.train(updates=60)
     assert np.isfinite(fleet.hub.model).all()
     assert fleet.hub.core.updates_rejected > 10
@@ -275,7 +279,7 @@ def test_a_changed_speed_holds_for_the_rest_of_the_work():
     device = fleet.devices[0]
     device.start()
     fleet.clock.run(lambda: False, 8 * 0.004)
-    device.change_speed(0.2)
+    device.training.change_speed(0.2)
     assert device.steps_total == 8
     history = fleet.hub.core.members.measurements["device-1"]
     assert fleet.clock.run(lambda: history.updates == 1, 60.0)
@@ -283,24 +287,6 @@ def test_a_changed_speed_holds_for_the_rest_of_the_work():
     assert history.step_s == pytest.approx((0.004 + 0.2) / 2)
     assert fleet.clock.run(lambda: history.updates == 2, 60.0)
     assert fleet.clock.now_s == pytest.approx(8 * 0.004 + 24 * 0.2)
-
-
-def test_a_changed_link_holds_for_what_has_not_left():
-    clock = VirtualClock()
-    direction = LinkDirection(clock, 1000, 0.4)
-    arrived = {}
-    for name, size in (("in the air", 300), ("half-way", 400), ("waiting", 500)):
-        direction.send(size, lambda name=name: arrived.setdefault(name, clock.now_s))
-    clock.after(0.5, lambda: direction.change(500, 0.0))
-    clock.run(lambda: len(arrived) == 3, 60.0)
-    assert arrived == pytest.approx({"in the air": 0.7, "half-way": 0.9, "waiting": 1.9})
-    direction.send(500, lambda: arrived.setdefault("lost", clock.now_s))
-    direction.change(2000, 5.0)
-    direction.send(1000, lambda: arrived.setdefault("lost too", clock.now_s))
-    clock.after(0.5, direction.cut)
-    assert not clock.run(lambda: "lost too" in arrived, 60.0)
-    assert arrived["lost"] == pytest.approx(1.9 + 0.25 + 5.0), "it had left, and arrives"
-    assert direction.bytes_sent == 300 + 400 + 500 + 500 + 500
 
 
 class Idle:
@@ -333,6 +319,7 @@ def every_minute(**bounds):
         settings=HubCoreSettings(),
         seed=0,
     )
+    hub.start()
     devices = [
         SimulatedDevice(
             hub,
@@ -389,6 +376,7 @@ def beside(*links, seconds=30.0):
         settings=HubCoreSettings(),
         seed=0,
     )
+    hub.start()
     for number, link in enumerate((LinkProfile(), *links)):
         SimulatedDevice(
             hub, f"device-{number}", Idle(spec), step_s=0.05, link=link, workload=SimulatedWorkload(examples=400)

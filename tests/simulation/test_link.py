@@ -50,6 +50,7 @@ class Lab:
             seed=0,
             graph=graph,
         )
+        self.hub.start()
 
     def device(self, name, link, *, step_s=0.1, **options):
         return Watched(self.hub, name, Adder(self.spec, 1.0), step_s=step_s, link=link, seed=1, **options)
@@ -217,5 +218,5 @@ def test_a_graph_goes_on_where_it_was_cut():
     device.start()
     cut_five_times(lab, device, device.down, len(graph.payload))
     lab.until(lambda: device.steps_total > 0)
-    assert device.graphs == {graph.fingerprint: graph.payload}
+    assert device.store.graphs == {graph.fingerprint: graph.payload}
     assert device.down.bytes_sent <= 1.4 * len(graph.payload), "five windows of a quarter of a megabyte"

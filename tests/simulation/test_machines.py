@@ -268,7 +268,7 @@ class World:
                     decoded = [
                         event.assignment.version for _, event in node.jobs if isinstance(event, d.ModelInstalled)
                     ]
-                    assert node.core.work.version == [node.memory, *decoded][-1], (
+                    assert node.core.work.held.version == [node.memory, *decoded][-1], (
                         "trains from another model than it says"
                     )
                     self.uid += 1
@@ -686,7 +686,7 @@ def test_a_device_whose_updates_never_count_holds_up_nobody(policy):
     assert world.version >= before[1] + 6
     assert world.hub.updates_applied >= before[2] + 9
     assert not any(name == "c" for name, _, _ in world.folded_pushes)
-    assert not any(node.core.unexpected for node in world.nodes), "nothing comes that does not fit"
+    assert not any(node.core.unexpected.counts for node in world.nodes), "nothing comes that does not fit"
 
 
 @pytest.mark.parametrize("policy", [name for name, parts in POLICIES.items() if "trust" not in parts])

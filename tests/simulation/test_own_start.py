@@ -12,9 +12,10 @@ from edgeasync.policies.monitor import Monitor
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
 from edgeasync.simulation.clock import VirtualClock
-from edgeasync.simulation.fleet import SimulatedDevice, SimulatedWorkload
+from edgeasync.simulation.fleet import SimulatedDevice
 from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import LinkProfile
+from edgeasync.simulation.training import SimulatedWorkload
 from edgeasync.training.numpy_models import MlpModel
 from edgeasync.training.plan import LocalTraining
 from edgeasync.training.trainer import StepResult
@@ -52,6 +53,7 @@ def start(trainers, initials, policy=PLAIN):
         settings=HubCoreSettings(codec=FLOAT32),
         seed=0,
     )
+    hub.start()
     pairs = enumerate(zip(trainers, initials, strict=True))
     devices = [
         SimulatedDevice(

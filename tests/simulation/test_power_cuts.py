@@ -54,6 +54,7 @@ class Fleet:
             self.clock, spec=MODEL.spec, initial=MODEL.initial(0), policy=Policy(), settings=self.settings,
             seed=seed,
         )  # fmt: skip
+        hub.start()
         receive = hub.receive
 
         def note(peer, header, payload):
@@ -92,7 +93,7 @@ def kept_before(device, send):
     def check(header, payload, arrive):
         message = wire.decode(header)
         if isinstance(message, Push):
-            kept = device.spool.push
+            kept = device.store.spool.push
             assert (message.seq, message.base, message.checksum) == (kept.seq, kept.base, kept.checksum)
         send(header, payload, arrive)
 
@@ -131,15 +132,15 @@ def test_a_device_goes_on_where_the_power_cut_left_it():
     device.start()
     fleet.until(lambda: len(fleet.pushed) == 3)
     device.cut_power()
-    state = device._trainer.state()
-    assert device.spool.push.seq == 3
-    assert all(np.array_equal(state[name], array) for name, array in device.spool.trainer.items())
-    device._trainer.step()
+    state = device.training.trainer.state()
+    assert device.store.spool.push.seq == 3
+    assert all(np.array_equal(state[name], array) for name, array in device.store.spool.trainer.items())
+    device.training.trainer.step()
     device.start()
     fleet.until(lambda: len(fleet.pushed) == 4)
     (_, before, payload), (_, after, payload_again) = fleet.pushed[2:]
     assert (before.seq, before.base, payload) == (after.seq, after.base, payload_again)
-    assert all(np.array_equal(array, device._trainer.state()[name]) for name, array in state.items())
+    assert all(np.array_equal(array, device.training.trainer.state()[name]) for name, array in state.items())
     fleet.until(lambda: device.engine.core.work.updates_answered == 1)
     fleet.until(lambda: len(fleet.pushed) == 5)
     assert fleet.pushed[-1][1].seq == 4
@@ -168,7 +169,7 @@ def test_a_device_that_is_cut_off_goes_alone_to_its_limit_and_merges(alone):
     partition.on = True
     fleet.clock.run(lambda: False, fleet.clock.now_s + 5.0)
     assert device.engine.core.work.state == "pushing"
-    unanswered = device.spool
+    unanswered = device.store.spool
     steps = sum(push.local_steps for _, push, _ in fleet.pushed) + unanswered.push.local_steps
     assert device.steps_total == steps + alone
     assert [report.event for _, report in device.told].count("alone") == (alone > 0)

@@ -12,9 +12,10 @@ from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
 from edgeasync.policies.staleness import ConstantStaleness
 from edgeasync.simulation.clock import VirtualClock
-from edgeasync.simulation.fleet import SimulatedDevice, SimulatedWorkload
+from edgeasync.simulation.fleet import SimulatedDevice
 from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import LinkProfile
+from edgeasync.simulation.training import SimulatedWorkload
 from edgeasync.training.trainer import StepResult
 
 SPEC = ParameterSpec((Parameter("w", (64,)),))
@@ -72,6 +73,7 @@ def fleet(*, preempt, aggregate, codec=FLOAT32, delay=0, take="all", initials=(N
         settings=HubCoreSettings(codec=codec),
         seed=0,
     )
+    hub.start()
     trainers = [Heavy() for _ in range(DEVICES)]
     for number, (trainer, initial) in enumerate(zip(trainers, initials, strict=True)):
         work = SimulatedWorkload(initial=initial, validate=loss_of)

@@ -64,6 +64,7 @@ class Bench:
             seed=1,
             disk=self.disk,
         )
+        self.hub.start()
         self.watch()
         self.devices = [self._device(number) for number in range(3)]
 

@@ -11,9 +11,10 @@ from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Wake
 from edgeasync.simulation.clock import VirtualClock
 from edgeasync.simulation.disk import SimulatedDisk
-from edgeasync.simulation.fleet import SimulatedDevice, SimulatedWorkload
+from edgeasync.simulation.fleet import SimulatedDevice
 from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import LinkProfile
+from edgeasync.simulation.training import SimulatedWorkload
 from edgeasync.training.trainer import StepResult
 
 REST_S = 4200.0
@@ -79,6 +80,7 @@ def test_a_hub_that_dies_after_it_was_woken_resumes_awake():
         disk=SimulatedDisk(),
         settings=settings,
     )
+    hub.start()
     for number, step_s in enumerate(steps_s):
         link = LinkProfile(up_bytes_per_s=1e6, down_bytes_per_s=1e6, delay_s=0.01)
         SimulatedDevice(

@@ -39,6 +39,7 @@ def seconds_to_accuracy(steps_s, seed):
         settings=HubCoreSettings(),
         seed=seed,
     )
+    hub.start()
     for number, (step_s, part) in enumerate(zip(steps_s, parts, strict=False)):
         stream = batches(part, 32, 10 * seed + number)
         trainer = GradientTrainer(MODEL.spec, MODEL.gradient, (SGD(learning_rate=0.1),), stream)

@@ -15,9 +15,10 @@ from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
 from edgeasync.policies.staleness import ConstantStaleness
 from edgeasync.simulation.clock import VirtualClock
-from edgeasync.simulation.fleet import SimulatedDevice, SimulatedWorkload
+from edgeasync.simulation.fleet import SimulatedDevice
 from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import LinkProfile
+from edgeasync.simulation.training import SimulatedWorkload
 from edgeasync.training.numpy_models import MlpModel
 from edgeasync.training.trainer import GradientTrainer
 from tests.support.simulation.adders import Adder
@@ -47,6 +48,7 @@ class Lab:
             settings=HubCoreSettings(codec=FLOAT32, liveness=Liveness(heartbeat_s=5.0, lease_s=15.0)),
             seed=0,
         )
+        self.hub.start()
         self.devices = [
             SimulatedDevice(
                 self.hub,
@@ -139,6 +141,7 @@ def seconds_to_learn(seed, *, slow):
         settings=HubCoreSettings(),
         seed=seed,
     )
+    hub.start()
     for number, part in enumerate(parts[: 3 + slow]):
         drawn = batches(data.take(part), 32, number)
         trainer = GradientTrainer(network.spec, network.gradient, [SGD(learning_rate=0.1)], drawn)

@@ -5,6 +5,11 @@ import weakref
 import numpy as np
 import numpy.typing as npt
 
+from edgeasync.parameters import Vector
+
+POOLED_BYTES_MIN = 1 << 16
+"""Snapshots of at least this size are sent without a copy, and their buffers are reused."""
+
 
 class BufferPool:
     """Buffers of one size. A buffer returns to the pool when nothing refers to the array that `take` returned."""
@@ -18,6 +23,12 @@ class BufferPool:
     def in_use(self) -> int:
         """How many buffers something still refers to."""
         return self._made - len(self._free)
+
+    def take_vector(self) -> Vector:
+        """Return a vector with arbitrary contents, to be written to; one of few bytes is not of the pool."""
+        if self._nbytes < POOLED_BYTES_MIN:
+            return np.empty(self._nbytes // 4, np.float32)
+        return self.take().view(np.float32)
 
     def take(self) -> npt.NDArray[np.uint8]:
         """Return a writable array over a buffer; it has the contents of its last use."""

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from edgeasync.parameters import CHUNK, Vector
-from edgeasync.protocol.codecs import Source, VectorCodec, copy_range
+from edgeasync.protocol.codecs import Source, VectorCodec, chunks, copy_range
 
 
 class Difference:
@@ -49,7 +49,4 @@ def follow(base: Vector, steps: Iterable[Source], rounding: VectorCodec, trained
 
 def is_finite(source: Source) -> bool:
     """Return whether all values of a source are finite."""
-    length = source.length
-    scratch = np.empty(min(CHUNK, length), np.float32)
-    chunks = (source.read(start, min(start + CHUNK, length), scratch) for start in range(0, length, CHUNK))
-    return all(np.isfinite(chunk).all() for chunk in chunks)
+    return all(np.isfinite(values).all() for _, values in chunks(source, source.length))

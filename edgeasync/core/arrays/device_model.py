@@ -10,7 +10,7 @@ from edgeasync.errors import ProtocolError
 from edgeasync.parameters import CHUNK, ParameterSpec, Vector
 from edgeasync.policies.aggregation import UpdateKind
 from edgeasync.protocol import wire
-from edgeasync.protocol.codecs import JoinedSources, Source, VectorCodec, VectorSource
+from edgeasync.protocol.codecs import JoinedSources, Source, VectorCodec, VectorSource, chunks
 from edgeasync.protocol.messages import ModelVersion
 
 
@@ -26,37 +26,30 @@ class DeviceModel:
 
     def __init__(self, spec: ParameterSpec) -> None:
         self.parameters: Vector = np.zeros(spec.length, np.float32)
-        self._base: Vector = np.zeros(spec.length, np.float32)
+        self.base: Vector = np.zeros(spec.length, np.float32)
+        """The hub's model that training began from; nobody else changes it."""
         self.version: ModelVersion | None = None
         """The base's version. The caller of `install` sets it, to `None` while it installs a model."""
         self.checksum = 0
         """The base's checksum."""
         self._trained_length = spec.trained_length
-        self._residual: Vector | None = None
-        self._at_push: Vector | None = None
-        self._overlap = False
-
-    @property
-    def residual(self) -> Vector | None:
+        self.residual: Vector | None = None
         """What codecs dropped from earlier updates and no update has carried since; `None` if there is nothing."""
-        return self._residual
+        self._at_push: Vector | None = None
+        self.overlaps = False
+        """Whether the parameters may be trained further before the next model is installed."""
 
     def restore_residual(self, residual: Vector) -> None:
         """Resume with the residual of an earlier start; raises `ValueError` for a vector of another length."""
         if residual.shape != (self._trained_length,) or residual.dtype != np.float32:
             raise ValueError(f"a residual of {residual.shape} is not one of {self._trained_length} values")
-        self._residual = residual
-
-    @property
-    def base(self) -> Vector:
-        """The hub's model that training began from; a view that must not be changed."""
-        return self._base
+        self.residual = residual
 
     def restore_base(self, held: HeldModel) -> None:
         """Resume with the base that an earlier start held; raises `ValueError` for a vector of another length."""
-        if held.values.shape != self._base.shape or held.values.dtype != np.float32:
-            raise ValueError(f"a model of {held.values.shape} is not one of {len(self._base)} values")
-        self._base[:] = held.values
+        if held.values.shape != self.base.shape or held.values.dtype != np.float32:
+            raise ValueError(f"a model of {held.values.shape} is not one of {len(self.base)} values")
+        self.base[:] = held.values
         self.parameters[:] = held.values
         self.version, self.checksum = held.version, held.checksum
 
@@ -68,11 +61,11 @@ class DeviceModel:
         Raises `ProtocolError` if a value is not finite. `parameters` are then unchanged, but have no base until
         another model is installed.
         """
-        for start in range(0, len(self._base), CHUNK):
+        for start in range(0, len(self.base), CHUNK):
             # With the base's own slice as scratch, most codecs decode in place.
-            chunk = self._base[start : start + CHUNK]
+            chunk = self.base[start : start + CHUNK]
             chunk[:] = source.read(start, start + len(chunk), chunk)
-        self.checksum = wire.checksum(self._base.data.cast("B"))
+        self.checksum = wire.checksum(self.base.data.cast("B"))
         self._start_from_base()
 
     def install_deltas(self, steps: Iterable[Source], rounding: VectorCodec, checksum: int) -> None:
@@ -80,29 +73,29 @@ class DeviceModel:
 
         Raises `ProtocolError` as `install` does, and if the new base does not have this `checksum`.
         """
-        follow(self._base, steps, rounding, self._trained_length, self._base)
-        if wire.checksum(self._base.data.cast("B")) != checksum:
+        follow(self.base, steps, rounding, self._trained_length, self.base)
+        if wire.checksum(self.base.data.cast("B")) != checksum:
             raise ProtocolError("this device holds another model than the hub assumes; it fetches the whole model")
         self.checksum = checksum
         self._start_from_base()
 
     def _start_from_base(self) -> None:
-        if not is_finite(VectorSource(self._base)):
+        if not is_finite(VectorSource(self.base)):
             raise ProtocolError("the hub's model has values that are not finite; it is not taken over")
-        if self._overlap and self._at_push is not None:
+        if self.overlaps and self._at_push is not None:
             self._rebase(self._at_push)
         else:
-            self.parameters[:] = self._base
+            self.parameters[:] = self.base
 
     def _rebase(self, at_push: Vector) -> None:
         """Move what was trained since the last push to the new base: x <- w_new + (x - x_at_push)."""
         parameters = self.parameters
         with np.errstate(over="ignore", invalid="ignore"):
             np.subtract(parameters, at_push, out=parameters)
-            np.add(parameters, self._base, out=parameters)
+            np.add(parameters, self.base, out=parameters)
         if not is_finite(VectorSource(parameters)):
-            parameters[:] = self._base  # training had diverged
-        at_push[:] = self._base  # in case another model arrives before the next step
+            parameters[:] = self.base  # training had diverged
+        at_push[:] = self.base  # in case another model arrives before the next step
 
     # -- making an update ------------------------------------------------------------------------------------
 
@@ -122,32 +115,27 @@ class DeviceModel:
         With `None` that holds only if an earlier codec left a residual. With `overlap` the caller may train the
         parameters further before it installs the next model.
         """
-        self._overlap = overlap
+        self.overlaps = overlap
         if overlap:
             if self._at_push is None:
                 self._at_push = np.empty_like(self.parameters)
             self._at_push[:] = self.parameters
-        learnt = Difference(self.parameters, self._base, self._trained_length if kind == "delta" else 0)
-        if kind == "model" or feedback is False or (feedback is None and self._residual is None):
-            self._residual = None
+        learnt = Difference(self.parameters, self.base, self._trained_length if kind == "delta" else 0)
+        if kind == "model" or feedback is False or (feedback is None and self.residual is None):
+            self.residual = None
             return codec.encode(learnt, random)
-        if self._residual is None:
-            self._residual = np.zeros(self._trained_length, np.float32)
+        if self.residual is None:
+            self.residual = np.zeros(self._trained_length, np.float32)
         self._accumulate(learnt, np.add)
         statistics = self.parameters[self._trained_length :]
-        payload = codec.encode(JoinedSources(VectorSource(self._residual), VectorSource(statistics)), random)
+        payload = codec.encode(JoinedSources(VectorSource(self.residual), VectorSource(statistics)), random)
         self._accumulate(codec.open(payload), np.subtract)
         return payload
 
-    @property
-    def overlaps(self) -> bool:
-        """Whether the parameters may be trained further before the next model is installed."""
-        return self._overlap
-
     def begin_overlap(self) -> None:
         """Allow that for an update that was encoded without `overlap`; the parameters are still as it has them."""
-        if not self._overlap:
-            self._overlap, self._at_push = True, self.parameters.copy()
+        if not self.overlaps:
+            self.overlaps, self._at_push = True, self.parameters.copy()
 
     def resolve(self, codec: VectorCodec, payload: wire.Buffer, decay: float | None) -> None:
         """Undo the effect of a rejected update on the residual, then scale the residual by `decay`.
@@ -156,30 +144,28 @@ class DeviceModel:
         next model is installed.
         """
         if decay is None:
-            self._overlap = False
-            self._residual = None
-        if self._residual is None:
+            self.overlaps = False
+            self.residual = None
+        if self.residual is None:
             return
         assert decay is not None
         # residual_before = residual_after + coded - learnt, up to rounding: no copy of it is needed.
         self._accumulate(codec.open(payload), np.add)
-        parameters = self.parameters if self._at_push is None or not self._overlap else self._at_push
-        self._accumulate(Difference(parameters, self._base, self._trained_length), np.subtract)
+        parameters = self.parameters if self._at_push is None or not self.overlaps else self._at_push
+        self._accumulate(Difference(parameters, self.base, self._trained_length), np.subtract)
         self.decay_residual(decay)
-        if not is_finite(VectorSource(self._residual)):
-            self._residual = None  # training had diverged, whatever the hub's reason was
+        if not is_finite(VectorSource(self.residual)):
+            self.residual = None  # training had diverged, whatever the hub's reason was
 
     def decay_residual(self, factor: float) -> None:
         """Scale the residual by `factor`."""
-        if self._residual is not None and factor != 1.0:
-            np.multiply(self._residual, np.float32(factor), out=self._residual)
+        if self.residual is not None and factor != 1.0:
+            np.multiply(self.residual, np.float32(factor), out=self.residual)
 
     def _accumulate(self, source: Source, operation: np.ufunc) -> None:
         """Add a source to the residual, or subtract it."""
-        assert self._residual is not None
-        scratch = np.empty(min(CHUNK, len(self.parameters)), np.float32)
+        assert self.residual is not None
         with np.errstate(over="ignore", invalid="ignore"):
-            for start in range(0, self._trained_length, CHUNK):
-                stop = min(start + CHUNK, self._trained_length)
-                chunk = self._residual[start:stop]
-                operation(chunk, source.read(start, stop, scratch), out=chunk)
+            for start, values in chunks(source, self._trained_length):
+                chunk = self.residual[start : start + values.size]
+                operation(chunk, values, out=chunk)

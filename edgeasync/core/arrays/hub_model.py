@@ -25,10 +25,6 @@ from edgeasync.policies.transforms import apply_chain, leading_factor, state_vec
 from edgeasync.protocol import wire
 from edgeasync.protocol.codecs import Source, VectorCodec, VectorSource, find_codec
 
-POOLED_BYTES_MIN = 1 << 16
-"""Snapshots of at least this size are sent without a copy, and their buffers are reused."""
-
-
 CURRENT = ""
 """The array name that stands for the current version."""
 
@@ -118,7 +114,7 @@ class HubModel:
         self._handle_next = 0
         self._pool = BufferPool(spec.nbytes)
         self._mixer = Mixer(policy, spec)
-        vector = self._empty_vector()
+        vector = self._pool.take_vector()
         vector[:] = initial
         self.current = Snapshot(number, vector)
         self._kept = self._kept_last = self.current if policy.monitor.rolls_back else None
@@ -186,7 +182,7 @@ class HubModel:
         """
         if fold.number != self.current.number + 1:
             raise ValueError(f"fold {fold.number} does not follow version {self.current.number}")
-        current, target = self.current.vector, self._empty_vector()
+        current, target = self.current.vector, self._pool.take_vector()
         trained = self.spec.trained_length
         factor, used = leading_factor(self.optimizer, fold.plan)
         rest, plan = self.optimizer[used:], fold.plan[used:]
@@ -291,7 +287,7 @@ class HubModel:
 
     def _read(self, name: str, parameters: Mapping[str, Array], arrays: Mapping[str, Array]) -> Vector:
         """Return a copy of a version."""
-        vector = self._empty_vector()
+        vector = self._pool.take_vector()
         if name == CURRENT:
             for parameter, view in self.spec.views(vector).items():
                 view[...] = take_values(parameters, parameter, view.shape)
@@ -358,9 +354,3 @@ class HubModel:
         np.add(step, rest, out=step)
         if isinstance(self._combine, CentredClipCombiner) and factor * weight:
             self._combine.move(centre, np.multiply(step, np.float32(-1.0 / (factor * weight)), out=rest))
-
-    def _empty_vector(self) -> Vector:
-        """Return a vector with arbitrary contents, to be written to."""
-        if self.spec.nbytes < POOLED_BYTES_MIN:
-            return np.empty(self.spec.length, np.float32)
-        return self._pool.take().view(np.float32)

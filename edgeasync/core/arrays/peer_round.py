@@ -8,7 +8,7 @@ from edgeasync.core.arrays.delta_chain import is_finite
 from edgeasync.core.arrays.squares import square_sum_of
 from edgeasync.errors import ProtocolError
 from edgeasync.parameters import CHUNK, Parameter, ParameterSpec, Vector
-from edgeasync.protocol.codecs import VectorCodec, VectorSource, find_codec, make_codec
+from edgeasync.protocol.codecs import VectorCodec, VectorSource, chunks, copy_range, find_codec, make_codec
 from edgeasync.protocol.wire import Buffer
 
 EMPTY = b"\0"
@@ -64,9 +64,7 @@ class PeerRound:
         if not is_finite(decoded):
             raise NotFiniteError(f"the sum of the members' models is too large for {codec.name}")
         if source == "mean":
-            for start in range(0, values.size, CHUNK):
-                chunk = values[start : start + CHUNK]
-                chunk[:] = decoded.read(start, start + chunk.size, np.empty_like(chunk))
+            copy_range(values, decoded)
         return payload
 
     def decode(self, payload: Buffer, segment: int, way: str) -> tuple[float, float] | None:
@@ -82,11 +80,9 @@ class PeerRound:
             source = find_codec(self._codec, len(payload), _spec_of(values.size)).open(payload)
         except ProtocolError:
             return None
-        scratch = np.empty(min(CHUNK, values.size), np.float32)
         norms = 0.0, 0.0
-        for start in range(0, values.size, CHUNK):
-            chunk = values[start : start + CHUNK]
-            decoded = source.read(start, start + chunk.size, scratch)
+        for start, decoded in chunks(source, values.size):
+            chunk = values[start : start + decoded.size]
             if not np.isfinite(decoded).all():
                 return None
             trained, statistics = _norms(decoded, self._trained_length - where.start - start)

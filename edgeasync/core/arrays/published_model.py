@@ -15,21 +15,21 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from edgeasync.core.arrays.buffers import BufferPool
+from edgeasync.core.arrays.buffers import POOLED_BYTES_MIN, BufferPool
 from edgeasync.core.arrays.delta_chain import Difference, follow, is_finite
-from edgeasync.core.arrays.hub_model import POOLED_BYTES_MIN, HubModel, Snapshot
+from edgeasync.core.arrays.hub_model import HubModel, Snapshot
 from edgeasync.core.arrays.off_chain_models import Coarse, OffChainModel, OffChainModels
 from edgeasync.core.arrays.state_codec import Array, take_payload, take_values
 from edgeasync.core.hub.codec_agreement import COARSE
 from edgeasync.core.hub.settings import CodecSettings
 from edgeasync.errors import StorageError
-from edgeasync.parameters import ParameterSpec, Vector
+from edgeasync.parameters import ParameterSpec
 from edgeasync.protocol import wire
 from edgeasync.protocol.codecs import ELEMENTWISE, VectorSource, make_codec
 from edgeasync.protocol.messages import DELTAS_MAX, Deltas
 
 _Living = weakref.WeakValueDictionary[int, npt.NDArray[Any]]
-"""Arrays, by `id`, that something still refers to, views and slices included."""
+"""Arrays, by `id`, that something still refers to."""
 
 
 class PublishedPayload(msgspec.Struct, frozen=True, gc=False):
@@ -54,6 +54,50 @@ class PublisherState(msgspec.Struct):
     steps: list[int]
 
 
+class MadeOffers(msgspec.Struct):
+    """Payloads coded from one published version, for all devices or for one; dropped with that version.
+
+    `differences` are by the version that they begin at, and `joined` holds those of the chain in one buffer.
+    `led_on` has what single devices are sent beside the chain, `coarse` the coarse whole model, if it will do.
+    """
+
+    differences: dict[int, PublishedPayload] = {}
+    joined: memoryview | None = None
+    led_on: dict[Hashable, tuple[OffChainModel, tuple[PublishedPayload, Coarse]]] = {}
+    coarse: tuple[PublishedPayload, Coarse] | None = None
+    is_coarse_made: bool = False
+
+
+class SentPayloads:
+    """The large payloads that are still being sent: their arrays are counted until nothing refers to them.
+
+    Views and slices of an array are counted with it; `bytes` cannot be tracked, and are not counted.
+    """
+
+    def __init__(self) -> None:
+        self._current: _Living = weakref.WeakValueDictionary()
+        self._outdated: _Living = weakref.WeakValueDictionary()
+
+    @property
+    def outdated(self) -> int:
+        """How many are those of an earlier publication."""
+        return len(self._outdated)
+
+    def watch(self, payload: wire.Buffer, *, outdated: bool = False) -> None:
+        """Count a payload of what is published now, or of what was."""
+        if isinstance(payload, memoryview) and len(payload) >= POOLED_BYTES_MIN:
+            array = payload.obj
+            assert isinstance(array, np.ndarray)
+            among = self._outdated if outdated else self._current
+            among[id(array)] = array
+
+    def outdate(self) -> None:
+        """Count all that is still being sent as that of an earlier publication."""
+        if self._current:
+            self._outdated.update(self._current)
+            self._current.clear()
+
+
 class Publisher:
     """The published model and the last steps of its chain, as long as they take fewer bytes than the whole model.
 
@@ -71,16 +115,10 @@ class Publisher:
         self._checksums: dict[int, int] = {}  # of the chain's versions; not of those before the last start
         self._off_chain = OffChainModels(spec)
         self._fitting = (-1, "", False)
-        # Made from the version published now, and dropped with it:
-        self._offers: dict[int, PublishedPayload] = {}
-        self._led_on: dict[Hashable, tuple[OffChainModel, tuple[PublishedPayload, Coarse]]] = {}
-        self._coarse: tuple[PublishedPayload, Coarse] | None = None
-        self._is_coarse_made = False
-        self._joined: memoryview | None = None
-        self._offered = -1  # the number of that version, without a chain
-        # Memory that is counted until it is freed:
+        self._made = MadeOffers()
+        self._offered = -1  # the number of the version offered last, without a chain
         self._pool = BufferPool(spec.nbytes)
-        self._given, self._outdated = _Living(), _Living()
+        self._sent = SentPayloads()
         if self._delta is not None:
             self.publish()
 
@@ -92,14 +130,14 @@ class Publisher:
     @property
     def outdated_alive(self) -> int:
         """How many payloads of earlier publications, of 64 KiB or more, are still being sent."""
-        return max(0, self._pool.in_use - 1) + len(self._outdated)
+        return max(0, self._pool.in_use - 1) + self._sent.outdated
 
     def publish(self, *, whole: bool = False) -> None:
         """Move the published model to the current version; with `whole`, by no difference but as a whole model."""
         assert self._delta is not None
         self._withdraw_offers()
         current, base, trained = self._model.current, self._published, self._spec.trained_length
-        vector = self._empty_vector()
+        vector = self._pool.take_vector()
         if whole or base is None:
             vector[:] = current.vector
             self._codec.round_in_place(vector[:trained])
@@ -152,11 +190,11 @@ class Publisher:
             fits = self._fits(published, codec)
             if self._offered != published.number:
                 self._offered = published.number
-                self._outdate_given()
+                self._sent.outdate()
         used = make_codec(codec if fits else "identity", self._spec)
         payload, checksum = published.payload(used)
         if used.name != "identity":  # whose payload is a view of the vector itself
-            _watch(payload, self._given)
+            self._sent.watch(payload)
         return PublishedPayload(payload, checksum, used.name)
 
     def code(self, snapshot: Snapshot, codec: str) -> None:
@@ -192,7 +230,7 @@ class Publisher:
         values = take_values(arrays, "published", (self._spec.length,))
         steps = [(number, take_payload(arrays, f"chain/{number}")) for number in state.steps]
         self._withdraw_offers()
-        vector = self._empty_vector()
+        vector = self._pool.take_vector()
         vector[:] = values
         self._published = Snapshot(state.number, vector)
         self._codec = make_codec(state.codec, self._spec)
@@ -209,8 +247,10 @@ class Publisher:
         if not self._may_be_off_chain(owner, off_chain):
             return False
         if off_chain is None:
-            return not self._is_coarse_made
-        return off_chain.number != self.published.number and off_chain is not self._led_on.get(owner, (None,))[0]
+            return not self._made.is_coarse_made
+        return (
+            off_chain.number != self.published.number and off_chain is not self._made.led_on.get(owner, (None,))[0]
+        )
 
     def prepare(self, base: int | None, held: int | None, owner: Hashable) -> None:
         """Code the offer for a device whose offer `needs_coding`; runs in the background."""
@@ -234,7 +274,7 @@ class Publisher:
         if made is None:
             return None
         offer, coded = made
-        _watch(offer.payload, self._given)
+        self._sent.watch(offer.payload)
         if coded.checksum == self._checksum:
             self._off_chain.drop(owner)  # nothing was dropped
         else:
@@ -244,14 +284,14 @@ class Publisher:
     def _lead_on(self, owner: Hashable, off_chain: OffChainModel) -> tuple[PublishedPayload, Coarse] | None:
         """Return the difference for a device, which is coded once."""
         assert self._delta is not None
-        before, made = self._led_on.get(owner, (None, None))
+        before, made = self._made.led_on.get(owner, (None, None))
         if before is not off_chain or made is None:
             coded = self._off_chain.lead_on(off_chain, self.published, self._delta, self._codec)
             if coded is None:
                 return None
             deltas = Deltas(off_chain.number, (len(coded.payload),), coded.checksum, self._codec.name)
             made = self._offer_of(coded.payload, deltas), coded
-            self._led_on[owner] = off_chain, made
+            self._made.led_on[owner] = off_chain, made
         return made
 
     def _offer_of(self, payload: wire.Buffer, deltas: Deltas) -> PublishedPayload:
@@ -260,12 +300,12 @@ class Publisher:
 
     def _make_coarse(self, published: Snapshot) -> tuple[PublishedPayload, Coarse] | None:
         """Return the coarse whole model, which is coded once for all devices."""
-        if not self._is_coarse_made:
-            self._is_coarse_made = True
+        if not self._made.is_coarse_made:
+            self._made.is_coarse_made = True
             coded = self._off_chain.code_whole(published, make_codec(COARSE, self._spec))
             if coded is not None:
-                self._coarse = PublishedPayload(coded.payload, wire.checksum(coded.payload), COARSE), coded
-        return self._coarse
+                self._made.coarse = PublishedPayload(coded.payload, wire.checksum(coded.payload), COARSE), coded
+        return self._made.coarse
 
     @property
     def _coarse_bytes(self) -> int:
@@ -276,23 +316,23 @@ class Publisher:
         """Return the steps from a version to the published one, if the chain still has them and it is held."""
         if self._delta is None or (held is not None and self._checksums.get(base, held) != held):
             return None
-        if base in self._offers:
-            return self._offers[base]
+        if base in self._made.differences:
+            return self._made.differences[base]
         if base != self.published.number and all(number != base for number, _ in self._steps):
             return None
         steps = [step for number, step in self._steps if number >= base]
         deltas = Deltas(base, tuple([len(step) for step in steps]), self._checksum, self._codec.name)
-        offer = self._offers[base] = self._offer_of(self._join(steps), deltas)
+        offer = self._made.differences[base] = self._offer_of(self._join(steps), deltas)
         return offer
 
     def _join(self, newest: list[wire.Buffer]) -> wire.Buffer:
         """Return the newest steps as one payload: all devices receive parts of one buffer."""
         if len(newest) <= 1:
             return newest[0] if newest else b""
-        if self._joined is None:
-            self._joined = np.concatenate([np.frombuffer(step, np.uint8) for _, step in self._steps]).data
-            _watch(self._joined, self._given)
-        return self._joined[-sum(len(step) for step in newest) :]
+        if self._made.joined is None:
+            self._made.joined = np.concatenate([np.frombuffer(step, np.uint8) for _, step in self._steps]).data
+            self._sent.watch(self._made.joined)
+        return self._made.joined[-sum(len(step) for step in newest) :]
 
     def _trim_steps(self, nbytes: int) -> None:
         """Drop the oldest steps until those left take less than `nbytes` bytes, and one message can list them."""
@@ -300,31 +340,9 @@ class Publisher:
         while self._steps and (total >= nbytes or len(self._steps) > DELTAS_MAX):
             _, step = self._steps.popleft()
             total -= len(step)
-            _watch(step, self._outdated)
+            self._sent.watch(step, outdated=True)
 
     def _withdraw_offers(self) -> None:
         """Drop the offers of the version published so far; its payloads still being sent are outdated now."""
-        self._outdate_given()
-        self._offers.clear()
-        self._led_on.clear()
-        self._coarse, self._is_coarse_made = None, False
-        self._joined = None
-
-    def _outdate_given(self) -> None:
-        """Count the payloads that are still being sent as those of an earlier publication."""
-        if self._given:
-            self._outdated.update(self._given)
-            self._given.clear()
-
-    def _empty_vector(self) -> Vector:
-        if self._spec.nbytes < POOLED_BYTES_MIN:
-            return np.empty(self._spec.length, np.float32)
-        return self._pool.take().view(np.float32)
-
-
-def _watch(payload: wire.Buffer, among: _Living) -> None:
-    """Track the array of a large payload until it is freed; `bytes` cannot be tracked, and are not counted."""
-    if isinstance(payload, memoryview) and len(payload) >= POOLED_BYTES_MIN:
-        array = payload.obj
-        assert isinstance(array, np.ndarray)
-        among[id(array)] = array
+        self._sent.outdate()
+        self._made = MadeOffers()

@@ -5,6 +5,11 @@ import msgspec
 from edgeasync.core.device.effects import DeviceReport
 from edgeasync.protocol.messages import Ack, Duplicate, Outcome, Rejected
 
+DIVERGED = "training diverged, and the hub refused the update: scale the data, or lower the learning rate"
+PREEMPTED = "this device's model was far worse than the others': it drops it, and starts over from the hub's"
+QUARANTINED = "an operator of the hub has excluded this device: it trains on, and its updates do not count"
+RELEASED = "the updates of this device count again"
+
 
 class AnswerReports:
     """Reports every answer, and once each that training diverges, starts over, is in quarantine, and is not."""
@@ -13,41 +18,23 @@ class AnswerReports:
         self._diverged = self._in_quarantine = self._preempted = False
 
     def reports(self, ack: Ack) -> list[DeviceReport]:
-        """Return the reports of an answer."""
-        answered = DeviceReport("answered", describe(ack.outcome))
-        return [
-            answered,
-            *self._divergence(ack.outcome),
-            *self._preemption(ack.outcome),
-            *self._quarantine(ack.outcome),
-        ]
-
-    def _preemption(self, outcome: Outcome) -> list[DeviceReport]:
-        """Warn when the device starts over, and again only after another outcome."""
-        preempted = is_preempted(outcome)
-        begun, self._preempted = preempted and not self._preempted, preempted
-        sentence = (
-            "this device's model was far worse than the others': it drops it, and starts over from the hub's"
-        )
-        return [DeviceReport("warning", sentence)] if begun else []
-
-    def _divergence(self, outcome: Outcome) -> list[DeviceReport]:
-        """Warn of the first update that was not finite, and again only after another outcome."""
-        diverged = _is(outcome, "not_finite")
-        begun, self._diverged = diverged and not self._diverged, diverged
-        sentence = "training diverged, and the hub refused the update: scale the data, or lower the learning rate"
-        return [DeviceReport("warning", sentence)] if begun else []
-
-    def _quarantine(self, outcome: Outcome) -> list[DeviceReport]:
-        """Report when an operator has excluded this device, and when its updates count again."""
+        """Return the reports of an answer; what the one before said, too, is not repeated."""
+        outcome = ack.outcome
         first = outcome.first if isinstance(outcome, Duplicate) else outcome
-        before, self._in_quarantine = self._in_quarantine, _is(first, "quarantined")
-        if self._in_quarantine == before:
-            return []
-        if before:
-            return [DeviceReport("released", "the updates of this device count again")]
-        detail = "an operator of the hub has excluded this device: it trains on, and its updates do not count"
-        return [DeviceReport("quarantined", detail)]
+        before = self._diverged, self._preempted, self._in_quarantine
+        self._diverged = _is(outcome, "not_finite")
+        self._preempted, self._in_quarantine = is_preempted(outcome), _is(first, "quarantined")
+        diverged, preempted, in_quarantine = before
+        found = [DeviceReport("answered", describe(outcome))]
+        if self._diverged and not diverged:
+            found.append(DeviceReport("warning", DIVERGED))
+        if self._preempted and not preempted:
+            found.append(DeviceReport("warning", PREEMPTED))
+        if self._in_quarantine and not in_quarantine:
+            found.append(DeviceReport("quarantined", QUARANTINED))
+        elif in_quarantine and not self._in_quarantine:
+            found.append(DeviceReport("released", RELEASED))
+        return found
 
 
 def is_preempted(outcome: Outcome) -> bool:

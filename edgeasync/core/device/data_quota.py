@@ -131,6 +131,32 @@ class DataQuota:
             self.record_at_s = now_s
 
 
+class ExchangeCost:
+    """What the next exchange takes of a day's bytes, by the payloads of those before. Part of `WorkCycle`."""
+
+    def __init__(self, data_quota: DataQuota) -> None:
+        self.needs_bytes = 0
+        """What the day's bytes do not bear, until the hub is left."""
+        self.model_bytes: int | None = None
+        self.update_bytes: int | None = None
+        """The payloads of the last whole model and the last update."""
+        self._data_quota = data_quota
+
+    def bears(self, payload_bytes: int, now_s: float) -> bool:
+        """Whether the day's bytes bear these payloads; if not, note that, and the hub will be left."""
+        borne = self._data_quota.bears(payload_bytes, now_s)
+        self.needs_bytes = 0 if borne else needed_bytes(payload_bytes)
+        return borne
+
+    def of_update(self, raw_bytes: int) -> int:
+        """Return the bytes of the next update; `raw_bytes` is a model as float32, of which codecs make less."""
+        return self.update_bytes or raw_bytes
+
+    def of_exchange(self, raw_bytes: int) -> int:
+        """Return the bytes of a model and its update."""
+        return (self.model_bytes or raw_bytes) + self.of_update(raw_bytes)
+
+
 def needed_bytes(payload_bytes: int) -> int:
     """Return what must be left of a day before payloads of these bytes may move."""
     return payload_bytes + payload_bytes // HEADERS_SHARE + SPARE_BYTES

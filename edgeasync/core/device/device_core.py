@@ -10,40 +10,17 @@ import math
 from random import Random
 from typing import Literal
 
-import msgspec
-
+from edgeasync.core.device import effects, events
 from edgeasync.core.device.bounds import clamp_retry, clamp_times
 from edgeasync.core.device.data_quota import SPARE_BYTES, DataQuota
-from edgeasync.core.device.effects import (
-    FINISHED,
-    CloseConnection,
-    Connect,
-    DeviceEffect,
-    DeviceReport,
-    EndAgent,
-    SendToHub,
-    SetPace,
-)
-from edgeasync.core.device.events import (
-    Connected,
-    DaySpent,
-    DeviceEvent,
-    DeviceReceived,
-    DeviceReceivedMalformed,
-    DeviceStopRequested,
-    Disconnected,
-    PauseRequested,
-    ResumeRequested,
-    Sensed,
-    TransferMoved,
-)
+from edgeasync.core.device.effects import DeviceEffect
+from edgeasync.core.device.handshake import DeviceHandshake, Greeting, refuse_welcome
 from edgeasync.core.device.hub_rotation import HubRotation
 from edgeasync.core.device.limits import DeviceLimits
 from edgeasync.core.device.throttle import Throttle, ThrottleReadings, ThrottleSection
 from edgeasync.core.device.unexpected import UnexpectedEvents
-from edgeasync.core.device.work_cycle import WorkCycle, refuse_graph
+from edgeasync.core.device.work_cycle import WorkCycle
 from edgeasync.errors import AccessError, ModelMismatchError, RefusedError
-from edgeasync.parameters import PARAMETERS_MAX
 from edgeasync.protocol.messages import (
     Ack,
     Assignment,
@@ -56,26 +33,10 @@ from edgeasync.protocol.messages import (
     Refuse,
     Welcome,
 )
-from edgeasync.protocol.transfers import PIECE_BYTES_MIN
 from edgeasync.states import Table, check_move
-
-CONNECT_S = 3.0
-"""How long a new connection may take to reach the hub's machine."""
-
-WELCOME_S = 3.0
-"""The least time that the hub has to welcome the device after that."""
-
-WELCOME_ROUND_TRIPS = 8
-"""A hub on a slow link has this number of round trips: greetings and welcome take four, with keys six."""
-
-UNREACHABLE_EVERY_S = 60.0
-"""The least time between two reports that no hub can be reached."""
 
 ROUND_TRIP_MAX_S = 3600.0
 """A longer round trip is ignored as wrong."""
-
-DUPLICATE_REFUSALS_MAX = 3
-"""Refusals as a duplicate device, each after the lease it names, before the device gives up."""
 
 LinkState = Literal["offline", "handshake", "joined", "over"]
 
@@ -117,28 +78,21 @@ class DeviceCore:
         self.data_quota = DataQuota(limits.bytes_per_day_max)
         """The device's own limit of a day's bytes; who sends and receives counts there."""
         self.throttle = Throttle(throttle)
-        self._unexpected = UnexpectedEvents()
-        self.unexpected = self._unexpected.counts
-        self.work = WorkCycle(limits, self.data_quota, random, self._unexpected, trains_at_rest=trains_at_rest)
-        self.device_id = hello.device_id
+        self.unexpected = UnexpectedEvents()
+        self.work = WorkCycle(limits, self.data_quota, random, self.unexpected, trains_at_rest=trains_at_rest)
         self.welcome: Welcome | None = None
+        self.handshake = DeviceHandshake(0.0)
         self.round_trip_s: float | None = None
-        self.answered = False
-        """Whether a hub has sent anything on this connection or, while there is none, on the last one."""
-        own = {"local_steps_max": limits.local_steps_max or 0, "delay_steps": limits.delay_steps or 0}
-        self._own_hello = msgspec.structs.replace(hello, profile=msgspec.structs.replace(hello.profile, **own))
+        self._greeting = Greeting(hello, limits)
         self._random = random
         self._rotation = HubRotation(hubs, random)
-        self._duplicate_refusals = 0
         self._paused = False
-        self._unreadable = ""
-        """Why the answer to this connection's hello could not be read."""
-        self._begun_s = self._link_at_s = self._ping_at_s = self._heard_s = self._tell_at_s = 0.0
+        self._connect_at_s = self._ping_at_s = self._heard_s = 0.0
 
     @property
     def random_seed(self) -> int:
         """The seed of a codec's randomness: the same for the same incarnation of the same state."""
-        return int.from_bytes(self._own_hello.state_id) + self._own_hello.incarnation
+        return int.from_bytes(self._greeting.own.state_id) + self._greeting.own.incarnation
 
     @property
     def hub(self) -> int:
@@ -162,8 +116,10 @@ class DeviceCore:
         """Return when `tick` is next due; `None` once the device has finished."""
         if self.link == "over":
             return None
-        if self.link != "joined" or self.welcome is None:
-            return self._link_at_s
+        if self.link == "offline":
+            return self._connect_at_s
+        if self.link == "handshake" or self.welcome is None:
+            return self.handshake.ends_s
         return min(self._ping_at_s, self._heard_s + self.welcome.lease_s, self.work.next_deadline_s())
 
     def begin(self, now_s: float) -> list[DeviceEffect]:
@@ -176,21 +132,21 @@ class DeviceCore:
         """Do what is due: connect again, ping, or repeat a message that was not answered."""
         if self.link == "over":
             return []
-        if self.link != "joined" or self.welcome is None:
-            if now_s < self._link_at_s:
+        if self.link == "offline":
+            return self._begin_handshake(now_s) if now_s >= self._connect_at_s else []
+        if self.link == "handshake" or self.welcome is None:
+            if now_s < self.handshake.ends_s:
                 return []
-            if self.link == "offline":
-                return self._begin_handshake(now_s)
             return self._give_up_handshake(now_s, "no hub answers yet; trying until one does")
         if now_s >= self._heard_s + self.welcome.lease_s:
             return self._go_offline(now_s, f"the hub was silent for {now_s - self._heard_s:.0f} s")
         if self.data_quota.is_spent(now_s):
             return self._rest_until_tomorrow(now_s)
-        effects: list[DeviceEffect] = []
+        decided: list[DeviceEffect] = []
         if now_s >= self._ping_at_s:
             self._ping_at_s = now_s + self.welcome.heartbeat_s
-            effects.append(SendToHub(self._ping(self.welcome, now_s, steps_total)))
-        return self._conclude(effects + self.work.tick(now_s), now_s)
+            decided.append(effects.SendToHub(self._ping(self.welcome, now_s, steps_total)))
+        return self._conclude(decided + self.work.tick(now_s), now_s)
 
     def _ping(self, welcome: Welcome, now_s: float, steps_total: int) -> Ping:
         pace = self.throttle.pace
@@ -206,32 +162,32 @@ class DeviceCore:
 
     # -- events ----------------------------------------------------------------------------------------------
 
-    def handle(self, event: DeviceEvent, now_s: float) -> list[DeviceEffect]:
+    def handle(self, event: events.DeviceEvent, now_s: float) -> list[DeviceEffect]:
         """Handle one event; return the effects to carry out in order."""
         if self.link == "over":
-            return self._unexpected.ignore(f"{type(event).__name__} after the end", normal=True)
+            return self.unexpected.ignore(f"{type(event).__name__} after the end", normal=True)
         match event:
-            case DeviceReceived():
-                self.answered, self._heard_s = True, now_s
-                effects = self._received(event.message, now_s)
-            case DeviceReceivedMalformed():
-                effects = self._malformed(event.reason)
-            case TransferMoved():
+            case events.DeviceReceived():
+                self.handshake.answered, self._heard_s = True, now_s
+                decided = self._received(event.message, now_s)
+            case events.DeviceReceivedMalformed():
+                decided = self._malformed(event.reason)
+            case events.TransferMoved():
                 self._heard_s = now_s
-                effects = self.work.transfer_moved(now_s)
-            case Connected():
-                effects = self._connected(now_s)
-            case Disconnected():
-                effects = self._disconnected(now_s)
-            case DaySpent():
-                effects = self._rest_until_tomorrow(now_s)
-            case Sensed():
-                effects = self._sensed(event.readings, now_s)
-            case PauseRequested() | ResumeRequested() | DeviceStopRequested():
-                effects = self._asked(event, now_s)
+                decided = self.work.transfer_moved(now_s)
+            case events.Connected():
+                decided = self._connected(now_s)
+            case events.Disconnected():
+                decided = self._disconnected(now_s)
+            case events.DaySpent():
+                decided = self._rest_until_tomorrow(now_s)
+            case events.Sensed():
+                decided = self._sensed(event.readings, now_s)
+            case events.PauseRequested() | events.ResumeRequested() | events.DeviceStopRequested():
+                decided = self._asked(event, now_s)
             case _:
-                effects = self.work.handle(event, now_s)
-        return self._conclude(effects, now_s)
+                decided = self.work.handle(event, now_s)
+        return self._conclude(decided, now_s)
 
     def _received(self, message: Message, now_s: float) -> list[DeviceEffect]:
         match message:
@@ -241,7 +197,7 @@ class DeviceCore:
                 return self._refused(message, now_s)
             case Goodbye() if self.link == "joined":
                 if message.reason == "finished":
-                    return [EndAgent(FINISHED)]
+                    return [effects.EndAgent(effects.FINISHED)]
                 return self._go_offline(now_s, "the hub is stopping")
             case Pong() if self.link == "joined":
                 self._measure(now_s - message.sent_s)
@@ -252,12 +208,12 @@ class DeviceCore:
                 return self.work.assigned(message, now_s)
             case GraphHeader() if self.link == "joined":
                 return self.work.graph_offered(message, now_s)
-        return self._unexpected.ignore(f"{type(message).__name__} while {self.link}")
+        return self.unexpected.ignore(f"{type(message).__name__} while {self.link}")
 
     def _malformed(self, reason: str) -> list[DeviceEffect]:
         if self.link == "joined":
-            return [DeviceReport("warning", f"from the hub: {reason}")]
-        self._unreadable = reason  # perhaps not a hub: `_give_up_handshake` reports that, once a minute
+            return [effects.DeviceReport("warning", f"from the hub: {reason}")]
+        self.handshake.unreadable = reason  # perhaps not a hub: `_give_up_handshake` reports that, once a minute
         return []
 
     def _measure(self, round_trip_s: float) -> None:
@@ -265,20 +221,20 @@ class DeviceCore:
             self.round_trip_s = round_trip_s
 
     def _asked(
-        self, event: PauseRequested | ResumeRequested | DeviceStopRequested, now_s: float
+        self, event: events.PauseRequested | events.ResumeRequested | events.DeviceStopRequested, now_s: float
     ) -> list[DeviceEffect]:
         """Do what the person at the device wants."""
         match event:
-            case PauseRequested():
+            case events.PauseRequested():
                 return self._pause(event, now_s)
-            case ResumeRequested() if self._paused:
+            case events.ResumeRequested() if self._paused:
                 self._paused = False
-                self.work.resume()
+                self.work.overlap.pause = None
                 self._heard_s = now_s  # the pause was no silence of the hub
                 return self._begin_handshake(now_s)
-            case DeviceStopRequested():
-                return [*self._goodbye(), EndAgent("stopped")]
-        return self._unexpected.ignore("ResumeRequested without a pause", normal=True)
+            case events.DeviceStopRequested():
+                return [*self._goodbye(), effects.EndAgent("stopped")]
+        return self.unexpected.ignore("ResumeRequested without a pause", normal=True)
 
     def _sensed(self, readings: ThrottleReadings, now_s: float) -> list[DeviceEffect]:
         """Train at the pace that the sensors allow; tell a new one to the hub at once, and to people."""
@@ -288,25 +244,25 @@ class DeviceCore:
         if self.link == "joined":
             self._ping_at_s = now_s
         if not pace.share:
-            told = DeviceReport("paused", pace.reason)
+            told = effects.DeviceReport("paused", pace.reason)
         elif pace.reason:
-            told = DeviceReport("slowed", f"to {pace.share:.0%} of the time: {pace.reason}")
+            told = effects.DeviceReport("slowed", f"to {pace.share:.0%} of the time: {pace.reason}")
         else:
-            told = DeviceReport("full_pace")
-        return [SetPace(pace), told]
+            told = effects.DeviceReport("full_pace")
+        return [effects.SetPace(pace), told]
 
     def _goodbye(self, reason: Literal["stopping", "paused"] = "stopping") -> list[DeviceEffect]:
         if self.link != "joined" or self.welcome is None:
             return []
-        return [SendToHub(Goodbye(reason, self.welcome.session))]
+        return [effects.SendToHub(Goodbye(reason, self.welcome.session))]
 
-    def _conclude(self, effects: list[DeviceEffect], now_s: float) -> list[DeviceEffect]:
+    def _conclude(self, decided: list[DeviceEffect], now_s: float) -> list[DeviceEffect]:
         """End the link if an effect ends the agent, or rest if the day does not bear more; return all effects."""
-        if any(isinstance(effect, EndAgent) for effect in effects):
+        if any(isinstance(effect, effects.EndAgent) for effect in decided):
             self._move_link("over")
-        elif self.link == "joined" and self.work.needs_bytes:
-            effects = effects + self._rest_until_tomorrow(now_s)
-        return effects
+        elif self.link == "joined" and self.work.cost.needs_bytes:
+            decided = decided + self._rest_until_tomorrow(now_s)
+        return decided
 
     # -- the handshake ---------------------------------------------------------------------------------------
 
@@ -314,78 +270,39 @@ class DeviceCore:
         if not self.data_quota.bears(0, now_s):
             return self._rest_until_tomorrow(now_s)
         self._move_link("handshake")
-        self._begun_s, self._link_at_s = now_s, now_s + CONNECT_S
-        self.answered, self._unreadable = False, ""
-        return [Connect(), SendToHub(self._hello(now_s))]
+        self.handshake = DeviceHandshake(now_s)
+        hello = self._greeting.hello(self.welcome, self.work.pending.claim(), self.data_quota, now_s)
+        return [effects.Connect(), effects.SendToHub(hello)]
 
     def _connected(self, now_s: float) -> list[DeviceEffect]:
         if self.link != "handshake":
-            return self._unexpected.ignore(f"Connected while {self.link}", normal=True)
-        round_trip_s = now_s - self._begun_s
-        self._link_at_s = now_s + max(WELCOME_S, WELCOME_ROUND_TRIPS * round_trip_s)
+            return self.unexpected.ignore(f"Connected while {self.link}", normal=True)
+        self.handshake.connected(now_s)
         return []
 
-    def _hello(self, now_s: float) -> Hello:
-        hello = msgspec.structs.replace(
-            self._own_hello,
-            session=None if self.welcome is None else self.welcome.session,
-            seq_answered=self.work.pending.claim(),
-        )
-        if (left_bytes := self.data_quota.left_bytes(now_s)) is None:
-            return hello
-        profile = msgspec.structs.replace(
-            hello.profile,
-            bytes_per_day_max=self.data_quota.bytes_per_day_max,
-            day_left_bytes=left_bytes,
-            day_remaining_s=self.data_quota.ends_s(now_s) - now_s,
-        )
-        # The day keeps this much for a model that the hub sends unasked.
-        return msgspec.structs.replace(hello, profile=profile, piece_bytes_max=PIECE_BYTES_MIN)
-
     def _welcomed(self, welcome: Welcome, now_s: float) -> list[DeviceEffect]:
-        """Join the hub that answered the hello; end the agent if it cannot train what this hub offers.
-
-        Waiting would not fix another model than before, or a graph that is too large.
-        """
+        """Join the hub that answered the hello; end the agent if it cannot train what this hub offers."""
         if self.link != "handshake":
-            return self._unexpected.ignore(f"Welcome while {self.link}")
-        before = self.welcome
-        if before is not None and (before.spec, before.graph) != (welcome.spec, welcome.graph):
-            sentence = "the hub now trains another model than before; start the agent again"
-            return [EndAgent("model mismatch", ModelMismatchError(sentence))]
-        parameters_max = self.limits.parameters_max or PARAMETERS_MAX
-        if welcome.spec.length > parameters_max:
-            sentence = (
-                f"the hub's model has {welcome.spec.length} values, more than this device takes "
-                f"({parameters_max}); raise [limits] parameters_max if it has the memory for four such arrays"
-            )
-            return [EndAgent("model mismatch", ModelMismatchError(sentence))]
-        graph_bytes_max = self.limits.graph_bytes_max
-        if welcome.graph is not None and not 0 < welcome.graph_bytes <= graph_bytes_max:
-            return refuse_graph(
-                f"the hub's graph has {welcome.graph_bytes} bytes, over this device's {graph_bytes_max}; "
-                "raise [limits] graph_bytes_max if you trust the hub"
-            )
+            return self.unexpected.ignore(f"Welcome while {self.link}")
+        if (end := refuse_welcome(welcome, self.welcome, self.limits)) is not None:
+            return [end]
         self._move_link("joined")
         self.welcome = welcome = clamp_times(welcome)
-        self._duplicate_refusals = 0
         self._rotation.welcomed()
-        self._unexpected.welcomed()
-        self._tell_at_s = 0.0
+        self.unexpected.welcomed()
         first_s = welcome.heartbeat_s * self._random.uniform(0.5, 1.0)
         self._ping_at_s = now_s + (0.0 if self.throttle.pace.share < 1.0 else first_s)
-        effects: list[DeviceEffect] = [DeviceReport("joined", f"as {self.device_id}")]
+        decided: list[DeviceEffect] = [effects.DeviceReport("joined", f"as {self._greeting.own.device_id}")]
         if warning := self.data_quota.warning(welcome.heartbeat_s):
-            effects.append(DeviceReport("warning", warning))
-        return effects + self.work.welcomed(welcome, now_s)
+            decided.append(effects.DeviceReport("warning", warning))
+        return decided + self.work.welcomed(welcome, now_s)
 
     def _give_up_handshake(self, now_s: float, cause: str) -> list[DeviceEffect]:
         """Go offline from a handshake without a welcome; report silence, but at most once a minute."""
-        effects = self._go_offline(now_s, cause)
-        if not self.answered and now_s >= self._tell_at_s and self._rotation.all_failed:
-            self._tell_at_s = now_s + UNREACHABLE_EVERY_S
-            effects.append(DeviceReport("unreachable", self._unreadable, since_s=self._heard_s))
-        return effects
+        decided = self._go_offline(now_s, cause)
+        if not self.handshake.answered and self._rotation.is_report_due(now_s):
+            decided.append(effects.DeviceReport("unreachable", self.handshake.unreadable, since_s=self._heard_s))
+        return decided
 
     # -- the hub goes ----------------------------------------------------------------------------------------
 
@@ -393,54 +310,54 @@ class DeviceCore:
         if self.link == "handshake":
             return self._give_up_handshake(now_s, "the connection broke")
         if self.link == "offline":
-            return self._unexpected.ignore("Disconnected while offline", normal=True)
+            return self.unexpected.ignore("Disconnected while offline", normal=True)
         return self._go_offline(now_s, "the connection broke")
 
     def _go_offline(
         self, now_s: float, cause: str, retry_after_s: float | None = None, *, stay: bool = False
     ) -> list[DeviceEffect]:
         """Disconnect, and try again later: the next hub if this one did not welcome the device, unless `stay`."""
-        effects: list[DeviceEffect] = [CloseConnection()]
+        decided: list[DeviceEffect] = [effects.CloseConnection()]
         if self.link == "joined":
-            effects.append(DeviceReport("disconnected", cause))
+            decided.append(effects.DeviceReport("disconnected", cause))
         elif self._rotation.is_news:
-            effects.append(DeviceReport("waiting", cause))
+            decided.append(effects.DeviceReport("waiting", cause))
         move_on = self.link == "handshake" and not stay
-        self._link_at_s = self._rotation.fail(now_s, retry_after_s, move_on=move_on)
+        self._connect_at_s = self._rotation.fail(now_s, retry_after_s, move_on=move_on)
         self._move_link("offline")
-        return effects + self.work.cut_off()
+        return decided + self.work.cut_off()
 
     def _rest_until_tomorrow(self, now_s: float) -> list[DeviceEffect]:
         """Leave the hub until the device's own day ends: what is left does not bear what comes next."""
         left_bytes, ends_s = self.data_quota.left_bytes(now_s), self.data_quota.ends_s(now_s)
-        needed_bytes = self.work.needs_bytes or SPARE_BYTES
+        needed_bytes = self.work.cost.needs_bytes or SPARE_BYTES
         told = (
             f"{left_bytes} of the day's {self.data_quota.bytes_per_day_max} bytes are left, and {needed_bytes} "
             f"are needed; resting until the day ends, in {ends_s - now_s:.0f} s"
         )
         if needed_bytes > (self.data_quota.bytes_per_day_max or 0):
             told += ". No day will bear that: raise [limits] bytes_per_day_max"
-        effects = self._leave_until(ends_s)
+        decided = self._leave_until(ends_s)
         self._heard_s = ends_s  # a rest is no silence of the hub
-        return [*effects, DeviceReport("resting", told), *self.work.cut_off()]
+        return [*decided, effects.DeviceReport("resting", told), *self.work.cut_off()]
 
-    def _pause(self, pause: PauseRequested, now_s: float) -> list[DeviceEffect]:
+    def _pause(self, pause: events.PauseRequested, now_s: float) -> list[DeviceEffect]:
         """Leave the hub until the person says otherwise."""
         self._paused = True
-        effects = self._leave_until(math.inf, "paused")
+        decided = self._leave_until(math.inf, "paused")
         self._heard_s = now_s
-        return effects + self.work.pause(training=pause.training)
+        return decided + self.work.pause(training=pause.training)
 
     def _leave_until(
         self, until_s: float, reason: Literal["stopping", "paused"] = "stopping"
     ) -> list[DeviceEffect]:
         """Say goodbye to the hub if there is one, and connect again at this time."""
-        effects = self._goodbye(reason)
+        decided = self._goodbye(reason)
         if self.link != "offline":
-            effects.append(CloseConnection(goodbye=True))
+            decided.append(effects.CloseConnection(goodbye=True))
             self._move_link("offline")
-        self._link_at_s = until_s
-        return effects
+        self._connect_at_s = until_s
+        return decided
 
     def _refused(self, refuse: Refuse, now_s: float) -> list[DeviceEffect]:
         """Try again later if the refusal may pass, and end the agent if it will not."""
@@ -450,28 +367,27 @@ class DeviceCore:
                 return self.work.hub_is_busy(retry_after_s, now_s, rest=refuse.sentence if refuse.rest else None)
             case "unknown_session" | "sequence":
                 if self.link != "joined":
-                    return self._unexpected.ignore(f"Refuse of a session while {self.link}")
+                    return self.unexpected.ignore(f"Refuse of a session while {self.link}")
                 # More such refusals may be in flight on this connection, and would end each new session.
                 return self._go_offline(now_s, refuse.sentence)
             case "malformed":
                 self.work.back_off(now_s)
-                return [DeviceReport("warning", f"the hub could not read a message: {refuse.sentence}")]
-            case "duplicate_device_id" if self._duplicate_refusals < DUPLICATE_REFUSALS_MAX:
-                self._duplicate_refusals += 1
+                return [effects.DeviceReport("warning", f"the hub could not read a message: {refuse.sentence}")]
+            case "duplicate_device_id" if self._rotation.takes_duplicate_refusal():
                 return [
-                    DeviceReport("warning", refuse.sentence),
+                    effects.DeviceReport("warning", refuse.sentence),
                     *self._go_offline(now_s, refuse.sentence, retry_after_s or 0.0, stay=True),
                 ]
             case "hub_full" | "quarantined" if retry_after_s is not None:
                 stay = refuse.code == "quarantined"
                 again = f"{refuse.sentence}; trying again in {retry_after_s:.0f} s"
                 return [
-                    DeviceReport("warning", refuse.sentence),
-                    *([DeviceReport("quarantined", again)] if stay else []),
+                    effects.DeviceReport("warning", refuse.sentence),
+                    *([effects.DeviceReport("quarantined", again)] if stay else []),
                     *self._go_offline(now_s, refuse.sentence, retry_after_s, stay=stay),
                 ]
             case "not_allowed":  # by a connection whose both ends have proved their keys
-                return [EndAgent("keys do not fit", AccessError(refuse.sentence))]
+                return [effects.EndAgent("keys do not fit", AccessError(refuse.sentence))]
             case "model_mismatch":
-                return [EndAgent("model mismatch", ModelMismatchError(refuse.sentence))]
-        return [EndAgent(refuse.code, RefusedError(refuse.sentence))]
+                return [effects.EndAgent("model mismatch", ModelMismatchError(refuse.sentence))]
+        return [effects.EndAgent(refuse.code, RefusedError(refuse.sentence))]

@@ -94,19 +94,14 @@ class Trained(msgspec.Struct, frozen=True, gc=False):
         steps = earlier.local_steps + self.local_steps
         share = self.local_steps / steps
         loss_mean, loss_variance = self._losses_after(earlier, share)
-        return Trained(
+        return msgspec.structs.replace(
+            self,
             local_steps=steps,
             examples=earlier.examples + self.examples,
             loss_mean=loss_mean,
             loss_variance=loss_variance,
             step_s=(1.0 - share) * earlier.step_s + share * self.step_s,
-            score=self.score,
-            codec=self.codec,
-            checksum=self.checksum,
-            payload_bytes=self.payload_bytes,
-            base_loss=self.base_loss,
             metrics=self._metrics_after(earlier),
-            validation_loss=self.validation_loss,
         )
 
     def _metrics_after(self, earlier: "Trained") -> dict[str, float] | None:

@@ -1,9 +1,15 @@
-"""Which hub of its list a device tries next, and when."""
+"""When a device tries again: the next hub of its list, and the message that has no answer."""
 
 from random import Random
 
 BACKOFF_MIN_S = 0.1
 BACKOFF_MAX_S = 3.0
+
+UNREACHABLE_EVERY_S = 60.0
+"""The least time between two reports that no hub can be reached."""
+
+DUPLICATE_REFUSALS_MAX = 3
+"""Refusals as a duplicate device, each after the lease it names, before the device gives up."""
 
 
 class HubRotation:
@@ -20,20 +26,30 @@ class HubRotation:
         self._hubs = hubs
         self._random = random
         self._not_before_s = [0.0] * hubs
+        self._duplicate_refusals = 0
+        self._report_at_s = 0.0
 
     @property
     def is_news(self) -> bool:
         """Whether a failure is this hub's first since the last welcome: later ones need no report."""
         return self.attempts == 0 or 1 < self._hubs >= self.attempts
 
-    @property
-    def all_failed(self) -> bool:
-        """Whether every hub of the list has failed since the last welcome."""
-        return self.attempts >= self._hubs
-
     def welcomed(self) -> None:
         """Reset the back-off."""
-        self.attempts = 0
+        self.attempts = self._duplicate_refusals = 0
+        self._report_at_s = 0.0
+
+    def takes_duplicate_refusal(self) -> bool:
+        """Count a refusal as a duplicate device; return whether to try again."""
+        self._duplicate_refusals += 1
+        return self._duplicate_refusals <= DUPLICATE_REFUSALS_MAX
+
+    def is_report_due(self, now_s: float) -> bool:
+        """Return whether to report that no hub is reached: all have failed since the last welcome, or report."""
+        is_due = self.attempts >= self._hubs and now_s >= self._report_at_s
+        if is_due:
+            self._report_at_s = now_s + UNREACHABLE_EVERY_S
+        return is_due
 
     def fail(self, now_s: float, retry_after_s: float | None, *, move_on: bool) -> float:
         """Return when to try `hub`; with `move_on` first set it to the next of those that may be tried soonest."""
@@ -46,3 +62,35 @@ class HubRotation:
             turns = [(self.hub + turn) % self._hubs for turn in range(1, self._hubs + 1)]
             self.hub = min(turns, key=lambda hub: max(at_s, self._not_before_s[hub]))
         return max(at_s, self._not_before_s[self.hub])
+
+
+class Repetition:
+    """`due_s` is when the message is sent again; `repeated` whether one was, on this connection.
+
+    Two answers may then come to one message.
+    """
+
+    def __init__(self, random: Random) -> None:
+        self.due_s = 0.0
+        self.repeated = False
+        self.busy = False
+        """Whether the hub has asked to wait with updates, or to rest and the device trains on."""
+        self._random = random
+
+    def wait(self, now_s: float, for_s: float) -> None:
+        """Give the hub this long to answer."""
+        self.due_s = now_s + for_s
+
+    def soon(self, now_s: float) -> None:
+        """Repeat the message in a moment: the answer was of no use."""
+        self.due_s = now_s + BACKOFF_MIN_S
+
+    def back_off(self, now_s: float) -> None:
+        """Repeat the message in a few seconds: the hub could not read it, or the device not the hub's payload."""
+        self.due_s = now_s + BACKOFF_MAX_S * self._random.uniform(0.5, 1.0)
+
+    def wait_for_busy(self, now_s: float, retry_after_s: float) -> None:
+        """Repeat the message when a busy hub asks for it, or a little later: other devices were told the same."""
+        spread_s = min(retry_after_s, 2.0 * BACKOFF_MAX_S) * self._random.uniform(0.0, 0.5)
+        self.due_s = now_s + retry_after_s + spread_s
+        self.busy = True

@@ -1,31 +1,66 @@
 """The local steps that a device takes between an update and the next model."""
 
+from typing import Literal
+
+from edgeasync.core.device.bounds import LOCAL_STEPS_MAX
 from edgeasync.core.device.effects import DeviceEffect, DeviceReport, Train
 from edgeasync.core.device.events import Trained
+from edgeasync.core.device.limits import DeviceLimits
+from edgeasync.protocol.messages import Welcome
 
 
 class OverlapSteps:
     """Limits training between an update and the next model, and counts its steps.
 
     While the device can reach the hub, the hub's limit holds. While it cannot, or the hub is busy, the larger of
-    the hub's limit and the device's own, `alone_steps_max`, holds. Both limits count from the last update. Only
-    one call of training runs at a time, since the shell can pause only one.
+    the hub's limit and the device's own, `alone_steps_max`, holds. In a `pause` training continues without limit,
+    or stands still. Limits count from the last update. Only one call of training runs at a time, since the shell
+    can pause only one.
     """
 
-    def __init__(self, alone_steps_max: int) -> None:
-        self._alone_steps_max = alone_steps_max
+    def __init__(self, limits: DeviceLimits) -> None:
+        self.welcome: Welcome | None = None
+        self.pause: Literal["training", "still"] | None = None
+        self._limits = limits
+        self._assigned_steps = 0
+        """The local steps of the newest assignment that was used in this start."""
         self._done: Trained | None = None
         self._asked = self._wanted = 0
         self._running = self._possible = self._dropped = self._told = False
+
+    @property
+    def is_allowed(self) -> bool:
+        """Whether training may continue from an update before the next model is here."""
+        assert self.welcome is not None
+        welcome, own = self.welcome, self._limits.delay_steps or 0
+        return max(welcome.overlap_steps_max, welcome.delay_steps, own, self._limits.alone_steps_max) > 0
+
+    @property
+    def delay_steps(self) -> int:
+        """How many steps after an update its answer is used, as the device says or else the hub.
+
+        It is never more than the update had: the answer is used before the next update leaves.
+        """
+        delay_steps = self._limits.delay_steps
+        if delay_steps is None:
+            delay_steps = 0 if self.welcome is None else self.welcome.delay_steps
+        return min(delay_steps, self._assigned_steps)
+
+    @property
+    def waits_exactly(self) -> bool:
+        """Whether a number of steps says when an answer is used, and not when it arrives."""
+        has_own = self._limits.delay_steps is not None
+        return has_own or (self.welcome is not None and self.welcome.delay_steps > 0)
 
     @property
     def steps_done(self) -> int:
         """How many steps are not part of an update yet."""
         return 0 if self._done is None else self._done.local_steps
 
-    def will_reach(self, steps: int) -> bool:
-        """Whether this number of steps is not reached yet, and can be."""
-        return self._possible and not self._dropped and self.steps_done < steps
+    @property
+    def awaits_delay(self) -> bool:
+        """Whether the steps of the delay are not done yet, and can be."""
+        return self._possible and not self._dropped and self.steps_done < self.delay_steps
 
     def begin(self) -> Trained | None:
         """Return the steps for the update that is made now, and allow training to continue after it."""
@@ -52,19 +87,38 @@ class OverlapSteps:
         """Forget the steps done, and allow no more until a model is installed: training has diverged."""
         self._done, self._dropped = None, True
 
-    def end(self) -> None:
-        """Allow no more steps: the next model is installed."""
+    def assign(self, local_steps: int) -> int:
+        """Return how many local steps of an assignment are left to take, and allow no more before its update."""
         self._possible = self._running = self._dropped = False
+        least_steps = 0 if self.delay_steps and self.steps_done else 1
+        # Another implementation of the hub may ask for more steps than the device has said it allows.
+        self._assigned_steps = min(local_steps, self._limits.local_steps_max or LOCAL_STEPS_MAX)
+        return max(least_steps, self._assigned_steps - self.steps_done)
 
-    def train(self, overlap_steps_max: int, *, offline: bool) -> list[DeviceEffect]:
+    def train(self, *, offline: bool) -> list[DeviceEffect]:
         """Return the effect that takes the steps allowed now, unless an earlier call still trains."""
-        steps_max = max(overlap_steps_max, self._alone_steps_max) if offline else overlap_steps_max
+        if self.welcome is None or self.pause == "still":
+            return []
+        if self.pause == "training":
+            return self._take(LOCAL_STEPS_MAX)
+        if self.waits_exactly:
+            return self._take(self.delay_steps)
+        online_max = self.welcome.overlap_steps_max
+        if not offline:
+            return self._take(online_max)
+        alone_max = max(online_max, self._limits.alone_steps_max)
+        effects = self._take(alone_max)
+        if not effects or self._told or alone_max == online_max:
+            return effects
+        self._told = True
+        return [
+            DeviceReport("alone", f"training on without the hub, for {self._wanted} local steps at most"),
+            *effects,
+        ]
+
+    def _take(self, steps_max: int) -> list[DeviceEffect]:
         steps = steps_max - self._asked
         if steps < 1 or not self._possible or self._running or self._dropped:
             return []
         self._asked, self._wanted, self._running = steps_max, steps, True
-        effects: list[DeviceEffect] = []
-        if offline and not self._told and self._alone_steps_max > overlap_steps_max:
-            self._told = True
-            effects.append(DeviceReport("alone", f"training on without the hub, for {steps} local steps at most"))
-        return [*effects, Train(steps, overlap=True)]
+        return [Train(steps, overlap=True)]

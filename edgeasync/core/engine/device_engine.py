@@ -1,10 +1,9 @@
 """Connects frames to `DeviceCore`: decodes messages, holds vectors and transfers, carries effects out.
 
-Still no I/O: a `DeviceShell` connects, sends, trains, and runs the jobs of `device_jobs.py` in the background. The
-ZeroMQ agent and the simulator are two such shells around this one engine.
+Still no I/O: a `DeviceShell` connects and sends, and a `DeviceTraining` trains, and runs the jobs of
+`device_jobs.py` in the background. The ZeroMQ agent and the simulator have both, around this one engine.
 """
 
-import math
 from collections.abc import Callable
 from functools import partial
 
@@ -13,47 +12,14 @@ import numpy as np
 
 from edgeasync.core.arrays.device_model import DeviceModel
 from edgeasync.core.arrays.spool import HeldModel, Spool
+from edgeasync.core.device import effects, events
 from edgeasync.core.device.bounds import HEADER_BYTES_MAX, check_welcome
 from edgeasync.core.device.device_core import DeviceCore
-from edgeasync.core.device.effects import (
-    CloseConnection,
-    Connect,
-    DeviceEffect,
-    DeviceReport,
-    EndAgent,
-    FindGraph,
-    InstallModel,
-    PrepareTraining,
-    PutAside,
-    ResolvePush,
-    ScaleLearningRate,
-    SendPush,
-    SendToHub,
-    SetPace,
-    TakeGraph,
-    Train,
-    UseModel,
-    WorkEffect,
-)
-from edgeasync.core.device.events import (
-    DaySpent,
-    DeviceEvent,
-    DeviceReceived,
-    DeviceReceivedMalformed,
-    GraphBroken,
-    InstallFailed,
-    Kept,
-    ModelArrived,
-    ModelInstalled,
-    OverlapTrained,
-    Sensed,
-    Trained,
-    TransferMoved,
-)
 from edgeasync.core.device.pending_push import ModelKey
 from edgeasync.core.engine.device_jobs import CodedUpdate, code_update, find_graph, install_model, keep_graph
-from edgeasync.core.engine.device_shell import DeviceShell
-from edgeasync.core.engine.device_transfers import DeviceTransfers
+from edgeasync.core.engine.device_shell import DeviceShell, DeviceSpool, DeviceTraining
+from edgeasync.core.engine.device_transfers import CountedHello, DeviceTransfers
+from edgeasync.core.engine.kept_work import KeptWork
 from edgeasync.core.engine.recorder import Recorder, shown
 from edgeasync.errors import ProtocolError
 from edgeasync.protocol import wire
@@ -71,69 +37,58 @@ from edgeasync.protocol.messages import (
     Welcome,
 )  # fmt: skip
 
-KEEP_MODEL_S = 60.0
-"""The least time between two writes of the model: it is longer than an update, and an older one is of use, too."""
-
-ObserveDevice = Callable[[DeviceEvent], None]
+ObserveDevice = Callable[[events.DeviceEvent], None]
 """Called with every event that the core has handled; it must not block."""
 
 
 class DeviceEngine:
     """Frames in, frames out. It reads the time from `now_s`; no call blocks for longer than a copy.
 
-    The core's limits cap its traffic. With `keeps` the shell writes every update to disk before it is sent, and
-    now and then the model. `observe` sees every event.
+    The core's limits cap its traffic. With a `spool` every update is written to disk before it is sent, and now
+    and then the model. `observe` sees every event.
     """
 
     def __init__(
         self,
         core: DeviceCore,
         shell: DeviceShell,
+        training: DeviceTraining,
         now_s: Callable[[], float],
         *,
-        keeps: bool = False,
+        spool: DeviceSpool | None = None,
         observe: ObserveDevice | None = None,
     ) -> None:
         self.core = core
-        self._observe = observe
         self.recorder = Recorder()
         self._shell = shell
+        self._training = training
         self._now_s = now_s
+        self._observe = observe
         self._model: DeviceModel | None = None
-        self._transfers = DeviceTransfers(
+        self.transfers = DeviceTransfers(
             self._send, now_s, core.limits.bandwidth_bytes_per_s_max, core.limits.link_share
         )
-        self._hello_bytes = 0
+        self._hello = CountedHello(self._count)
         self._inline_payload: wire.Buffer | None = None
         self._arrived: wire.Buffer | None = None
         """The payload of a model that waits until the steps of a delay are done."""
         self._payload: wire.Buffer = b""
         self._codec: VectorCodec | None = None
+        """The payload of the update that has no answer, and what coded it."""
         self._random = np.random.Generator(np.random.PCG64(core.random_seed))
-        self._keeps = keeps
-        self._kept_seq = self._keeping_seq = 0
-        self._recalled: Spool | None = None
-        self._held: HeldModel | None = None
-        self._keep_model_at_s = -math.inf
+        self._kept = KeptWork(spool)
 
     def recall(self, spool: Spool | None, held: HeldModel | None = None) -> None:
         """Resume with the update and the model that an earlier start kept; call this before `begin`."""
-        self._held = held
-        if held is not None:
-            self.core.work.recall_model(held.model, held.version, held.checksum)
-        if spool is None:
-            return
-        self._recalled = spool
-        self._payload, self._kept_seq = spool.payload, spool.push.seq
-        push = spool.push
-        if held is None or (held.version, held.checksum) != (push.base, push.held_checksum):
-            push = msgspec.structs.replace(push, held_checksum=None)
-        self.core.work.recall(push, spool.model)
+        if spool is not None:
+            self._payload = spool.payload
+        self._kept.recall(spool, held, self.core.work)
 
     @property
-    def link_bytes_per_s(self) -> float | None:
-        """The rate of the link as it was measured for a share of it."""
-        return self._transfers.link_bytes_per_s
+    def _hub(self) -> Welcome:
+        """The last welcome."""
+        assert self.core.welcome is not None
+        return self.core.welcome
 
     def held_model(self) -> HeldModel | None:
         """Return the hub's model that the device holds, if it does; its values must not be changed."""
@@ -154,40 +109,40 @@ class DeviceEngine:
         due_s = self.core.next_deadline_s()
         if due_s is None:
             return None
-        return min(due_s, self._transfers.next_deadline_s(), self.core.data_quota.record_at_s)
+        return min(due_s, self.transfers.next_deadline_s(), self.core.data_quota.record_at_s)
 
     def tick(self, steps_total: int) -> None:
         """Do what is due; `next_deadline_s` says when that is."""
-        self._transfers.tick()
+        self.transfers.tick()
         now_s = self._now_s()
         self.recorder.begin(now_s, "tick")
         self._execute(self.core.tick(now_s, steps_total))
 
-    def handle(self, event: DeviceEvent) -> None:
+    def handle(self, event: events.DeviceEvent) -> None:
         """Give the core an event and carry out what follows."""
         now_s = self._now_s()
-        if isinstance(event, Sensed):
+        if isinstance(event, events.Sensed):
             self._sense(event, now_s)
             return
         self.recorder.begin(now_s, _to_record(event))
-        effects = self.core.handle(event, now_s)
+        decided = self.core.handle(event, now_s)
         if self._observe is not None:
             self._observe(event)
-        self._execute(effects)
+        self._execute(decided)
 
-    def _sense(self, sensed: Sensed, now_s: float) -> None:
+    def _sense(self, sensed: events.Sensed, now_s: float) -> None:
         """Give the core what sensors tell; of that only a new pace is worth a place among the last events."""
-        if effects := self.core.handle(sensed, now_s):
+        if decided := self.core.handle(sensed, now_s):
             self.recorder.begin(now_s, sensed)
-            self._execute(effects)
+            self._execute(decided)
 
     def on_message(self, header: bytes, payload: wire.Buffer | None) -> None:
         """Handle one message from the hub."""
-        self._count_hello()
-        self.core.data_quota.count(len(header) + len(payload or b""), self._now_s())
+        self._hello.settle(has_left=True)
+        self._count(len(header) + len(payload or b""))
         self._read(header, payload)
         if self.core.data_quota.is_spent(self._now_s()) and self.core.link in ("handshake", "joined"):
-            self.handle(DaySpent())
+            self.handle(events.DaySpent())
         self._keep_quota()
 
     def _read(self, header: bytes, payload: wire.Buffer | None) -> None:
@@ -195,38 +150,39 @@ class DeviceEngine:
         try:
             joined = self.core.link == "joined"
             message = wire.decode(header, HEADER_BYTES_MAX if joined else wire.HEADER_BYTES_MAX)
-            self._transfers.count_received(header, None if isinstance(message, Piece) else payload)
+            self.transfers.count_received(header, None if isinstance(message, Piece) else payload)
             match message:
                 case Piece():
                     self._piece(message, payload)
                 case Credit():
-                    if self._transfers.credit(message):
-                        self.handle(TransferMoved())
+                    if self.transfers.credit(message):
+                        self.handle(events.TransferMoved())
                 case Pong():
-                    self.handle(DeviceReceived(message))
-                    self._transfers.observe_round_trip(self.core.round_trip_s or 0.0)
+                    self.handle(events.DeviceReceived(message))
+                    self.transfers.observe_round_trip(self.core.round_trip_s or 0.0)
                 case _:
                     if isinstance(message, Welcome):
                         check_welcome(message)
                     self._inline_payload = payload
-                    self.handle(DeviceReceived(message))
+                    self.handle(events.DeviceReceived(message))
                     self._inline_payload = None
         except wire.UnsupportedVersionError as error:
-            self.handle(DeviceReceived(error.to_refuse()))  # such a hub refuses this device, whatever it says
+            # Such a hub refuses this device, whatever it says.
+            self.handle(events.DeviceReceived(error.to_refuse()))
         except ProtocolError as error:
-            self.handle(DeviceReceivedMalformed(str(error)))
+            self.handle(events.DeviceReceivedMalformed(str(error)))
 
     def _piece(self, piece: Piece, payload: wire.Buffer | None) -> None:
         if payload is None:
             raise ProtocolError("a piece came without its bytes")
         try:
-            taken = self._transfers.accept(piece, payload)
+            taken = self.transfers.accept(piece, payload)
         except ProtocolError as error:
-            if (broken := self._transfers.drop_incoming()) is not None:
+            if (broken := self.transfers.drop_incoming()) is not None:
                 self._reject_payload(broken, str(error))
             return
         if taken is not None:
-            self.handle(TransferMoved())
+            self.handle(events.TransferMoved())
             message, whole = taken
             if whole is not None:
                 self._process_payload(message, whole)
@@ -237,22 +193,18 @@ class DeviceEngine:
         """Send a message and count it; a hello once it is known that there was somebody to send it to."""
         nbytes = len(header) + len(payload or b"")
         if self.core.link == "handshake":
-            self._hello_bytes = nbytes
+            self._hello.send(nbytes)
         else:
-            self.core.data_quota.count(nbytes, self._now_s())
+            self._count(nbytes)
         self._shell.send(header, payload)
 
-    def _count_hello(self) -> None:
-        if self._hello_bytes:
-            self.core.data_quota.count(self._hello_bytes, self._now_s())
-            self._hello_bytes = 0
+    def _count(self, nbytes: int) -> None:
+        self.core.data_quota.count(nbytes, self._now_s())
 
     def _end_connection(self) -> None:
         """Count the hello of a connection on which no answer came, if it has left; the transfers wait."""
-        if self._shell.has_connected():
-            self._count_hello()
-        self._hello_bytes = 0
-        self._transfers.suspend()
+        self._hello.settle(has_left=self._shell.has_connected())
+        self.transfers.suspend()
 
     def _keep_quota(self) -> None:
         record = self.core.data_quota.take_due_record(self._now_s())
@@ -261,157 +213,158 @@ class DeviceEngine:
 
     # -- effects out -----------------------------------------------------------------------------------------
 
-    def _execute(self, effects: list[DeviceEffect]) -> None:
-        self.recorder.end([_to_record(effect) for effect in effects])
+    def _execute(self, decided: list[effects.DeviceEffect]) -> None:
+        self.recorder.end([_to_record(effect) for effect in decided])
         self.core.check()
-        for effect in effects:
+        for effect in decided:
             self._carry_out(effect)
         self._keep_quota()
 
-    def _carry_out(self, effect: DeviceEffect) -> None:
+    def _carry_out(self, effect: effects.DeviceEffect) -> None:
         """Carry out an effect on the link at once, or begin one that takes work."""
         match effect:
-            case Connect():
+            case effects.Connect():
                 self._end_connection()
                 self._shell.connect()
-            case CloseConnection():
+            case effects.CloseConnection():
                 self._end_connection()
                 self._shell.disconnect(goodbye=effect.goodbye)
-            case SendToHub():
-                self._transfers.send(effect.message)
-            case SendPush():
+            case effects.SendToHub():
+                self.transfers.send(effect.message)
+            case effects.SendPush():
                 self._push(effect.push)
-            case SetPace():
-                self._shell.set_pace(effect.pace)
-            case DeviceReport():
+            case effects.SetPace():
+                self._training.set_pace(effect.pace)
+            case effects.DeviceReport():
                 self._shell.report(effect)
-            case PutAside():
-                self._forget_recalled()
-                self._shell.put_aside(effect.reason)
-            case EndAgent():
+            case effects.PutAside():
+                self._put_aside(effect.reason)
+            case effects.EndAgent():
                 self._shell.stop(effect)
             case _:
                 self._begin_work(effect)
 
-    def _begin_work(self, effect: WorkEffect) -> None:
+    def _begin_work(self, effect: effects.WorkEffect) -> None:
         match effect:
-            case FindGraph():
-                self._shell.run_in_background(partial(find_graph, self._shell, effect.fingerprint), self.handle)
-            case TakeGraph():
+            case effects.FindGraph():
+                self._training.run(partial(find_graph, self._shell, effect.fingerprint), self.handle)
+            case effects.TakeGraph():
                 self._receive_payload(effect.graph)
-            case PrepareTraining():
+            case effects.PrepareTraining():
                 self._join(effect.welcome)
-            case InstallModel():
+            case effects.InstallModel():
                 self._receive_payload(effect.assignment)
-            case UseModel():
+            case effects.UseModel():
                 payload, self._arrived = self._arrived, None
                 assert payload is not None
                 self._install(effect.assignment, payload)
-            case ScaleLearningRate():
-                scale = partial(self._shell.scale_learning_rate, effect.factor)
-                self._shell.run_in_background(scale, lambda _: None)
-            case Train():
+            case effects.ScaleLearningRate():
+                self._training.submit(partial(self._training.scale_learning_rate, effect.factor))
+            case effects.Train():
                 assert self._model is not None
                 if effect.overlap and not self._model.overlaps:
-                    self._shell.run_in_background(self._model.begin_overlap, lambda _: None)
+                    self._training.submit(self._model.begin_overlap)
                 then = self._overlap_trained if effect.overlap else self._trained
-                self._shell.train(self._model, effect.local_steps, then, overlap=effect.overlap)
-            case ResolvePush():
+                first = self.core.work.pending.seq_last == 0
+                self._training.train(self._model, effect.local_steps, then, overlap=effect.overlap, first=first)
+            case effects.ResolvePush():
                 self._resolve(effect.outcome)
 
     def _join(self, welcome: Welcome) -> None:
         self._shell.prepare(welcome)
         if self._model is None:
             self._model = DeviceModel(welcome.spec)
-            if self._recalled is not None:
-                self._codec = make_codec(self._recalled.push.codec, welcome.spec)
-                if self._recalled.residual is not None:
-                    self._model.restore_residual(self._recalled.residual)
-            self._restore_model(ModelKey.of(welcome))
+            if (recalled := self._kept.recalled) is not None:
+                self._codec = make_codec(recalled.push.codec, welcome.spec)
+                if recalled.residual is not None:
+                    self._model.restore_residual(recalled.residual)
+            try:
+                self._kept.restore(self._model, ModelKey.of(welcome))
+            except ValueError as error:
+                self.handle(events.InstallFailed(f"the model that was kept is of no use: {error}", spoilt=True))
 
-    def _restore_model(self, key: ModelKey) -> None:
-        """Hold the model of an earlier start again if it is the hub's."""
-        assert self._model is not None
-        held, self._held = self._held, None
-        if held is None or held.model != key:
-            return
-        try:
-            self._model.restore_base(held)
-        except ValueError as error:
-            self.handle(InstallFailed(f"the model that was kept is of no use: {error}", spoilt=True))
-
-    def _forget_recalled(self) -> None:
-        self._recalled, self._payload, self._codec, self._kept_seq = None, b"", None, 0
+    def _put_aside(self, reason: str) -> None:
+        """Forget the update of an earlier start, and put its file aside."""
+        self._kept.forget()
+        self._payload, self._codec = b"", None
+        if self._kept.spool is not None:
+            self._training.submit(partial(self._kept.spool.put_aside, reason))
 
     def _receive_payload(self, message: Assignment | GraphHeader) -> None:
         """Use the payload that came with the message, or open its transfer."""
-        assert self.core.welcome is not None
         try:
             if isinstance(message, Assignment):
-                _check_assignment(message, self.core.welcome)
+                _check_assignment(message, self._hub)
             payload = None if message.transfer else _checked(message, self._inline_payload)
         except ProtocolError as error:
-            self._transfers.drop_incoming()
+            self.transfers.drop_incoming()
             self._reject_payload(message, str(error))
             return
         if payload is None:
-            self._transfers.receive(message)
+            self.transfers.receive(message)
         else:
-            self._transfers.drop_incoming()
-            self._transfers.drop_push()
+            self.transfers.drop_incoming()
+            self.transfers.drop_push()
             self._process_payload(message, payload)
 
     def _reject_payload(self, message: Assignment | GraphHeader, reason: str) -> None:
         if isinstance(message, GraphHeader):
-            self.handle(GraphBroken(f"the hub's graph came in broken: {reason}"))
+            self.handle(events.GraphBroken(f"the hub's graph came in broken: {reason}"))
         else:
-            self.handle(InstallFailed(f"the hub's model came in broken: {reason}"))
+            self.handle(events.InstallFailed(f"the hub's model came in broken: {reason}"))
 
     def _process_payload(self, message: Assignment | GraphHeader, payload: wire.Buffer) -> None:
         """Install the model, or keep the graph, of a whole and checked payload in the background."""
-        assert self.core.welcome is not None
         if isinstance(message, GraphHeader):
             keep = partial(keep_graph, self._shell, message.fingerprint, payload)
-            self._shell.run_in_background(keep, self._processed)
-        elif self.core.work.delay_steps:
+            self._training.run(keep, self._processed)
+        elif self.core.work.overlap.delay_steps:
             self._arrived = payload
-            self.handle(ModelArrived(message))
+            self.handle(events.ModelArrived(message))
         else:
             self._install(message, payload)
 
     def _install(self, assignment: Assignment, payload: wire.Buffer) -> None:
         assert self._model is not None
-        assert self.core.welcome is not None
-        self._shell.pause()
-        install = partial(install_model, self._model, assignment, payload, self.core.welcome)
-        self._shell.run_in_background(install, self._processed)
+        self._training.pause()
+        install = partial(install_model, self._model, assignment, payload, self._hub)
+        self._training.run(install, self._processed)
 
-    def _processed(self, event: DeviceEvent) -> None:
+    def _processed(self, event: events.DeviceEvent) -> None:
         """Tell the core, and keep a model that is here if the one on disk is old."""
         self.handle(event)
-        now_s = self._now_s()
-        if self._keeps and isinstance(event, ModelInstalled) and now_s >= self._keep_model_at_s:
-            self._keep_model_at_s = now_s + KEEP_MODEL_S
-            self._shell.run_in_background(self._keep_model, lambda _: None)
+        if isinstance(event, events.ModelInstalled) and self._kept.is_model_due(self._now_s()):
+            self._training.submit(self.keep_model)
 
-    def _keep_model(self) -> None:
+    def keep_model(self) -> None:
+        """Write the hub's model to disk, if the device holds it and keeps its work; runs in the background."""
         held = self.held_model()
-        if held is not None:
-            self._shell.keep_model(held)
+        if held is not None and self._kept.spool is not None:
+            self._kept.spool.keep_model(held)
 
-    def _trained(self, trained: Trained) -> None:
-        """Code the update in the background, then let the core decide when it is sent."""
-        assert self._model is not None
-        assert self.core.welcome is not None
+    def _trained(self, trained: events.Trained) -> None:
+        """Code the update in the background, then let the core decide when it is sent.
+
+        A trainer that has no more ends the agent, once all its steps are in an update.
+        """
         work = self.core.work
+        if not trained.local_steps and not work.overlap.steps_done:
+            self.handle(events.DeviceStopRequested())
+            return
+        assert self._model is not None
         code = partial(
-            code_update, self._model, self.core.welcome, work.push_codec, self._random, overlap=work.may_overlap
+            code_update,
+            self._model,
+            self._hub,
+            work.push_codec,
+            self._random,
+            overlap=work.overlap.is_allowed,
         )
-        self._shell.run_in_background(code, partial(self._coded, trained))
+        self._training.run(code, partial(self._coded, trained))
 
-    def _coded(self, trained: Trained, update: CodedUpdate) -> None:
+    def _coded(self, trained: events.Trained, update: CodedUpdate) -> None:
         self._codec, self._payload = update.codec, update.payload
-        self._kept_seq, self._recalled = 0, None
+        self._kept.forget()
         self.handle(
             msgspec.structs.replace(
                 trained,
@@ -421,8 +374,8 @@ class DeviceEngine:
             )
         )
 
-    def _overlap_trained(self, trained: Trained) -> None:
-        self.handle(OverlapTrained(trained))
+    def _overlap_trained(self, trained: events.Trained) -> None:
+        self.handle(events.OverlapTrained(trained))
 
     def _resolve(self, outcome: Outcome) -> None:
         """Drop an answered payload; if it was rejected, undo its effect on the residual."""
@@ -430,45 +383,40 @@ class DeviceEngine:
         self._payload, self._codec = b"", None
         first = outcome.first if isinstance(outcome, Duplicate) else outcome
         if isinstance(first, Rejected) and model is not None and codec is not None:
-            assert self.core.welcome is not None
-            decay: float | None = self.core.welcome.residual_decay
+            decay: float | None = self._hub.residual_decay
             spoilt = first.reason == "not_finite" or first.preempted
-            if spoilt or self._recalled is not None:  # its effect cannot be undone
+            if spoilt or self._kept.recalled is not None:  # its effect cannot be undone
                 decay = None
-            self._shell.run_in_background(partial(model.resolve, codec, payload, decay), lambda _: None)
+            self._training.submit(partial(model.resolve, codec, payload, decay))
         if isinstance(first, Rejected) and first.preempted:
-            self._shell.run_in_background(self._shell.reset_trainer, lambda _: None)
+            self._training.submit(self._training.reset)
 
     def _push(self, push: Push) -> None:
-        assert self.core.welcome is not None
-        if self._keeps and self._kept_seq != push.seq:
-            self._keep(push, ModelKey.of(self.core.welcome))
+        if self._kept.needs_write(push):
+            self._keep(push, ModelKey.of(self._hub))
             return
-        self._transfers.push(push, self._payload, self.core.welcome.piece_bytes)
+        self.transfers.push(push, self._payload, self._hub.piece_bytes)
 
     def _keep(self, push: Push, key: ModelKey) -> None:
         """Write an update to disk under its number, which may have changed; then let the core send it again."""
-        if self._keeping_seq == push.seq:
+        if not self._kept.begin_write(push):
             return
-        self._keeping_seq = push.seq
-        payload, model = self._payload, self._model
-        residual = None if model is None else model.residual
-
-        def keep() -> None:
-            self._shell.keep(Spool(key, push, payload, residual))
+        assert self._kept.spool is not None
+        residual = None if self._model is None else self._model.residual
+        spool = Spool(key, push, self._payload, residual)
 
         def kept(_: None) -> None:
-            self._keeping_seq, self._kept_seq = 0, push.seq
-            self.handle(Kept(push.seq))
+            self._kept.end_write(push)
+            self.handle(events.Kept(push.seq))
 
-        self._shell.pause()  # steps without a hub may last for hours, and the update must not wait for them
-        self._shell.run_in_background(keep, kept)
+        self._training.pause()  # steps without a hub may last for hours, and the update must not wait for them
+        self._training.run(partial(self._kept.spool.keep, spool), kept)
 
 
-def _to_record(what: DeviceEvent | DeviceEffect) -> object:
+def _to_record(what: events.DeviceEvent | effects.DeviceEffect) -> object:
     """Return an event or effect to record; as text if it holds a welcome, which a hub may have made large."""
     match what:
-        case PrepareTraining() | DeviceReceived(message=Welcome()):
+        case effects.PrepareTraining() | events.DeviceReceived(message=Welcome()):
             return shown(what)
     return what
 

@@ -7,14 +7,7 @@ import numpy as np
 
 from edgeasync.core.arrays.delta_chain import is_finite
 from edgeasync.core.arrays.device_model import DeviceModel
-from edgeasync.core.device.events import (
-    DeviceEvent,
-    GraphForged,
-    GraphHeld,
-    GraphMissing,
-    InstallFailed,
-    ModelInstalled,
-)
+from edgeasync.core.device import events
 from edgeasync.core.engine.device_shell import DeviceShell
 from edgeasync.errors import ProtocolError
 from edgeasync.protocol import wire
@@ -31,22 +24,22 @@ class CodedUpdate(NamedTuple):
     checksum: int
 
 
-def find_graph(shell: DeviceShell, fingerprint: str) -> DeviceEvent:
+def find_graph(shell: DeviceShell, fingerprint: str) -> events.DeviceEvent:
     """Look for a graph that an earlier start kept."""
-    return GraphHeld(fetched=False) if shell.has_graph(fingerprint) else GraphMissing()
+    return events.GraphHeld(fetched=False) if shell.has_graph(fingerprint) else events.GraphMissing()
 
 
-def keep_graph(shell: DeviceShell, fingerprint: str, payload: wire.Buffer) -> DeviceEvent:
+def keep_graph(shell: DeviceShell, fingerprint: str, payload: wire.Buffer) -> events.DeviceEvent:
     """Keep a graph if it is the one announced."""
     if fingerprint_of(payload) != fingerprint:
-        return GraphForged()
+        return events.GraphForged()
     shell.keep_graph(fingerprint, bytes(payload))
-    return GraphHeld(fetched=True)
+    return events.GraphHeld(fetched=True)
 
 
 def install_model(
     model: DeviceModel, assignment: Assignment, payload: wire.Buffer, welcome: Welcome
-) -> DeviceEvent:
+) -> events.DeviceEvent:
     """Decode an assignment's payload into the device's model."""
     deltas, before = assignment.deltas, model.version
     model.version = None
@@ -57,17 +50,17 @@ def install_model(
             model.install_deltas((), make_codec(deltas.rounding, welcome.spec), deltas.checksum)
         elif before is None or before.number != deltas.base:  # the lineage may be new; the checksum tells
             model.version = before
-            return InstallFailed("the hub leads on from a version that is not held; it is asked again")
+            return events.InstallFailed("the hub leads on from a version that is not held; it is asked again")
         else:
             rounding = make_codec(deltas.rounding, welcome.spec)
             codec = make_codec(assignment.codec, welcome.spec)
             model.install_deltas(_open_deltas(deltas, payload, codec), rounding, deltas.checksum)
     except ProtocolError as error:
-        return InstallFailed(f"the hub's model is refused: {error}", spoilt=True)
+        return events.InstallFailed(f"the hub's model is refused: {error}", spoilt=True)
     model.version = assignment.version
     if before is not None and before.lineage == assignment.version.lineage:
         model.decay_residual(welcome.residual_decay ** max(0, assignment.version.number - before.number))
-    return ModelInstalled(assignment, model.checksum)
+    return events.ModelInstalled(assignment, model.checksum)
 
 
 def code_update(

@@ -1,4 +1,4 @@
-"""The I/O, training and threads that the device's engine asks for: the ZeroMQ agent and the simulator do it."""
+"""What the device's engine asks for: I/O, training and a disk. The ZeroMQ agent and the simulator have them."""
 
 from collections.abc import Callable
 from typing import Protocol, TypeVar
@@ -15,14 +15,62 @@ from edgeasync.protocol.messages import Welcome
 Result = TypeVar("Result")
 
 
+class DeviceTraining(Protocol):
+    """A device's background: it trains, and does other work, in the order of the calls and one at a time.
+
+    Each `then` is called on the engine's thread, never from inside a call of the engine.
+    """
+
+    def train(
+        self, model: DeviceModel, local_steps: int, then: Callable[[Trained], None], *, overlap: bool, first: bool
+    ) -> None:
+        """Train `model.parameters`, then call `then` unless the agent is ending.
+
+        With `overlap`, continue from the current parameters until `pause`. The `first` assignment may begin with
+        parameters of the device's own. A trainer that has no more steps has taken 0.
+        """
+
+    def pause(self) -> None:
+        """End overlapped training after the current step; without a step if it is still waiting to begin."""
+
+    def set_pace(self, pace: Pace) -> None:
+        """Take local steps at this pace from now on; a running step ends first."""
+
+    def reset(self) -> None:
+        """Let the trainer forget what its earlier steps left, such as momentum; runs in the background."""
+
+    def scale_learning_rate(self, factor: float) -> None:
+        """Let the trainer multiply its own learning rate by a factor; runs in the background."""
+
+    def submit(self, work: Callable[[], object]) -> None:
+        """Do `work` after all that was asked for before."""
+
+    def run(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
+        """Do `work` after all that was asked for before, then call `then` with its result."""
+
+
+class DeviceSpool(Protocol):
+    """Where a device keeps what would be lost with the power. All methods run in the background.
+
+    If the disk fails, they report that and return: the device works on all the same.
+    """
+
+    def keep(self, spool: Spool) -> None:
+        """Write an update and the trainer's state."""
+
+    def keep_model(self, held: HeldModel) -> None:
+        """Write the model, to be led on from after a restart. The values change after the call."""
+
+    def put_aside(self, reason: str) -> None:
+        """Put aside the update that `keep` wrote in an earlier start, and report it."""
+
+
 class DeviceShell(Protocol):
-    """The I/O, training and threads that the device's engine asks for.
+    """The I/O that the device's engine asks for.
 
     Use the engine from one thread. Call `begin`, then `on_message` for every message from the hub, `handle` with
     `Connected` and `Disconnected` when the connection is made and when it breaks, and with what a person asks for
-    (`PersonsEvent`), and `tick` when `next_deadline_s` is due, which every call may change. Do background work,
-    training included, in order and one at a time. Call each `then` on the engine's thread, never from inside a
-    call of the engine.
+    (`PersonsEvent`), and `tick` when `next_deadline_s` is due, which every call may change.
     """
 
     def connect(self) -> None:
@@ -50,47 +98,8 @@ class DeviceShell(Protocol):
         Restore the trainer's state that was kept with an update, unless the update was put aside.
         """
 
-    def keep(self, spool: Spool) -> None:
-        """Write an update and the trainer's state to disk, to outlive a power cut; runs in the background.
-
-        If the disk fails, report that and return: the update is sent all the same.
-        """
-
-    def keep_model(self, held: HeldModel) -> None:
-        """Write the model to disk, to be led on from after a restart; runs in the background.
-
-        If the disk fails, return: the hub then sends the whole model. The values change after the call.
-        """
-
     def keep_quota(self, record: QuotaRecord) -> None:
         """Write the count of the day's bytes to disk, to outlive a crash, soon; if the disk fails, report that."""
-
-    def put_aside(self, reason: str) -> None:
-        """Put aside the update that `keep` wrote in an earlier start, and report it."""
-
-    def train(
-        self, model: DeviceModel, local_steps: int, then: Callable[[Trained], None], *, overlap: bool
-    ) -> None:
-        """Train `model.parameters` in the background, then call `then` unless the agent is ending.
-
-        With `overlap`, continue from the current parameters until `pause`. Call `then` after a step, or when the
-        trainer has no more.
-        """
-
-    def reset_trainer(self) -> None:
-        """Let the trainer forget what its earlier steps left, such as momentum; runs in the background."""
-
-    def scale_learning_rate(self, factor: float) -> None:
-        """Let the trainer multiply its own learning rate by a factor; runs in the background."""
-
-    def set_pace(self, pace: Pace) -> None:
-        """Take local steps at this pace from now on; a running step ends first."""
-
-    def pause(self) -> None:
-        """End overlapped training after the current step; without a step if it is still waiting to begin."""
-
-    def run_in_background(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
-        """Do `work` in the background, after earlier work and training; then call `then` with its result."""
 
     def report(self, report: DeviceReport) -> None:
         """Tell the person at the device."""

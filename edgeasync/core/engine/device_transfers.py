@@ -39,6 +39,24 @@ class _Waiting(msgspec.Struct):
     received_bytes: int
 
 
+class CountedHello:
+    """A device's hello: it counts against the day once it is known that there was somebody to send it to."""
+
+    def __init__(self, count: Callable[[int], None]) -> None:
+        self._count = count
+        self._nbytes = 0
+
+    def send(self, nbytes: int) -> None:
+        """Note that a hello is sent."""
+        self._nbytes = nbytes
+
+    def settle(self, *, has_left: bool) -> None:
+        """Count the hello if it has left, else drop it."""
+        if self._nbytes and has_left:
+            self._count(self._nbytes)
+        self._nbytes = 0
+
+
 class DeviceTransfers:
     """At most one transfer each way, on one connection after the other; `send` is the shell's.
 
@@ -56,7 +74,7 @@ class DeviceTransfers:
         self._send_frames = send
         self._now_s = now_s
         self._pacer = None if bandwidth_bytes_per_s_max is None else Pacer(bandwidth_bytes_per_s_max)
-        self._share = None if link_share is None else LinkShare(link_share, bandwidth_bytes_per_s_max)
+        self.share = None if link_share is None else LinkShare(link_share, bandwidth_bytes_per_s_max)
         self._waiting: deque[_Waiting] = deque()
         self._window: CreditWindow | None = None
         self._round_trip_s = math.inf
@@ -71,8 +89,8 @@ class DeviceTransfers:
         """Suspend the incoming transfer, drop the outgoing one and the queue: the connection has ended."""
         self._message = None
         self._drop_outgoing()
-        if self._share is not None:
-            self._share.begin_train(0)
+        if self.share is not None:
+            self.share.begin_train(0)
         if self._incoming is not None and not self._incoming.suspend():
             self._incoming = None
         self._drop_queued(lambda _: True)
@@ -89,14 +107,9 @@ class DeviceTransfers:
             self._send_now(first.message, first.payload)
 
     @property
-    def link_bytes_per_s(self) -> float | None:
-        """The rate of the link; `None` if it was not measured."""
-        return None if self._share is None else self._share.bytes_per_s
-
-    @property
     def _is_narrow(self) -> bool:
         """Whether pieces are short, and the window begins with one."""
-        return self._pacer is not None or self._share is not None
+        return self._pacer is not None or self.share is not None
 
     def send(self, message: Message) -> None:
         """Send a message without a payload: at once, or in its turn if it asks for a payload."""
@@ -136,8 +149,8 @@ class DeviceTransfers:
             del before  # frees its buffer before another is allocated
             buffer = np.empty(message.payload_bytes, np.uint8).data
             self._incoming = IncomingTransfer(message.transfer, buffer, message.checksum)
-            if self._share is not None and message.payload_bytes >= TRAIN_BYTES:
-                self._share.begin_train(MEASURED_BYTES)
+            if self.share is not None and message.payload_bytes >= TRAIN_BYTES:
+                self.share.begin_train(MEASURED_BYTES)
         self._send_now(self._incoming.credit(), None)
 
     def accept(self, piece: Piece, part: wire.Buffer) -> tuple[Assignment | GraphHeader, memoryview | None] | None:
@@ -176,7 +189,7 @@ class DeviceTransfers:
         if len(payload) <= window.message_bytes_max:
             self._send_in_turn(push, payload)
             return
-        if self._share is not None and self._pacer is not None:
+        if self.share is not None and self._pacer is not None:
             # A half of the train is waited for before it leaves, the other half after that.
             self._pacer.spend(TRAIN_BYTES // 2, self._now_s())
             self._paid_bytes = TRAIN_BYTES // 2
@@ -195,7 +208,7 @@ class DeviceTransfers:
         if transfer is None or credit.transfer != transfer.number:
             return False
         self._note_passed(credit.received_bytes, up=True)
-        is_train = self._share is not None and transfer.state == "announced"
+        is_train = self.share is not None and transfer.state == "announced"
         for piece, part in transfer.credit(credit, self._now_s()):
             if is_train:
                 self._send_now(piece, part)
@@ -204,8 +217,8 @@ class DeviceTransfers:
         if is_train and self._pacer is not None:
             self._pacer.give_back(self._paid_bytes)
             self._paid_bytes = 0
-        if is_train and self._share is not None and len(transfer.payload) - credit.received_bytes >= TRAIN_BYTES:
-            self._share.begin_train(credit.received_bytes + MEASURED_BYTES)
+        if is_train and self.share is not None and len(transfer.payload) - credit.received_bytes >= TRAIN_BYTES:
+            self.share.begin_train(credit.received_bytes + MEASURED_BYTES)
         if transfer.state == "complete":
             self._outgoing = None
         return True
@@ -219,9 +232,9 @@ class DeviceTransfers:
         """Return the window for pieces up to that length; under a cap, for the shortest, beginning with one."""
         if self._is_narrow:
             piece_bytes = PIECE_BYTES_MIN
-        if self._window is None or self._window.piece_bytes != piece_bytes or self._share is not None:
+        if self._window is None or self._window.piece_bytes != piece_bytes or self.share is not None:
             start = {"start_bytes": PIECE_BYTES_MIN} if self._is_narrow else {}
-            if self._share is not None:
+            if self.share is not None:
                 start = {"start_bytes": TRAIN_BYTES}
             self._window = CreditWindow(piece_bytes, **start)
             if self._round_trip_s < math.inf:
@@ -230,8 +243,8 @@ class DeviceTransfers:
 
     def _note_passed(self, total_bytes: int, *, up: bool) -> None:
         """Note how much of a train has passed; pace by what it shows."""
-        if self._share is not None and self._share.note_passed(total_bytes, self._now_s(), up=up):
-            self._pacer = self._share.pace(self._pacer, self._now_s())
+        if self.share is not None and self.share.note_passed(total_bytes, self._now_s(), up=up):
+            self._pacer = self.share.pace(self._pacer, self._now_s())
 
     # -- the queue -------------------------------------------------------------------------------------------
 

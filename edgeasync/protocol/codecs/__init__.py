@@ -12,7 +12,7 @@ from edgeasync.protocol.codecs.catalogue import (
     stages_of,
 )
 from edgeasync.protocol.codecs.codec import VectorCodec
-from edgeasync.protocol.codecs.source import JoinedSources, Source, VectorSource, copy_range
+from edgeasync.protocol.codecs.source import JoinedSources, Source, VectorSource, chunks, copy_range
 
 __all__ = [
     "ELEMENTWISE",
@@ -22,6 +22,7 @@ __all__ = [
     "VectorCodec",
     "VectorSource",
     "check_codec_name",
+    "chunks",
     "copy_range",
     "find_codec",
     "known_stages",

@@ -6,6 +6,7 @@ value that is not finite has the scale NaN. All scales come first in the payload
 arithmetic and sums of whole rows, so it gives the same bits on every machine.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -14,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeasync.parameters import CHUNK, Vector
-from edgeasync.protocol.codecs.source import Bytes, Source
+from edgeasync.protocol.codecs.source import Bytes, Source, chunks
 
 BLOCK = 256
 """How many values share a scale; `CHUNK` is a multiple of it."""
@@ -52,14 +53,11 @@ class _Chunk(NamedTuple):
 
 def _chunks(source: Source, length: int, scales: Vector) -> Iterator[_Chunk]:
     """Yield the first `length` values of a source as blocks."""
-    scratch = np.empty(min(CHUNK, length), np.float32)
-    for start in range(0, length, CHUNK):
-        stop = min(start + CHUNK, length)
-        values = source.read(start, stop, scratch)
-        if values.size % BLOCK:
-            padded = np.zeros(values.size + -values.size % BLOCK, np.float32)
-            padded[: values.size] = values
-            values = padded
+    for start, read in chunks(source, length):
+        values, stop = read, start + read.size
+        if read.size % BLOCK:
+            values = np.zeros(read.size + -read.size % BLOCK, np.float32)
+            values[: read.size] = read
         rows = values.reshape(-1, BLOCK)
         yield _Chunk(start, stop, rows, scales[start // BLOCK :][: len(rows)])
 
@@ -128,59 +126,11 @@ class _Quantizer:
         return noise
 
 
-def _needed(random: np.random.Generator | None) -> np.random.Generator:
-    if random is None:
-        raise ValueError("a codec that rounds stochastically needs a generator of random numbers to encode")
-    return random
-
-
 @dataclass(frozen=True)
-class Int8:
-    """`int8`: a value is its level, -127 to 127, times the scale of the block, its largest magnitude / 127."""
+class _Levels:
+    """A stage that rounds to whole levels: the nearest, ties to even.
 
-    stochastic: bool = False
-
-    elementwise: ClassVar[bool] = False
-    needs_feedback: ClassVar[bool] = False
-
-    def nbytes(self, length: int) -> int:
-        """Count one byte for each value and four for each block."""
-        return _scale_bytes(length) + length
-
-    def encode(self, source: Source, length: int, out: Bytes, random: np.random.Generator | None) -> None:
-        """Round to the nearest level, ties to even; if stochastic, to either neighbour with the right mean."""
-        scales, coded = _split(out, length)
-        quantizer = _Quantizer(127, 1, scales.size, _needed(random) if self.stochastic else None)
-        for start, stop, rows, row_scales in _chunks(source, length, scales):
-            coded[start:stop] = quantizer.quantize(rows, row_scales)[: stop - start]
-
-    def open(self, coded: Bytes, length: int) -> Source:
-        """Return a source that multiplies levels by their scales; it accepts a level of -128."""
-        return _Int8Source(*_split(coded, length))
-
-
-class _Int8Source:
-    __slots__ = ("_levels", "_scales", "length")
-
-    def __init__(self, scales: Vector, coded: Bytes) -> None:
-        self._scales = scales
-        self._levels = coded.view(np.int8)
-        self.length = coded.size
-
-    def read(self, start: int, stop: int, scratch: Vector) -> Vector:
-        values = scratch[: stop - start]
-        np.copyto(values, self._levels[start:stop])
-        _scale_blocks(values, start, self._scales)
-        return values
-
-
-@dataclass(frozen=True)
-class Int4:
-    """`int4`: a value is 16 times its level, -7 to 7, times the scale of the block, its largest magnitude / 112.
-
-    The lower halves of the bytes are the levels of the first half of all values, the upper halves are those of the
-    rest, so any range is decoded in long loops. In the upper half of a signed byte a level is 16 times itself, so
-    decoding needs no sign extension.
+    If stochastic, it rounds to either neighbour, so that the mean is right.
     """
 
     stochastic: bool = False
@@ -188,17 +138,80 @@ class Int4:
     elementwise: ClassVar[bool] = False
     needs_feedback: ClassVar[bool] = False
 
+    def _quantizer(self, steps: int, unit: int, blocks: int, random: np.random.Generator | None) -> _Quantizer:
+        if self.stochastic and random is None:
+            raise ValueError("a codec that rounds stochastically needs a generator of random numbers to encode")
+        return _Quantizer(steps, unit, blocks, random if self.stochastic else None)
+
+
+class _BlockSource(ABC):
+    """Levels or signs, which are multiplied by the scales of their blocks."""
+
+    __slots__ = ("_coded", "_scales", "length")
+
+    def __init__(self, scales: Vector, coded: Bytes, length: int) -> None:
+        self._scales = scales
+        self._coded = coded
+        self.length = length
+
+    def read(self, start: int, stop: int, scratch: Vector) -> Vector:
+        values = scratch[: stop - start]
+        self._unpack(start, stop, values)
+        _scale_blocks(values, start, self._scales)
+        return values
+
+    @abstractmethod
+    def _unpack(self, start: int, stop: int, values: Vector) -> None:
+        """Write levels or signs to `values`."""
+
+
+@dataclass(frozen=True)
+class Int8(_Levels):
+    """`int8`: a value is its level, -127 to 127, times the scale of the block, its largest magnitude / 127."""
+
+    def nbytes(self, length: int) -> int:
+        """Count one byte for each value and four for each block."""
+        return _scale_bytes(length) + length
+
+    def encode(self, source: Source, length: int, out: Bytes, random: np.random.Generator | None) -> None:
+        """Write the scales and the levels."""
+        scales, coded = _split(out, length)
+        quantizer = self._quantizer(127, 1, scales.size, random)
+        for start, stop, rows, row_scales in _chunks(source, length, scales):
+            coded[start:stop] = quantizer.quantize(rows, row_scales)[: stop - start]
+
+    def open(self, coded: Bytes, length: int) -> Source:
+        """Return a source that multiplies levels by their scales; it accepts a level of -128."""
+        return _Int8Source(*_split(coded, length), length)
+
+
+class _Int8Source(_BlockSource):
+    __slots__ = ()
+
+    def _unpack(self, start: int, stop: int, values: Vector) -> None:
+        np.copyto(values, self._coded[start:stop].view(np.int8))
+
+
+@dataclass(frozen=True)
+class Int4(_Levels):
+    """`int4`: a value is 16 times its level, -7 to 7, times the scale of the block, its largest magnitude / 112.
+
+    The lower halves of the bytes are the levels of the first half of all values, the upper halves are those of the
+    rest, so any range is decoded in long loops. In the upper half of a signed byte a level is 16 times itself, so
+    decoding needs no sign extension.
+    """
+
     def nbytes(self, length: int) -> int:
         """Count half a byte for each value and four bytes for each block."""
         return _scale_bytes(length) + (length + 1) // 2
 
     def encode(self, source: Source, length: int, out: Bytes, random: np.random.Generator | None) -> None:
-        """Round to the nearest level, ties to even; if stochastic, to either neighbour with the right mean."""
+        """Write the scales, and two levels to a byte."""
         scales, coded = _split(out, length)
         half = coded.size
         if length % 2:
             coded[-1:] = 0
-        quantizer = _Quantizer(7, 16, scales.size, _needed(random) if self.stochastic else None)
+        quantizer = self._quantizer(7, 16, scales.size, random)
         for start, stop, rows, row_scales in _chunks(source, length, scales):
             levels = quantizer.quantize(rows, row_scales)
             middle = min(max(start, half), stop)
@@ -212,16 +225,10 @@ class Int4:
         return _Int4Source(*_split(coded, length), length)
 
 
-class _Int4Source:
-    __slots__ = ("_coded", "_scales", "length")
+class _Int4Source(_BlockSource):
+    __slots__ = ()
 
-    def __init__(self, scales: Vector, coded: Bytes, length: int) -> None:
-        self._scales = scales
-        self._coded = coded
-        self.length = length
-
-    def read(self, start: int, stop: int, scratch: Vector) -> Vector:
-        values = scratch[: stop - start]
+    def _unpack(self, start: int, stop: int, values: Vector) -> None:
         half = self._coded.size
         middle = min(max(start, half), stop)
         if start < middle:
@@ -230,8 +237,6 @@ class _Int4Source:
         if middle < stop:
             upper = self._coded[middle - half : stop - half] & np.uint8(0xF0)
             np.copyto(values[middle - start :], upper.view(np.int8))
-        _scale_blocks(values, start, self._scales)
-        return values
 
 
 @dataclass(frozen=True)
@@ -263,20 +268,12 @@ class Sign:
         return _SignSource(*_split(coded, length), length)
 
 
-class _SignSource:
-    __slots__ = ("_bits", "_scales", "length")
+class _SignSource(_BlockSource):
+    __slots__ = ()
 
-    def __init__(self, scales: Vector, bits: Bytes, length: int) -> None:
-        self._scales = scales
-        self._bits = bits
-        self.length = length
-
-    def read(self, start: int, stop: int, scratch: Vector) -> Vector:
-        values = scratch[: stop - start]
+    def _unpack(self, start: int, stop: int, values: Vector) -> None:
         first = start // 8
-        signs = np.unpackbits(self._bits[first : -(-stop // 8)], bitorder="little").view(np.int8)
+        signs = np.unpackbits(self._coded[first : -(-stop // 8)], bitorder="little").view(np.int8)
         np.multiply(signs, np.int8(-2), out=signs)
         np.add(signs, np.int8(1), out=signs)
         np.copyto(values, signs[start - 8 * first : stop - 8 * first])
-        _scale_blocks(values, start, self._scales)
-        return values

@@ -15,7 +15,7 @@ from edgeasync.protocol.codecs.float16 import (
     widen_bfloat16,
     widen_float16,
 )
-from edgeasync.protocol.codecs.source import Bytes, Source, VectorSource, copy_range, join_statistics
+from edgeasync.protocol.codecs.source import Bytes, Source, VectorSource, chunks, copy_range, join_statistics
 from edgeasync.protocol.wire import Buffer
 
 
@@ -59,10 +59,8 @@ class SixteenBits:
     def encode(self, source: Source, length: int, out: Bytes, random: np.random.Generator | None) -> None:  # noqa: ARG002
         """Round to nearest, ties to even."""
         halves = out.view("<u2")
-        scratch = np.empty(min(CHUNK, length), np.float32)
-        for start in range(0, length, CHUNK):
-            stop = min(start + CHUNK, length)
-            self.narrow(source.read(start, stop, scratch), halves[start:stop])
+        for start, values in chunks(source, length):
+            self.narrow(values, halves[start : start + values.size])
 
     def open(self, coded: Bytes, length: int) -> Source:
         """Return a source that widens the values it reads."""

@@ -1,5 +1,6 @@
 """Sources of float32 values, which are read in ranges, so that they need not all be in memory at once."""
 
+from collections.abc import Iterator
 from typing import Protocol
 
 import numpy as np
@@ -68,6 +69,13 @@ class JoinedSources:
 def join_statistics(trained: Source, statistics: Bytes) -> Source:
     """Return decoded trained values followed by the coded statistics, if there are any."""
     return JoinedSources(trained, VectorSource(statistics.view("<f4"))) if statistics.size else trained
+
+
+def chunks(source: Source, length: int) -> Iterator[tuple[int, Vector]]:
+    """Yield the first `length` values of a source in chunks, each with its place; use one before the next."""
+    scratch = np.empty(min(CHUNK, length), np.float32)
+    for start in range(0, length, CHUNK):
+        yield start, source.read(start, min(start + CHUNK, length), scratch)
 
 
 def copy_range(target: Vector, source: Source, start: int = 0) -> None:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from edgeasync.errors import ProtocolError
 from edgeasync.parameters import CHUNK, ParameterSpec, Vector
 from edgeasync.protocol.codecs.codec import Dense, VectorCodec
-from edgeasync.protocol.codecs.source import Bytes, Source, VectorSource, copy_range, join_statistics
+from edgeasync.protocol.codecs.source import Bytes, Source, VectorSource, chunks, copy_range, join_statistics
 from edgeasync.protocol.wire import Buffer
 
 HEADER_BYTES = 8
@@ -131,9 +131,7 @@ def _guess(source: Source, length: int, count: int) -> int:
 def _lower_bound(source: Source, length: int, count: int) -> int:
     """Return a magnitude that `count` values and few others reach; 1 if fewer than `count` values are not zero."""
     counts = np.zeros(1 << 16, np.int64)
-    scratch = np.empty(min(CHUNK, length), np.float32)
-    for start in range(0, length, CHUNK):
-        values = source.read(start, min(start + CHUNK, length), scratch)
+    for _, values in chunks(source, length):
         counts += np.bincount(_magnitudes(values) >> 15, minlength=1 << 16)
     reached = np.flatnonzero(np.cumsum(counts[::-1])[::-1] >= count)
     return max(1, int(reached[-1]) << 15)
@@ -142,10 +140,9 @@ def _lower_bound(source: Source, length: int, count: int) -> int:
 def _at_least(source: Source, length: int, least: int) -> tuple[Places, Vector]:
     """Return the places and the values of at least this magnitude."""
     room = min(CHUNK, length)
-    scratch, work, reach = np.empty(room, np.float32), np.empty(room, np.int32), np.empty(room, np.bool_)
+    work, reach = np.empty(room, np.int32), np.empty(room, np.bool_)
     found, kept = [np.empty(0, np.int32)], [np.empty(0, np.float32)]
-    for start in range(0, length, CHUNK):
-        values = source.read(start, min(start + CHUNK, length), scratch)
+    for start, values in chunks(source, length):
         size = values.size
         np.bitwise_and(values.view(np.int32), _MAGNITUDE, out=work[:size])
         places = np.flatnonzero(np.greater_equal(work[:size], least, out=reach[:size]))

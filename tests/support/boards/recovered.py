@@ -29,9 +29,10 @@ from edgeasync.policies.optimizers import SGD, Adam, ClipByGlobalNorm, Nesterov,
 from edgeasync.policies.policy import Policy
 from edgeasync.policies.schedules import CosineSchedule
 from edgeasync.simulation.clock import VirtualClock
-from edgeasync.simulation.fleet import SimulatedDevice, SimulatedWorkload
+from edgeasync.simulation.fleet import SimulatedDevice
 from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import LinkProfile
+from edgeasync.simulation.training import SimulatedWorkload
 from edgeasync.training.numpy_models import MlpModel
 from edgeasync.training.trainer import GradientTrainer
 
@@ -90,6 +91,7 @@ def write_run(folder):
         seed=1,
         disk=FolderDisk(folder),
     )
+    hub.start()
     for number in range(4):
         generator = np.random.default_rng(number)
         x = generator.normal(size=(200, 64)).astype(np.float32)

@@ -68,9 +68,10 @@ from edgeasync.protocol.messages import (
 from edgeasync.runtime.hub_record import record_of
 from edgeasync.runtime.hub_settings import HubSection, HubSettings
 from edgeasync.simulation.clock import VirtualClock
-from edgeasync.simulation.fleet import SimulatedDevice, SimulatedWorkload
+from edgeasync.simulation.fleet import SimulatedDevice
 from edgeasync.simulation.hub import SimulatedHub, WritingPace
 from edgeasync.simulation.link import LinkProfile
+from edgeasync.simulation.training import SimulatedWorkload
 from edgeasync.training.numpy_models import SoftmaxModel
 from edgeasync.training.trainer import GradientTrainer, StepResult
 
@@ -128,6 +129,7 @@ def write_run(folder):
         disk=FolderDisk(folder),
         writing=WritingPace(history_rows_max=1000),
     )
+    hub.start()
     for number, kind in enumerate((GradientTrainer, Wordless, Diverging, GradientTrainer)):
         generator = np.random.default_rng(number)
         x = generator.normal(size=(40, 3)).astype(np.float32)

@@ -48,13 +48,14 @@ class CrowdAgent(AgentRuntime):
         self._crowd = crowd
         self._delays = Random(number)
         self._loop = asyncio.get_running_loop()
+        self.training.train, self.training.run, self.training.submit = self.train, self.run_at_once, self.submit
         self._driver.begin()
-        self._network.begin()
+        self.network.begin()
         self._done = self._loop.create_future()
 
     def begin(self):
         """Connect for the first time."""
-        self._driver.do(self._engine.begin)
+        self._driver.do(self.engine.begin)
 
     def connect(self):
         """Connect a fresh socket."""
@@ -63,12 +64,12 @@ class CrowdAgent(AgentRuntime):
         socket.set(zmq.LINGER, 0)
         socket.set(zmq.RECONNECT_IVL, RECONNECT_MS)
         socket.connect(self.address)
-        self._network._channel = Channel(socket, self._loop, self._network.receive)
+        self.network._channel = Channel(socket, self._loop, self.network.receive)
 
     def prepare(self, welcome):
         """Do nothing: there is no trainer."""
 
-    def train(self, model, local_steps, then, *, overlap):
+    def train(self, model, local_steps, then, **_):
         """Make the next update after a while."""
         if not self._crowd.finishing:
             delay_s = self._crowd.period_s * self._delays.uniform(0.5, 1.5)
@@ -81,9 +82,13 @@ class CrowdAgent(AgentRuntime):
             model.parameters[first : first + PLACES] += shares_of(self.made)
             self._driver.do(lambda: then(Trained(1, 1, 1.0, 0.0, self._crowd.period_s)))
 
-    def run_in_background(self, work, then):
+    def submit(self, work):
         """Do the work at once."""
-        self._loop.call_soon(self._driver.do, lambda: then(work()))
+        self._loop.call_soon(self._driver.do, work)
+
+    def run_at_once(self, work, then):
+        """Do the work at once, and then what follows from it."""
+        self.submit(lambda: then(work()))
 
     def _note(self, report):
         if report.event == "answered":

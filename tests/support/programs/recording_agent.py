@@ -67,10 +67,10 @@ class Recorder:
 
     def begin(self, parameters):
         """Note which version this is, and what it is."""
-        held, assignment = self._device.agent._engine._model, self._device.agent._engine.core.work._installing
+        held, assignment = self._device.agent.engine._model, self._device.agent.core.work._installing
         if assignment.deltas is None:
             self._off_chain = assignment.codec == COARSE
-        version, digest = held.version, xxhash.xxh3_64_hexdigest(held._base.data)
+        version, digest = held.version, xxhash.xxh3_64_hexdigest(held.base.data)
         self._device.record.note(
             lineage=version.lineage, number=version.number, digest=digest, off_chain=self._off_chain
         )

@@ -125,7 +125,7 @@ class Checks:
 
     def pushed(self, device, push):
         """Note an update that a device has made, perhaps once more; return its mark."""
-        mark = (device.device_id, device._trainer.updates)
+        mark = (device.device_id, device.training.trainer.updates)
         return self._marks.setdefault((device.device_id, push.checksum, repr(push.loss_mean)), mark)
 
     def before_event(self, hub, event):
@@ -509,7 +509,7 @@ class Checks:
         """Read the marks off the model itself."""
         told = self.memory.told
         for name, device in self._world.devices.items():
-            made = device._trainer.updates
+            made = device.training.trainer.updates
             counts = self._world.marks.in_model(self._world.hub.model, name)
             least, most = np.zeros(SLOTS), np.zeros(SLOTS)
             for number in range(1, made + 1):

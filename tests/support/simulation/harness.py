@@ -84,7 +84,7 @@ def _live_through(world, injector):
     injector.heal()
     devices = world.training
     for device in world.devices.values():
-        device._trainer.diverges = 0
+        device.training.trainer.diverges = 0
         if device not in devices:
             device.cut_power()
     answers = [device.answers for device in devices]
@@ -103,7 +103,7 @@ def _live_through(world, injector):
         device.quiet = True
 
     def at_rest():
-        return all(device.resting and device._work is None for device in devices)
+        return all(device.resting and device.training.work is None for device in devices)
 
     assert pass_time(at_rest, REST_S), "something is still in flight"
     pass_time(lambda: False, 1.0)  # and what is still on the wire

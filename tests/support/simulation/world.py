@@ -39,9 +39,10 @@ from edgeasync.policies.policy import Policy
 from edgeasync.policies.staleness import ConstantStaleness
 from edgeasync.simulation.clock import VirtualClock
 from edgeasync.simulation.disk import SimulatedDisk
-from edgeasync.simulation.fleet import SimulatedDevice, SimulatedWorkload
+from edgeasync.simulation.fleet import SimulatedDevice
 from edgeasync.simulation.hub import SimulatedHub, WritingPace
 from edgeasync.simulation.link import LinkProfile
+from edgeasync.simulation.training import SimulatedWorkload
 from edgeasync.training.trainer import StepResult
 from tests.support.simulation.checks import Checks, Memory
 from tests.support.simulation.marks import LEARNT, Marks
@@ -150,6 +151,7 @@ class WatchedDevice(SimulatedDevice):
         self.quiet = self.stilled = False
         self.answers = 0
         super().__init__(*arguments, **options)
+        self._train, self.training.train = self.training.train, self.train
 
     def _make_engine(self):
         engine = super()._make_engine()
@@ -158,7 +160,7 @@ class WatchedDevice(SimulatedDevice):
         def watched(event, now_s):
             self.world.checks.time_is(engine.core, now_s)
             if isinstance(event, ModelInstalled):
-                self.world.checks.holds(self, event.assignment.version, engine._model._base)
+                self.world.checks.holds(self, event.assignment.version, engine._model.base)
             effects = handle(event, now_s)
             for effect in effects:
                 if isinstance(effect, ResolvePush):
@@ -174,10 +176,10 @@ class WatchedDevice(SimulatedDevice):
         engine.core.handle, engine._push = watched, watched_push
         return engine
 
-    def train(self, model, local_steps, then, *, overlap):
+    def train(self, *arguments, **options):
         self.stilled = self.quiet
         if not self.quiet:
-            super().train(model, local_steps, then, overlap=overlap)
+            self._train(*arguments, **options)
 
     def send(self, header, payload):
         self.world.trace.note(self._clock.now_s, self.device_id, header, payload or b"")
@@ -460,6 +462,7 @@ class World:
                 save_s=random.choice([0.002, 0.05, 0.5]),
             ),
         )
+        self.hub.start()
         self.devices = {}
         for number, name in enumerate(names):
             rate = random.choice([np.inf, 1e6, 1e5])
@@ -482,7 +485,7 @@ class World:
     def is_plain(self):
         """Whether the plan of faults is the only difficulty."""
         small = self.marks.spec.nbytes < UNUSED
-        return small and self.hub.sync_s < 0.01 and not self.background
+        return small and self.hub.writing.sync_s < 0.01 and not self.background
 
     @property
     def training(self):

@@ -213,7 +213,7 @@ def test_what_a_failed_sync_leaves_in_doubt_is_not_trusted_by_the_next_process()
         disk = SimulatedDisk(seed)
         writer = JournalWriter(disk, 1)
         writer.append([(b"a", None)])
-        disk.kill_at(disk.operations + 2, lambda: None)  # written, and not synced
+        disk.die_at(disk.operations + 2, lambda: None, power=False)  # written, and not synced
         writer.append([(b"b" * 600, None)])
         disk.crash()
         disk.failing_syncs = 1
@@ -233,7 +233,7 @@ def test_a_power_cut_while_records_are_written_again_costs_none_that_was_synced(
             writer = JournalWriter(disk, 1)
             for entry in (b"a", b"b" * 600):
                 writer.append([(entry, None)])
-            disk.cut_power_at(disk.operations + operation, lambda: None)
+            disk.die_at(disk.operations + operation, lambda: None, power=True)
             found, reading = whole(disk)
             remove_torn_headers(disk, reading)
             go_on(disk, reading).append([(b"c", None)])

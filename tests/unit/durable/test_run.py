@@ -49,7 +49,7 @@ def died(seed, of, operation):
     """Return a disk on which a process was killed in an operation, or none if there were fewer."""
     disk = SimulatedDisk(seed)
     run = open_run(disk)
-    disk.kill_at(disk.count(of) + operation, lambda: None, of)
+    disk.die_at(disk.count(of) + operation, lambda: None, of, power=False)
     live(run)
     if not disk.powerless:
         return None

@@ -11,7 +11,6 @@ from edgeasync.host.readings import (
     Zone,
     find_mount,
     parse_cpuinfo,
-    parse_meminfo,
     parse_pressure,
     parse_throttled,
 )
@@ -81,6 +80,18 @@ def test_what_a_machine_runs_on(tmp_path, supplies, power):
     assert Readings(tmp_path).power() == power
 
 
+@pytest.mark.parametrize(
+    ("text", "memory"),
+    [
+        ("MemTotal:  1000 kB\nMemFree:  1 kB\nMemAvailable:   200 kB\n", Memory(1_024_000, 204_800)),
+        ("MemTotal:  1000 kB\n", None),
+    ],
+)
+def test_the_memory_of_a_machine(tmp_path, text, memory):
+    write(tmp_path, {"proc/meminfo": text})
+    assert Readings(tmp_path).memory() == memory
+
+
 def test_the_clock_is_set_when_timesyncd_says_so(tmp_path):
     write(tmp_path, {"run/systemd/timesync/clock": ""})
     assert Readings(tmp_path).clock_synchronized() is False
@@ -94,12 +105,6 @@ def test_the_clock_is_set_when_timesyncd_says_so(tmp_path):
         (parse_throttled, "0\n", ()),
         (parse_throttled, "0x50000", ("under-voltage since boot", "was throttled since boot")),
         (parse_throttled, "hot", None),
-        (
-            parse_meminfo,
-            "MemTotal:  1000 kB\nMemFree:  1 kB\nMemAvailable:   200 kB\n",
-            Memory(1_024_000, 204_800),
-        ),
-        (parse_meminfo, "MemTotal:  1000 kB\n", None),
         (parse_pressure, "some avg10=12.50 avg60=0.00 avg300=0.00 total=7\n", Pressure(0.125, 0.0)),
         (
             parse_pressure,

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.asyncio
 @odd_errors
 async def test_a_trainer_that_cannot_be_made_may_raise_anything(tmp_path, network, error):
     agent = make_agent(network)
-    agent._training._workload = Workload(lambda _: fail(error))
+    agent.training._workload = Workload(lambda _: fail(error))
     with pytest.raises(EdgeAsyncError, match=rf"raised {type(error).__name__}.*hubs.py.*in fail"):
         await serve(make_hub(tmp_path, network), agent)
 
@@ -60,7 +60,7 @@ async def test_the_loop_goes_on_while_an_agent_waits_for_its_last_step(tmp_path,
 
     def last_step():
         loop.call_soon_threadsafe(agent.request_stop)
-        agent._training._stopping.wait(PATIENCE_S)
+        agent.training.gate.ending.wait(PATIENCE_S)
         for _ in range(10):
             asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result(PATIENCE_S / 2)
             turns.append(True)
@@ -113,9 +113,9 @@ EVERY_LIMIT = {
 async def test_every_limit_reaches_the_core_as_it_was_set():
     assert set(EVERY_LIMIT) == set(DeviceLimits.__annotations__), "add the new limit here"
     agent = AgentRuntime(*agent_parts(None, hub="tcp://127.0.0.1:9", **EVERY_LIMIT))
-    core = agent._engine.core
+    core = agent.core
     assert {name: getattr(core.limits, name) for name in EVERY_LIMIT} == EVERY_LIMIT
-    told = core._own_hello.profile
+    told = core._greeting.own.profile
     assert (told.local_steps_max, told.delay_steps) == (64, 4)
     assert core.data_quota.bytes_per_day_max == 10**9
 

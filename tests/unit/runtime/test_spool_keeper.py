@@ -85,9 +85,11 @@ def test_with_an_update_the_trainers_state_is_kept():
     keeper, files, _ = keeper_of()
     trainer = Trainer()
     trainer.place = 9
-    keeper.keep(KEPT, trainer)
+    keeper.restore(trainer)
+    keeper.keep(KEPT)
     assert files.spool.trainer["place"] == 9
-    keeper.keep(KEPT, None)
+    keeper.restore(None)
+    keeper.keep(KEPT)
     assert files.spool is KEPT
 
 
@@ -120,11 +122,11 @@ def test_a_trainer_on_other_data_begins_from_scratch():
 def test_a_disk_that_fails_is_told_of_once_until_it_works_again():
     keeper, files, warnings = keeper_of(write=StorageError("full"), write_model=StorageError("full"))
     for _ in range(2):
-        keeper.keep(KEPT, Trainer())
+        keeper.keep(KEPT)
         keeper.keep_model(HELD)
     assert warnings == ["full; until then a power cut loses the unanswered update"]
     files.errors = {}
-    keeper.keep(KEPT, None)
+    keeper.keep(KEPT)
     files.errors = {"write": StorageError("full again")}
-    keeper.keep(KEPT, None)
+    keeper.keep(KEPT)
     assert len(warnings) == 2

@@ -17,9 +17,8 @@ from tests.support.programs.processes import PATIENCE_S
 
 def thread_of(trainer, warn):
     found = TrainingThread(
-        Workload(lambda welcome: trainer), LocalParameters([]), step_s_min=0.0, share=lambda: 1.0,
-        local_steps=lambda: None, validate=lambda: None, hand_over=lambda work: None, warn=warn,
-        fail=lambda error: None,
+        Workload(lambda welcome: trainer), LocalParameters([]), step_s_min=0.0, share=1.0,
+        hand_over=lambda work: None, warn=warn, fail=lambda error: None,
     )  # fmt: skip
     found.trainer = trainer
     return found
@@ -60,7 +59,7 @@ async def test_only_overlapped_steps_make_way_and_what_was_done_counts(overlap):
     thread._hand_over = asyncio.get_running_loop().call_soon_threadsafe
     thread._local.begin(ParameterSpec((Parameter("w", (1,)),)), {}, print)
     thread.begin(asyncio.get_running_loop())
-    thread.train(model, 5, done.set_result, done.cancel, overlap=overlap, first=False)
+    thread.train(model, 5, done.set_result, overlap=overlap, first=False)
     async with asyncio.timeout(PATIENCE_S):
         trained = await done
     thread.end()
@@ -76,7 +75,7 @@ async def test_an_overlap_that_must_make_way_at_once_does_nothing_more():
     thread = thread_of(trainer, told.append)
     thread._hand_over = told.append
     thread._local.begin(ParameterSpec((Parameter("w", (1,)),)), {}, print)
-    thread.train(Mock(parameters=np.zeros(1)), 5, told.append, told.append, overlap=True, first=False)
+    thread.train(Mock(parameters=np.zeros(1)), 5, told.append, overlap=True, first=False)
     thread.pause()
     loop, after = asyncio.get_running_loop(), asyncio.Event()
     thread.submit(lambda: loop.call_soon_threadsafe(after.set))

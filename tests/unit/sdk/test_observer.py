@@ -39,6 +39,7 @@ def watched(tell):
     hub = SimulatedHub(
         clock, spec=MODEL.spec, initial=MODEL.initial(0), policy=Policy(), settings=HubCoreSettings(), seed=1
     )
+    hub.start()
     observer = Observer(None, 0, tell)
     observer.watch(SimpleNamespace(core=hub.core, show=lambda action: action()), None)
     hub.engine._observe = observer

@@ -217,7 +217,7 @@ def test_power_can_fail_in_the_middle_of_anything(operation):
         written(disk, "a", b"old")
         disk.sync_folder()
         cuts = []
-        disk.cut_power_at(disk.operations + operation, lambda cuts=cuts: cuts.append(1))
+        disk.die_at(disk.operations + operation, lambda cuts=cuts: cuts.append(1), power=True)
         written(disk, "a.part", b"new")
         disk.rename("a.part", "a")
         disk.sync_folder()
@@ -235,7 +235,7 @@ def test_power_can_fail_in_the_middle_of_anything(operation):
 def test_only_operations_of_a_kind_are_counted_if_that_is_asked_for():
     disk = SimulatedDisk()
     cuts = []
-    disk.cut_power_at(disk.count("names") + 2, lambda: cuts.append(disk.operations), "names")
+    disk.die_at(disk.count("names") + 2, lambda: cuts.append(disk.operations), "names", power=True)
     written(disk, "a", b"x")
     assert not disk.powerless
     disk.sync_folder()
@@ -248,7 +248,7 @@ def test_a_killed_process_leaves_what_it_had_written():
     for seed in range(100):
         disk = SimulatedDisk(seed)
         file = written(disk, "a", b"not synced, ", sync=False)
-        disk.kill_at(disk.operations + 1, lambda: None)
+        disk.die_at(disk.operations + 1, lambda: None, power=False)
         file.write([b"whole"])
         file.sync()
         assert disk.read("a") == b"not synced, whole", "the dead process sees what it believes"

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeasync.core.arrays.hub_model import CHUNK, POOLED_BYTES_MIN, HubModel
+from edgeasync.core.arrays.buffers import POOLED_BYTES_MIN
+from edgeasync.core.arrays.hub_model import CHUNK, HubModel
 from edgeasync.core.hub.effects import Fold
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.aggregation import (

@@ -171,7 +171,7 @@ def test_a_codec_that_drops_little_takes_over_what_was_left():
     device = DeviceModel(SPEC)
     device.install(VectorSource(vector(0)))
     device.encode_update(dense, feedback=None)
-    assert device._residual is None
+    assert device.residual is None
 
 
 # -- overlap -------------------------------------------------------------------------------------------------

@@ -6,8 +6,9 @@ import math
 import numpy as np
 import pytest
 
+from edgeasync.core.arrays.buffers import POOLED_BYTES_MIN
 from edgeasync.core.arrays.combine import norm_of
-from edgeasync.core.arrays.hub_model import CHUNK, POOLED_BYTES_MIN, HubModel, WaitingUpdate
+from edgeasync.core.arrays.hub_model import CHUNK, HubModel, WaitingUpdate
 from edgeasync.core.hub.effects import Fold
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.aggregation import Contribution, Fleet, ImmediateAggregator

@@ -5,9 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgeasync.core.arrays.buffers import POOLED_BYTES_MIN
 from edgeasync.core.arrays.delta_chain import Difference, follow
 from edgeasync.core.arrays.device_model import DeviceModel
-from edgeasync.core.arrays.hub_model import POOLED_BYTES_MIN, HubModel, Snapshot
+from edgeasync.core.arrays.hub_model import HubModel, Snapshot
 from edgeasync.core.arrays.published_model import Publisher
 from edgeasync.core.hub.settings import CodecSettings
 from edgeasync.parameters import CHUNK, Parameter, ParameterSpec

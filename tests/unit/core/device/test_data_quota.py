@@ -71,9 +71,9 @@ def test_every_hello_says_what_is_left_and_that_pieces_be_small():
     )
     assert hello.piece_bytes_max == 1 << 16
     device.data_quota.count(1_000_000, 200.0)
-    hello = device._hello(300.0)
+    hello = device._greeting.hello(device.welcome, 0, device.data_quota, 300.0)
     assert (hello.profile.day_left_bytes, hello.profile.day_remaining_s) == (5_000_000, 300.0)
-    hello = device._hello(600.0)
+    hello = device._greeting.hello(device.welcome, 0, device.data_quota, 600.0)
     assert (hello.profile.day_left_bytes, hello.profile.day_remaining_s) == (LIMIT, DAY_S), "another day"
 
 
@@ -241,5 +241,5 @@ def test_without_a_limit_nothing_is_counted_told_or_kept():
     device.data_quota.count(10**15, 101.0)
     assert device.data_quota.take_due_record(101.0) is None
     assert device.data_quota.left_bytes(101.0) is None
-    assert device._hello(101.0).profile == DeviceProfile(examples=5)
-    assert device._hello(101.0).piece_bytes_max == 0
+    assert device._greeting.hello(device.welcome, 0, device.data_quota, 101.0).profile == DeviceProfile(examples=5)
+    assert device._greeting.hello(device.welcome, 0, device.data_quota, 101.0).piece_bytes_max == 0

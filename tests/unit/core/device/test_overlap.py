@@ -68,7 +68,7 @@ def test_a_device_pauses_by_default_when_the_hub_is_gone():
 
 def test_a_device_that_is_cut_off_trains_on_to_its_limit_and_merges_when_it_is_back():
     device = offline_bench(20)
-    assert device.core.work.may_overlap
+    assert device.core.work.overlap.is_allowed
     device.hears(Goodbye("stopping"))
     assert overlap_steps(device) == [], "the assigned steps are not done yet"
     device.trained()

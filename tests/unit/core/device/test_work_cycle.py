@@ -87,7 +87,7 @@ def test_an_assignment_that_does_not_follow_is_fetched():
     device = DeviceBench().training().trained()
     device.hears(Ack(1, Buffered(2)))
     since_s = device.now_s
-    assert device.until(Fetch) == Fetch(device.session, device.core.work.version)
+    assert device.until(Fetch) == Fetch(device.session, device.core.work.held.version)
     assert device.now_s == since_s + LEASE_S
 
 
@@ -230,7 +230,7 @@ def test_a_number_names_an_update_only_with_its_checksum(seq_last, checksum_last
     assert device.pushed == expected
     if not expected:
         assert device.told == ["joined", "warning"]
-        assert device.said == [Fetch(device.session, device.core.work.version)]
+        assert device.said == [Fetch(device.session, device.core.work.held.version)]
         device.assigned(9).give(ModelInstalled(assignment(9))).trained()
         assert device.pushed == [seq_last + 1]
     else:
@@ -250,7 +250,7 @@ def test_a_push_the_hub_has_gone_past_is_given_up():
     """A copy of this device went further. The push gets no answer; under a new number it could count twice."""
     device = DeviceBench().training(seq_last=5).trained().reconnect(seq_last=9)
     assert device.told == ["joined", "warning"]
-    assert device.said == [Fetch(device.session, device.core.work.version)]
+    assert device.said == [Fetch(device.session, device.core.work.held.version)]
     device.assigned(20).give(ModelInstalled(assignment(20))).trained()
     assert device.pushed == [10]
 
@@ -290,7 +290,7 @@ def test_only_the_newest_of_two_assignments_is_trained_from():
     assert device.effects == []
     device.give(ModelInstalled(assignment(4)))
     assert device.effects == [Train(8)]
-    assert device.core.work.version.number == 4
+    assert device.core.work.held.version.number == 4
 
 
 def test_a_model_that_comes_in_broken_is_fetched_again():
@@ -319,7 +319,7 @@ def test_a_broken_copy_of_what_is_installed_already_disturbs_nothing(work):
 
 def test_a_model_that_was_coming_in_when_the_link_broke_is_fetched_again():
     device = DeviceBench().welcome().assigned(3).reconnect()
-    assert device.said == [Fetch(device.session, device.core.work.version)]
+    assert device.said == [Fetch(device.session, device.core.work.held.version)]
     device.give(ModelInstalled(assignment(3)))
     assert device.effects == []
     device.assigned(4).give(ModelInstalled(assignment(4)))
@@ -335,7 +335,7 @@ def test_a_graph_that_is_kept_is_not_fetched():
     device.give(GraphHeld(fetched=False))
     assert device.kinds == [DeviceReport, PrepareTraining, SendToHub]
     assert device.effects[0] == DeviceReport("graph", "from the cache, 1000 bytes")
-    assert device.said == [Fetch(device.session, device.core.work.version)]
+    assert device.said == [Fetch(device.session, device.core.work.held.version)]
 
 
 def test_nothing_is_answered_before_the_graph_is_here():
@@ -401,7 +401,7 @@ def test_a_graph_that_comes_in_broken_is_asked_for_again():
     device.until(FetchGraph)
     assert 1.5 <= device.now_s - since_s <= 3.0
     device.hears(GRAPH).give(GraphHeld(fetched=True))
-    assert device.said == [Fetch(device.session, device.core.work.version)]
+    assert device.said == [Fetch(device.session, device.core.work.held.version)]
 
 
 @pytest.mark.parametrize("way", ["asked", "coming in"])
@@ -426,7 +426,7 @@ def test_a_graph_that_is_kept_while_the_link_is_down_is_there_at_the_next_welcom
     device.until(Connect)
     device.welcome(**OFFER)
     assert device.kinds == [DeviceReport, PrepareTraining, SendToHub]
-    assert device.said == [Fetch(device.session, device.core.work.version)]
+    assert device.said == [Fetch(device.session, device.core.work.held.version)]
 
 
 def test_a_graph_that_is_held_is_not_asked_for_after_a_reconnect():

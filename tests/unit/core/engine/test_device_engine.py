@@ -20,7 +20,7 @@ WELCOME = Welcome(bytes(16), ParameterSpec((Parameter("weights", (4,)),)), {}, 0
 @pytest.fixture
 def engine():
     core = DeviceCore(Hello("pi-1", bytes(16), 1), DeviceLimits(), Random(0))
-    engine = DeviceEngine(core, Mock(), lambda: 1.0)
+    engine = DeviceEngine(core, Mock(), Mock(), lambda: 1.0)
     engine.begin()
     engine.on_message(wire.encode(WELCOME), None)
     return engine

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load, save
 
-from edgeasync.core.arrays.hub_model import POOLED_BYTES_MIN, HubModel, WaitingUpdate
+from edgeasync.core.arrays.buffers import POOLED_BYTES_MIN
+from edgeasync.core.arrays.hub_model import HubModel, WaitingUpdate
 from edgeasync.core.arrays.model_executor import ModelExecutor
 from edgeasync.core.arrays.published_model import Publisher
 from edgeasync.core.arrays.state_codec import FORMAT, decode_state, encode_state

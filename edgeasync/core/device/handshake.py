@@ -1,0 +1,90 @@
+"""A device's handshake with its hub: what the device says, how long it waits, which welcomes it refuses."""
+
+import msgspec
+
+from edgeasync.core.device.data_quota import DataQuota
+from edgeasync.core.device.effects import EndAgent
+from edgeasync.core.device.limits import DeviceLimits
+from edgeasync.errors import GraphError, ModelMismatchError
+from edgeasync.parameters import PARAMETERS_MAX
+from edgeasync.protocol.messages import Hello, Welcome
+from edgeasync.protocol.transfers import PIECE_BYTES_MIN
+
+CONNECT_S = 3.0
+"""How long a new connection may take to reach the hub's machine."""
+
+WELCOME_S = 3.0
+"""The least time that the hub has to welcome the device after that."""
+
+WELCOME_ROUND_TRIPS = 8
+"""A hub on a slow link has this number of round trips: greetings and welcome take four, with keys six."""
+
+
+class Greeting:
+    """The device's `Hello`, which is completed for every connection."""
+
+    def __init__(self, hello: Hello, limits: DeviceLimits) -> None:
+        own = {"local_steps_max": limits.local_steps_max or 0, "delay_steps": limits.delay_steps or 0}
+        self.own = msgspec.structs.replace(hello, profile=msgspec.structs.replace(hello.profile, **own))
+
+    def hello(self, welcome: Welcome | None, seq_answered: int, data_quota: DataQuota, now_s: float) -> Hello:
+        """Return the hello to send now, after the last `welcome`."""
+        session = None if welcome is None else welcome.session
+        hello = msgspec.structs.replace(self.own, session=session, seq_answered=seq_answered)
+        if (left_bytes := data_quota.left_bytes(now_s)) is None:
+            return hello
+        profile = msgspec.structs.replace(
+            hello.profile,
+            bytes_per_day_max=data_quota.bytes_per_day_max,
+            day_left_bytes=left_bytes,
+            day_remaining_s=data_quota.ends_s(now_s) - now_s,
+        )
+        # The day keeps this much for a model that the hub sends unasked.
+        return msgspec.structs.replace(hello, profile=profile, piece_bytes_max=PIECE_BYTES_MIN)
+
+
+class DeviceHandshake:
+    """A connection's handshake, or the last one's if there is no connection."""
+
+    def __init__(self, now_s: float) -> None:
+        self.answered = False
+        """Whether the hub has sent anything since the connection was opened."""
+        self.unreadable = ""
+        """Why the answer to the hello could not be read."""
+        self.ends_s = now_s + CONNECT_S
+        """When to give up waiting for the hub."""
+        self._begun_s = now_s
+
+    def connected(self, now_s: float) -> None:
+        """Give the hub time to answer, by the round trip that the connection has shown."""
+        self.ends_s = now_s + max(WELCOME_S, WELCOME_ROUND_TRIPS * (now_s - self._begun_s))
+
+
+def refuse_welcome(welcome: Welcome, before: Welcome | None, limits: DeviceLimits) -> EndAgent | None:
+    """Return the end of a device that cannot train what the hub offers; `before` is an earlier hub's welcome.
+
+    Waiting would not fix another model than before, or a graph that is too large.
+    """
+    if before is not None and (before.spec, before.graph) != (welcome.spec, welcome.graph):
+        return _refuse_model("the hub now trains another model than before; start the agent again")
+    parameters_max = limits.parameters_max or PARAMETERS_MAX
+    if welcome.spec.length > parameters_max:
+        return _refuse_model(
+            f"the hub's model has {welcome.spec.length} values, more than this device takes "
+            f"({parameters_max}); raise [limits] parameters_max if it has the memory for four such arrays"
+        )
+    if welcome.graph is not None and not 0 < welcome.graph_bytes <= limits.graph_bytes_max:
+        return refuse_graph(
+            f"the hub's graph has {welcome.graph_bytes} bytes, over this device's {limits.graph_bytes_max}; "
+            "raise [limits] graph_bytes_max if you trust the hub"
+        )
+    return None
+
+
+def refuse_graph(sentence: str) -> EndAgent:
+    """Return the end of a device whose hub's graph is not to be trusted."""
+    return EndAgent("graph refused", GraphError(sentence))
+
+
+def _refuse_model(sentence: str) -> EndAgent:
+    return EndAgent("model mismatch", ModelMismatchError(sentence))

@@ -1,0 +1,70 @@
+"""What of a device's work is on disk, so that a power cut costs only time. Part of `DeviceEngine`."""
+
+import math
+
+import msgspec
+
+from edgeasync.core.arrays.device_model import DeviceModel
+from edgeasync.core.arrays.spool import HeldModel, Spool
+from edgeasync.core.device.pending_push import ModelKey
+from edgeasync.core.device.work_cycle import WorkCycle
+from edgeasync.core.engine.device_shell import DeviceSpool
+from edgeasync.protocol.messages import Push
+
+KEEP_MODEL_S = 60.0
+"""The least time between two writes of the model: it is longer than an update, and an older one is of use, too."""
+
+
+class KeptWork:
+    """What an earlier start has left, and which update the disk holds. Without a `spool` no update is written."""
+
+    def __init__(self, spool: DeviceSpool | None) -> None:
+        self.spool = spool
+        self.recalled: Spool | None = None
+        """The update of an earlier start, as long as it is the one that has no answer."""
+        self._held: HeldModel | None = None
+        self._kept_seq = self._keeping_seq = 0
+        self._keep_model_at_s = -math.inf
+
+    def recall(self, spool: Spool | None, held: HeldModel | None, work: WorkCycle) -> None:
+        """Let the work resume with the update and the model that an earlier start kept."""
+        self._held = held
+        if held is not None:
+            work.held.recall(held.model, held.version, held.checksum)
+        if spool is None:
+            return
+        self.recalled, self._kept_seq = spool, spool.push.seq
+        push = spool.push
+        if held is None or (held.version, held.checksum) != (push.base, push.held_checksum):
+            push = msgspec.structs.replace(push, held_checksum=None)
+        work.recall(push, spool.model)
+
+    def restore(self, model: DeviceModel, key: ModelKey) -> None:
+        """Let the device hold the model of an earlier start, if it is the hub's; raises `ValueError`."""
+        held, self._held = self._held, None
+        if held is not None and held.model == key:
+            model.restore_base(held)
+
+    def forget(self) -> None:
+        """Forget the update on disk: another takes its place, or it was put aside."""
+        self.recalled, self._kept_seq = None, 0
+
+    def needs_write(self, push: Push) -> bool:
+        """Return whether an update is to be written before it is sent."""
+        return self.spool is not None and self._kept_seq != push.seq
+
+    def begin_write(self, push: Push) -> bool:
+        """Note that an update is written under its number, which may have changed; return whether that is new."""
+        begins, self._keeping_seq = self._keeping_seq != push.seq, push.seq
+        return begins
+
+    def end_write(self, push: Push) -> None:
+        """Note that the disk holds an update."""
+        self._keeping_seq, self._kept_seq = 0, push.seq
+
+    def is_model_due(self, now_s: float) -> bool:
+        """Return whether the model is to be written, because the one on disk is old."""
+        is_due = self.spool is not None and now_s >= self._keep_model_at_s
+        if is_due:
+            self._keep_model_at_s = now_s + KEEP_MODEL_S
+        return is_due

@@ -1,0 +1,69 @@
+"""What libzmq tells of a ROUTER's connections: who came, who left, and whose handshake failed."""
+
+import asyncio
+import struct
+from collections.abc import Callable
+
+import zmq
+
+EVENTS_AT_A_TIME = 128
+"""Events that are read before the loop gets its turn."""
+
+_EVENTS = (
+    zmq.EVENT_LISTENING
+    | zmq.EVENT_ACCEPTED
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+)
+
+_EVENT = struct.Struct("=HI")
+
+
+class RouterMonitor:
+    """Calls `on_event` with every event and its value, on the loop; made before the ROUTER is bound."""
+
+    def __init__(
+        self,
+        router: "zmq.Socket[bytes]",
+        loop: asyncio.AbstractEventLoop,
+        on_event: Callable[[int, int], None],
+    ) -> None:
+        self._router = router
+        self._loop = loop
+        self._on_event = on_event
+        address = f"inproc://monitor-{id(router)}"
+        router.monitor(address, _EVENTS)
+        self._events: zmq.Socket[bytes] = router.context.socket(zmq.PAIR)
+        self._events.set(zmq.RCVHWM, 0)  # libzmq would wait for a hub that is slow to read
+        self._events.set(zmq.LINGER, 0)
+        self._events.connect(address)
+        self._fd = self._events.FD
+        loop.add_reader(self._fd, self._read_some)
+        loop.call_soon(self._read_some)
+
+    def close(self) -> None:
+        """Stop; to be called before the socket is closed."""
+        self._loop.remove_reader(self._fd)
+        self._router.disable_monitor()
+        self._events.close(0)
+
+    def read(self, count: int | None = None) -> bool:
+        """Read all events there are, or `count` of them; return whether there are no more."""
+        while not self._events.closed and count != 0:
+            try:
+                event, _ = self._events.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return True
+            self._on_event(*_EVENT.unpack(event))
+            count = None if count is None else count - 1
+        return self._events.closed
+
+    def _read_some(self) -> None:
+        """Read a batch of events; come back if there may be more, for the descriptor is edge-triggered."""
+        emptied = False
+        try:
+            emptied = self.read(EVENTS_AT_A_TIME)
+        finally:  # also after an error: the descriptor would stay silent
+            if not emptied:
+                self._loop.call_soon(self._read_some)
