@@ -344,7 +344,7 @@ class PeerRuntime:
 
         It may have the latter if all others have gone: the core gives a round up unless they have left in order.
         """
-        serving = self._engine.core.round
+        serving = self._engine.core.rounds.current
         return serving is not None and (self._deserted or serving.state in ("applying", "serving"))
 
     # -- what the engine asks for -----------------------------------------------------------------------------

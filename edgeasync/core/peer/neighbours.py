@@ -5,9 +5,10 @@ from collections.abc import Iterator
 
 import msgspec
 
+from edgeasync.core.peer.effects import PeerReport
 from edgeasync.core.peer.events import Norms
 from edgeasync.core.peer.settings import PeerCoreSettings, interval_of
-from edgeasync.protocol.peer_messages import Abandon, Offer, PeerPing, RoundMember
+from edgeasync.protocol.peer_messages import Abandon, Offer, PeerPing, RoundId, RoundMember
 
 OTHER_FROZEN = "its frozen arrays, which do not travel, differ from this device's"
 OTHER_INTERVAL = "another interval between rounds"
@@ -29,6 +30,14 @@ class Neighbour:
         self.told_live = False
         """Whether people were told last that this peer is live."""
 
+    def has_completed(self, round_id: RoundId) -> bool:
+        """Return whether it has said that it has the mean of this round, or of a later one."""
+        return self.ping is not None and self.ping.completed is not None and self.ping.completed >= round_id
+
+    def has_taken(self, round_id: RoundId) -> bool:
+        """Return whether it has said that it is in this round, or has its mean."""
+        return self.ping is not None and (self.ping.current == round_id or self.has_completed(round_id))
+
     def keep_early(self, offer: Offer) -> None:
         """Keep an offer of a round that is not proposed yet, and forget those of another round."""
         if any(kept.round != offer.round for kept in self.early_offers.values()):
@@ -48,6 +57,7 @@ class Neighbours:
         self._lease_s = settings.lease_s
         self._settings = settings
         self._listed: dict[str, Neighbour] = {}
+        self._alone = False
         self.replace(peers)
 
     def __iter__(self) -> Iterator[Neighbour]:
@@ -129,6 +139,22 @@ class Neighbours:
         neighbour = self._listed[name]
         if neighbour.ping is not None:
             neighbour.ping = msgspec.structs.replace(neighbour.ping, current=None, ready=abandon.ready)
+
+    def changes(self, now_s: float) -> list[PeerReport]:
+        """Return what people are to be told of who is live now."""
+        reports = []
+        live = 0
+        for each in self:
+            is_live = self.is_live(each, now_s)
+            live += is_live
+            if is_live != each.told_live:
+                each.told_live = is_live
+                reports.append(PeerReport("peer_found" if is_live else "peer_lost", peer=each.name))
+        if self._alone != (not live):
+            self._alone = not live
+            if self._alone:
+                reports.append(PeerReport("alone"))
+        return reports
 
     def next_silence_s(self, now_s: float) -> float:
         """Return when the lease of the next peer ends that is heard now."""
