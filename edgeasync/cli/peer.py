@@ -106,7 +106,7 @@ class _Command:
 def _figures(peer: PeerRuntime) -> dict[str, int | float | None]:
     return {
         "steps": peer.steps_total,
-        "rounds": peer.times.rounds,
+        "rounds": peer.rounds,
         "loss": peer.loss,
         "bytes_up": peer.bytes_up,
         "bytes_down": peer.bytes_down,
@@ -115,4 +115,4 @@ def _figures(peer: PeerRuntime) -> dict[str, int | float | None]:
 
 def _work_done(peer: PeerRuntime) -> str:
     loss = "" if peer.loss is None else f", loss {peer.loss:.4g}"
-    return f"{peer.steps_total} local steps, {peer.times.rounds} rounds{loss}"
+    return f"{peer.steps_total} local steps, {peer.rounds} rounds{loss}"

@@ -111,7 +111,7 @@ class Peer(Service):
     @property
     def rounds(self) -> int:
         """How many rounds this device has averaged in."""
-        return 0 if self._peer is None else self._peer.times.rounds
+        return 0 if self._peer is None else self._peer.rounds
 
     @property
     def arrays(self) -> dict[str, npt.NDArray[np.float32]]:

@@ -20,8 +20,8 @@ from edgeasync.durable.files import FolderLock
 from edgeasync.errors import ConfigError, ModelMismatchError, StorageError
 from edgeasync.graphs.model_file import MODEL_FILE
 from edgeasync.nn import Linear, Sequential, to_onnx
-from edgeasync.runtime import peer as runtime
-from edgeasync.runtime.peer import PEER_MODEL_FILE
+from edgeasync.runtime import model_keeper
+from edgeasync.runtime.peer import PEER_MODEL_FILE, PeerRuntime
 from edgeasync.sdk import peers
 from edgeasync.sdk.peers import PeerWorkers
 from edgeasync.sdk.workers.base import make_trainer
@@ -202,7 +202,7 @@ def opened(temporary, monkeypatch):
         return await enter(workers)
 
     monkeypatch.setattr(PeerWorkers, "__aenter__", noted)
-    monkeypatch.setattr(runtime, "COPY_S", runtime.COPY_S)  # which trainers here set
+    monkeypatch.setattr(model_keeper, "COPY_S", model_keeper.COPY_S)  # which trainers here set
     return found
 
 
@@ -241,7 +241,7 @@ class Slow:
         self.steps = 0
 
     def begin(self, parameters):
-        runtime.COPY_S = 0.0  # as if its first step had taken long
+        model_keeper.COPY_S = 0.0  # as if its first step had taken long
         self.parameters = parameters
 
     def step(self):
@@ -258,7 +258,7 @@ class SlowToServe(Slow):
 
     def begin(self, parameters):
         super().begin(parameters)
-        runtime.PeerRuntime._serves = True
+        PeerRuntime._serves = True
 
 
 @pytest.mark.parametrize(

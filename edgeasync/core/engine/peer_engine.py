@@ -87,8 +87,7 @@ class _Payloads:
 class PeerEngine:
     """Frames in, frames out. It reads the time from `now_s`; no call blocks for longer than a copy of a piece.
 
-    `random_seed` is for codecs that round stochastically. `bytes_up` and `bytes_down` count all messages,
-    `payload_bytes_up` the payloads alone.
+    `random_seed` is for codecs that round stochastically. `bytes_up` and `bytes_down` count all messages.
     """
 
     def __init__(
@@ -101,7 +100,7 @@ class PeerEngine:
     ) -> None:
         self.core = core
         self.recorder = Recorder()
-        self.bytes_up = self.bytes_down = self.payload_bytes_up = 0
+        self.bytes_up = self.bytes_down = 0
         self._shell = shell
         self._spec = spec
         self._now_s = now_s
@@ -190,7 +189,6 @@ class PeerEngine:
         return self._rounds[round_id]
 
     def _send(self, peer: str, header: bytes, payload: wire.Buffer | None) -> None:
-        self.payload_bytes_up += len(payload or b"")
         self.bytes_up += len(header) + len(payload or b"")
         self._shell.send(peer, header, payload)
 

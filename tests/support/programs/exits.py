@@ -148,7 +148,7 @@ def training_among_peers(folder, kind):
     threading.Thread(target=train, args=(model, DATA), kwargs=how, daemon=True).start()
 
     (folder / "seen").write_text(
-        str(until(lambda: [peer for peer in made if peer.times.rounds >= VERSIONS])[0].steps_total)
+        str(until(lambda: [peer for peer in made if peer.rounds >= VERSIONS])[0].steps_total)
     )
 
 
