@@ -32,7 +32,7 @@ from edgeasync.net.dealer import connect, make_dealer
 from edgeasync.net.network import ZmqNetwork, bind
 from edgeasync.net.socket_monitor import SocketMonitor
 from edgeasync.net.zap import ZapHandler
-from edgeasync.protocol.peer_messages import PEERS_MAX
+from edgeasync.protocol.messages import PEERS_MAX
 from edgeasync.protocol.transfers import PIECE_BYTES_MIN
 from edgeasync.protocol.wire import Buffer
 

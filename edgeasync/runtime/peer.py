@@ -20,7 +20,9 @@ from edgeasync.durable.peers_file import PeerEntry, Peers
 from edgeasync.graphs.model_file import load_kept
 from edgeasync.host.completion import Completion
 from edgeasync.host.worker import Worker
+from edgeasync.net.credentials import Credentials
 from edgeasync.net.network import ZmqNetwork
+from edgeasync.net.peer_finder import PeerFinder
 from edgeasync.net.peer_sockets import PeerSockets
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.protocol.codecs import payload_bytes_limit
@@ -68,7 +70,8 @@ class PeerModel(NamedTuple):
 class PeerMember(NamedTuple):
     """A peer among the others: its entry in the list, its keys, the number of its start, and the list.
 
-    With a `file` the list is read again when the file changes.
+    With a `file` the list is read again when the file changes. With a `hub` that is asked for the others, and what
+    it says is written into the file.
     """
 
     own: PeerEntry
@@ -76,6 +79,7 @@ class PeerMember(NamedTuple):
     peers: Peers
     incarnation: int
     file: Path | None = None
+    hub: Credentials | None = None
 
     @property
     def others(self) -> tuple[str, ...]:
@@ -143,6 +147,7 @@ class PeerRuntime:
         )
         self._aside = Worker("exchange", self._fail_from_thread)
         self._sockets: PeerSockets | None = None
+        self._finder: PeerFinder | None = None
         self._settings = _core_settings(section, model, meets=meets)
         core = PeerCore(self.name, member.incarnation, member.others, self._settings)
         self._engine = PeerEngine(core, self, self.spec, time.monotonic, member.incarnation)
@@ -171,6 +176,7 @@ class PeerRuntime:
             self._keeper.start()
             self._training.begin(self._driver.loop)
             self._do(self._engine.begin)
+            self._find_others(network)
             return await self._ending.wait(self.request_stop, self._settings.lease_s + CLOSE_S)
         finally:
             try:
@@ -190,14 +196,33 @@ class PeerRuntime:
             file=self._member.file,
             on_message=lambda *message: self._do(lambda: self._engine.on_message(*message)),
             on_peers=lambda names: self._do(lambda: self._engine.handle(PeersChanged(names))),
-            on_trouble=lambda sentence: self.report(PeerReport("warning", sentence)),
+            on_trouble=self._warn,
         )
         sockets.listen()
         return sockets
 
+    def _find_others(self, network: ZmqNetwork) -> None:
+        """Ask the hub for the others, if there is one."""
+        own, _, peers, _, file, hub = self._member
+        if hub is None:
+            return
+        assert file is not None
+
+        def give_up(error: BaseException) -> None:
+            """Do without the hub if it has told of others before."""
+            if self._member.others:
+                self._warn(str(error))
+            else:
+                self._fail_and_leave(error)
+
+        self._finder = PeerFinder(hub, network, own, peers, file, on_trouble=self._warn, give_up=give_up)
+        self._finder.begin()
+
     async def _close(self) -> None:
         """Let the threads end, and write the last model."""
         self._driver.cancel()
+        if self._finder is not None:
+            self._finder.close()
         self._training.end()
         if self._sockets is None:
             return
@@ -364,6 +389,9 @@ class PeerRuntime:
         action()
         if self._leaving and not self._serves:
             self._engine.handle(PeerStopRequested())
+
+    def _warn(self, sentence: str) -> None:
+        self.report(PeerReport("warning", sentence))
 
     def _warn_from_thread(self, sentence: str) -> None:
         self._driver.loop.call_soon_threadsafe(self._on_report, PeerReport("warning", sentence))

@@ -22,7 +22,8 @@ from edgeasync.errors import ConfigError, EdgeAsyncError, StorageError
 from edgeasync.graphs.model_file import MODEL_FILE, load_kept, load_model, save_model
 from edgeasync.ops.runs import list_checkpoints
 from edgeasync.parameters import Vector
-from edgeasync.protocol.peer_messages import PEERS_MAX, Topology
+from edgeasync.protocol.messages import PEERS_MAX
+from edgeasync.protocol.peer_messages import Topology
 from edgeasync.runtime.device_settings import DeviceSection
 from edgeasync.runtime.peer import PeerRuntime
 from edgeasync.runtime.peer_settings import PeerSection
@@ -56,6 +57,7 @@ _SAID_HERE = {
     *DeviceSection.__struct_fields__,
     "topology",
     "peers",
+    "address",
     "bind",
     "steps_max",
     "epochs",

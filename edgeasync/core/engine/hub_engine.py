@@ -33,6 +33,7 @@ from edgeasync.core.engine.log_writer import LogWriter
 from edgeasync.core.engine.message_bounds import HEADER_BYTES_MAX, MessageBounds
 from edgeasync.core.engine.outbox import Outbox
 from edgeasync.core.engine.recorder import Recorder
+from edgeasync.core.engine.roster import Roster
 from edgeasync.core.engine.sender import ANYBODY, Sender
 from edgeasync.core.engine.status_answers import StatusAnswers
 from edgeasync.core.hub.digests import with_digests
@@ -83,6 +84,7 @@ from edgeasync.protocol.messages import (
     Credit,
     Fetch,
     FetchGraph,
+    FindPeers,
     Goodbye,
     GraphHeader,
     Hello,
@@ -165,6 +167,7 @@ class HubEngine:
             fold_queue=self._fold_queue,
             log_writer=self._log_writer,
         )
+        self._roster = Roster()
         self._status_answers = StatusAnswers(core, shell, self._outbox)
         self._measuring: Counter[Owner | None] = Counter()
         """Whose updates the worker measures: nobody gets another measured meanwhile."""
@@ -306,6 +309,7 @@ class HubEngine:
     def revoke(self, key: Key, now_s: float) -> None:
         """End what a key has here; no message of it is to come. While the core stands still, that waits."""
         self._now_s = now_s
+        self._roster.forget(key)
         if self._standing_still:
             self._revoked.append(key)
         else:
@@ -380,23 +384,34 @@ class HubEngine:
             raise ProtocolError(f"a {type(message).__name__} has no payload")
         if isinstance(message, Credit):
             return self._credit(peer, message)
+        if isinstance(message, FindPeers):
+            self._answer_peer(peer, message)
+            return None
         if isinstance(message, FetchGraph):
             self._outgoing.drop(peer)  # a device that asks again has given up the transfer
             return HubReceived(peer, message, self._capacity.for_graph(self._now_s, member), *self._stamp(member))
         if isinstance(message, Fetch):
-            if member is not None:  # strangers have no transfers
-                self._outgoing.suspend(peer, self._now_s)  # a device that asks again has given up the transfer
-                if message.partial is not None:
-                    self._outgoing.note_partial(peer, message.partial)
-            resumes = member is not None and self._outgoing.can_resume(member)
-            has_capacity = resumes or self._capacity.for_snapshot(self._now_s, member)
-            return HubReceived(peer, message, has_capacity, *self._stamp(member))
+            return self._fetch(peer, member, message)
         if isinstance(message, (Ping, Hello, Goodbye, StatusRequest, Wake, Order)):
             # The log leaves out requests for the status: their bytes come with the sender's next event.
             counted = None if isinstance(message, StatusRequest) else member
             too_often = self._is_too_often(peer, message)
             return None if too_often else HubReceived(peer, message, True, *self._stamp(counted))
         raise ProtocolError(f"a {type(message).__name__} is for devices, not for a hub")
+
+    def _fetch(self, peer: Peer, member: Member | None, fetch: Fetch) -> HubEvent:
+        if member is not None:  # strangers have no transfers
+            self._outgoing.suspend(peer, self._now_s)  # a device that asks again has given up the transfer
+            if fetch.partial is not None:
+                self._outgoing.note_partial(peer, fetch.partial)
+        resumes = member is not None and self._outgoing.can_resume(member)
+        has_capacity = resumes or self._capacity.for_snapshot(self._now_s, member)
+        return HubReceived(peer, fetch, has_capacity, *self._stamp(member))
+
+    def _answer_peer(self, peer: Peer, message: FindPeers) -> None:
+        """Tell a peer, which is no member, of the others; that is no event of the core."""
+        if self.bounds.allows_hello(self._sender.key or peer, self._now_s):
+            self._send(peer, self._roster.answer(message, self._sender))
 
     def _push(self, peer: Peer, member: Member | None, push: Push, payload: wire.Buffer | None) -> HubEvent | None:
         """Return the event of a whole or announced push; raises `ProtocolError` unless the payload is sound.

@@ -29,8 +29,8 @@ from edgeasync.core.peer.refusals import Refusals
 from edgeasync.core.peer.round import OWN_WORK
 from edgeasync.core.peer.rounds import RoundMessage, Rounds
 from edgeasync.core.peer.settings import PeerCoreSettings, interval_of
+from edgeasync.protocol.messages import PEERS_MAX
 from edgeasync.protocol.peer_messages import (
-    PEERS_MAX,
     ROUND_LEAP_MAX,
     ROUND_NUMBER_MAX,
     Abandon,

@@ -31,7 +31,7 @@ MISTAKES = {
     "peer --batch-size 5": "No such option: --batch-size. 'batch_size' is a key of [local] in the settings file.",
     "agent --topology ring": "No such option: --topology. It is a flag of 'edgeasync peer'.",
     "agent --bind b": "No such option: --bind. It is a flag of 'edgeasync hub' and 'edgeasync peer'.",
-    "peer --hub h": "No such option: --hub. It is a flag of 'edgeasync agent' and 'edgeasync doctor'.",
+    "peer --trainer t": "No such option: --trainer. It is a flag of 'edgeasync agent'.",
     "doctor --cpu-share 5": (
         "No such option: --cpu-share. 'cpu_share' is a key of [throttle] in the settings file."
     ),
