@@ -125,7 +125,7 @@ class PeerRuntime:
         self._section = section
         self._on_report = on_report or (lambda _: None)
         self._ending = Completion("Peer")
-        self._stopped = self._leaving = self._snapshot_of_trained = False
+        self._leaving = self._snapshot_of_trained = False
         self._meets = meets
         self._company = Company(member.others if meets else ())
         self._keeper = ModelKeeper(
@@ -154,7 +154,7 @@ class PeerRuntime:
         self._driver = EngineDriver(
             self._ending,
             lambda: self._act(self._engine.tick),
-            lambda: min(self._engine.next_deadline_s(), time.monotonic() + TICK_S),
+            lambda: min(self._engine.core.next_deadline_s, time.monotonic() + TICK_S),
             self._fail_and_leave,
         )
 
@@ -165,7 +165,7 @@ class PeerRuntime:
         called before.
         """
         self._ending.begin()
-        if self._stopped:
+        if self._leaving:
             return "stopped"
         self._driver.begin()
         self._begun_s = time.monotonic()
@@ -186,7 +186,7 @@ class PeerRuntime:
 
     def _listen(self, network: ZmqNetwork) -> PeerSockets:
         """Listen, and connect to the others; raises `AddressError`."""
-        sockets = PeerSockets(
+        return PeerSockets(
             self._member.own,
             self._member.pair,
             self._member.peers,
@@ -198,8 +198,6 @@ class PeerRuntime:
             on_peers=lambda names: self._do(lambda: self._engine.handle(PeersChanged(names))),
             on_trouble=self._warn,
         )
-        sockets.listen()
-        return sockets
 
     def _find_others(self, network: ZmqNetwork) -> None:
         """Ask the hub for the others, if there is one."""
@@ -291,10 +289,10 @@ class PeerRuntime:
         Others may still need what this device holds of a round whose mean it has: for that it stays up to a lease.
         Before `run` it makes `run` return at once. After `run` it does nothing.
         """
-        if not self._ending.begun:
-            self._stopped = True
-        elif not self._leaving:
-            self._leaving = True
+        if self._leaving:
+            return
+        self._leaving = True
+        if self._ending.begun:
             self._driver.loop.call_later(self._settings.lease_s, self._leave)
             self._do(lambda: None)
 

@@ -13,6 +13,9 @@ from edgeasync.protocol.peer_messages import Abandon, Offer, PeerPing, RoundId, 
 OTHER_FROZEN = "its frozen arrays, which do not travel, differ from this device's"
 OTHER_INTERVAL = "another interval between rounds"
 
+NO_PING = PeerPing(incarnation=0, count=0, fingerprint="", number=0, ready=False, heard=())
+"""Stands for the ping of a peer that has not been heard: it is in no round, and hears nobody."""
+
 
 class Neighbour:
     """What one peer knows of another: its latest ping, and when it last said anything.
@@ -24,7 +27,7 @@ class Neighbour:
     def __init__(self, name: str) -> None:
         self.name = name
         self.heard_s = self.doubted_s = -math.inf
-        self.ping: PeerPing | None = None
+        self.ping = NO_PING
         self.early_offers: dict[int, Offer] = {}
         self.norms: Norms | None = None
         self.told_live = False
@@ -32,11 +35,11 @@ class Neighbour:
 
     def has_completed(self, round_id: RoundId) -> bool:
         """Return whether it has said that it has the mean of this round, or of a later one."""
-        return self.ping is not None and self.ping.completed is not None and self.ping.completed >= round_id
+        return self.ping.completed is not None and self.ping.completed >= round_id
 
     def has_taken(self, round_id: RoundId) -> bool:
         """Return whether it has said that it is in this round, or has its mean."""
-        return self.ping is not None and (self.ping.current == round_id or self.has_completed(round_id))
+        return self.ping.current == round_id or self.has_completed(round_id)
 
     def keep_early(self, offer: Offer) -> None:
         """Keep an offer of a round that is not proposed yet, and forget those of another round."""
@@ -87,11 +90,8 @@ class Neighbours:
             )
         if interval_of(ping.round_every_s, ping.round_steps) != self._settings.interval:
             return OTHER_INTERVAL
-        neighbour = self._listed[name]
-        if neighbour.ping is None:
-            return ""
-        known = neighbour.ping
-        if ping.incarnation < known.incarnation and self.hears(neighbour, now_s):
+        known = self._listed[name].ping
+        if ping.incarnation < known.incarnation and self.hears(self._listed[name], now_s):
             return "a ping of an earlier start"
         if ping.incarnation == known.incarnation and ping.count <= known.count:
             return "an old ping"
@@ -114,8 +114,7 @@ class Neighbours:
 
     def is_live(self, neighbour: Neighbour, now_s: float) -> bool:
         """Return whether this peer and the other hear each other."""
-        ping = neighbour.ping
-        return ping is not None and self.hears(neighbour, now_s) and self._name in ping.heard
+        return self.hears(neighbour, now_s) and self._name in neighbour.ping.heard
 
     def live(self, now_s: float) -> list[Neighbour]:
         """Return the live peers in order of their names."""
@@ -124,7 +123,7 @@ class Neighbours:
     def knows(self, member: RoundMember, now_s: float) -> bool:
         """Return whether the member is a live peer, in this very start."""
         neighbour = self._listed.get(member.name)
-        if neighbour is None or neighbour.ping is None or not self.is_live(neighbour, now_s):
+        if neighbour is None or not self.is_live(neighbour, now_s):
             return False
         return neighbour.ping.incarnation == member.incarnation
 
@@ -137,8 +136,7 @@ class Neighbours:
     def note_abandon(self, name: str, abandon: Abandon) -> None:
         """Note, as if a ping had said it, that a peer has left a round, and whether it is ready for another."""
         neighbour = self._listed[name]
-        if neighbour.ping is not None:
-            neighbour.ping = msgspec.structs.replace(neighbour.ping, current=None, ready=abandon.ready)
+        neighbour.ping = msgspec.structs.replace(neighbour.ping, current=None, ready=abandon.ready)
 
     def changes(self, now_s: float) -> list[PeerReport]:
         """Return what people are to be told of who is live now."""
@@ -164,13 +162,7 @@ class Neighbours:
 def all_hear_each_other(candidates: list[Neighbour]) -> list[Neighbour]:
     """Return candidates that all hear one another: each, in order, with all before it."""
     chosen: list[Neighbour] = []
-    for candidate in candidates:
-        if all(_hear_each_other(candidate, other) for other in chosen):
-            chosen.append(candidate)
+    for one in candidates:
+        if all(one.name in other.ping.heard and other.name in one.ping.heard for other in chosen):
+            chosen.append(one)
     return chosen
-
-
-def _hear_each_other(one: Neighbour, other: Neighbour) -> bool:
-    if one.ping is None or other.ping is None:
-        return False
-    return one.name in other.ping.heard and other.name in one.ping.heard

@@ -88,11 +88,6 @@ class PeerCore:
         return self._count(effects + self._settle(now_s))
 
     @property
-    def live(self) -> tuple[str, ...]:
-        """The peers that are live, as of the last event."""
-        return tuple([neighbour.name for neighbour in self.neighbours.live(self._now_s)])
-
-    @property
     def next_deadline_s(self) -> float:
         """When `tick` is next due."""
         if self.over:
@@ -189,7 +184,7 @@ class PeerCore:
             detail = f"{OTHER_FROZEN}; it takes part, because of peers.frozen = 'warn'"
             effects.append(PeerReport("warning", detail, neighbour.name))
         is_new = not self.neighbours.hears(neighbour, now_s)
-        if neighbour.ping is None or neighbour.ping.incarnation != ping.incarnation:
+        if neighbour.ping.incarnation != ping.incarnation:
             is_new = True
             self.rounds.suspicion.forgive((neighbour.name,))
         neighbour.ping = ping
@@ -309,8 +304,7 @@ class PeerCore:
         return [
             neighbour
             for neighbour in self.neighbours.live(now_s)
-            if neighbour.ping is not None
-            and neighbour.ping.ready
+            if neighbour.ping.ready
             and neighbour.heard_s > neighbour.doubted_s
             and not self._lags(neighbour.ping)
             and not self.rounds.suspicion.leaves_out(neighbour.name, now_s)
@@ -338,9 +332,7 @@ class PeerCore:
         due_s = max(schedule.due_s + lower * self.settings.lease_s, rounds.backoff.until_s(self.name))
         completed = rounds.completed
         if completed is not None and any(
-            neighbour.name == completed.proposer
-            and neighbour.ping is not None
-            and neighbour.ping.current == completed
+            neighbour.name == completed.proposer and neighbour.ping.current == completed
             for neighbour in candidates
         ):
             return max(due_s, schedule.linger_until_s)
@@ -360,7 +352,7 @@ class PeerCore:
             return effects
         chosen = all_hear_each_other(self._candidates(now_s))[: PEERS_MAX - 1]
         members = [RoundMember(self.name, self.incarnation)]
-        members += [RoundMember(each.name, each.ping.incarnation) for each in chosen if each.ping is not None]
+        members += [RoundMember(each.name, each.ping.incarnation) for each in chosen]
         if len(members) == 1:
             return effects
         settings = self.settings

@@ -58,7 +58,7 @@ CHANGES = {
         ),
     ),
     "a start with a lower number never counts": (
-        Change(Neighbours, "refusal", " and self.hears(neighbour, now_s)", ""),
+        Change(Neighbours, "refusal", " and self.hears(self._listed[name], now_s)", ""),
     ),
     "any message renews a lease": (
         Change(PeerCore, "_received", "message = event", "neighbour.heard_s = now_s; message = event"),

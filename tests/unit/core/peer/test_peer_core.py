@@ -34,7 +34,7 @@ def test_a_peer_without_round_numbers_left_does_not_run_hot():
     core.begin(0.0)
     core.rounds.number = ROUND_NUMBER_MAX - 1  # it would take a liar 2**30 pings
     core.handle(PeerReceived("b", PeerPing(1, 1, "", ROUND_NUMBER_MAX, True, ("a",))), 0.0)
-    assert core.live == ("b",)
+    assert [each.name for each in core.neighbours.live(0.0)] == ["b"]
     ticks = 0
     while (now_s := core.next_deadline_s) < 9.0 and ticks < TICKS_MAX:
         core.tick(now_s)
@@ -49,11 +49,11 @@ RIGHT, OTHER, ONNX = Frozen("torch", "a" * 32), Frozen("torch", "b" * 32), Froze
 @pytest.mark.parametrize(
     ("frozen", "theirs", "event", "live"),
     [
-        ("refuse", OTHER, "refused", ()),
-        ("warn", OTHER, "warning", ("b",)),
-        ("refuse", RIGHT, None, ("b",)),
-        ("refuse", None, None, ("b",)),
-        ("refuse", ONNX, None, ("b",)),
+        ("refuse", OTHER, "refused", []),
+        ("warn", OTHER, "warning", ["b"]),
+        ("refuse", RIGHT, None, ["b"]),
+        ("refuse", None, None, ["b"]),
+        ("refuse", ONNX, None, ["b"]),
     ],
 )
 def test_a_peer_with_other_frozen_arrays(frozen, theirs, event, live):
@@ -67,4 +67,4 @@ def test_a_peer_with_other_frozen_arrays(frozen, theirs, event, live):
     told = [each for each in effects if isinstance(each, PeerReport) and each.event in ("refused", "warning")]
     assert [each.event for each in told] == ([] if event is None else [event])
     assert all("frozen arrays, which do not travel, differ" in each.detail for each in told)
-    assert core.live == live
+    assert [each.name for each in core.neighbours.live(0.0)] == live
