@@ -126,7 +126,6 @@ class PeerRuntime:
         self._on_report = on_report or (lambda _: None)
         self._ending = Completion("Peer")
         self._leaving = self._snapshot_of_trained = False
-        self._meets = meets
         self._company = Company(member.others if meets else ())
         self._keeper = ModelKeeper(
             model_file, self.spec, self.name, warn=self._warn_from_thread, fail=self._fail_from_thread
@@ -355,7 +354,7 @@ class PeerRuntime:
             self.rounds += 1
             if training.is_trained:  # it counts no more steps
                 loop.call_soon(lambda: self._do(lambda: self._engine.handle(RoundHalfDue())))
-        elif report.event == "round_abandoned" and self._meets and self._section.rounds_max is not None:
+        elif report.event == "round_abandoned" and self._company.meets and self._section.rounds_max is not None:
             training.submit(self._leave_if_diverged)
         if self._ends_with(report):
             loop.call_soon(self.request_stop)
@@ -367,7 +366,7 @@ class PeerRuntime:
         if report.event == "round_done":
             return self._snapshot_of_trained if rounds_max is None else self.rounds >= rounds_max
         if report.event == "alone" and self._company.deserted:
-            return self._training.is_trained if rounds_max is None else self._meets
+            return self._training.is_trained if rounds_max is None else self._company.meets
         return False
 
     def stop(self, stop: EndPeer) -> None:

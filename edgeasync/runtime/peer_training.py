@@ -34,6 +34,8 @@ class Company:
     """Whether others are there for a peer that trains, and whom of those `to_meet` it has not met yet."""
 
     def __init__(self, to_meet: tuple[str, ...]) -> None:
+        self.meets = bool(to_meet)
+        """Whether it waits for others at its begin, and not for ever for rounds without them."""
         self.to_meet = set(to_meet)
         self.has_met = False
         """Whether any other was there."""
