@@ -11,6 +11,7 @@ from edgeasync.core.peer.settings import PeerCoreSettings, interval_of
 from edgeasync.protocol.peer_messages import Abandon, Offer, PeerPing, RoundId, RoundMember
 
 OTHER_FROZEN = "its frozen arrays, which do not travel, differ from this device's"
+NOT_LISTED = "a message of a peer that is not on the list"
 OTHER_INTERVAL = "another interval between rounds"
 
 NO_PING = PeerPing(incarnation=0, count=0, fingerprint="", number=0, ready=False, heard=())
@@ -71,6 +72,12 @@ class Neighbours:
 
     def __getitem__(self, name: str) -> Neighbour:
         return self._listed[name]
+
+    def stranger(self, name: str, now_s: float) -> str:
+        """Return why a message other than a ping does not count, or nothing."""
+        if name not in self._listed:
+            return NOT_LISTED
+        return "" if self.hears(self._listed[name], now_s) else "a message before a ping"
 
     def replace(self, peers: tuple[str, ...]) -> None:
         """Replace the list, and forget peers that are no longer on it."""

@@ -6,19 +6,10 @@ file decides with whom a round begins: which proposals a peer makes, and which i
 
 import math
 
+from edgeasync.core.peer import events
 from edgeasync.core.peer.effects import EndPeer, PeerEffect, PeerReport, SendToPeer, WorkEffect
-from edgeasync.core.peer.events import (
-    PeerEvent,
-    PeerReceived,
-    PeerReceivedMalformed,
-    PeersChanged,
-    PeerStopRequested,
-    RoundDue,
-    RoundHalfDue,
-    TrainingBegun,
-    WorkEvent,
-)
 from edgeasync.core.peer.neighbours import (
+    NOT_LISTED,
     OTHER_FROZEN,
     OTHER_INTERVAL,
     Neighbour,
@@ -66,12 +57,12 @@ class PeerCore:
         self._schedule.begin(now_s)
         return self.tick(now_s)
 
-    def handle(self, event: PeerEvent, now_s: float) -> list[PeerEffect]:
+    def handle(self, event: events.PeerEvent, now_s: float) -> list[PeerEffect]:
         """Return the effects of an event."""
         if self.over:
             return []
         self._now_s = now_s
-        if isinstance(event, PeerReceived) and isinstance(event.message, RoundMessage):
+        if isinstance(event, events.PeerReceived) and isinstance(event.message, RoundMessage):
             return self._count(self._in_round(event, event.message, now_s))
         return self._count(self._decide(event, now_s))
 
@@ -98,38 +89,38 @@ class PeerCore:
         self.rounds.owed += sum(isinstance(effect, WorkEffect) for effect in effects)
         return effects
 
-    def _in_round(self, event: PeerReceived, message: RoundMessage, now_s: float) -> list[PeerEffect]:
+    def _in_round(self, event: events.PeerReceived, message: RoundMessage, now_s: float) -> list[PeerEffect]:
         effects = self.rounds.handle(event, message, now_s)
         round_ = self.rounds.current
         if isinstance(message, PeerCredit) and round_ is not None and round_.state == "serving":
             effects += self._settle(now_s)
         return effects
 
-    def _decide(self, event: PeerEvent, now_s: float) -> list[PeerEffect]:
+    def _decide(self, event: events.PeerEvent, now_s: float) -> list[PeerEffect]:
         effects: list[PeerEffect] = []
         match event:
-            case PeerReceived():
+            case events.PeerReceived():
                 effects = self._received(event, now_s)
-            case PeerReceivedMalformed():
+            case events.PeerReceivedMalformed():
                 return self.refusals.note(event.peer, "a message that cannot be read", event.reason)
-            case TrainingBegun():
+            case events.TrainingBegun():
                 self._begun = True
                 self._ping_at_s = now_s  # all are to know at once
-            case RoundDue():
+            case events.RoundDue():
                 self._schedule.note_wanted(now_s, in_round=self.rounds.current is not None)
                 effects = self._take_up_waiting(now_s)
-            case RoundHalfDue():
+            case events.RoundHalfDue():
                 effects = self._take_up_waiting(now_s)
-            case PeersChanged():
+            case events.PeersChanged():
                 self.neighbours.replace(event.peers)
                 self._ping_at_s = now_s
-            case PeerStopRequested():
+            case events.PeerStopRequested():
                 return self._stop(now_s)
             case _:
                 effects = self._answered(event, now_s)
         return effects + self._settle(now_s)
 
-    def _answered(self, event: WorkEvent, now_s: float) -> list[PeerEffect]:
+    def _answered(self, event: events.WorkEvent, now_s: float) -> list[PeerEffect]:
         """Carry on with the result of work; tell the proposer at once of a round that has become whole."""
         before = self.rounds.completed
         effects = self.rounds.answered(event, now_s)
@@ -196,15 +187,13 @@ class PeerCore:
 
     # -- proposals --------------------------------------------------------------------------------------------
 
-    def _received(self, event: PeerReceived, now_s: float) -> list[PeerEffect]:
-        if event.peer not in self.neighbours:
-            return self.refusals.note(event.peer, "a message of a peer that is not on the list")
-        neighbour = self.neighbours[event.peer]
+    def _received(self, event: events.PeerReceived, now_s: float) -> list[PeerEffect]:
         message = event.message
-        if isinstance(message, PeerPing):
-            return self._pinged(neighbour, message, now_s)
-        if not self.neighbours.hears(neighbour, now_s):
-            return self.refusals.note(event.peer, "a message before a ping")
+        why = self.neighbours.stranger(event.peer, now_s)
+        if isinstance(message, PeerPing) and why != NOT_LISTED:
+            return self._pinged(self.neighbours[event.peer], message, now_s)
+        if why:
+            return self.refusals.note(event.peer, why)
         if isinstance(message, Propose):
             return self._proposed(event.peer, message, now_s)
         if isinstance(message, Abandon):

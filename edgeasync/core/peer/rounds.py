@@ -4,17 +4,9 @@ import math
 
 import msgspec
 
+from edgeasync.core.peer import events
 from edgeasync.core.peer.backoff import Backoff
 from edgeasync.core.peer.effects import DropRound, PeerEffect, PeerReport, SendToPeer
-from edgeasync.core.peer.events import (
-    Decoded,
-    Encoded,
-    MeanApplied,
-    PeerReceived,
-    SnapshotTaken,
-    WorkEvent,
-    WorkFailed,
-)
 from edgeasync.core.peer.neighbours import Neighbours
 from edgeasync.core.peer.refusals import NORMAL, Refusals, Refused
 from edgeasync.core.peer.round import OWN_WORK, Round
@@ -92,23 +84,21 @@ class Rounds:
             offers, neighbour.early_offers = neighbour.early_offers, {}
             for offer in offers.values():
                 if offer.round == round_id:
-                    effects += self.handle(PeerReceived(neighbour.name, offer), offer, now_s)
+                    effects += self.handle(events.PeerReceived(neighbour.name, offer), offer, now_s)
         return effects
 
     # -- transfers ---------------------------------------------------------------------------------------------
 
-    def handle(self, event: PeerReceived, message: RoundMessage, now_s: float) -> list[PeerEffect]:
+    def handle(self, event: events.PeerReceived, message: RoundMessage, now_s: float) -> list[PeerEffect]:
         """Carry a round's transfer on; this is all that most messages take."""
         peer = event.peer
-        if peer not in self._neighbours:
-            return self._refusals.note(peer, "a message of a peer that is not on the list")
-        neighbour = self._neighbours[peer]
-        if not self._neighbours.hears(neighbour, now_s):
-            return self._refusals.note(peer, "a message before a ping")
+        if why := self._neighbours.stranger(peer, now_s):
+            return self._refusals.note(peer, why)
         round_ = self.current
         if round_ is None or round_.id != message.round or peer not in round_.others:
             return self._of_another_round(peer, message)
-        neighbour.heard_s = now_s  # of the start that is in the round: another start would not know its name
+        # It is the start that is in the round: another start would not know the round's name.
+        self._neighbours[peer].heard_s = now_s
         try:
             match message:
                 case Offer():
@@ -145,28 +135,28 @@ class Rounds:
 
     # -- work --------------------------------------------------------------------------------------------------
 
-    def answered(self, event: WorkEvent, now_s: float) -> list[PeerEffect]:
+    def answered(self, event: events.WorkEvent, now_s: float) -> list[PeerEffect]:
         """Carry on with the result of work, if its round is not over."""
         self.owed -= 1
         round_ = self.current
         if round_ is None or round_.id != event.round:
             return []
         match event:
-            case SnapshotTaken():
+            case events.SnapshotTaken():
                 last = [self._neighbours[name].norms for name in round_.others if name in self._neighbours]
                 return round_.snapshot_taken(event, [norms for norms in last if norms is not None], now_s)
-            case Encoded():
+            case events.Encoded():
                 return round_.encoded(event, now_s)
-            case Decoded():
+            case events.Decoded():
                 try:
                     return round_.decoded(event, now_s)
                 except Refused as refused:
                     sender = round_.sender(event.step)
                     told = self._refusals.note(sender, str(refused))
                     return told + self.give_up("corrupt", now_s, (OWN_WORK, (sender,)))
-            case MeanApplied():
+            case events.MeanApplied():
                 return self._mean_applied(round_, now_s)
-            case WorkFailed():
+            case events.WorkFailed():
                 told = [PeerReport("warning", event.reason)]
                 return told + self.give_up("failed", now_s, (OWN_WORK, (self._name,)))
 

@@ -61,7 +61,12 @@ CHANGES = {
         Change(Neighbours, "refusal", " and self.hears(self._listed[name], now_s)", ""),
     ),
     "any message renews a lease": (
-        Change(PeerCore, "_received", "message = event", "neighbour.heard_s = now_s; message = event"),
+        Change(
+            PeerCore,
+            "_received",
+            "message = event",
+            "self.neighbours[event.peer].heard_s = now_s; message = event",
+        ),
     ),
     "a round number far ahead counts": (
         Change(PeerCore, "_pinged", "ping.number > self.rounds.number + ROUND_LEAP_MAX", "False"),
