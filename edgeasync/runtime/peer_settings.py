@@ -23,7 +23,7 @@ class PeerSection(DeviceSection, frozen=True):
     GROUPS: ClassVar[Mapping[str, str]] = {
         **DeviceSection.GROUPS,
         "topology": "Averaging",
-        "address": "Connection",
+        "peers": "Connection",
         "round_every_s": "Averaging",
         "steps_max": "Training",
     }
