@@ -385,8 +385,7 @@ class HubEngine:
         if isinstance(message, Credit):
             return self._credit(peer, message)
         if isinstance(message, FindPeers):
-            self._answer_peer(peer, message)
-            return None
+            return self._answer_peer(peer, message)
         if isinstance(message, FetchGraph):
             self._outgoing.drop(peer)  # a device that asks again has given up the transfer
             return HubReceived(peer, message, self._capacity.for_graph(self._now_s, member), *self._stamp(member))
@@ -408,10 +407,13 @@ class HubEngine:
         has_capacity = resumes or self._capacity.for_snapshot(self._now_s, member)
         return HubReceived(peer, fetch, has_capacity, *self._stamp(member))
 
-    def _answer_peer(self, peer: Peer, message: FindPeers) -> None:
-        """Tell a peer, which is no member, of the others; that is no event of the core."""
-        if self.bounds.allows_hello(self._sender.key or peer, self._now_s):
-            self._send(peer, self._roster.answer(message, self._sender))
+    def _answer_peer(self, peer: Peer, message: FindPeers) -> HubReceivedMalformed | None:
+        """Tell a peer, which is no member, of the others; that is an event of the core only if it is refused."""
+        if not self.bounds.allows_hello(self._sender.key or peer, self._now_s):
+            return None
+        answer = self._roster.answer(message, self._sender)
+        self._send(peer, answer)
+        return self._malformed(peer, answer.sentence, strike=False) if isinstance(answer, Refuse) else None
 
     def _push(self, peer: Peer, member: Member | None, push: Push, payload: wire.Buffer | None) -> HubEvent | None:
         """Return the event of a whole or announced push; raises `ProtocolError` unless the payload is sound.
