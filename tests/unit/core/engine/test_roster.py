@@ -4,7 +4,9 @@ import pytest
 
 from edgeasync.core.engine.roster import Roster
 from edgeasync.core.engine.sender import ANYBODY, Sender
+from edgeasync.protocol import wire
 from edgeasync.protocol.messages import PEERS_MAX, FindPeers, FoundPeers, ListedPeer, Refuse
+from tests.support.parts.engine_bench import Bench
 
 
 def key_of(number):
@@ -71,3 +73,18 @@ def test_another_key_of_a_name_takes_its_place(roster):
     assert roster.answer(find(2), Sender(key_of(9), "pi-2", "device")).peers[1].key == key_of(9)
     roster.forget(key_of(2))  # the former key, revoked a moment later
     assert names(roster) == ["pi-1", "pi-2"]
+
+
+def test_a_hub_answers_peers_and_forgets_whose_key_it_revokes():
+    bench = Bench()
+
+    def ask(number, who):
+        bench.engine.on_message(b"%d" % number, wire.encode(find(number)), None, 0.0, who)
+        return bench.notes.sent[-1][1]
+
+    assert isinstance(ask(1, ANYBODY), Refuse)
+    ask(2, sender(2))
+    assert [each.name for each in ask(1, sender(1)).peers] == ["pi-1", "pi-2"]
+    assert ask(3, Sender(key_of(3), "pi-3", "operator")).code == "not_allowed"
+    bench.engine.revoke(key_of(2), 0.0)
+    assert [each.name for each in ask(1, sender(1)).peers] == ["pi-1"]
