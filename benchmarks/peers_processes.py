@@ -4,9 +4,10 @@ import asyncio
 import contextlib
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -15,9 +16,12 @@ from edgeasync.durable.keys import KeyPair
 from edgeasync.durable.peers_file import Peers
 from edgeasync.parameters import Parameter, ParameterSpec, Vector
 from edgeasync.protocol.peer_messages import Topology
+from edgeasync.protocol.wire import Buffer
 from edgeasync.runtime.peer import PeerMember, PeerModel, PeerRuntime
 from edgeasync.runtime.peer_settings import PeerSection
 from edgeasync.training.trainer import StepResult
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,37 @@ class Waits:
         return StepResult(loss=None, examples=1)
 
 
+class Timed(PeerRuntime):
+    """A peer that counts bytes of coded models, and seconds of its rounds and in which training stood still."""
+
+    payload_bytes_up = 0
+    round_s = standstill_s = round_began_s = 0.0
+
+    def send(self, peer: str, header: bytes, payload: Buffer | None) -> None:
+        """Count the bytes."""
+        self.payload_bytes_up += len(payload or b"")
+        super().send(peer, header, payload)
+
+    def between_steps(self, work: Callable[[Vector], Result], then: Callable[[Result], None]) -> None:
+        """Count the seconds in which training stands still."""
+
+        def timed(parameters: Vector) -> Result:
+            began_s = time.monotonic()
+            result = work(parameters)
+            self.standstill_s += time.monotonic() - began_s
+            return result
+
+        super().between_steps(timed, then)
+
+    def report(self, report: PeerReport) -> None:
+        """Count the seconds of whole rounds."""
+        if report.event == "round_started":
+            self.round_began_s = time.monotonic()
+        elif report.event == "round_done":
+            self.round_s += time.monotonic() - self.round_began_s
+        super().report(report)
+
+
 def first_values(number: int, length: int) -> Vector:
     """Return the values that a member begins with."""
     return np.random.default_rng(number).normal(size=length).astype(np.float32)
@@ -82,7 +117,7 @@ def run_member(member: Member, pipe: "Connection[Any, Any]") -> None:
             names = report.detail.partition(": ")[2].split(", ")
             pipe.send((report.event, time.monotonic(), len(names), peer.bytes_up, peer.payload_bytes_up))
 
-    peer = PeerRuntime(
+    peer = Timed(
         PeerMember(own, KeyPair.of(member.secret), member.peers, 1),
         PeerSection(
             topology=member.topology, lease_s=member.lease_s, round_every_s=member.round_every_s, bind=member.bind
@@ -115,9 +150,9 @@ def run_member(member: Member, pipe: "Connection[Any, Any]") -> None:
             step_alone_s,
             peer.steps_total,
             time.monotonic() - began_s,
-            peer.times.rounds,
-            peer.times.round_s,
-            peer.times.standstill_s,
+            peer.rounds,
+            peer.round_s,
+            peer.standstill_s,
             peer.bytes_up,
             peer.payload_bytes_up,
             peer.parameters,

@@ -1,8 +1,7 @@
 """`edgeasync agent`."""
 
-import sys
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -32,28 +31,12 @@ from edgeasync.training.trainer import Trainer
 
 PROGRESS_S = 10.0
 
-TOKEN_CHARACTERS_MAX = 65_536
-"""More of a line of standard input is not read."""
-
 
 def run_agent(config: Path | None, said: Flags, printer: Printer) -> None:
     """Run an agent by a settings file, flags, or both; a flag wins over the file."""
-    if said["agent"].get("enrol") == "-":
-        said["agent"]["enrol"] = _read_token(sys.stdin)
     settings = read_settings(config, AgentSettings, said)
     fingerprint = None if settings.model is None else settings.model.spec.fingerprint
     _Command(settings, fingerprint, printer).run()
-
-
-def _read_token(file: TextIO) -> str:
-    """Return the first line of standard input; raises `ConfigError` if there is none."""
-    try:
-        token = file.readline(TOKEN_CHARACTERS_MAX).strip()
-    except (OSError, ValueError):
-        token = ""
-    if not token:
-        raise ConfigError("--enrol -: standard input has no token; write edgeasync agent --enrol - < TOKEN_FILE")
-    return token
 
 
 class _Command:

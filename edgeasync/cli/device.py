@@ -1,7 +1,8 @@
 """A device as `edgeasync agent`, `edgeasync peer` and `edgeasync doctor` find it by settings and flags."""
 
+import sys
 from pathlib import Path
-from typing import TypeVar
+from typing import TextIO, TypeVar
 
 from msgspec.structs import replace
 
@@ -9,17 +10,36 @@ from edgeasync.cli.mistakes import check_settings_file
 from edgeasync.cli.settings_flags import Flags, apply_flags
 from edgeasync.config import Section, expanded, read_toml
 from edgeasync.durable.identity import default_device_id
+from edgeasync.errors import ConfigError
 from edgeasync.runtime.device_settings import DeviceSection
 
 Settings = TypeVar("Settings", bound=Section)
 
 
+TOKEN_CHARACTERS_MAX = 65_536
+"""More of a line of standard input is not read."""
+
+
 def read_settings(config: Path | None, kind: type[Settings], said: Flags) -> Settings:
     """Return the settings of a file, what flags say of its tables, or both; a flag wins over the file."""
+    for keys in said.values():
+        if keys.get("enrol") == "-":
+            keys["enrol"] = _read_token(sys.stdin)
     check_settings_file(config, {".npz": "--data", ".csv": "--data", ".onnx": "--model"})
     settings = kind() if config is None else read_toml(config, kind)
     tables = {path: apply_flags(getattr(settings, path), keys) for path, keys in said.items() if path != "model"}
     return replace(settings, **tables)
+
+
+def _read_token(file: TextIO) -> str:
+    """Return the first line of standard input; raises `ConfigError` if there is none."""
+    try:
+        token = file.readline(TOKEN_CHARACTERS_MAX).strip()
+    except (OSError, ValueError):
+        token = ""
+    if not token:
+        raise ConfigError("--enrol -: standard input has no token; write edgeasync agent --enrol - < TOKEN_FILE")
+    return token
 
 
 def state_folder(section: DeviceSection) -> Path:

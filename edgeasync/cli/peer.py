@@ -12,14 +12,14 @@ from edgeasync.cli.under_systemd import find_notifier
 from edgeasync.config import convert, expanded, to_table
 from edgeasync.core.peer.effects import PeerReport
 from edgeasync.data.files import load
-from edgeasync.durable.identity import DeviceFolder, default_device_id
+from edgeasync.durable.identity import DeviceFolder
 from edgeasync.errors import ConfigError, DataError
 from edgeasync.graphs.graph_process import load_graph_apart
 from edgeasync.graphs.onnx_model import OnnxModel
 from edgeasync.host.notify import HUBLESS
 from edgeasync.host.readings import Readings
 from edgeasync.runtime.peer import PeerRuntime
-from edgeasync.runtime.peer_device import check_trained_out, make_model, make_peer, write_trained
+from edgeasync.runtime.peer_device import check_trained_out, find_name, make_model, make_peer, write_trained
 from edgeasync.runtime.peer_settings import PeerSettings
 from edgeasync.runtime.profiles import with_profile
 
@@ -50,7 +50,7 @@ class _Command:
         self._section = self._settings.peer
         self._printer = printer
         self._notifier = find_notifier()
-        self._device_id = section.device_id or default_device_id()
+        self._device_id = find_name(section, self._state)
         data = expanded(str(section.data))
         self._dataset = load(data)
         try:
@@ -106,7 +106,7 @@ class _Command:
 def _figures(peer: PeerRuntime) -> dict[str, int | float | None]:
     return {
         "steps": peer.steps_total,
-        "rounds": peer.times.rounds,
+        "rounds": peer.rounds,
         "loss": peer.loss,
         "bytes_up": peer.bytes_up,
         "bytes_down": peer.bytes_down,
@@ -115,4 +115,4 @@ def _figures(peer: PeerRuntime) -> dict[str, int | float | None]:
 
 def _work_done(peer: PeerRuntime) -> str:
     loss = "" if peer.loss is None else f", loss {peer.loss:.4g}"
-    return f"{peer.steps_total} local steps, {peer.times.rounds} rounds{loss}"
+    return f"{peer.steps_total} local steps, {peer.rounds} rounds{loss}"

@@ -17,9 +17,9 @@ from msgspec.structs import replace
 
 from edgeasync.config import Section, read_toml, whole_address
 from edgeasync.durable.allow_list import Key, read_key
+from edgeasync.durable.files import replace_file
 from edgeasync.errors import ConfigError
-from edgeasync.protocol.messages import DeviceId
-from edgeasync.protocol.peer_messages import PEERS_MAX
+from edgeasync.protocol.messages import PEERS_MAX, DeviceId
 
 
 class PeerEntry(Section, frozen=True):
@@ -64,6 +64,23 @@ class Peers(Section, frozen=True):
     def of(self, name: str) -> PeerEntry | None:
         """Return the entry of a name, if there is one."""
         return next((entry for entry in self.peer if entry.name == name), None)
+
+    def with_found(self, found: Sequence[PeerEntry]) -> "Peers":
+        """Return the list with what is found of peers, which counts more than what stood there.
+
+        Raises `ValueError` for a name, key or address that is found twice, and for too many peers.
+        """
+        taken = {value for each in found for value in (each.name, each.address, each.public)}
+        kept = [each for each in self.peer if taken.isdisjoint((each.name, each.address, each.public))]
+        if len(kept) + len(found) > PEERS_MAX:
+            raise ValueError(f"over {PEERS_MAX} peers with those of before; delete the list of before")
+        return Peers(tuple(sorted([*kept, *found], key=lambda each: each.name)))
+
+
+def write_peers(path: Path, peers: Peers) -> None:
+    """Write the file; raises `StorageError`."""
+    entries = "".join([f"    {entry.text()},\n" for entry in peers.peer])
+    replace_file(path, f"peer = [\n{entries}]\n".encode())
 
 
 def read_peers(path: Path) -> Peers:

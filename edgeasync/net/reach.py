@@ -32,7 +32,7 @@ _WORDS: dict[Finding, str] = {
 KeyMismatch = Literal["unknown", "another hub", "no keys there", "no keys here"]
 """How the keys of this side and of the hub do not fit; `unknown`: the hub does not know this side's key."""
 
-_ENROL = "'edgeasync keys enrol NAME' at the hub, 'edgeasync agent --enrol TOKEN' or Agent(enrol=TOKEN) here"
+_ENROL = "'edgeasync keys enrol NAME' at the hub, then --enrol TOKEN, or enrol=TOKEN in Python, here"
 
 _MISMATCHES: dict[KeyMismatch, str] = {
     "unknown": f"this hub does not know this device's key, or it was revoked; enrol the device: {_ENROL}",

@@ -33,6 +33,11 @@ HEARTBEAT_BYTES = 128
 HEADERS_BYTES = 4096
 """What an exchange takes beside its payloads, at most."""
 
+PEERS_MAX = 64
+"""The most members of a round of peers, and the most names in a list of them."""
+
+PEER_ADDRESS_PATTERN = r"^tcp://[A-Za-z0-9.:%_\[\]-]{1,256}:[1-9][0-9]{0,4}\Z"
+
 COUNT_MAX = 2**53
 Count = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
 Unsigned64 = Annotated[int, Meta(ge=0)]
@@ -42,6 +47,7 @@ Key = bytes
 
 PublicKey = Annotated[bytes, Meta(min_length=32, max_length=32)]
 DeviceId = Annotated[str, Meta(pattern=DEVICE_ID_PATTERN)]
+PeerAddress = Annotated[str, Meta(pattern=PEER_ADDRESS_PATTERN)]
 Lineage = Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\Z")]
 Fingerprint = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
 GraphFingerprint = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
@@ -418,6 +424,29 @@ class Order(Message, frozen=True):
     order: Literal["quarantine", "release"]
 
 
+class FindPeers(Message, frozen=True):
+    """Peer to hub: the other peers reach me at this address; who are they? Needs no session, but a key."""
+
+    kind = 21
+    name: DeviceId
+    address: PeerAddress
+
+
+class ListedPeer(msgspec.Struct, frozen=True, array_like=True):
+    """A peer as a hub knows it: its key's name, where it says that it is reached, and its key."""
+
+    name: DeviceId
+    address: PeerAddress
+    key: PublicKey
+
+
+class FoundPeers(Message, frozen=True):
+    """Hub to peer: all peers that have asked me, you among them, in order of their names."""
+
+    kind = 22
+    peers: Annotated[tuple[ListedPeer, ...], Meta(max_length=PEERS_MAX)]
+
+
 Request = StatusRequest | Wake | Order
 """What needs no session, and is answered with a `Status`."""
 
@@ -425,6 +454,7 @@ MESSAGES: dict[int, type[Message]] = {
     message.kind: resolve_type(message)
     for message in (
         Hello, Welcome, Fetch, Push, Ack, Assignment, Piece, Credit, Ping, Pong, Goodbye, Refuse,
-        StatusRequest, Status, FetchGraph, GraphHeader, Enrol, Enrolled, Wake, Order,
+        StatusRequest, Status, FetchGraph, GraphHeader, Enrol, Enrolled, Wake, Order, FindPeers,
+        FoundPeers,
     )
 }  # fmt: skip

@@ -9,11 +9,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from edgeasync.protocol.messages import CodecName, Count, DeviceId, Frozen, Message, Unsigned64
+from edgeasync.protocol.messages import PEERS_MAX, CodecName, Count, DeviceId, Frozen, Message, Unsigned64
 from edgeasync.structs import resolve_type
-
-PEERS_MAX = 64
-"""The most members of a round, and the most names in a list of peers."""
 
 ROUND_NUMBER_MAX = 2**62
 

@@ -4,12 +4,9 @@ Apart from a hub's, so that a device loads nothing of a hub.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
-from msgspec import Meta
-from msgspec.structs import force_setattr
-
-from edgeasync.config import Section, convert, whole_address
+from edgeasync.config import Section, convert
 from edgeasync.core.device.limits import DeviceLimits
 from edgeasync.core.device.throttle import ThrottleSection
 from edgeasync.plugins import check_name
@@ -33,19 +30,13 @@ class AgentSection(DeviceSection, frozen=True):
 
     GROUPS: ClassVar[Mapping[str, str]] = {
         **DeviceSection.GROUPS,
-        "hub": "Connection",
         "trainer": "Training",
         "spool": "Identity",
         "local": "Training",
-        "enrol": "Connection",
+        "hub_key": "Connection",
         "when_finished": "Training",
     }
 
-    hub: str | Annotated[tuple[str, ...], Meta(min_length=1, max_length=16)] | None = None
-    """The hub's address, `tcp://HOST:PORT`; several are tried in turn. Without it an enrolled device uses its
-    hub's, and others `tcp://127.0.0.1:5555`. A name is looked up as IPv4 and, if it has no such address, as IPv6.
-    An agent that has lost its hub tries the same one again, then the others; it also leaves one that is full.
-    """
     trainer: str | None = None
     """A trainer of your own, `package.module:factory`. The factory is called with the hub's `Welcome` and the
     data, `None` without `data`. It is imported from this machine's installation, never from the hub: [Your own
@@ -63,11 +54,6 @@ class AgentSection(DeviceSection, frozen=True):
     """Arrays that stay on this device, a pattern such as `head.*`. The hub may name others: [Local
     parameters](/train/local.md).
     """
-    enrol: str | None = None
-    """Token of `edgeasync keys enrol`, with which this device brings its own key to the hub. The flag takes `-` to
-    read it from standard input, so that no other user of the machine sees it. A token that has enrolled this
-    device before is skipped, so the line may stay.
-    """
     hub_key: str | None = None
     """The hub's public key, to ask for admission without a token: 64 hexadecimal digits. The device waits until a
     person at the hub accepts its key: [Keys](/hub/keys.md#or-let-a-device-knock).
@@ -82,17 +68,8 @@ class AgentSection(DeviceSection, frozen=True):
     [service](/devices/service.md) waits.
     """
 
-    @property
-    def hubs(self) -> tuple[str, ...]:
-        """The addresses of the hubs, in the order they are tried in."""
-        return (self.hub,) if isinstance(self.hub, str) else self.hub or ()
-
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.hub, str):
-            force_setattr(self, "hub", whole_address(self.hub))
-        elif self.hub is not None:
-            force_setattr(self, "hub", tuple(map(whole_address, self.hub)))
         if self.trainer is not None:
             check_name(self.trainer, "trainer")
 

@@ -5,15 +5,21 @@ from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
+from msgspec.structs import force_setattr
 
-from edgeasync.config import FilePath, Section
+from edgeasync.config import FilePath, Section, whole_address
 from edgeasync.protocol.messages import DEVICE_ID_PATTERN
 
 
 class DeviceSection(Section, frozen=True):
     """Which data a device trains on, who it is, and how it computes: keys of `[agent]` and of `[peer]`."""
 
-    GROUPS: ClassVar[Mapping[str, str]] = {"data": "Training", "device_id": "Identity", "seed": "Training"}
+    GROUPS: ClassVar[Mapping[str, str]] = {
+        "data": "Training",
+        "device_id": "Identity",
+        "seed": "Training",
+        "hub": "Connection",
+    }
 
     data: FilePath | None = None
     """This device's examples, `.npz` or `.csv`: [Data on a device](/train/data.md). An agent with a `trainer` of
@@ -46,12 +52,33 @@ class DeviceSection(Section, frozen=True):
     watchdog](/devices/service.md#the-watchdog) says what follows.
     """
 
+    hub: str | Annotated[tuple[str, ...], Meta(min_length=1, max_length=16)] | None = None
+    """The hub's address, `tcp://HOST:PORT`; several are tried in turn. Without it an enrolled agent uses its
+    hub's, and others `tcp://127.0.0.1:5555`. A name is looked up as IPv4 and, if it has no such address, as IPv6.
+    An agent that has lost its hub tries the same one again, then the others; it also leaves one that is full. A
+    peer finds the others [through a hub](/train/peers.md#found-through-a-hub), instead of by a file.
+    """
+    enrol: str | None = None
+    """Token of `edgeasync keys enrol`, with which this device brings its own key to the hub. The flag takes `-` to
+    read it from standard input, so that no other user of the machine sees it. A token that has enrolled this
+    device before is skipped, so the line may stay.
+    """
+
+    @property
+    def hubs(self) -> tuple[str, ...]:
+        """The addresses of the hubs, in the order they are tried in."""
+        return (self.hub,) if isinstance(self.hub, str) else self.hub or ()
+
     @property
     def cores_used(self) -> int:
         """How many cores a step may use."""
         return self.threads or 1
 
     def __post_init__(self) -> None:
+        if isinstance(self.hub, str):
+            force_setattr(self, "hub", whole_address(self.hub))
+        elif self.hub is not None:
+            force_setattr(self, "hub", tuple(map(whole_address, self.hub)))
         if self.device_id is not None and not re.match(DEVICE_ID_PATTERN, self.device_id):
             raise ValueError(
                 f"device_id {self.device_id!r} is not a name: begin with a letter or digit, "

@@ -173,12 +173,12 @@ class HubRuntime:
     @property
     def status_shown(self) -> dict[str, Any]:
         """The newest status that was on disk when somebody asked; to be read on the loop."""
-        status: dict[str, Any] = msgspec.json.decode(self._engine.status_shown)
+        status: dict[str, Any] = msgspec.json.decode(self._engine.status_answers.shown)
         return status
 
     def show(self, action: Callable[[], None]) -> None:
         """Call `action`, which shows what has happened, on the loop, once that is on disk."""
-        self._engine.show(action)
+        self._engine.outbox.show(action)
 
     def most_memory(self) -> list[Part]:
         """Return what the most memory consists of that this hub may need; to be called before `run`."""

@@ -10,8 +10,16 @@ from edgeasync.config import expanded
 from edgeasync.data.dataset import Dataset
 from edgeasync.durable.device_keys import DeviceKeys
 from edgeasync.durable.files import check_out, replace_file
-from edgeasync.durable.identity import DeviceIdentity
-from edgeasync.durable.peers_file import own_entry, read_first_peers
+from edgeasync.durable.identity import DeviceIdentity, default_device_id
+from edgeasync.durable.keys import Token
+from edgeasync.durable.peers_file import (
+    PeerEntry,
+    Peers,
+    own_entry,
+    read_first_peers,
+    read_peers,
+    write_peers,
+)
 from edgeasync.errors import ConfigError
 from edgeasync.graphs.export import ONNX_SUFFIX
 from edgeasync.graphs.graph_model import HubGraph, load_graph
@@ -19,9 +27,13 @@ from edgeasync.graphs.model_file import VALUES_SUFFIX, check_finite, save_model
 from edgeasync.graphs.onnx_model import OnnxModel
 from edgeasync.losses import OnnxLoss
 from edgeasync.net.address import host_of
+from edgeasync.net.credentials import find_credentials
 from edgeasync.runtime.peer import PEER_MODEL_FILE, OnReport, PeerMember, PeerModel, PeerRuntime
-from edgeasync.runtime.peer_settings import PeerSettings
+from edgeasync.runtime.peer_settings import PeerSection, PeerSettings
 from edgeasync.training.plan import ReceivedGraph, ShippedModel, TrainingPlan
+
+FOUND_PEERS_FILE = "peers.toml"
+"""The list of peers in the state folder of a device that finds them through a hub."""
 
 _log = logging.getLogger(__name__)
 
@@ -66,19 +78,39 @@ def make_peer(
     """
     section = settings.peer
     assert section.state is not None
-    assert section.peers is not None
-    file, state = expanded(section.peers), expanded(section.state)
-    pair = DeviceKeys(state).own()
-    peers = read_first_peers(file, identity.device_id, pair.public)
-    own = own_entry(file, peers, identity.device_id, pair.public)
-    for entry in peers.peer:
+    state = expanded(section.state)
+    member = _member_of(section, identity, state)
+    for entry in member.peers.peer:
         host_of(entry.address)  # raises AddressError
     if section.epochs is not None:
         section = replace(section, epochs=None, steps_max=settings.local.steps_of(section.epochs, examples))
-    member = PeerMember(own, pair, peers, identity.incarnation, file)
     return PeerRuntime(
         member, section, model, model_file=state / PEER_MODEL_FILE, meets=meets, on_report=on_report
     )
+
+
+def _member_of(section: PeerSection, identity: DeviceIdentity, state: Path) -> PeerMember:
+    """Return who this device and the others are, by a file, or by a hub and what it has said before."""
+    keys = DeviceKeys(state)
+    pair, name = keys.own(), identity.device_id
+    if section.hub is None:
+        assert section.peers is not None
+        file = expanded(section.peers)
+        peers = read_first_peers(file, name, pair.public)
+        return PeerMember(own_entry(file, peers, name, pair.public), pair, peers, identity.incarnation, file)
+    assert section.address is not None
+    hub = find_credentials(section.hubs, keys, section.enrol, knocking=False, insecure=False)
+    file, own = state / FOUND_PEERS_FILE, PeerEntry(name, section.address, pair.public.hex())
+    peers = (read_peers(file) if file.exists() else Peers()).with_found([own])
+    write_peers(file, peers)
+    return PeerMember(own, pair, peers, identity.incarnation, file, hub)
+
+
+def find_name(section: PeerSection, state: Path) -> str:
+    """Return a peer's name: as it says, as its hub calls it, or this machine's; raises `StorageError`."""
+    if section.device_id is not None or section.hub is None:
+        return section.device_id or default_device_id()
+    return DeviceKeys(state).hub().name if section.enrol is None else Token.read(section.enrol).name
 
 
 def write_trained(out: Path, peer: PeerRuntime, forward: bytes | None) -> None:

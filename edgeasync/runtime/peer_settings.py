@@ -1,5 +1,6 @@
 """A peer's settings file as frozen structs. `docs/settings/index.md` lists every key."""
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
@@ -9,7 +10,7 @@ from msgspec.structs import force_setattr
 from edgeasync.config import FilePath, Section, whole_address
 from edgeasync.core.arrays.peer_round import check_peer_codec
 from edgeasync.graphs.onnx_model import OnnxModel
-from edgeasync.protocol.messages import OtherFrozen
+from edgeasync.protocol.messages import PEER_ADDRESS_PATTERN, OtherFrozen
 from edgeasync.protocol.peer_messages import Topology
 from edgeasync.runtime.device_settings import DeviceSection
 from edgeasync.training.numpy_models import Model
@@ -22,6 +23,8 @@ class PeerSection(DeviceSection, frozen=True):
     GROUPS: ClassVar[Mapping[str, str]] = {
         **DeviceSection.GROUPS,
         "topology": "Averaging",
+        "peers": "Connection",
+        "round_every_s": "Averaging",
         "steps_max": "Training",
     }
 
@@ -33,8 +36,10 @@ class PeerSection(DeviceSection, frozen=True):
     """The devices that average, a TOML file, the same on all: [The file of
     peers](/train/peers.md#the-file-of-peers).
     """
+    address: str | None = None
+    """With `hub`: where the other devices reach this one, `tcp://HOST:PORT`."""
     bind: str | None = None
-    """Where to listen, `tcp://HOST:PORT`; by default at this device's address in the file of peers."""
+    """Where to listen, `tcp://HOST:PORT`; by default at this device's address, be it from a file or from here."""
     round_every_s: Annotated[float, Meta(gt=0, le=86400)] = 1.0
     """Time from one round to the next. The device with the lowest name that is there decides. The same on all
     devices.
@@ -69,6 +74,15 @@ class PeerSection(DeviceSection, frozen=True):
         super().__post_init__()
         if self.bind is not None:
             force_setattr(self, "bind", whole_address(self.bind))
+        if self.hub is not None and self.peers is not None:
+            raise ValueError("peers and hub say the same: give one of the two")
+        for name, value in (("address", self.address), ("enrol", self.enrol)):
+            if value is not None and self.hub is None:
+                raise ValueError(f"{name} goes with hub, which tells the other devices of this one")
+        if self.address is not None and not re.match(PEER_ADDRESS_PATTERN, self.address):
+            raise ValueError(
+                f"address {self.address!r}: write tcp://HOST:PORT, as the other devices reach this one"
+            )
         check_peer_codec(self.codec)
         if self.steps_max is not None and self.epochs is not None:
             raise ValueError("steps_max and epochs say the same: give one of the two")
@@ -94,8 +108,13 @@ class PeerSettings(Section, frozen=True):
 
     def missing(self) -> str:
         """Return what `edgeasync peer` cannot begin without, as a question; empty if all is there."""
-        if self.peer.peers is None:
-            return "which peers? give --peers FILE, a TOML file that names them, or [peer] peers"
-        if self.peer.data is None:
+        peer = self.peer
+        if peer.peers is None and peer.hub is None:
+            return (
+                "which peers? give --peers FILE, a TOML file that names them, or --hub ADDRESS, which knows them"
+            )
+        if peer.hub is not None and peer.address is None:
+            return "which address? give --address tcp://HOST:PORT, where the other devices reach this one"
+        if peer.data is None:
             return "which data? give --data FILE.npz or FILE.csv, or [peer] data in a settings file"
         return ""

@@ -12,11 +12,11 @@ import numpy.typing as npt
 
 from edgeasync.config import convert, whole_path
 from edgeasync.core.peer.effects import PeerReport
-from edgeasync.durable.identity import DeviceFolder, default_device_id
+from edgeasync.durable.identity import DeviceFolder
 from edgeasync.errors import ConfigError, EdgeAsyncError
 from edgeasync.losses import LossSetting
 from edgeasync.runtime.peer import PeerModel, PeerRuntime
-from edgeasync.runtime.peer_device import make_peer
+from edgeasync.runtime.peer_device import find_name, make_peer
 from edgeasync.runtime.peer_settings import PeerSection, PeerSettings
 from edgeasync.sdk import events
 from edgeasync.sdk.models import (
@@ -36,13 +36,15 @@ LOG = logging.getLogger("edgeasync.peer")
 
 
 class Peer(Service):
-    """Trains on this device, and averages its model with those of a file of `peers`, without a hub.
+    """Trains on this device, and averages its model with others', without a hub.
 
-    - `peers`: the file that names all peers, the same on every device (docs/train/peers.md).
     - `data`: a `Dataset`, a tuple `(x, y)`, or the path of a file. Or a trainer of your own, which has its data.
     - `model`: as for `edgeasync.train`; with a trainer of your own a dict of named arrays to begin with, too.
     - `state`: the folder of this device's key and of its model, which a later start resumes.
-    - `name`: its name in the file of peers, by default this machine's name.
+    - `peers`: the file that names all peers, the same on every device (docs/train/peers.md).
+    - `hub`: a hub's address, by which they are found, instead of a file. With it come `address="tcp://HOST:PORT"`,
+      where the others reach this device, and at the first start `enrol`, a token of `edgeasync keys enrol`.
+    - `name`: its name in the file of peers, by default this machine's name. A hub has given it one.
     - `optimizer`, `batch_size`, `keep_optimizer_state`: of its local steps.
     - `loss`, `output`, `train`, `freeze`: as for `edgeasync.train`.
     - `on_report`: called on the peer's loop with what happens: `report.event`, `report.peer`, `report.detail`.
@@ -57,7 +59,7 @@ class Peer(Service):
     >>> from edgeasync import Peer
     >>> from edgeasync.training.numpy_models import SoftmaxModel
     >>> model, data = SoftmaxModel(inputs=4, classes=2), (np.eye(4), [0, 1, 0, 1])
-    >>> peer = Peer("none/peers.toml", data, model, state=tempfile.mkdtemp(), name="pi-1", epochs=20)
+    >>> peer = Peer(data, model, peers="none/peers.toml", state=tempfile.mkdtemp(), name="pi-1")
     >>> peer.start()  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     edgeasync.errors.ConfigError: ...: no such file; make it, the same on every device: peer = [{name = "pi-1", ...
@@ -65,11 +67,12 @@ class Peer(Service):
 
     def __init__(
         self,
-        peers: str | Path,
         data: object,
         model: object,
         *,
         state: str | Path,
+        peers: str | Path | None = None,
+        hub: str | Sequence[str] | None = None,
         name: str | None = None,
         optimizer: object = None,
         batch_size: int | None = None,
@@ -84,11 +87,14 @@ class Peer(Service):
         super().__init__()
         if twice := sorted({*_INSTEAD} & settings.keys()):
             raise ConfigError(f"{twice[0]} is a key of a settings file; {_INSTEAD[twice[0]]}")
-        if not isinstance(peers, str | Path):
-            raise ConfigError(f"peers is {peers!r}; give the path of the file that names them")
         self._state = as_path(state, "state")
-        said = {"peers": peers, "state": str(self._state), "device_id": name}
+        said = {"peers": peers, "hub": hub, "state": str(self._state), "device_id": name}
         section = convert({**settings, **said}, PeerSection, where="Peer")
+        if peers is None and (hub is None or section.address is None):
+            raise ConfigError(
+                "which peers? give peers='peers.toml', a file that names them; or hub= and address=, where the "
+                "others reach this device"
+            )
         if section.epochs is not None and is_trainer(data):
             raise ConfigError("epochs are passes over data: give steps_max with a trainer of your own")
         local = local_training(optimizer, batch_size, keep_optimizer_state=keep_optimizer_state)
@@ -111,7 +117,7 @@ class Peer(Service):
     @property
     def rounds(self) -> int:
         """How many rounds this device has averaged in."""
-        return 0 if self._peer is None else self._peer.times.rounds
+        return 0 if self._peer is None else self._peer.rounds
 
     @property
     def arrays(self) -> dict[str, npt.NDArray[np.float32]]:
@@ -164,7 +170,7 @@ class Peer(Service):
         trainer = data if dataset is None else prepared.make_trainer(dataset, section.seed, section.cores_used)
         peer = make_peer(
             self._settings,
-            self._folder.open(section.device_id or default_device_id()),
+            self._folder.open(find_name(section, self._state)),
             PeerModel(trainer, np.array(prepared.initial), frozen=prepared.frozen),
             examples=0 if dataset is None else len(dataset),
             on_report=self._report,

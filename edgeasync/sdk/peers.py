@@ -23,8 +23,8 @@ from edgeasync.errors import ConfigError, EdgeAsyncError, StorageError
 from edgeasync.graphs.model_file import load_kept, load_model, save_model
 from edgeasync.ops.runs import list_checkpoints
 from edgeasync.parameters import Vector
-from edgeasync.protocol.peer_messages import PEERS_MAX, Topology
-from edgeasync.runtime.device_settings import DeviceSection
+from edgeasync.protocol.messages import PEERS_MAX
+from edgeasync.protocol.peer_messages import Topology
 from edgeasync.runtime.peer import PeerRuntime
 from edgeasync.runtime.peer_settings import PeerSection
 from edgeasync.sdk.keywords import GraphKeywords
@@ -53,16 +53,8 @@ LOG = logging.getLogger("edgeasync.train")
 ROUND_STEPS = 10
 """Local steps after which a round is due, if nothing is said."""
 
-_SAID_HERE = {
-    *DeviceSection.__struct_fields__,
-    "topology",
-    "peers",
-    "bind",
-    "steps_max",
-    "epochs",
-    "rounds_max",
-    "out",
-}
+_OF_WORKERS = {"codec", "frozen", "lease_s", "round_every_s", "round_steps"}
+"""The keys of `[peer]` that settings may have; an argument says what the others do, or they have no meaning."""
 
 
 def check_topology(topology: object, peers: object = None) -> None:
@@ -85,7 +77,7 @@ def peers_section(topology: str, settings: Mapping[str, Any] | None, until: Stop
         raise ConfigError(
             "settings: without a hub there are settings of a peer alone: {'peer': {'codec': 'float16'}}"
         )
-    if said := sorted(_SAID_HERE & own.keys()):
+    if said := sorted({*PeerSection.__struct_fields__} & own.keys() - _OF_WORKERS):
         raise ConfigError(f"settings has peer.{said[0]}: that is said by an argument, or has no meaning here")
     if not isinstance(until, Stop):
         raise ConfigError(f"until is {type(until).__name__}; give Stop(epochs=10), for example")

@@ -28,6 +28,8 @@ from edgeasync.protocol.messages import (
     Enrolled,
     Fetch,
     FetchGraph,
+    FindPeers,
+    FoundPeers,
     Goodbye,
     GraphHeader,
     Hello,
@@ -337,6 +339,8 @@ class Attacker:
             Enrolled: Enrolled("x"),
             Wake: Wake(),
             Order: Order("nobody", "quarantine"),
+            FindPeers: FindPeers("nobody", "tcp://nowhere:1"),
+            FoundPeers: FoundPeers(()),
         }[kind]
 
 

@@ -10,7 +10,7 @@ import pytest
 from edgeasync import StepResult
 from edgeasync.errors import StorageError
 from edgeasync.graphs.model_file import load_model
-from edgeasync.runtime import peer as runtime
+from edgeasync.runtime import model_keeper
 from edgeasync.runtime.peer import PEER_MODEL_FILE
 from edgeasync.runtime.peer_device import write_trained
 from tests.support.programs.peers import FILE, SPEC, Still, first_values, make_peer, name_of, write_list
@@ -165,7 +165,7 @@ async def test_what_a_peer_says_of_its_disk_is_said_on_its_loop(tmp_path):
     peer = make_peer(
         tmp_path, 0, incarnation=1, on_report=lambda report: told.append((report, threading.current_thread()))
     )
-    peer._model_file = tmp_path / FILE / "no folder"
+    peer._keeper._file = tmp_path / FILE / "no folder"
     running = asyncio.create_task(peer.run())
     await asyncio.sleep(0)
     async with asyncio.timeout(PATIENCE_S):
@@ -260,7 +260,7 @@ async def test_a_peer_that_ends_while_it_decodes_keeps_its_model(tmp_path):
 @pytest.mark.asyncio
 async def test_a_peer_that_abandons_a_step_keeps_those_before(tmp_path, monkeypatch):
     """What the abandoned step has written by then, or writes later, is no part of it."""
-    monkeypatch.setattr(runtime, "COPY_S", 0.0)
+    monkeypatch.setattr(model_keeper, "COPY_S", 0.0)
     write_list(tmp_path, [0, 1])
     hangs, goes_on = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
@@ -298,8 +298,8 @@ async def test_a_peer_that_abandons_a_step_keeps_those_before(tmp_path, monkeypa
 async def test_a_peer_whose_disk_hangs_ends_and_says_that_its_model_is_not_written(tmp_path, monkeypatch):
     write_list(tmp_path, [0, 1])
     told, written = [], threading.Event()
-    monkeypatch.setattr(runtime, "WRITE_S", 0.1)
-    monkeypatch.setattr(runtime, "save_model", lambda *_, **__: written.wait(PATIENCE_S))
+    monkeypatch.setattr(model_keeper, "WRITE_S", 0.1)
+    monkeypatch.setattr(model_keeper, "save_model", lambda *_, **__: written.wait(PATIENCE_S))
     peer = make_peer(tmp_path, 0, incarnation=1, on_report=told.append)
     running = asyncio.create_task(peer.run())
     await asyncio.sleep(0)
@@ -324,8 +324,8 @@ async def test_a_peer_whose_training_diverges_says_so_once_and_no_file_is_replac
             self.parameters += np.nan
             return super().step()
 
-    monkeypatch.setattr(runtime, "COPY_S", 0.0)
-    monkeypatch.setattr(runtime, "KEEP_MODEL_S", 0.0)
+    monkeypatch.setattr(model_keeper, "COPY_S", 0.0)
+    monkeypatch.setattr(model_keeper, "KEEP_MODEL_S", 0.0)
     write_list(tmp_path, [1, 2])
     reports = []
     peer = make_peer(
@@ -362,7 +362,7 @@ async def test_a_step_that_diverges_is_undone_and_the_model_on_disk_is_finite(tm
         def reset(self):
             self.resets += 1
 
-    monkeypatch.setattr(runtime, "COPY_S", 0.0)
+    monkeypatch.setattr(model_keeper, "COPY_S", 0.0)
     write_list(tmp_path, [1, 2])
     reports, trainer = [], Diverging()
     peer = make_peer(
@@ -399,7 +399,7 @@ async def test_the_model_to_return_to_is_on_disk_as_soon_as_it_is_needed(tmp_pat
                 at_hand.append(load_model(tmp_path / name_of(1) / PEER_MODEL_FILE, SPEC)[1])
             return super().step()
 
-    monkeypatch.setattr(runtime, "COPY_S", 0.0)
+    monkeypatch.setattr(model_keeper, "COPY_S", 0.0)
     write_list(tmp_path, [1, 2])
     await make_peer(tmp_path, 1, lease_s=0.2, incarnation=1, trainer=Diverging(), steps_max=25).run()
     assert at_hand == [2]

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import os
 import threading
+import time
 from statistics import mean
 
 import numpy as np
@@ -17,18 +18,22 @@ from edgeasync.data import load_digits
 from edgeasync.data.dataset import Dataset
 from edgeasync.data.partition import iid
 from edgeasync.durable.files import FolderLock
+from edgeasync.durable.keys import HubKeys
 from edgeasync.durable.run_folder import MODEL_FILE
 from edgeasync.errors import ConfigError, ModelMismatchError, StorageError
+from edgeasync.graphs.model_file import load_model
 from edgeasync.nn import Linear, Sequential, to_onnx
-from edgeasync.runtime import peer as runtime
-from edgeasync.runtime.peer import PEER_MODEL_FILE
+from edgeasync.runtime import model_keeper
+from edgeasync.runtime.peer import PEER_MODEL_FILE, PeerRuntime
 from edgeasync.sdk import peers
 from edgeasync.sdk.peers import PeerWorkers
 from edgeasync.sdk.workers.base import make_trainer
+from edgeasync.training.evaluation import NumpyEvaluator
 from edgeasync.training.numpy_models import MlpModel, SoftmaxModel
 from tests.support.programs.command_line import CONFIG, mistake
 from tests.support.programs.peers import FILE, name_of, write_list
-from tests.support.programs.processes import PATIENCE_S, until
+from tests.support.programs.processes import PATIENCE_S, free_address, until
+from tests.support.security.keyed import start_hub
 from tests.support.size import repetitions
 
 pytestmark = pytest.mark.process
@@ -202,7 +207,7 @@ def opened(temporary, monkeypatch):
         return await enter(workers)
 
     monkeypatch.setattr(PeerWorkers, "__aenter__", noted)
-    monkeypatch.setattr(runtime, "COPY_S", runtime.COPY_S)  # which trainers here set
+    monkeypatch.setattr(model_keeper, "COPY_S", model_keeper.COPY_S)  # which trainers here set
     return found
 
 
@@ -241,7 +246,7 @@ class Slow:
         self.steps = 0
 
     def begin(self, parameters):
-        runtime.COPY_S = 0.0  # as if its first step had taken long
+        model_keeper.COPY_S = 0.0  # as if its first step had taken long
         self.parameters = parameters
 
     def step(self):
@@ -258,7 +263,7 @@ class SlowToServe(Slow):
 
     def begin(self, parameters):
         super().begin(parameters)
-        runtime.PeerRuntime._serves = True
+        PeerRuntime._serves = True
 
 
 @pytest.mark.parametrize(
@@ -418,9 +423,9 @@ def test_peers_in_a_program_average_by_a_file_of_peers(tmp_path, draws):
 
     def peer(number):
         return Peer(
-            tmp_path / FILE,
             parts[number],
             MODEL,
+            peers=tmp_path / FILE,
             name=name_of(number),
             state=tmp_path / name_of(number),
             optimizer=SGD(learning_rate=0.3),
@@ -568,3 +573,41 @@ def test_what_a_settings_file_asks_for_in_vain_is_refused(commands, tmp_path, se
     with (tmp_path / settings).open("a") as file:
         file.write(said)
     mistake(commands, CONFIG, hint, arguments=("peer", settings, *device_flags(0, commands.data("data.npz"))))
+
+
+# -- found through a hub ------------------------------------------------------------------------------------------
+
+
+def test_peers_that_were_found_through_a_hub_learn_without_it(commands, tmp_path, draws, star_accuracy):
+    """The hub is killed as soon as all know one another. One of them starts again after that."""
+    parts, held_out = draws[0]
+    keys = HubKeys.init(tmp_path / "keys")
+    hub, address = start_hub(commands, keys)
+    (tmp_path / "peer.toml").write_text(
+        '[peer]\nround_steps = 5\nlease_s = 3.0\nepochs = 200\n[model]\nkind = "mlp"\ninputs = 64\nhidden = [32]\n'
+        'classes = 10\n[local]\noptimizer = [{kind = "sgd", learning_rate = 0.3}]\n'
+    )
+    flags = {}
+    for number, part in enumerate(parts):
+        np.savez(tmp_path / f"{number}.npz", x=part.x, y=part.y)
+        step_s = 2.0 * len(parts) / (200 * len(part) / 32)  # training takes longer than to find the others
+        flags[number] = (
+            "peer", "peer.toml", "--hub", address, "--address", free_address(), "--data", f"{number}.npz",
+            "--state", name_of(number), "--step-s-min", step_s, "--out", f"{number}.safetensors", "--json",
+        )  # fmt: skip
+    tokens = [keys.issue_token(name_of(number), (address,), time.time()).text() for number in flags]
+    peers = [commands.start(*flags[number], "--enrol", tokens[number]) for number in flags]
+    for peer in peers:
+        for number in flags:
+            if peer is not peers[number]:
+                peer.wait_for("peer_found", detail=name_of(number))
+    hub.kill()
+    peers[0].kill()
+    peers[0] = commands.start(*flags[0])
+    stopped = [peer.wait_for("stopped") for peer in peers]
+    assert [peer.wait() for peer in peers] == [0] * len(peers)
+    assert min(each["rounds"] for each in stopped) > 10
+    assert "peer_found" in peers[0].names()
+    evaluate = NumpyEvaluator(MODEL, Dataset.of(*held_out))
+    models = [load_model(tmp_path / f"{number}.safetensors", MODEL.spec)[0] for number in flags]
+    assert mean(evaluate(model).accuracy for model in models) >= star_accuracy - 0.01

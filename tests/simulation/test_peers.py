@@ -184,12 +184,12 @@ def test_who_gives_up_a_round_that_others_have_completed_says_whether_it_can_be_
     world, _ = calm(3, "all_to_all")
     world.latency_s["peer-0", "peer-1"] = world.latency_s["peer-2", "peer-1"] = 0.05
     core = world.devices["peer-0"].core
-    assert world.run(lambda: core.round is None, 2.0)
-    assert world.run(lambda: core.round is not None and core.round.state == "serving", 2.0)
-    round_id = core.round.id
-    assert not core._has_completed("peer-1", round_id)
+    assert world.run(lambda: core.rounds.current is None, 2.0)
+    assert world.run(lambda: core.rounds.current is not None and core.rounds.current.state == "serving", 2.0)
+    round_id = core.rounds.current.id
+    assert not core.neighbours["peer-1"].has_completed(round_id)
     if served:
-        assert world.run(lambda: core.round is None, 2.0)
+        assert world.run(lambda: core.rounds.current is None, 2.0)
     world.devices["peer-0"].handle(PeerReceived("peer-1", on_the_wire(Abandon(round_id, "lost", ready=ready))))
     assert ("peer-1" in [each.name for each in core._candidates(world.clock.now_s)]) == ready
 
@@ -221,13 +221,13 @@ def test_a_peer_that_leaves_in_order_costs_the_others_no_round(topology):
     world, before = calm(5, topology)
 
     def leaver():
-        through = [each for each in world.devices.values() if each.running and each.core.round is None]
-        return next((each for each in through if each.core.completed != before), None)
+        through = [each for each in world.devices.values() if each.running and each.core.rounds.current is None]
+        return next((each for each in through if each.core.rounds.completed != before), None)
 
     for _ in range(3):
         assert world.run(leaver, 2.0)
         leaves = leaver()
-        before = leaves.core.completed
+        before = leaves.core.rounds.completed
         members = world.members(before)
         leaves.stop()
         world.pass_time(0.2)
@@ -276,11 +276,11 @@ def between_rounds(**changes):
     """Return peers of which peer-1 has just completed a round, its core, and the next proposal of peer-2."""
     world, _ = calm(3, **changes)
     core = world.devices["peer-1"].core
-    assert world.run(lambda: core.round is not None and core.round.state == "exchanging", 5.0)
-    proposal = core.round.proposal
-    assert world.run(lambda: core.round is None, 2.0)
-    assert core.completed == proposal.round
-    round_id = RoundId(core.completed.number + 5, "peer-2", world.devices["peer-2"].incarnation)
+    assert world.run(lambda: core.rounds.current is not None and core.rounds.current.state == "exchanging", 5.0)
+    proposal = core.rounds.current.proposal
+    assert world.run(lambda: core.rounds.current is None, 2.0)
+    assert core.rounds.completed == proposal.round
+    round_id = RoundId(core.rounds.completed.number + 5, "peer-2", world.devices["peer-2"].incarnation)
     return world, core, msgspec.structs.replace(proposal, round=round_id)
 
 
@@ -293,22 +293,22 @@ def receive(world, core, sender, message):
 
 def test_a_proposal_sooner_than_half_the_interval_is_declined_and_does_not_count():
     world, core, early = between_rounds(round_every_s=4.0)
-    completed = core.completed
+    completed = core.rounds.completed
     assert receive(world, core, "peer-2", early) == [Abandon(early.round, "early")]
-    assert core.round is None
-    assert core.completed == completed
-    assert core._number < early.round.number
+    assert core.rounds.current is None
+    assert core.rounds.completed == completed
+    assert core.rounds.number < early.round.number
     world.pass_time(1.9)
     assert receive(world, core, "peer-2", early) == [Abandon(early.round, "early")]
     world.pass_time(0.2)
     assert receive(world, core, "peer-2", early) == []
-    assert core.round.id == early.round
+    assert core.rounds.current.id == early.round
 
 
 def test_a_peer_whose_trainer_wants_a_round_waits_until_half_the_interval_has_passed():
     world, _ = calm(3, round_every_s=4.0)
     first = world.devices["peer-0"]
-    assert world.run(lambda: first.core.round is None, 2.0)
+    assert world.run(lambda: first.core.rounds.current is None, 2.0)
     first.handle(RoundDue())
     assert meet_in_a_round(world, set(world.names), 2.5)
     assert not any("early" in report.detail for _, report in first.reports)
@@ -316,11 +316,11 @@ def test_a_peer_whose_trainer_wants_a_round_waits_until_half_the_interval_has_pa
 
 def test_a_round_that_a_member_has_given_up_is_repeated_at_once_but_only_one_time():
     world, core, again = between_rounds(round_every_s=4.0)
-    receive(world, core, "peer-0", Abandon(core.completed, "lost", ready=True))
+    receive(world, core, "peer-0", Abandon(core.rounds.completed, "lost", ready=True))
     assert receive(world, core, "peer-2", again) == []
-    assert core.round.id == again.round
-    core.round, core.completed = None, again.round  # as if it had become whole
-    core._applied_s = world.clock.now_s
+    assert core.rounds.current.id == again.round
+    core.rounds.current, core.rounds.completed = None, again.round  # as if it had become whole
+    core.rounds.schedule.note_applied(world.clock.now_s)
     receive(world, core, "peer-0", Abandon(again.round, "lost", ready=True))
     further = msgspec.structs.replace(again.round, number=again.round.number + 1)
     proposal = msgspec.structs.replace(again, round=further)
@@ -332,11 +332,11 @@ def test_a_round_that_was_abandoned_before_any_mean_is_repeated_at_once():
     world.pass_time(2.1)
     assert receive(world, core, "peer-2", early) == []
     receive(world, core, "peer-2", Abandon(early.round, "failed", ready=True))
-    assert core.round is None
+    assert core.rounds.current is None
     further = msgspec.structs.replace(early.round, number=early.round.number + 1)
     core.handle(SnapshotTaken(early.round), world.clock.now_s)
     receive(world, core, "peer-2", msgspec.structs.replace(early, round=further))
-    assert core.round.id == further
+    assert core.rounds.current.id == further
 
 
 def test_with_steps_a_proposal_waits_until_half_of_them_are_taken():
@@ -347,9 +347,9 @@ def test_with_steps_a_proposal_waits_until_half_of_them_are_taken():
         world.devices["peer-0"].handle(RoundDue())
         assert world.run(lambda: len(world.checks.means) == 1, 1.0)
         world.pass_time(0.5)
-    assert world.devices["peer-1"].core.round is None
+    assert world.devices["peer-1"].core.rounds.current is None
     world.devices["peer-1"].handle(RoundHalfDue())
-    assert world.devices["peer-1"].core.round is not None
+    assert world.devices["peer-1"].core.rounds.current is not None
     world.devices["peer-2"].handle(RoundHalfDue())
     assert world.run(lambda: len(world.checks.means) == 2, 1.0)
 
@@ -364,7 +364,7 @@ def test_a_proposal_that_waits_is_dropped_with_its_round():
     world.devices["peer-0"].handle(PeerStopRequested())
     world.pass_time(0.1)
     world.devices["peer-1"].handle(RoundHalfDue())
-    assert world.devices["peer-1"].core.round is None
+    assert world.devices["peer-1"].core.rounds.current is None
 
 
 @pytest.mark.parametrize(
@@ -416,7 +416,7 @@ def test_who_has_to_wait_as_a_proposer_is_no_member_either():
     world, _ = calm(3)
     core = world.devices["peer-0"].core
     for _ in range(FREE + 1):
-        core._backoff.note_failed("peer-2", world.clock.now_s)
+        core.rounds.backoff.note_failed("peer-2", world.clock.now_s)
     assert meet_in_a_round(world, {"peer-0", "peer-1"}, 2.0)
 
 
@@ -429,7 +429,7 @@ def middle():
     world, _ = calm(3)
     core = world.devices["peer-1"].core
     sent_bytes = world.devices["peer-1"].sent_bytes
-    assert world.run(lambda: core.round is not None and sent_bytes[core.round.id] > 0, 2.0)
+    assert world.run(lambda: core.rounds.current is not None and sent_bytes[core.rounds.current.id] > 0, 2.0)
     return world, core
 
 
@@ -444,7 +444,9 @@ def members(*names):
 
 def propose(core, number, proposer="peer-0", names=("peer-0", "peer-1", "peer-2"), **changes):
     round_id = RoundId(number, proposer, 10)
-    return msgspec.structs.replace(core.round.proposal, round=round_id, members=members(*names), **changes)
+    return msgspec.structs.replace(
+        core.rounds.current.proposal, round=round_id, members=members(*names), **changes
+    )
 
 
 HOSTILE = {
@@ -455,7 +457,7 @@ HOSTILE = {
     "a round too far ahead": lambda core: ("peer-0", ping(core, number=2 * ROUND_LEAP_MAX)),
     "a round in the name of another": lambda core: ("peer-2", propose(core, 9)),
     "another round under the same number": lambda core: (
-        "peer-0", propose(core, core.round.id.number, names=("peer-0", "peer-1")),
+        "peer-0", propose(core, core.rounds.current.id.number, names=("peer-0", "peer-1")),
     ),
     "a round that is over": lambda core: ("peer-0", propose(core, 0)),
     "a round whose members are not in order": lambda core: (
@@ -473,29 +475,31 @@ HOSTILE = {
         "peer-0", propose(core, 9, topology="all_to_all"),
     ),
     "a round that was not proposed": lambda core: ("peer-0", PeerCredit(RoundId(9, "peer-0", 10), 0, 0)),
-    "a step that is not this sender's": lambda core: ("peer-2", Offer(core.round.id, 0, 8, 0)),
-    "a payload that is too long": lambda core: ("peer-0", Offer(core.round.id, 3, 2**40, 0)),
-    "a piece that was not offered": lambda core: ("peer-0", PeerPiece(core.round.id, 3, 0, 0)),
-    "a credit for a payload that was not offered": lambda core: ("peer-2", PeerCredit(core.round.id, 3, 0)),
-    "a credit for bytes that were not sent": lambda core: ("peer-2", PeerCredit(core.round.id, 0, 2**50)),
+    "a step that is not this sender's": lambda core: ("peer-2", Offer(core.rounds.current.id, 0, 8, 0)),
+    "a payload that is too long": lambda core: ("peer-0", Offer(core.rounds.current.id, 3, 2**40, 0)),
+    "a piece that was not offered": lambda core: ("peer-0", PeerPiece(core.rounds.current.id, 3, 0, 0)),
+    "a credit for a payload that was not offered": lambda core: (
+        "peer-2", PeerCredit(core.rounds.current.id, 3, 0),
+    ),
+    "a credit for bytes that were not sent": lambda core: ("peer-2", PeerCredit(core.rounds.current.id, 0, 2**50)),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("why", HOSTILE)
 def test_what_does_not_fit_is_refused_by_name_and_the_next_round_is_whole(middle, why):
     world, core = middle
-    before = core.refused[why]
+    before = core.refusals.counts[why]
     sender, message = HOSTILE[why](core)
     world.devices["peer-1"].handle(PeerReceived(sender, on_the_wire(message)))
-    assert core.refused[why] == before + 1
+    assert core.refusals.counts[why] == before + 1
     assert meet_in_a_round(world, set(world.names), 3.0)
 
 
 def test_messages_are_the_same_after_they_were_sent(middle):
     _, core = middle
-    round_id = core.round.id
+    round_id = core.rounds.current.id
     for message in (
-        ping(core, current=round_id), core.round.proposal, Offer(round_id, 1, 2, 2**64 - 1, 4),
+        ping(core, current=round_id), core.rounds.current.proposal, Offer(round_id, 1, 2, 2**64 - 1, 4),
         PeerCredit(round_id, 1, 2, again=True), PeerPiece(round_id, 1, 2, 3),
         Abandon(round_id, "stalled", -1, ("peer-0",), ready=True),
     ):  # fmt: skip
@@ -519,5 +523,5 @@ def test_no_message_makes_a_core_raise_or_its_memory_grow():
             world.pass_time(0.001)
         for name in world.names[:3]:
             core = world.devices[name].core
-            assert len(core._told) <= 4 * REFUSED_KINDS_MAX
-            assert len(core._suspicion._left_out) <= 4
+            assert len(core.refusals._told) <= 4 * REFUSED_KINDS_MAX
+            assert len(core.rounds.suspicion._left_out) <= 4

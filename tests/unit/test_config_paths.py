@@ -27,6 +27,7 @@ HUB = "tcp://127.0.0.1:9"
 IPC = f"ipc://{MARK}/socket"
 NUMBERS = {"w": np.zeros(2, np.float32)}
 DATA = np.eye(4), np.arange(4) % 2
+SOFTMAX = SoftmaxModel(inputs=4, classes=2)
 
 
 class Step:
@@ -59,8 +60,13 @@ KEPT = {
     "Agent, ipc of several": lambda: Agent([HUB, IPC], DATA),
     "Agent, several": lambda: Agent(HUB, [at("0.npz"), Path(at("1.npz"))], state=Path(at("state"))),
     "Peer": lambda: Peer(
-        at("peers.toml"), at("data.npz"), SoftmaxModel(inputs=4, classes=2), state=Path(at("state")), bind=IPC
+        at("data.npz"),
+        SOFTMAX,
+        peers=at("peers.toml"),
+        state=Path(at("state")),
+        bind=IPC,
     ),
+    "Peer, ipc": lambda: Peer(DATA, SOFTMAX, hub=IPC, address="tcp://10.0.0.1:5600", state=at("state")),
     "join": lambda: joined(hub=HUB, state=at("state")),
     "join, ipc": lambda: joined(hub=IPC),
     "join, peers": lambda: joined(state=at("state"), topology="ring", peers=Path(at("peers.toml"))),

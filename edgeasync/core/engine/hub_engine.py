@@ -31,6 +31,7 @@ from edgeasync.core.engine.message_bounds import HEADER_BYTES_MAX, MessageBounds
 from edgeasync.core.engine.outbox import Outbox
 from edgeasync.core.engine.push_intake import PushIntake, moved_by
 from edgeasync.core.engine.recorder import Recorder
+from edgeasync.core.engine.roster import Roster
 from edgeasync.core.engine.sender import ANYBODY, NotAllowedError, Sender, check_allowed
 from edgeasync.core.engine.status_answers import StatusAnswers
 from edgeasync.core.hub.digests import with_digests
@@ -71,6 +72,7 @@ from edgeasync.protocol.messages import (
     Credit,
     Fetch,
     FetchGraph,
+    FindPeers,
     Goodbye,
     Hello,
     Key,
@@ -113,7 +115,7 @@ class HubEngine:
         self._shell = shell
         self._sessions = sessions
         self._log_writer = LogWriter(log, core, model)
-        self._outbox = Outbox(shell.send, log)
+        self.outbox = Outbox(shell.send, log)
         self._observe = observe
         self.recorder = Recorder()
         self.bounds = MessageBounds()
@@ -126,7 +128,7 @@ class HubEngine:
             ModelExecutor(model, publisher),
             core.settings.codec,
             shell,
-            self._outbox,
+            self.outbox,
             send=self._send,
             assign=self._deliveries.assign,
             prepare=self._deliveries.prepare,
@@ -145,11 +147,12 @@ class HubEngine:
         self._intake = PushIntake(
             core, model, shell, incoming, self._capacity, now_s=self._now, measured=self._on_measured
         )
-        self._status_answers = StatusAnswers(core, shell, self._outbox)
+        self._roster = Roster()
+        self.status_answers = StatusAnswers(core, shell, self.outbox)
         self._now_s = 0.0
         self._sender = ANYBODY
         self._revoked: list[Key] = []
-        self._standing_still = self._saving = self._failed = False
+        self._standing_still = self._failed = False
 
     def _now(self) -> float:
         return self._now_s
@@ -176,20 +179,11 @@ class HubEngine:
 
     def ask_status(self, tell: Callable[[bytes], None], now_s: float, sender: Sender = ANYBODY) -> None:
         """Call `tell` with the status as JSON, as soon as everything in it is durable; see `StatusAnswers`."""
-        standing = partial(self._status_answers.tell_standing, tell, sender)
+        standing = partial(self.status_answers.tell_standing, tell, sender)
         if self._standing_still:
             standing()
         else:
-            self._status_answers.ask(tell, sender, now_s, standing)
-
-    @property
-    def status_shown(self) -> bytes:
-        """The newest status of everything that was durable when somebody asked, as JSON."""
-        return self._status_answers.shown
-
-    def show(self, action: Callable[[], None]) -> None:
-        """Call `action`, which shows something, once everything that has happened is durable."""
-        self._outbox.show(action)
+            self.status_answers.ask(tell, sender, now_s, standing)
 
     def save(self) -> None:
         """Write a checkpoint, unless one is being written."""
@@ -198,7 +192,7 @@ class HubEngine:
 
     def saved(self) -> None:
         """Allow the next checkpoint; call this when the one before was written, or could not be."""
-        self._saving = False
+        self._log_writer.saving = False
 
     # -- the log ---------------------------------------------------------------------------------------------
 
@@ -212,8 +206,8 @@ class HubEngine:
             revoked, self._revoked = self._revoked, []
             for key in revoked:
                 self._handle(Revoked(key))
-        self._outbox.release()
-        self._status_answers.refresh(now_s)
+        self.outbox.release()
+        self.status_answers.refresh(now_s)
         if self._log_writer.wants_checkpoint:
             self.save()
 
@@ -221,11 +215,11 @@ class HubEngine:
         """Stand still until the log can be written again; call this when it cannot."""
         self._stand_still(reason)
         if self.core.stopped:
-            self._outbox.abandon()
+            self.outbox.abandon()
 
     def _stand_still(self, reason: str) -> None:
         self._standing_still = True
-        self._status_answers.stand_still()
+        self.status_answers.stand_still()
         detail = f"the run's folder cannot be written: {reason}; no update is taken until it can be"
         self._shell.report(HubReport("not_writing", detail=detail))
 
@@ -233,7 +227,7 @@ class HubEngine:
         """Accept nothing more while too much waits for a disk that hangs."""
         if self._standing_still or self.core.stopped:
             return
-        if reason := self._log_writer.overfull(len(self._outbox)):
+        if reason := self._log_writer.overfull(len(self.outbox)):
             self._stand_still(reason)
 
     def _handle(self, event: HubEvent) -> None:
@@ -244,7 +238,7 @@ class HubEngine:
         """
         if self._failed:
             return
-        self._status_answers.begin(self._now_s)
+        self.status_answers.begin(self._now_s)
         version = self.core.version
         try:
             self.recorder.begin(self._now_s, event)
@@ -263,7 +257,9 @@ class HubEngine:
         match message:
             case Ping():
                 self._shell.send(peer, wire.encode(Pong(message.sent_s)), None)
-            case StatusRequest() | Wake() if not self._is_too_often(peer, message):
+            case StatusRequest() | Wake() if not self.bounds.is_too_often(
+                message, peer, self._sender, self._now_s
+            ):
                 self._send_status(peer)
             case Credit() if payload is None:
                 self._deliveries.send_pieces(peer, message, self._now_s)
@@ -283,11 +279,12 @@ class HubEngine:
         self._now_s = now_s
         self._handle(HubStopRequested(finished))
         if self._standing_still:
-            self._outbox.abandon()
+            self.outbox.abandon()
 
     def revoke(self, key: Key, now_s: float) -> None:
         """End what a key has here; no message of it is to come. While the core stands still, that waits."""
         self._now_s = now_s
+        self._roster.forget(key)
         if self._standing_still:
             self._revoked.append(key)
         else:
@@ -339,13 +336,7 @@ class HubEngine:
             member.link.bytes_up += nbytes  # this message made its sender a member
 
     def _is_too_often(self, peer: Peer, message: Message) -> bool:
-        """Return whether the sender says this more often than it may: then nothing is answered."""
-        sender, who = self._sender, self._sender.key or peer
-        if isinstance(message, Hello):
-            return not self.bounds.allows_hello(who, self._now_s)
-        if isinstance(message, (StatusRequest, Wake, Order)):
-            return not self.bounds.allows_status(who, self._now_s, operator=sender.role == "operator")
-        return False
+        return self.bounds.is_too_often(message, peer, self._sender, self._now_s)
 
     def _event(
         self, peer: Peer, member: Member | None, message: Message, payload: wire.Buffer | None
@@ -364,6 +355,8 @@ class HubEngine:
             if not self._deliveries.send_pieces(peer, message, self._now_s):
                 return self._malformed(peer, "credit without a transfer", strike=False)
             return self._heard(peer, "credit")
+        if isinstance(message, FindPeers):
+            return self._answer_peer(peer, message)
         if isinstance(message, FetchGraph):
             self._deliveries.outgoing.drop(peer)  # a device that asks again has given up the transfer
             return HubReceived(peer, message, self._capacity.for_graph(self._now_s, member), *self._stamp(member))
@@ -378,6 +371,14 @@ class HubEngine:
             too_often = self._is_too_often(peer, message)
             return None if too_often else HubReceived(peer, message, True, *self._stamp(counted))
         raise ProtocolError(f"a {type(message).__name__} is for devices, not for a hub")
+
+    def _answer_peer(self, peer: Peer, message: FindPeers) -> HubReceivedMalformed | None:
+        """Tell a peer, which is no member, of the others; that is an event of the core only if it is refused."""
+        if self._is_too_often(peer, message):
+            return None
+        answer = self._roster.answer(message, self._sender)
+        self._send(peer, answer)
+        return self._malformed(peer, answer.sentence, strike=False) if isinstance(answer, Refuse) else None
 
     def _piece(self, peer: Peer, piece: Piece, payload: wire.Buffer | None) -> HubEvent | None:
         """Accept a piece and credit it; return `None` if it completes a push.
@@ -447,7 +448,7 @@ class HubEngine:
                 self._end_transfers(effect)
             case HubReport():
                 report = msgspec.structs.replace(effect, decided_s=self._now_s)
-                self._outbox.show(partial(self._shell.report, report))
+                self.outbox.show(partial(self._shell.report, report))
             case Save():
                 self._note_state()
             case _:
@@ -463,9 +464,8 @@ class HubEngine:
 
     def _note_state(self) -> None:
         """Note the core's state for a checkpoint, unless the one before is still being written."""
-        if self._failed or (self._saving and not self.core.stopped):
+        if self._failed or (self._log_writer.saving and not self.core.stopped):
             return
-        self._saving = True
         entry = self._log_writer.begin_checkpoint()
         self._fold_queue.put(note(self.core, self.model, entry, self._now_s))
 
@@ -477,11 +477,11 @@ class HubEngine:
         if member is not None:
             member.link.bytes_down += len(header) if payload is None else len(header) + len(payload)
         if isinstance(message, (Assignment, Ack, Welcome, Goodbye)):
-            self._outbox.send(peer, header, payload, confirms=True)
+            self.outbox.send(peer, header, payload, confirms=True)
         elif isinstance(message, (Pong, Piece, Credit)) or _shuts_out(message):
             self._shell.send(peer, header, payload)
         else:
-            self._outbox.send(peer, header, payload, confirms=False)
+            self.outbox.send(peer, header, payload, confirms=False)
 
     def _send_status(self, peer: Peer, *, confirms: bool = False) -> None:
         header = wire.encode(Status())
@@ -490,7 +490,7 @@ class HubEngine:
             self._shell.send(peer, header, text)
 
         if confirms:  # what was durable before says nothing of it
-            self._status_answers.ask(tell, self._sender, self._now_s, partial(self._refuse_busy, peer))
+            self.status_answers.ask(tell, self._sender, self._now_s, partial(self._refuse_busy, peer))
         else:
             self.ask_status(tell, self._now_s, self._sender)
 

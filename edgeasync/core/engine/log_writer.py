@@ -41,6 +41,8 @@ class LogWriter:
         since_max = core.settings.checkpoint.journal_bytes_max
         self._since_bytes_max = max(since_max, CHECKPOINT_MODELS * core.spec.nbytes)
         self._covered_bytes = 0
+        self.saving = False
+        """Whether a checkpoint is being written."""
 
     @property
     def is_behind(self) -> bool:
@@ -63,6 +65,7 @@ class LogWriter:
 
     def begin_checkpoint(self) -> int | None:
         """Note that a checkpoint is made; return the number of the last entry it covers, if there is a log."""
+        self.saving = True
         if self._log is None:
             return None
         self._covered_bytes = self._log.bytes_appended

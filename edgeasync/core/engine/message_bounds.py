@@ -7,7 +7,10 @@ too much altogether is for the shell to shut.
 from collections import Counter
 from typing import Literal
 
+from edgeasync.core.engine.sender import Sender
 from edgeasync.core.engine.token_bucket import Rate, TokenBucket
+from edgeasync.core.hub.events import Peer
+from edgeasync.protocol.messages import FindPeers, Hello, Message, Order, StatusRequest, Wake
 
 HEADER_BYTES_MAX = 1 << 14
 """The longest header that a hub reads: no message of a device needs half of it."""
@@ -64,6 +67,15 @@ class MessageBounds:
         buckets = self._of(sender, now_s)
         bucket = buckets.operator_status if operator else buckets.status
         return self._count("status", allowed=bucket.take(now_s))
+
+    def is_too_often(self, message: Message, peer: Peer, sender: Sender, now_s: float) -> bool:
+        """Return whether a sender says this more often than it may: then nothing is answered."""
+        who = sender.key or peer
+        if isinstance(message, (Hello, FindPeers)):
+            return not self.allows_hello(who, now_s)
+        if isinstance(message, (StatusRequest, Wake, Order)):
+            return not self.allows_status(who, now_s, operator=sender.role == "operator")
+        return False
 
     def _of(self, sender: bytes, now_s: float) -> _Buckets:
         buckets = self._senders.get(sender)

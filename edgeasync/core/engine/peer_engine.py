@@ -8,33 +8,7 @@ import numpy as np
 
 from edgeasync.core.arrays.peer_round import NotFiniteError, PeerRound
 from edgeasync.core.engine.recorder import Recorder
-from edgeasync.core.peer.effects import (
-    ApplyMean,
-    Decode,
-    DropRound,
-    Encode,
-    EndPeer,
-    ForwardPayload,
-    OpenPayload,
-    PeerEffect,
-    PeerReport,
-    ReleasePayload,
-    SendPiece,
-    SendToPeer,
-    StorePiece,
-    TakeSnapshot,
-)
-from edgeasync.core.peer.events import (
-    Decoded,
-    Encoded,
-    MeanApplied,
-    PeerEvent,
-    PeerReceived,
-    PeerReceivedMalformed,
-    SnapshotTaken,
-    WorkEvent,
-    WorkFailed,
-)
+from edgeasync.core.peer import effects, events
 from edgeasync.core.peer.peer_core import PeerCore
 from edgeasync.errors import ProtocolError
 from edgeasync.parameters import ParameterSpec, Vector
@@ -67,28 +41,60 @@ class PeerShell(Protocol):
     def applied(self, parameters: Vector) -> None:
         """Let the trainer begin from the model, which has moved to a mean; called between the same two steps."""
 
-    def report(self, report: PeerReport) -> None:
+    def report(self, report: effects.PeerReport) -> None:
         """Tell the person at the device."""
 
-    def stop(self, stop: EndPeer) -> None:
+    def stop(self, stop: effects.EndPeer) -> None:
         """End, after what was sent last has left."""
 
 
-class _Payloads:
-    """The arrays and payloads of the round that this device is in."""
+class _HeldRound:
+    """The arrays and payloads of a round that this device is in. Its methods are work, and return the answer."""
 
-    def __init__(self) -> None:
-        self.arrays: PeerRound | None = None
+    def __init__(
+        self, trained_length: int, random: np.random.Generator, applied: Callable[[Vector], None]
+    ) -> None:
         self.outgoing: dict[int, wire.Buffer] = {}
         self.incoming: dict[int, bytearray] = {}
         self.checksums: dict[int, int] = {}
+        self._trained_length = trained_length
+        self._random = random
+        self._applied = applied
+
+    def take_snapshot(self, effect: effects.TakeSnapshot, parameters: Vector) -> events.WorkEvent:
+        proposal = effect.proposal
+        self._arrays = PeerRound(
+            parameters,
+            effect.segments,
+            len(proposal.members),
+            proposal.codec,
+            ring=proposal.topology == "ring",
+            trained_length=self._trained_length,
+        )
+        return events.SnapshotTaken(effect.round, self._arrays.norms)
+
+    def encode(self, effect: effects.Encode) -> events.WorkEvent:
+        payload = self.outgoing[effect.step] = self._arrays.encode(effect.segment, effect.source, self._random)
+        return events.Encoded(effect.round, effect.step, len(payload), wire.checksum(payload))
+
+    def decode(self, effect: effects.Decode) -> events.WorkEvent:
+        payload = (self.outgoing if effect.own else self.incoming)[effect.step]
+        sound = effect.own or wire.checksum(payload) == self.checksums[effect.step]
+        norms = self._arrays.decode(payload, effect.segment, effect.way) if sound else None
+        if norms is None:
+            return events.Decoded(effect.round, effect.step, sound=False)
+        return events.Decoded(effect.round, effect.step, norms=norms)
+
+    def apply(self, effect: effects.ApplyMean, parameters: Vector) -> events.WorkEvent:
+        self._arrays.apply(parameters)
+        self._applied(parameters)
+        return events.MeanApplied(effect.round)
 
 
 class PeerEngine:
     """Frames in, frames out. It reads the time from `now_s`; no call blocks for longer than a copy of a piece.
 
-    `random_seed` is for codecs that round stochastically. `bytes_up` and `bytes_down` count all messages,
-    `payload_bytes_up` the payloads alone.
+    `random_seed` is for codecs that round stochastically. `bytes_up` and `bytes_down` count all messages.
     """
 
     def __init__(
@@ -101,35 +107,31 @@ class PeerEngine:
     ) -> None:
         self.core = core
         self.recorder = Recorder()
-        self.bytes_up = self.bytes_down = self.payload_bytes_up = 0
+        self.bytes_up = self.bytes_down = 0
         self._shell = shell
         self._spec = spec
         self._now_s = now_s
         self._random = np.random.Generator(np.random.PCG64(random_seed))
-        self._rounds: dict[RoundId, _Payloads] = {}
+        self._rounds: dict[RoundId, _HeldRound] = {}
         self._piece: wire.Buffer = b""
 
     def begin(self) -> None:
         """Say hello to all peers."""
-        now_s = self._now_s()
-        self.recorder.begin(now_s, "begin")
-        self._execute(self.core.begin(now_s))
-
-    def next_deadline_s(self) -> float:
-        """Return when `tick` is next due."""
-        return self.core.next_deadline_s
+        self._execute(self.core.begin(self._note("begin")))
 
     def tick(self) -> None:
         """Do what is due."""
-        now_s = self._now_s()
-        self.recorder.begin(now_s, "tick")
-        self._execute(self.core.tick(now_s))
+        self._execute(self.core.tick(self._note("tick")))
 
-    def handle(self, event: PeerEvent) -> None:
+    def handle(self, event: events.PeerEvent) -> None:
         """Give the core an event and carry out what follows."""
+        self._execute(self.core.handle(event, self._note(event)))
+
+    def _note(self, event: object) -> float:
+        """Record what the core is about to decide about; return the time."""
         now_s = self._now_s()
         self.recorder.begin(now_s, event)
-        self._execute(self.core.handle(event, now_s))
+        return now_s
 
     def on_message(self, peer: str, header: bytes, payload: wire.Buffer | None) -> None:
         """Handle one message that came under the key of `peer`."""
@@ -137,104 +139,82 @@ class PeerEngine:
         try:
             message = _read(header, payload)
         except wire.UnsupportedVersionError as error:
-            self.handle(PeerReceivedMalformed(peer, error.to_refuse().sentence))
+            self.handle(events.PeerReceivedMalformed(peer, error.to_refuse().sentence))
             return
         except ProtocolError as error:
-            self.handle(PeerReceivedMalformed(peer, str(error)))
+            self.handle(events.PeerReceivedMalformed(peer, str(error)))
             return
         if not isinstance(message, PeerPiece):
-            self.handle(PeerReceived(peer, message))
+            self.handle(events.PeerReceived(peer, message))
             return
         assert payload is not None
         self._piece = payload
-        self.handle(PeerReceived(peer, message, len(payload), sound=wire.checksum(payload) == message.checksum))
+        sound = wire.checksum(payload) == message.checksum
+        self.handle(events.PeerReceived(peer, message, len(payload), sound=sound))
         self._piece = b""
 
     # -- effects out -----------------------------------------------------------------------------------------
 
-    def _execute(self, effects: list[PeerEffect]) -> None:
-        self.recorder.end(effects)
-        for effect in effects:
+    def _execute(self, decided: list[effects.PeerEffect]) -> None:
+        self.recorder.end(decided)
+        for effect in decided:
             self._carry_out(effect)
 
-    def _carry_out(self, effect: PeerEffect) -> None:
+    def _carry_out(self, effect: effects.PeerEffect) -> None:
         match effect:
-            case SendToPeer():
+            case effects.SendToPeer():
                 self._send(effect.peer, wire.encode(effect.message), None)
-            case SendPiece():
+            case effects.SendPiece():
                 self._send_piece(effect)
-            case PeerReport():
+            case effects.PeerReport():
                 self._shell.report(effect)
-            case EndPeer():
+            case effects.EndPeer():
                 self._shell.stop(effect)
-            case DropRound():
+            case effects.DropRound():
                 self._rounds.pop(effect.round, None)
-            case ForwardPayload():
-                self._of(effect.round).outgoing[effect.step] = self._of(effect.round).incoming[
-                    effect.received_step
-                ]
-            case OpenPayload():
-                self._of(effect.round).incoming[effect.step] = bytearray(effect.payload_bytes)
-                self._of(effect.round).checksums[effect.step] = effect.checksum
-            case StorePiece():
-                buffer, end = self._of(effect.round).incoming[effect.step], effect.offset + len(self._piece)
+            case effects.ForwardPayload():
+                held = self._rounds[effect.round]
+                held.outgoing[effect.step] = held.incoming[effect.received_step]
+            case effects.OpenPayload():
+                held = self._rounds[effect.round]
+                held.incoming[effect.step] = bytearray(effect.payload_bytes)
+                held.checksums[effect.step] = effect.checksum
+            case effects.StorePiece():
+                buffer, end = self._rounds[effect.round].incoming[effect.step], effect.offset + len(self._piece)
                 assert end <= len(buffer)
                 buffer[effect.offset : end] = self._piece
-            case ReleasePayload():
-                payloads = self._of(effect.round)
-                (payloads.incoming if effect.incoming else payloads.outgoing).pop(effect.step, None)
+            case effects.ReleasePayload():
+                held = self._rounds[effect.round]
+                (held.incoming if effect.incoming else held.outgoing).pop(effect.step, None)
             case _:
                 self._begin_work(effect)
 
-    def _of(self, round_id: RoundId) -> _Payloads:
-        return self._rounds[round_id]
-
     def _send(self, peer: str, header: bytes, payload: wire.Buffer | None) -> None:
-        self.payload_bytes_up += len(payload or b"")
         self.bytes_up += len(header) + len(payload or b"")
         self._shell.send(peer, header, payload)
 
-    def _send_piece(self, effect: SendPiece) -> None:
-        whole = memoryview(self._of(effect.round).outgoing[effect.step])
+    def _send_piece(self, effect: effects.SendPiece) -> None:
+        whole = memoryview(self._rounds[effect.round].outgoing[effect.step])
         piece = whole[effect.offset : effect.offset + effect.length]
         message = PeerPiece(effect.round, effect.step, effect.offset, wire.checksum(piece))
         self._send(effect.peer, wire.encode(message), piece)
 
     # -- work ------------------------------------------------------------------------------------------------
 
-    def _begin_work(self, effect: TakeSnapshot | Encode | Decode | ApplyMean) -> None:
+    def _begin_work(self, effect: effects.WorkEffect) -> None:
+        if isinstance(effect, effects.TakeSnapshot):
+            held = _HeldRound(self._spec.trained_length, self._random, self._shell.applied)
+            self._rounds[effect.round] = held
+        held = self._rounds[effect.round]
         match effect:
-            case TakeSnapshot():
-                self._rounds[effect.round] = payloads = _Payloads()
-                take = partial(_take_snapshot, effect, payloads, self._spec.trained_length)
-                self._shell.between_steps(partial(_attempt, effect.round, take), self.handle)
-            case ApplyMean():
-                arrays = self._arrays(effect.round)
-                apply = partial(_apply, effect, arrays, self._shell.applied)
-                self._shell.between_steps(partial(_attempt, effect.round, apply), self.handle)
-            case Encode():
-                encode = partial(_encode, effect, self._arrays(effect.round), self._random)
-                self._shell.aside(partial(_attempt, effect.round, encode), partial(self._encoded, effect))
-            case Decode():
-                payloads = self._of(effect.round)
-                payload = (payloads.outgoing if effect.own else payloads.incoming)[effect.step]
-                checksum = None if effect.own else payloads.checksums[effect.step]
-                decode = partial(_decode, effect, self._arrays(effect.round), payload, checksum)
-                self._shell.aside(partial(_attempt, effect.round, decode), self.handle)
-
-    def _arrays(self, round_id: RoundId) -> PeerRound:
-        arrays = self._of(round_id).arrays
-        assert arrays is not None
-        return arrays
-
-    def _encoded(self, effect: Encode, result: tuple[wire.Buffer, int] | WorkFailed) -> None:
-        if isinstance(result, WorkFailed):
-            self.handle(result)
-            return
-        payload, checksum = result
-        if (payloads := self._rounds.get(effect.round)) is not None:
-            payloads.outgoing[effect.step] = payload
-        self.handle(Encoded(effect.round, effect.step, len(payload), checksum))
+            case effects.TakeSnapshot():
+                self._shell.between_steps(partial(_attempt, held.take_snapshot, effect), self.handle)
+            case effects.ApplyMean():
+                self._shell.between_steps(partial(_attempt, held.apply, effect), self.handle)
+            case effects.Encode():
+                self._shell.aside(partial(_attempt, held.encode, effect), self.handle)
+            case effects.Decode():
+                self._shell.aside(partial(_attempt, held.decode, effect), self.handle)
 
 
 def _read(header: bytes, payload: wire.Buffer | None) -> PeerMessage:
@@ -245,47 +225,11 @@ def _read(header: bytes, payload: wire.Buffer | None) -> PeerMessage:
     return message
 
 
-def _attempt(round_id: RoundId, work: Callable[..., Result], *arguments: object) -> Result | WorkFailed:
+def _attempt(
+    work: Callable[..., events.WorkEvent], effect: effects.WorkEffect, *parameters: Vector
+) -> events.WorkEvent:
+    """Do work, and return its answer, also if this device cannot do it."""
     try:
-        return work(*arguments)
+        return work(effect, *parameters)
     except (NotFiniteError, MemoryError) as error:
-        return WorkFailed(round_id, str(error) or "this device has not the memory for a round")
-
-
-def _take_snapshot(
-    effect: TakeSnapshot, payloads: _Payloads, trained_length: int, parameters: Vector
-) -> WorkEvent:
-    proposal = effect.proposal
-    payloads.arrays = arrays = PeerRound(
-        parameters,
-        effect.segments,
-        len(proposal.members),
-        proposal.codec,
-        ring=proposal.topology == "ring",
-        trained_length=trained_length,
-    )
-    return SnapshotTaken(effect.round, arrays.norms)
-
-
-def _apply(
-    effect: ApplyMean,
-    arrays: PeerRound,
-    applied: Callable[[Vector], None],
-    parameters: Vector,
-) -> WorkEvent:
-    arrays.apply(parameters)
-    applied(parameters)
-    return MeanApplied(effect.round)
-
-
-def _encode(effect: Encode, arrays: PeerRound, random: np.random.Generator) -> tuple[wire.Buffer, int]:
-    payload = arrays.encode(effect.segment, effect.source, random)
-    return payload, wire.checksum(payload)
-
-
-def _decode(effect: Decode, arrays: PeerRound, payload: wire.Buffer, checksum: int | None) -> WorkEvent:
-    sound = checksum is None or wire.checksum(payload) == checksum
-    norms = arrays.decode(payload, effect.segment, effect.way) if sound else None
-    if norms is None:
-        return Decoded(effect.round, effect.step, sound=False)
-    return Decoded(effect.round, effect.step, norms=norms)
+        return events.WorkFailed(effect.round, str(error) or "this device has not the memory for a round")

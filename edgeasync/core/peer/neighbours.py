@@ -5,12 +5,17 @@ from collections.abc import Iterator
 
 import msgspec
 
+from edgeasync.core.peer.effects import PeerReport
 from edgeasync.core.peer.events import Norms
 from edgeasync.core.peer.settings import PeerCoreSettings, interval_of
-from edgeasync.protocol.peer_messages import Abandon, Offer, PeerPing, RoundMember
+from edgeasync.protocol.peer_messages import Abandon, Offer, PeerPing, RoundId, RoundMember
 
 OTHER_FROZEN = "its frozen arrays, which do not travel, differ from this device's"
+NOT_LISTED = "a message of a peer that is not on the list"
 OTHER_INTERVAL = "another interval between rounds"
+
+NO_PING = PeerPing(incarnation=0, count=0, fingerprint="", number=0, ready=False, heard=())
+"""Stands for the ping of a peer that has not been heard: it is in no round, and hears nobody."""
 
 
 class Neighbour:
@@ -23,11 +28,19 @@ class Neighbour:
     def __init__(self, name: str) -> None:
         self.name = name
         self.heard_s = self.doubted_s = -math.inf
-        self.ping: PeerPing | None = None
+        self.ping = NO_PING
         self.early_offers: dict[int, Offer] = {}
         self.norms: Norms | None = None
         self.told_live = False
         """Whether people were told last that this peer is live."""
+
+    def has_completed(self, round_id: RoundId) -> bool:
+        """Return whether it has said that it has the mean of this round, or of a later one."""
+        return self.ping.completed is not None and self.ping.completed >= round_id
+
+    def has_taken(self, round_id: RoundId) -> bool:
+        """Return whether it has said that it is in this round, or has its mean."""
+        return self.ping.current == round_id or self.has_completed(round_id)
 
     def keep_early(self, offer: Offer) -> None:
         """Keep an offer of a round that is not proposed yet, and forget those of another round."""
@@ -48,6 +61,7 @@ class Neighbours:
         self._lease_s = settings.lease_s
         self._settings = settings
         self._listed: dict[str, Neighbour] = {}
+        self._alone = False
         self.replace(peers)
 
     def __iter__(self) -> Iterator[Neighbour]:
@@ -58,6 +72,12 @@ class Neighbours:
 
     def __getitem__(self, name: str) -> Neighbour:
         return self._listed[name]
+
+    def stranger(self, name: str, now_s: float) -> str:
+        """Return why a message other than a ping does not count, or nothing."""
+        if name not in self._listed:
+            return NOT_LISTED
+        return "" if self.hears(self._listed[name], now_s) else "a message before a ping"
 
     def replace(self, peers: tuple[str, ...]) -> None:
         """Replace the list, and forget peers that are no longer on it."""
@@ -77,11 +97,8 @@ class Neighbours:
             )
         if interval_of(ping.round_every_s, ping.round_steps) != self._settings.interval:
             return OTHER_INTERVAL
-        neighbour = self._listed[name]
-        if neighbour.ping is None:
-            return ""
-        known = neighbour.ping
-        if ping.incarnation < known.incarnation and self.hears(neighbour, now_s):
+        known = self._listed[name].ping
+        if ping.incarnation < known.incarnation and self.hears(self._listed[name], now_s):
             return "a ping of an earlier start"
         if ping.incarnation == known.incarnation and ping.count <= known.count:
             return "an old ping"
@@ -104,8 +121,7 @@ class Neighbours:
 
     def is_live(self, neighbour: Neighbour, now_s: float) -> bool:
         """Return whether this peer and the other hear each other."""
-        ping = neighbour.ping
-        return ping is not None and self.hears(neighbour, now_s) and self._name in ping.heard
+        return self.hears(neighbour, now_s) and self._name in neighbour.ping.heard
 
     def live(self, now_s: float) -> list[Neighbour]:
         """Return the live peers in order of their names."""
@@ -114,7 +130,7 @@ class Neighbours:
     def knows(self, member: RoundMember, now_s: float) -> bool:
         """Return whether the member is a live peer, in this very start."""
         neighbour = self._listed.get(member.name)
-        if neighbour is None or neighbour.ping is None or not self.is_live(neighbour, now_s):
+        if neighbour is None or not self.is_live(neighbour, now_s):
             return False
         return neighbour.ping.incarnation == member.incarnation
 
@@ -127,8 +143,23 @@ class Neighbours:
     def note_abandon(self, name: str, abandon: Abandon) -> None:
         """Note, as if a ping had said it, that a peer has left a round, and whether it is ready for another."""
         neighbour = self._listed[name]
-        if neighbour.ping is not None:
-            neighbour.ping = msgspec.structs.replace(neighbour.ping, current=None, ready=abandon.ready)
+        neighbour.ping = msgspec.structs.replace(neighbour.ping, current=None, ready=abandon.ready)
+
+    def changes(self, now_s: float) -> list[PeerReport]:
+        """Return what people are to be told of who is live now."""
+        reports = []
+        live = 0
+        for each in self:
+            is_live = self.is_live(each, now_s)
+            live += is_live
+            if is_live != each.told_live:
+                each.told_live = is_live
+                reports.append(PeerReport("peer_found" if is_live else "peer_lost", peer=each.name))
+        if self._alone != (not live):
+            self._alone = not live
+            if self._alone:
+                reports.append(PeerReport("alone"))
+        return reports
 
     def next_silence_s(self, now_s: float) -> float:
         """Return when the lease of the next peer ends that is heard now."""
@@ -138,13 +169,7 @@ class Neighbours:
 def all_hear_each_other(candidates: list[Neighbour]) -> list[Neighbour]:
     """Return candidates that all hear one another: each, in order, with all before it."""
     chosen: list[Neighbour] = []
-    for candidate in candidates:
-        if all(_hear_each_other(candidate, other) for other in chosen):
-            chosen.append(candidate)
+    for one in candidates:
+        if all(one.name in other.ping.heard and other.name in one.ping.heard for other in chosen):
+            chosen.append(one)
     return chosen
-
-
-def _hear_each_other(one: Neighbour, other: Neighbour) -> bool:
-    if one.ping is None or other.ping is None:
-        return False
-    return one.name in other.ping.heard and other.name in one.ping.heard

@@ -1,6 +1,5 @@
 """A round as one of its members sees it: what it has received, decoded and sent, and what it does next."""
 
-import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -17,10 +16,11 @@ from edgeasync.core.peer.effects import (
     TakeSnapshot,
 )
 from edgeasync.core.peer.events import Decoded, Encoded, Norms, SnapshotTaken
-from edgeasync.core.peer.norms import longest
-from edgeasync.core.peer.plan import IncomingStep, OutgoingStep, plan_round
+from edgeasync.core.peer.norms import PayloadNorms
+from edgeasync.core.peer.plan import IncomingStep, plan_round
+from edgeasync.core.peer.refusals import Refused
 from edgeasync.core.peer.settings import PeerCoreSettings
-from edgeasync.core.peer.transfers import IncomingPayload, OutgoingPayload
+from edgeasync.core.peer.transfers import IncomingPayload, OutgoingPayloads
 from edgeasync.protocol.peer_messages import Offer, PeerCredit, PeerPiece, Propose
 from edgeasync.states import Table, check_move
 
@@ -42,14 +42,6 @@ OWN_WORK = -1
 """The step at which a member waits for its own work."""
 
 
-class Refused(Exception):  # noqa: N818 (it is an answer, and no error of this program)
-    """A message that does not fit the round; the sentence says why. With `fatal` the round cannot become whole."""
-
-    def __init__(self, sentence: str, *, fatal: bool = False) -> None:
-        super().__init__(sentence)
-        self.fatal = fatal
-
-
 class Round:
     """A member's part of a round.
 
@@ -67,18 +59,14 @@ class Round:
         self._name = name
         self._plan = plan_round(proposal.topology, self.names, name)
         self._segment_bytes_max = -(-settings.payload_bytes_max // self._plan.segments) + SEGMENT_SPARE_BYTES
-        self._settings = settings
+        self._piece_bytes = settings.piece_bytes
         self._incoming_steps = {step.step: step for step in self._plan.incoming}
-        self._outgoing_steps = {step.step: step for step in self._plan.outgoing}
         self._encoding: set[int] = set()
-        self._encoded: dict[int, Offer] = {}
         self._decoding: set[int] = set()
         self._decoded: set[int] = set()
         self._incoming: dict[int, IncomingPayload] = {}
-        self._outgoing: dict[tuple[int, str], OutgoingPayload] = {}
-        self._gone: set[str] = set()
-        self._longest: Norms = (math.inf, math.inf)
-        self._received: dict[str, Norms] = {}
+        self.outgoing = OutgoingPayloads(self._plan, settings)
+        self.norms = PayloadNorms()
 
     def move(self, state: RoundState) -> None:
         """Change the state; raises `TransitionError` if `ROUND` does not allow it."""
@@ -93,43 +81,24 @@ class Round:
 
     def snapshot_taken(self, event: SnapshotTaken, last: Sequence[Norms], now_s: float) -> list[PeerEffect]:
         """Begin to exchange; `last` are the norms of what the other members last sent."""
-        self._longest = longest(event.norms, last)
+        self.norms.bound(event.norms, last)
         self.move("exchanging")
         return self._advance(now_s)
 
     def encoded(self, event: Encoded, now_s: float) -> list[PeerEffect]:
         """Offer a payload that is ready."""
         offer = Offer(self.id, event.step, event.payload_bytes, event.checksum)
-        return [*self._offer(self._outgoing_steps[event.step], offer, now_s), *self._advance(now_s)]
+        return [*self.outgoing.offer(offer, now_s), *self._advance(now_s)]
 
     def decoded(self, event: Decoded, now_s: float) -> list[PeerEffect]:
         """Do what waited for this payload, and drop it; raises `Refused`."""
         planned = self._incoming_steps[event.step]
-        self._measure(planned, event)
+        self.norms.measure(planned, event)
         self._decoded.add(event.step)
         effects = self._advance(now_s)
         if not planned.own:
             effects.append(ReleasePayload(self.id, event.step, incoming=True))
         return effects
-
-    def _measure(self, planned: IncomingStep, event: Decoded) -> None:
-        """Add a payload's norms to those of what its sender sent before in this round; raises `Refused`."""
-        if planned.own:
-            return
-        if not event.sound:
-            raise Refused("a corrupt payload", fatal=True)
-        before = self._received.get(planned.sender, (0.0, 0.0))
-        trained, statistics = [
-            math.hypot(norm, added / planned.models) for norm, added in zip(before, event.norms, strict=True)
-        ]
-        if trained > self._longest[0] or statistics > self._longest[1]:
-            raise Refused("a payload that is far longer than a model", fatal=True)
-        self._received[planned.sender] = trained, statistics
-
-    @property
-    def received(self) -> dict[str, Norms]:
-        """The norms of what each sender has sent; in a ring most values count twice."""
-        return self._received
 
     def mean_applied(self, now_s: float) -> None:
         """Serve the others from here on."""
@@ -152,13 +121,13 @@ class Round:
             received = self._incoming[outgoing.step - 1].offer
             effects.append(ForwardPayload(self.id, outgoing.step, received.step))
             offer = Offer(self.id, outgoing.step, received.payload_bytes, received.checksum)
-            effects += self._offer(outgoing, offer, now_s)
+            effects += self.outgoing.offer(offer, now_s)
         for incoming in self._plan.incoming:
             if incoming.step in self._decoding or not self._can_decode(incoming):
                 continue
             self._decoding.add(incoming.step)
             effects.append(Decode(self.id, incoming.step, incoming.segment, incoming.way, incoming.own))
-        if len(self._decoded) == len(self._plan.incoming) and len(self._encoded) == len(self._plan.outgoing):
+        if len(self._decoded) == len(self._plan.incoming) and self.outgoing.all_offered:
             self.move("applying")
             effects.append(ApplyMean(self.id))
         return effects
@@ -167,18 +136,8 @@ class Round:
         if step.after is not None and step.after not in self._decoded:
             return False
         if step.own:
-            return step.step in self._encoded
+            return self.outgoing.has_offered(step.step)
         return step.step in self._incoming and self._incoming[step.step].whole
-
-    def _offer(self, step: OutgoingStep, offer: Offer, now_s: float) -> list[PeerEffect]:
-        self._encoded[step.step] = offer
-        effects: list[PeerEffect] = []
-        for receiver in step.receivers:
-            outgoing = OutgoingPayload(receiver, offer, self._settings, now_s)
-            outgoing.finished = receiver in self._gone
-            self._outgoing[step.step, receiver] = outgoing
-            effects.append(SendToPeer(receiver, offer))
-        return effects
 
     # -- messages ----------------------------------------------------------------------------------------------
 
@@ -192,7 +151,7 @@ class Round:
             return [SendToPeer(sender, credit)]
         if offer.payload_bytes > self._segment_bytes_max:
             raise Refused("a payload that is too long", fatal=True)
-        incoming = self._incoming[offer.step] = IncomingPayload(offer, self._settings.piece_bytes)
+        incoming = self._incoming[offer.step] = IncomingPayload(offer, self._piece_bytes)
         return [
             OpenPayload(self.id, offer.step, offer.payload_bytes, offer.checksum),
             SendToPeer(sender, incoming.credit()),
@@ -231,24 +190,9 @@ class Round:
 
     def credit(self, receiver: str, credit: PeerCredit, now_s: float) -> list[PeerEffect]:
         """Send what the receiver asks for; raises `Refused`."""
-        outgoing = self._outgoing.get((credit.step, receiver))
-        if outgoing is None:
-            raise Refused("a credit for a payload that was not offered")
-        before = outgoing.finished
-        pieces = outgoing.credit(credit, now_s)
-        if pieces is None:
-            raise Refused("a credit for bytes that were not sent")
-        self.progress_s = max(self.progress_s, outgoing.progress_s)
-        return [*pieces, *(self._released(credit.step) if outgoing.finished and not before else [])]
-
-    def _released(self, step: int) -> list[PeerEffect]:
-        """Drop an outgoing payload that all receivers hold, unless it is still to be decoded here."""
-        planned = self._outgoing_steps[step]
-        if planned.source == "snapshot" or not all(
-            self._outgoing[step, each].finished for each in planned.receivers
-        ):
-            return []
-        return [ReleasePayload(self.id, step, incoming=False)]
+        effects = self.outgoing.credit(receiver, credit, now_s)
+        self.progress_s = max(self.progress_s, self.outgoing.progress_s)
+        return effects
 
     def _check_sender(self, sender: str, step: int) -> None:
         planned = self._incoming_steps.get(step)
@@ -256,14 +200,6 @@ class Round:
             raise Refused("a step that is not this sender's")
 
     # -- time --------------------------------------------------------------------------------------------------
-
-    def retry(self, now_s: float) -> list[PeerEffect]:
-        """Repeat offers that have brought no progress for a while."""
-        return [
-            SendToPeer(outgoing.receiver, offer)
-            for outgoing in self._outgoing.values()
-            if (offer := outgoing.offer_again(now_s)) is not None
-        ]
 
     def awaited(self, *, owed: bool) -> tuple[int, tuple[str, ...]]:
         """Return the step at which this member waits, and for whom: for itself if it `owed` work."""
@@ -279,20 +215,3 @@ class Round:
         if self._plan.in_order:
             return missing[0].step, (missing[0].sender,)
         return 0, tuple([step.sender for step in missing])
-
-    def leave_behind(self, name: str) -> None:
-        """Send nothing more to a member that has given the round up, or has ended after it."""
-        self._gone.add(name)
-        for outgoing in self._outgoing.values():
-            if outgoing.receiver == name:
-                outgoing.finished = True
-
-    @property
-    def gone(self) -> set[str]:
-        """The members that have given the round up, or have ended after it."""
-        return self._gone
-
-    @property
-    def served(self) -> bool:
-        """Whether no other member needs a payload from here any more."""
-        return all(outgoing.finished for outgoing in self._outgoing.values())

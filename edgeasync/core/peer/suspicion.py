@@ -5,7 +5,7 @@ at the lowest step waits for the culprit. A member that accuses a second one bef
 left out, too: its own link may be the bad one.
 """
 
-from edgeasync.protocol.peer_messages import Abandon, RoundId
+from edgeasync.protocol.peer_messages import Abandon
 
 DOUBLINGS_MAX = 5
 """A culprit is left out for a lease, and twice as long each time that follows, this many times."""
@@ -16,16 +16,24 @@ class Suspicion:
 
     def __init__(self, lease_s: float) -> None:
         self._lease_s = lease_s
-        self._round: RoundId | None = None
+        self._members: frozenset[str] = frozenset()
         self._settled = False
         self._accusations: dict[str, tuple[int, tuple[str, ...]]] = {}
         self._accused_before: dict[str, tuple[str, ...]] = {}
         self._left_out: dict[str, tuple[int, float]] = {}
 
+    def begin(self, accuser: str, abandon: Abandon, members: tuple[str, ...]) -> None:
+        """Note that a round of these members was given up, and why the first of them did so."""
+        self._members, self._settled, self._accusations = frozenset(members), False, {}
+        self._note(accuser, abandon)
+
     def accuse(self, accuser: str, abandon: Abandon) -> None:
-        """Note why a member gave a round up. Once it was judged, or has lost a member, it needs no culprit."""
-        if abandon.round != self._round:
-            self._round, self._settled, self._accusations = abandon.round, False, {}
+        """Note why another member gave the same round up."""
+        if self._members.issuperset((accuser, *abandon.awaited)):
+            self._note(accuser, abandon)
+
+    def _note(self, accuser: str, abandon: Abandon) -> None:
+        """Note an accusation. A round that was judged, or has lost a member, needs no culprit."""
         if abandon.reason in {"left", "lost"}:
             self._settled = True
         elif abandon.awaited:

@@ -9,7 +9,9 @@ import math
 
 import msgspec
 
-from edgeasync.core.peer.effects import SendPiece
+from edgeasync.core.peer.effects import PeerEffect, ReleasePayload, SendPiece, SendToPeer
+from edgeasync.core.peer.plan import RoundPlan
+from edgeasync.core.peer.refusals import Refused
 from edgeasync.core.peer.settings import PeerCoreSettings
 from edgeasync.protocol.peer_messages import Offer, PeerCredit, PeerPiece
 
@@ -77,6 +79,83 @@ class OutgoingPayload:
             pieces.append(SendPiece(self.receiver, self.offer.round, self.offer.step, self._sent_bytes, length))
             self._sent_bytes += length
         return pieces
+
+
+class OutgoingPayloads:
+    """All payloads that a member sends in a round, each to its receivers.
+
+    `progress_s` is when a receiver last held more, or asked first. `gone` are the members that have given the
+    round up, or have ended after it.
+    """
+
+    def __init__(self, plan: RoundPlan, settings: PeerCoreSettings) -> None:
+        self.progress_s = -math.inf
+        self.gone: set[str] = set()
+        self._steps = {step.step: step for step in plan.outgoing}
+        self._settings = settings
+        self._offered: set[int] = set()
+        self._payloads: dict[tuple[int, str], OutgoingPayload] = {}
+
+    def offer(self, offer: Offer, now_s: float) -> list[PeerEffect]:
+        """Offer a payload that is ready to its receivers."""
+        self._offered.add(offer.step)
+        effects: list[PeerEffect] = []
+        for receiver in self._steps[offer.step].receivers:
+            payload = OutgoingPayload(receiver, offer, self._settings, now_s)
+            payload.finished = receiver in self.gone
+            self._payloads[offer.step, receiver] = payload
+            effects.append(SendToPeer(receiver, offer))
+        return effects
+
+    def has_offered(self, step: int) -> bool:
+        """Return whether the payload of a step is ready."""
+        return step in self._offered
+
+    @property
+    def all_offered(self) -> bool:
+        """Whether all payloads are ready."""
+        return len(self._offered) == len(self._steps)
+
+    @property
+    def served(self) -> bool:
+        """Whether no receiver needs a payload from here any more."""
+        return all(payload.finished for payload in self._payloads.values())
+
+    def credit(self, receiver: str, credit: PeerCredit, now_s: float) -> list[PeerEffect]:
+        """Send what the receiver asks for; raises `Refused`."""
+        payload = self._payloads.get((credit.step, receiver))
+        if payload is None:
+            raise Refused("a credit for a payload that was not offered")
+        before = payload.finished
+        pieces = payload.credit(credit, now_s)
+        if pieces is None:
+            raise Refused("a credit for bytes that were not sent")
+        self.progress_s = max(self.progress_s, payload.progress_s)
+        return [*pieces, *(self._released(credit) if payload.finished and not before else [])]
+
+    def _released(self, credit: PeerCredit) -> list[PeerEffect]:
+        """Drop a payload that all receivers hold, unless it is still to be decoded here."""
+        planned = self._steps[credit.step]
+        if planned.source == "snapshot" or not all(
+            self._payloads[credit.step, each].finished for each in planned.receivers
+        ):
+            return []
+        return [ReleasePayload(credit.round, credit.step, incoming=False)]
+
+    def offer_again(self, now_s: float) -> list[PeerEffect]:
+        """Repeat offers that have brought no progress for a while."""
+        return [
+            SendToPeer(payload.receiver, offer)
+            for payload in self._payloads.values()
+            if (offer := payload.offer_again(now_s)) is not None
+        ]
+
+    def leave_behind(self, name: str) -> None:
+        """Send nothing more to a member that has given the round up, or has ended after it."""
+        self.gone.add(name)
+        for payload in self._payloads.values():
+            if payload.receiver == name:
+                payload.finished = True
 
 
 class IncomingPayload:

@@ -48,10 +48,13 @@ from edgeasync.protocol.messages import (
     Enrolled,
     Fetch,
     FetchGraph,
+    FindPeers,
+    FoundPeers,
     Frozen,
     Goodbye,
     GraphHeader,
     Hello,
+    ListedPeer,
     ModelVersion,
     Order,
     Piece,
@@ -245,6 +248,8 @@ def make_messages():
         Enrolled("device-1"),
         Wake(),
         Order("device-1", "quarantine"),
+        FindPeers("pi-1", "tcp://192.168.1.11:5600"),
+        FoundPeers((ListedPeer("pi-1", "tcp://192.168.1.11:5600", bytes(range(32))),)),
     ]  # fmt: skip
 
 

@@ -121,7 +121,9 @@ def peers(folder, kind):
     for number in (0, 1):
         model, _ = MODELS[kind]()
         name = name_of(number)
-        peers.append(Peer(folder / FILE, DATA, model, name=name, state=folder / name, round_every_s=0.05).start())
+        peers.append(
+            Peer(DATA, model, peers=folder / FILE, name=name, state=folder / name, round_every_s=0.05).start()
+        )
     until(lambda: min(each.rounds for each in peers) >= VERSIONS)
     (folder / "seen").write_text(str(peers[0].evaluate(lambda _: 0.0).version))
 
@@ -148,7 +150,7 @@ def training_among_peers(folder, kind):
     threading.Thread(target=train, args=(model, DATA), kwargs=how, daemon=True).start()
 
     (folder / "seen").write_text(
-        str(until(lambda: [peer for peer in made if peer.times.rounds >= VERSIONS])[0].steps_total)
+        str(until(lambda: [peer for peer in made if peer.rounds >= VERSIONS])[0].steps_total)
     )
 
 

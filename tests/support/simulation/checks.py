@@ -314,7 +314,7 @@ class Checks:
         assert engine._capacity._snapshots_held() <= limits.snapshots_max + len(self._world.devices)
         assert len(engine._deliveries.outgoing._suspended) <= limits.snapshots_max
         assert len(engine._intake.incoming) <= limits.updates_held_max
-        assert len(engine._outbox) <= MESSAGES_HELD_MAX * len(self._world.devices)
+        assert len(engine.outbox) <= MESSAGES_HELD_MAX * len(self._world.devices)
 
     def _waiting(self, core):
         """Return the marks of the updates that wait to be folded."""

@@ -208,9 +208,10 @@ class Hostile(Trainee):
         if was_running or not kind.startswith(("fast", "propose")):
             return
         core = self.core
-        core._backoff = Patient()
-        core._is_early = lambda now_s: False
+        core.rounds.backoff = Patient()
+        core.rounds.schedule.is_early = lambda completed, now_s: False
         core.settings = msgspec.structs.replace(core.settings, round_every_s=0.001)
+        core.rounds.schedule._settings = core.settings
         core._proposes_at_s = lambda now_s: self._proposes_at_s(core)
         propose = core._propose
         core._propose = lambda now_s: self._propose(propose, now_s)
@@ -227,7 +228,7 @@ class Hostile(Trainee):
 
     def _proposes_at_s(self, core):
         """Propose again soon, and wait for nobody with a lower name."""
-        return math.inf if core.round is not None or core._owed else self.proposed_s + 0.02
+        return math.inf if core.rounds.current is not None or core.rounds.owed else self.proposed_s + 0.02
 
     def _propose(self, propose, now_s):
         self.proposed_s = now_s
@@ -245,7 +246,7 @@ class Hostile(Trainee):
         if event == "round_done" and self.world.hostility == "fast rounds":
             self.world.clock.after(0.02, self._give_up_completed)
         if event == "round_started" and self.world.hostility == "propose and abandon":
-            round_id = self.core.round.id
+            round_id = self.core.rounds.current.id
             if round_id.proposer == self.name and self.noise.random() < 0.8:
                 self.withheld.add(round_id)
             self.world.clock.after(self.noise.uniform(0.0, 0.3), lambda: self._abandon(round_id))
@@ -253,15 +254,20 @@ class Hostile(Trainee):
     def _give_up_completed(self):
         """Let the others take the next round for one that is repeated."""
         for name in self.world.names:
-            if name != self.name and self.running and self.core.completed is not None:
-                self.world.send(self, name, Abandon(self.core.completed, "failed", ready=True))
+            if name != self.name and self.running and self.core.rounds.completed is not None:
+                self.world.send(self, name, Abandon(self.core.rounds.completed, "failed", ready=True))
 
     def _abandon(self, round_id):
         core = self.core
-        if core is None or core.round is None or core.round.id != round_id or round_id.proposer != self.name:
+        if (
+            core is None
+            or core.rounds.current is None
+            or core.rounds.current.id != round_id
+            or round_id.proposer != self.name
+        ):
             return
-        if core.round.state in {"snapshot", "exchanging"}:
-            self._do(lambda now_s: core._count(core._give_up("failed", now_s)))
+        if core.rounds.current.state in {"snapshot", "exchanging"}:
+            self._do(lambda now_s: core._count(core.rounds.give_up("failed", now_s)))
 
     def _spoilt(self, payload, segment):
         values = np.frombuffer(payload, np.float32).copy()

@@ -213,7 +213,11 @@ class Rogue:
 
     def _round(self):
         random = self.random
-        known = [each.core.round.id for each in self.world.devices.values() if each.running and each.core.round]
+        known = [
+            each.core.rounds.current.id
+            for each in self.world.devices.values()
+            if each.running and each.core.rounds.current
+        ]
         if known and random.random() < 0.6:
             return random.choice(known)
         number = random.choice((0, 1, random.randrange(100), 2**31, 2**40, ROUND_NUMBER_MAX))

@@ -134,8 +134,8 @@ class Device:
             return
         self.world.count_event()
         effects = decide(clock.now_s)
-        core.check()
-        assert len(core.refused) <= REFUSED_KINDS_MAX, "kinds of refusals are not bounded"
+        core.rounds.check()
+        assert len(core.refusals.counts) <= REFUSED_KINDS_MAX, "kinds of refusals are not bounded"
         for effect in effects:
             self._carry_out(effect)
         self._check_memory()
@@ -416,7 +416,7 @@ class World:
 
     def completed(self, name):
         core = self.devices[name].core
-        return None if core is None else core.completed
+        return None if core is None else core.rounds.completed
 
     def members(self, round_id):
         """Return who was in a round, by the snapshots that were taken for it."""

@@ -304,7 +304,7 @@ class WatchedHub(SimulatedHub):
     def resting(self):
         """Whether no fold is running or queued, and no answer waits for the disk."""
         engine = self.engine
-        return self.running and not (engine._fold_queue._busy or engine._fold_queue._waiting or engine._outbox)
+        return self.running and not (engine._fold_queue._busy or engine._fold_queue._waiting or engine.outbox)
 
     def _watch(self):
         """Watch the engine's decisions and new versions; after a crash there is a new engine."""
@@ -363,7 +363,7 @@ class WatchedHub(SimulatedHub):
             before = log.bytes_appended
             append(entry, payload)
             self._checks.noted(log.last, core)
-            if self.engine._saving:
+            if self.engine._log_writer.saving:
                 self._checks.journal_grows(log.bytes_appended - before)
 
         log.append = watched_append

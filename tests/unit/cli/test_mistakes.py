@@ -30,7 +30,7 @@ MISTAKES = {
     "peer --batch-size 5": "no such option: --batch-size; 'batch_size' is a key of [local] in the settings file",
     "agent --topology ring": "no such option: --topology; it is a flag of 'edgeasync peer'",
     "agent --bind b": "no such option: --bind; it is a flag of 'edgeasync hub' and 'edgeasync peer'",
-    "peer --hub h": "no such option: --hub; it is a flag of 'edgeasync agent' and 'edgeasync doctor'",
+    "peer --trainer t": "no such option: --trainer; it is a flag of 'edgeasync agent'",
     "doctor --cpu-share 5": "no such option: --cpu-share; 'cpu_share' is a key of [throttle] in the settings file",
     "peer --steps 5": "no such option: --steps; did you mean --steps-max?",
     "hub --file m": "no such option: --file; write --model",

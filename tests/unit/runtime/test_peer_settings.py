@@ -4,9 +4,7 @@ import pytest
 
 from edgeasync.config import parse_toml
 from edgeasync.errors import ConfigError
-from edgeasync.runtime.agent_settings import AgentSection
-from edgeasync.runtime.device_settings import DeviceSection
-from edgeasync.runtime.peer_settings import PeerSection, PeerSettings
+from edgeasync.runtime.peer_settings import PeerSettings
 
 WHOLE = '[peer]\npeers = "peers.toml"\ndata = "data.npz"\n'
 
@@ -20,7 +18,10 @@ def read(text):
     [
         ("[throttle]", "unknown key `throttle`; that table is of an agent's file"),
         ("[agent]\nhub = 'tcp://h:1'", "unknown key `agent`; that table is of an agent's file"),
-        ("[peer]\nhub = 'tcp://h:1'", "peer: unknown key `hub`"),
+        ("[peer]\nhub = 'tcp://h:1'\npeers = 'peers.toml'", "peers and hub say the same: give one of the two"),
+        ("[peer]\nenrol = 'edgeasync1_'", "enrol goes with hub"),
+        ("[peer]\naddress = 'tcp://h:1'", "address goes with hub"),
+        ("[peer]\nhub = 'tcp://h:1'\naddress = 'ipc://here'", "address 'ipc://here': write tcp://HOST:PORT"),
         ("[peer]\nmicro_batch_size = 8", "peer: unknown key `micro_batch_size`"),  # that is in [local]
         ("[peer]\ntopology = 'star'", "peer.topology: 'star' is not known; choose from all_to_all, ring"),
         ("[peer]\ncodec = 'top_k(0.1)'", "top_k"),
@@ -36,15 +37,13 @@ def test_mistakes(text, said):
 
 @pytest.mark.parametrize(
     ("text", "missing"),
-    [("", "which peers"), ("[peer]\npeers = 'peers.toml'", "which data"), (WHOLE, "")],
+    [
+        ("", "which peers"),
+        ("[peer]\nhub = 'tcp://h:1'", "which address"),
+        ("[peer]\npeers = 'peers.toml'", "which data"),
+        (WHOLE, ""),
+    ],
 )
 def test_what_is_missing(text, missing):
     assert read(text).missing().startswith(missing)
     assert bool(read(text).missing()) == bool(missing)
-
-
-def test_a_key_of_agents_and_peers_is_declared_once():
-    common = {*AgentSection.__struct_fields__} & {*PeerSection.__struct_fields__}
-    assert common == {*DeviceSection.__struct_fields__}
-    own = [{*section.__annotations__} for section in (AgentSection, PeerSection)]
-    assert not common & set.union(*own)

@@ -16,7 +16,8 @@ DATA = np.eye(4), np.arange(4) % 2
 MODEL = SoftmaxModel(inputs=4, classes=2)
 
 OF_A_PEER = {
-    "topology": "ring", "peers": FILE, "bind": "tcp://127.0.0.1:*", "round_every_s": 1.0, "round_steps": 5,
+    "topology": "ring", "peers": FILE, "address": "tcp://10.0.0.1:5600",
+    "bind": "tcp://127.0.0.1:*", "round_every_s": 1.0, "round_steps": 5,
     "codec": "float16", "lease_s": 1.0, "steps_max": 9, "rounds_max": 3, "frozen": "warn", "out": "trained.onnx",
     "output": "scores", "train": "head.*", "freeze": "head.*",
 }  # fmt: skip
@@ -38,7 +39,9 @@ def test_every_key_of_a_peers_own_is_refused():
     [
         ({"topology": "star"}, "topology"),
         ({"link_share": 0.2}, "unknown key `link_share`"),
-        ({"hub": "tcp://127.0.0.1:9"}, "unknown key `hub`"),
+        ({"hub": "tcp://127.0.0.1:9"}, "peers and hub say the same"),
+        ({"address": "tcp://127.0.0.1:9"}, "address goes with hub"),
+        ({"peers": None, "hub": "tcp://127.0.0.1:9"}, "hub= and address=, where the others reach this device"),
         ({"round_step": 3}, "did you mean round_steps"),
         ({"codec": "top_k(0.1)"}, "top_k"),
         ({"epochs": 2, "steps_max": 3}, "one of the two"),
@@ -46,7 +49,7 @@ def test_every_key_of_a_peers_own_is_refused():
         ({"out": "a.onnx"}, "save `arrays`"),
         ({"optimizer": "sgd"}, "optimizer"),
         ({"name": "a b"}, "is not a name"),
-        ({"peers": None}, "peers is None; give the path of the file"),
+        ({"peers": None}, "which peers. give peers="),
         ({"state": None}, "state is None; give the path of a folder"),
         ({"batch_size": 0}, "batch_size"),
         ({"loss": "l3"}, "loss"),
@@ -59,7 +62,7 @@ def test_mistakes(tmp_path, arguments, said):
 
 def test_passes_need_data(tmp_path):
     with pytest.raises(ConfigError, match="give steps_max"):
-        Peer(FILE, Still(), {"weight": np.zeros((40, 25))}, state=tmp_path, epochs=1)
+        Peer(Still(), {"weight": np.zeros((40, 25))}, peers=FILE, state=tmp_path, epochs=1)
 
 
 def test_it_takes_few_arguments():
@@ -67,7 +70,7 @@ def test_it_takes_few_arguments():
 
 
 def test_one_that_has_not_begun_has_no_model(tmp_path):
-    peer = Peer(FILE, DATA, MODEL, state=tmp_path)
+    peer = Peer(DATA, MODEL, peers=FILE, state=tmp_path)
     assert (peer.connected, peer.rounds) == (False, 0)
     for ask in (lambda: peer.arrays, lambda: peer.evaluate(DATA)):
         with pytest.raises(EdgeAsyncError, match="has not begun"):
@@ -79,7 +82,7 @@ def test_passes_over_fewer_examples_than_a_batch_are_taken(tmp_path):
     write_list(tmp_path, [0, 1])
     reports = []
     how = {"name": name_of(0), "state": tmp_path / name_of(0), "lease_s": 0.1}
-    with Peer(tmp_path / FILE, DATA, MODEL, optimizer=SGD(learning_rate=0.1), epochs=20, **how,
+    with Peer(DATA, MODEL, peers=tmp_path / FILE, optimizer=SGD(learning_rate=0.1), epochs=20, **how,
               on_report=reports.append) as peer:  # fmt: skip
         peer.wait()
         assert peer.evaluate(DATA).version == 20
@@ -93,6 +96,6 @@ def test_a_second_start_resumes_its_model(tmp_path, trainer):
     data, model = (Still(), {"weight": np.zeros((40, 25)), "bias": np.zeros(25)}) if trainer else (DATA, MODEL)
     for steps in (3, 5):
         how = {"name": name_of(0), "state": tmp_path / name_of(0), "lease_s": 0.1}
-        with Peer(tmp_path / FILE, data, model, steps_max=steps, **how) as peer:
+        with Peer(data, model, peers=tmp_path / FILE, steps_max=steps, **how) as peer:
             peer.wait()
             assert peer.evaluate(lambda _: 0.0).version == steps

@@ -106,7 +106,7 @@ WAYS = {
     "Hub": lambda: Hub(MODEL, run=sys.argv[1], bind="tcp://127.0.0.1:*").start(),
     "Hub, async": lambda: asyncio.run(enter()),
     "Agent": lambda: Agent(HUB, DATA).start(),
-    "Peer": lambda: Peer("peers.toml", DATA, MODEL, state=sys.argv[1]).start(),
+    "Peer": lambda: Peer(DATA, MODEL, peers="peers.toml", state=sys.argv[1]).start(),
     "join": lambda: join(HUB, {"w": np.zeros(2, np.float32)}).__enter__(),
     "train": lambda: train(MODEL, DATA, until=UNTIL),
     "train_async": lambda: asyncio.run(train_async(MODEL, DATA, until=UNTIL)),

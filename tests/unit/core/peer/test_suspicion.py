@@ -10,8 +10,12 @@ LEASE_S = 10.0
 
 def failed(blame, number, *accusations, now_s=0.0):
     """Note why each member gave a round up, and return who is left out for that."""
-    for accuser, reason, step, *awaited in accusations:
-        blame.accuse(accuser, Abandon(RoundId(number, "a", 1), reason, step, tuple(awaited)))
+    for position, (accuser, reason, step, *awaited) in enumerate(accusations):
+        abandon = Abandon(RoundId(number, "a", 1), reason, step, tuple(awaited))
+        if position:
+            blame.accuse(accuser, abandon)
+        else:
+            blame.begin(accuser, abandon, ("a", "b", "c", "d", "e"))
     return blame.judge(now_s)
 
 
