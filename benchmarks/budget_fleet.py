@@ -8,10 +8,10 @@ from edgeasync.core.hub.settings import CodecSettings, HubCoreSettings, Limits
 from edgeasync.data.partition import dirichlet
 from edgeasync.policies.policy import PolicySet
 from edgeasync.protocol.messages import DAY_S
-from edgeasync.simulation.clock import VirtualClock
-from edgeasync.simulation.hub import SimulatedHub
-from edgeasync.simulation.link import LinkProfile
 from edgeasync.training.numpy_models import MlpModel
+from simulation.clock import VirtualClock
+from simulation.hub import SimulatedHub
+from simulation.link import LinkProfile
 
 MODEL = MlpModel(inputs=64, hidden=(512, 64), classes=10)
 SPEEDS = (1, 1, 1, 1, 1, 1, 3, 10)

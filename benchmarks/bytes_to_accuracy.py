@@ -19,8 +19,8 @@ from benchmarks.report import Form, Results, make_parser, show_progress, show_re
 from benchmarks.simulated import DIGITS
 from edgeasync.core.hub.settings import FLOAT32, CodecSettings
 from edgeasync.policies.policy import Policy, PolicySet
-from edgeasync.simulation.population import FleetProfile
 from edgeasync.training.numpy_models import MlpModel
+from simulation.population import FleetProfile
 
 MODELS = {
     "4,810 parameters": DIGITS,

@@ -21,10 +21,10 @@ from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.data.partition import iid
 from edgeasync.net.status import fetch_status
 from edgeasync.policies.policy import Policy
-from edgeasync.simulation.clock import VirtualClock
-from edgeasync.simulation.hub import SimulatedHub
-from edgeasync.simulation.link import LinkProfile
 from edgeasync.training.numpy_models import MlpModel
+from simulation.clock import VirtualClock
+from simulation.hub import SimulatedHub
+from simulation.link import LinkProfile
 from tests.support.programs.processes import PATIENCE_S, Commands, status_when
 
 FREE = LinkProfile(6.25e6, 6.25e6, 0.005)

@@ -14,9 +14,9 @@ from edgeasync.core.hub.settings import FLOAT32, HubCoreSettings, Limits
 from edgeasync.data.dataset import Batch, Dataset, batches
 from edgeasync.parameters import Vector
 from edgeasync.policies.policy import Policy
-from edgeasync.simulation.clock import VirtualClock
-from edgeasync.simulation.hub import SimulatedHub
-from edgeasync.simulation.link import LinkProfile
+from simulation.clock import VirtualClock
+from simulation.hub import SimulatedHub
+from simulation.link import LinkProfile
 
 STEP_S = 0.01
 LINK = LinkProfile(5e6, 5e6, 0.005)

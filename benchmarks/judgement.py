@@ -29,7 +29,7 @@ from benchmarks.real_fleet import Member, run_fleet
 from benchmarks.report import Form, Results, enforce_targets, make_parser, show_progress, show_results
 from benchmarks.simulated import DIGITS, split_digits
 from edgeasync.data.partition import iid
-from edgeasync.simulation.link import LinkProfile
+from simulation.link import LinkProfile
 
 One = TypeVar("One")
 

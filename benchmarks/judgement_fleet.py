@@ -14,12 +14,12 @@ from edgeasync.core.hub.settings import FLOAT32, CodecSettings, HubCoreSettings,
 from edgeasync.data.dataset import Dataset
 from edgeasync.data.partition import dirichlet, iid
 from edgeasync.policies.policy import Policy
-from edgeasync.simulation.clock import VirtualClock
-from edgeasync.simulation.disk import SimulatedDisk
-from edgeasync.simulation.fleet import SimulatedDevice
-from edgeasync.simulation.hub import SimulatedHub
-from edgeasync.simulation.link import LinkProfile
 from edgeasync.training.numpy_models import MlpModel
+from simulation.clock import VirtualClock
+from simulation.disk import SimulatedDisk
+from simulation.fleet import SimulatedDevice
+from simulation.hub import SimulatedHub
+from simulation.link import LinkProfile
 
 FLIPPED = "flipped axis"
 """A fault of the smartwatch alone."""

@@ -18,10 +18,10 @@ from edgeasync.core.hub.settings import FLOAT32, HubCoreSettings
 from edgeasync.data.dataset import batches
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
-from edgeasync.simulation.clock import VirtualClock
-from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.training.local_parameters import LocalParameters
 from edgeasync.training.trainer import GradientTrainer
+from simulation.clock import VirtualClock
+from simulation.hub import SimulatedHub
 
 MODEL = smartwatch.MODEL
 SPEEDS = (1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 3.0, 3.0, 10.0)

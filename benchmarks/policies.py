@@ -31,7 +31,7 @@ from benchmarks.policies_rules import (
 from benchmarks.report import Form, Results, make_parser, show_progress, show_results
 from edgeasync.core.hub.settings import FLOAT32, CodecSettings
 from edgeasync.policies.policy import Policy
-from edgeasync.simulation.population import FleetProfile
+from simulation.population import FleetProfile
 
 UNEQUAL = FleetProfile(step_s=0.02)
 EVEN = FleetProfile(

@@ -16,12 +16,12 @@ from edgeasync.data.dataset import Dataset, batches
 from edgeasync.data.partition import dirichlet, iid
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import PolicySet
-from edgeasync.simulation.clock import VirtualClock
-from edgeasync.simulation.fleet import SimulatedDevice
-from edgeasync.simulation.hub import SimulatedHub
-from edgeasync.simulation.population import FleetProfile, draw_fleet, switch_off_and_on
 from edgeasync.training.numpy_models import MlpModel
 from edgeasync.training.trainer import GradientTrainer
+from simulation.clock import VirtualClock
+from simulation.fleet import SimulatedDevice
+from simulation.hub import SimulatedHub
+from simulation.population import FleetProfile, draw_fleet, switch_off_and_on
 
 LEARNING_RATE = 0.2
 """Of the devices' own SGD, and of the one place's."""

@@ -21,14 +21,14 @@ from edgeasync.data.partition import iid
 from edgeasync.parameters import Vector
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
-from edgeasync.simulation.clock import VirtualClock
-from edgeasync.simulation.fleet import SimulatedDevice
-from edgeasync.simulation.hub import SimulatedHub
-from edgeasync.simulation.link import LinkProfile
-from edgeasync.simulation.training import SimulatedWorkload
 from edgeasync.training.evaluation import NumpyEvaluator
 from edgeasync.training.numpy_models import Array, Labels, MlpModel
 from edgeasync.training.trainer import GradientTrainer
+from simulation.clock import VirtualClock
+from simulation.fleet import SimulatedDevice
+from simulation.hub import SimulatedHub
+from simulation.link import LinkProfile
+from simulation.training import SimulatedWorkload
 
 SPEEDS = (1.0, 1.0, 1.0, 1.0, 1.0, 3.0)
 STEP_S = 0.4

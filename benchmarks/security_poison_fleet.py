@@ -24,12 +24,12 @@ from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Push
 from edgeasync.protocol.wire import Buffer
-from edgeasync.simulation.clock import VirtualClock
-from edgeasync.simulation.fleet import SimulatedDevice
-from edgeasync.simulation.hub import SimulatedHub
-from edgeasync.simulation.population import FleetProfile, draw_fleet
-from edgeasync.simulation.training import SimulatedWorkload
 from edgeasync.training.trainer import GradientTrainer, StepResult, Trainer
+from simulation.clock import VirtualClock
+from simulation.fleet import SimulatedDevice
+from simulation.hub import SimulatedHub
+from simulation.population import FleetProfile, draw_fleet
+from simulation.training import SimulatedWorkload
 
 KEYS = 10
 BAD = 2

@@ -9,14 +9,14 @@ from edgeasync.core.hub.settings import Liveness
 from edgeasync.data import load_digits
 from edgeasync.data.dataset import Batch, Dataset, batches
 from edgeasync.policies.optimizers import SGD
-from edgeasync.simulation.clock import VirtualClock
-from edgeasync.simulation.fleet import SimulatedDevice
-from edgeasync.simulation.hub import SimulatedHub
-from edgeasync.simulation.link import LinkProfile
-from edgeasync.simulation.training import SimulatedWorkload
 from edgeasync.training.local_parameters import LocalParameters
 from edgeasync.training.numpy_models import MlpModel
 from edgeasync.training.trainer import GradientTrainer
+from simulation.clock import VirtualClock
+from simulation.fleet import SimulatedDevice
+from simulation.hub import SimulatedHub
+from simulation.link import LinkProfile
+from simulation.training import SimulatedWorkload
 
 DIGITS = MlpModel(inputs=64, hidden=(64,), classes=10)
 HELD_OUT = 0.2

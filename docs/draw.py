@@ -211,7 +211,6 @@ HOLDS = {
     "sdk": "the Python face",
     "ops": "doctor, services, runs",
     "runtime": "hub, agent, peer",
-    "simulation": "virtual time",
     "graphs": "model files",
     "net": "all of ZeroMQ",
     "host": "threads, clocks, sensors",

@@ -84,7 +84,7 @@ def test_listed_tests_are_there_and_list_a_module_once():
 
 def belongs(path):
     """Return whether a unit test is named after a module or its package, or extends the name of one that is."""
-    package, *inner = path.parts if path.parts[0] == "benchmarks" else ("edgeasync", *path.parts)
+    package, *inner = path.parts if path.parts[0] in ("benchmarks", "simulation") else ("edgeasync", *path.parts)
     words = path.stem.removeprefix("test_").split("_")
     for count in range(len(words), 0, -1):
         module = Path(*inner[:-1], "_".join(words[:count]))

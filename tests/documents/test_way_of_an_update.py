@@ -11,14 +11,14 @@ from edgeasync.data.dataset import Dataset, batches
 from edgeasync.policies.aggregation import ImmediateAggregator
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
-from edgeasync.simulation.clock import VirtualClock
-from edgeasync.simulation.disk import SimulatedDisk
-from edgeasync.simulation.fleet import SimulatedDevice
-from edgeasync.simulation.hub import SimulatedHub
-from edgeasync.simulation.link import LinkProfile
-from edgeasync.simulation.training import SimulatedWorkload
 from edgeasync.training.numpy_models import MlpModel
 from edgeasync.training.trainer import GradientTrainer
+from simulation.clock import VirtualClock
+from simulation.disk import SimulatedDisk
+from simulation.fleet import SimulatedDevice
+from simulation.hub import SimulatedHub
+from simulation.link import LinkProfile
+from simulation.training import SimulatedWorkload
 
 ROOT = Path(__file__).parents[2]
 WAY = (

@@ -32,10 +32,10 @@ from edgeasync.protocol.messages import (
     Wake,
     Welcome,
 )
-from edgeasync.simulation.clock import VirtualClock
-from edgeasync.simulation.disk import SimulatedDisk
-from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.training.numpy_models import SoftmaxModel
+from simulation.clock import VirtualClock
+from simulation.disk import SimulatedDisk
+from simulation.hub import SimulatedHub
 
 SPEC = SoftmaxModel(inputs=4, classes=2).spec
 POLICIES = (Policy(), Policy(aggregate=ImmediateAggregator()), Policy(aggregate=BufferedAggregator(count=2)))

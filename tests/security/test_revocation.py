@@ -30,8 +30,8 @@ from edgeasync.protocol.messages import (
     Push,
     Welcome,
 )
-from edgeasync.simulation.clock import VirtualClock
-from edgeasync.simulation.hub import SimulatedHub
+from simulation.clock import VirtualClock
+from simulation.hub import SimulatedHub
 from tests.support.codecs.coded import flat
 from tests.support.parts.hub_bench import HubBench
 from tests.support.programs.command_line import ACCESS

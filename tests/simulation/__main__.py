@@ -15,7 +15,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from edgeasync.simulation.faults import FaultPlan
+from simulation.faults import FaultPlan
 from tests.support.simulation.harness import run, shrink
 from tests.support.simulation.hostile_mutants import HOSTILE_MUTANTS
 from tests.support.simulation.hostile_peers import run_hostile, shrink_hostile

@@ -13,12 +13,12 @@ from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Piece, StatusRequest
-from edgeasync.simulation.clock import VirtualClock
-from edgeasync.simulation.fleet import SimulatedDevice
-from edgeasync.simulation.hub import SimulatedHub
-from edgeasync.simulation.link import LinkProfile
-from edgeasync.simulation.training import SimulatedWorkload
 from edgeasync.training.trainer import StepResult
+from simulation.clock import VirtualClock
+from simulation.fleet import SimulatedDevice
+from simulation.hub import SimulatedHub
+from simulation.link import LinkProfile
+from simulation.training import SimulatedWorkload
 
 SPEC = ParameterSpec((Parameter("w", (20_000,)),))
 LIMIT = 1_500_000

@@ -10,12 +10,12 @@ from edgeasync.core.hub.settings import HubCoreSettings, Liveness
 from edgeasync.data.dataset import Dataset, batches
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
-from edgeasync.simulation.clock import VirtualClock
-from edgeasync.simulation.fleet import SimulatedDevice
-from edgeasync.simulation.hub import SimulatedHub
-from edgeasync.simulation.population import Churn, FleetProfile, draw_fleet, switch_off_and_on
 from edgeasync.training.numpy_models import SoftmaxModel
 from edgeasync.training.trainer import GradientTrainer
+from simulation.clock import VirtualClock
+from simulation.fleet import SimulatedDevice
+from simulation.hub import SimulatedHub
+from simulation.population import Churn, FleetProfile, draw_fleet, switch_off_and_on
 
 
 def test_a_fleet_has_the_promised_quantiles():

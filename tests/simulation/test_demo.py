@@ -11,11 +11,11 @@ from edgeasync.cli.demo import SETTINGS, SLOWNESS, STEP_S, make_model, measure_a
 from edgeasync.config import convert
 from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.runtime.hub_settings import HubSettings
-from edgeasync.simulation.clock import VirtualClock
-from edgeasync.simulation.fleet import SimulatedDevice
-from edgeasync.simulation.hub import SimulatedHub
-from edgeasync.simulation.link import LinkProfile
 from edgeasync.training.plan import ReceivedGraph, ShippedModel, TrainingPlan
+from simulation.clock import VirtualClock
+from simulation.fleet import SimulatedDevice
+from simulation.hub import SimulatedHub
+from simulation.link import LinkProfile
 from tests.support.size import repetitions
 
 TRAINED_S = 6.0

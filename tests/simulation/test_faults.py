@@ -5,7 +5,7 @@ import pytest
 
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Push
-from edgeasync.simulation.faults import (
+from simulation.faults import (
     At,
     BadLink,
     BreakConnection,
@@ -27,8 +27,8 @@ from edgeasync.simulation.faults import (
     WhenVersion,
     draw_faults,
 )
-from edgeasync.simulation.injector import FaultInjector
-from edgeasync.simulation.link_faults import LinkFaults
+from simulation.injector import FaultInjector
+from simulation.link_faults import LinkFaults
 from tests.support.simulation.harness import FAULTS_S, run, shrink
 from tests.support.simulation.mutants import MUTANTS
 from tests.support.simulation.world import EXACT, POLICIES, World

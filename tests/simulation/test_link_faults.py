@@ -6,7 +6,7 @@ import pytest
 
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Ping
-from edgeasync.simulation.link_faults import LinkFaults
+from simulation.link_faults import LinkFaults
 
 # -- links -----------------------------------------------------------------------------------------------------
 

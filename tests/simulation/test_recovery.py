@@ -16,12 +16,12 @@ from edgeasync.policies.aggregation import BufferedAggregator, ImmediateAggregat
 from edgeasync.policies.optimizers import SGD, Adam
 from edgeasync.policies.policy import Policy, WarmUp
 from edgeasync.protocol import wire
-from edgeasync.simulation.clock import VirtualClock
-from edgeasync.simulation.fleet import SimulatedDevice
-from edgeasync.simulation.hub import SimulatedHub
-from edgeasync.simulation.link import LinkProfile
 from edgeasync.training.numpy_models import SoftmaxModel
 from edgeasync.training.trainer import GradientTrainer
+from simulation.clock import VirtualClock
+from simulation.fleet import SimulatedDevice
+from simulation.hub import SimulatedHub
+from simulation.link import LinkProfile
 
 MODEL = SoftmaxModel(inputs=6, classes=3)
 WARM_UP = WarmUp(updates=10, aggregate=ModelAverageAggregator())

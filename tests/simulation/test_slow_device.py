@@ -13,12 +13,12 @@ from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.data.dataset import batches
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
-from edgeasync.simulation.clock import VirtualClock
-from edgeasync.simulation.fleet import SimulatedDevice
-from edgeasync.simulation.hub import SimulatedHub
-from edgeasync.simulation.link import LinkProfile
 from edgeasync.training.numpy_models import MlpModel
 from edgeasync.training.trainer import GradientTrainer
+from simulation.clock import VirtualClock
+from simulation.fleet import SimulatedDevice
+from simulation.hub import SimulatedHub
+from simulation.link import LinkProfile
 
 MODEL = MlpModel(inputs=64, hidden=(64,), classes=10)
 FAST_STEP_S = 0.02

@@ -14,13 +14,13 @@ from edgeasync.policies.monitor import Monitor
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
 from edgeasync.policies.staleness import ConstantStaleness
-from edgeasync.simulation.clock import VirtualClock
-from edgeasync.simulation.fleet import SimulatedDevice
-from edgeasync.simulation.hub import SimulatedHub
-from edgeasync.simulation.link import LinkProfile
-from edgeasync.simulation.training import SimulatedWorkload
 from edgeasync.training.numpy_models import MlpModel
 from edgeasync.training.trainer import GradientTrainer
+from simulation.clock import VirtualClock
+from simulation.fleet import SimulatedDevice
+from simulation.hub import SimulatedHub
+from simulation.link import LinkProfile
+from simulation.training import SimulatedWorkload
 from tests.support.simulation.adders import Adder
 
 SPEC = ParameterSpec((Parameter("w", (3,)),))

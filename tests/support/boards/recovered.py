@@ -28,13 +28,13 @@ from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.optimizers import SGD, Adam, ClipByGlobalNorm, Nesterov, WeightDecay
 from edgeasync.policies.policy import Policy
 from edgeasync.policies.schedules import CosineSchedule
-from edgeasync.simulation.clock import VirtualClock
-from edgeasync.simulation.fleet import SimulatedDevice
-from edgeasync.simulation.hub import SimulatedHub
-from edgeasync.simulation.link import LinkProfile
-from edgeasync.simulation.training import SimulatedWorkload
 from edgeasync.training.numpy_models import MlpModel
 from edgeasync.training.trainer import GradientTrainer
+from simulation.clock import VirtualClock
+from simulation.fleet import SimulatedDevice
+from simulation.hub import SimulatedHub
+from simulation.link import LinkProfile
+from simulation.training import SimulatedWorkload
 
 MODEL = MlpModel(inputs=64, hidden=(96,), classes=10)
 UPDATES = 60

@@ -70,13 +70,13 @@ from edgeasync.protocol.messages import (
 )
 from edgeasync.runtime.hub_record import record_of
 from edgeasync.runtime.hub_settings import HubSection, HubSettings
-from edgeasync.simulation.clock import VirtualClock
-from edgeasync.simulation.fleet import SimulatedDevice
-from edgeasync.simulation.hub import SimulatedHub, WritingPace
-from edgeasync.simulation.link import LinkProfile
-from edgeasync.simulation.training import SimulatedWorkload
 from edgeasync.training.numpy_models import SoftmaxModel
 from edgeasync.training.trainer import GradientTrainer, StepResult
+from simulation.clock import VirtualClock
+from simulation.fleet import SimulatedDevice
+from simulation.hub import SimulatedHub, WritingPace
+from simulation.link import LinkProfile
+from simulation.training import SimulatedWorkload
 
 FOLDER = Path(__file__).parents[2] / "fixtures" / "formats"
 EXPECTED_FILE = "expected.json"

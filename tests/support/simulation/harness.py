@@ -5,8 +5,8 @@ import traceback
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from edgeasync.simulation.faults import FaultPlan, draw_faults
-from edgeasync.simulation.injector import FaultInjector
+from simulation.faults import FaultPlan, draw_faults
+from simulation.injector import FaultInjector
 from tests.support.simulation.world import World
 
 FAULTS_S = 12.0

@@ -16,7 +16,7 @@ from edgeasync.core.peer.peer_core import PeerCore
 from edgeasync.core.peer.settings import PeerCoreSettings
 from edgeasync.protocol import wire
 from edgeasync.protocol.peer_messages import PEER_MESSAGES, PeerPiece
-from edgeasync.simulation.clock import VirtualClock
+from simulation.clock import VirtualClock
 
 PRIME = 2**61 - 1
 VALUE_BYTES = 8

@@ -37,13 +37,13 @@ from edgeasync.policies.monitor import Monitor, NotFiniteDetector
 from edgeasync.policies.optimizers import SGD, Nesterov
 from edgeasync.policies.policy import Policy
 from edgeasync.policies.staleness import ConstantStaleness
-from edgeasync.simulation.clock import VirtualClock
-from edgeasync.simulation.disk import SimulatedDisk
-from edgeasync.simulation.fleet import SimulatedDevice
-from edgeasync.simulation.hub import SimulatedHub, WritingPace
-from edgeasync.simulation.link import LinkProfile
-from edgeasync.simulation.training import SimulatedWorkload
 from edgeasync.training.trainer import StepResult
+from simulation.clock import VirtualClock
+from simulation.disk import SimulatedDisk
+from simulation.fleet import SimulatedDevice
+from simulation.hub import SimulatedHub, WritingPace
+from simulation.link import LinkProfile
+from simulation.training import SimulatedWorkload
 from tests.support.simulation.checks import Checks, Memory
 from tests.support.simulation.marks import LEARNT, Marks
 from tests.support.simulation.whims import LossLost

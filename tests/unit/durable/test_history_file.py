@@ -11,7 +11,7 @@ from edgeasync.durable.history import FILE_HEADER, FORMAT, HISTORY_FILE, read_ro
 from edgeasync.durable.history_file import HistoryFile
 from edgeasync.durable.run_folder import RunFolder
 from edgeasync.protocol.wire import checksum
-from edgeasync.simulation.disk import SimulatedDisk
+from simulation.disk import SimulatedDisk
 from tests.support.parts.failing_disk import FailingDisk
 from tests.support.parts.histories import numbers, updates
 from tests.support.size import repetitions

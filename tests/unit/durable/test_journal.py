@@ -21,7 +21,7 @@ from edgeasync.durable.journal import (
 )
 from edgeasync.errors import StorageError
 from edgeasync.protocol.wire import checksum
-from edgeasync.simulation.disk import SimulatedDisk
+from simulation.disk import SimulatedDisk
 from tests.support.parts.failing_disk import FailingDisk
 
 HEADER = 28

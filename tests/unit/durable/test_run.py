@@ -14,7 +14,7 @@ from edgeasync.durable.run import HubRun
 from edgeasync.errors import StorageError
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.policy import Policy
-from edgeasync.simulation.disk import SimulatedDisk
+from simulation.disk import SimulatedDisk
 
 SPEC = ParameterSpec((Parameter("weights", (3,)),))
 

@@ -10,12 +10,12 @@ from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Push
 from edgeasync.sdk import events
 from edgeasync.sdk.observer import Observer, event_of
-from edgeasync.simulation.clock import VirtualClock
-from edgeasync.simulation.fleet import SimulatedDevice
-from edgeasync.simulation.hub import SimulatedHub
-from edgeasync.simulation.link import LinkProfile
 from edgeasync.training.numpy_models import SoftmaxModel
 from edgeasync.training.trainer import StepResult
+from simulation.clock import VirtualClock
+from simulation.fleet import SimulatedDevice
+from simulation.hub import SimulatedHub
+from simulation.link import LinkProfile
 
 MODEL = SoftmaxModel(inputs=3, classes=2)
 

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from edgeasync.simulation.disk import SECTOR_BYTES, SimulatedDisk
+from simulation.disk import SECTOR_BYTES, SimulatedDisk
 
 
 def written(disk, name, *parts, sync=True):

@@ -9,12 +9,12 @@ from edgeasync.errors import EdgeAsyncError
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Order, Refuse, Status
 from edgeasync.protocol.wire import Buffer
-from edgeasync.simulation import faults
-from edgeasync.simulation.clock import VirtualClock
-from edgeasync.simulation.disk import SimulatedDisk
-from edgeasync.simulation.fleet import SimulatedDevice
-from edgeasync.simulation.hub import Connections, SimulatedHub
-from edgeasync.simulation.link_faults import LinkFaults
+from simulation import faults
+from simulation.clock import VirtualClock
+from simulation.disk import SimulatedDisk
+from simulation.fleet import SimulatedDevice
+from simulation.hub import Connections, SimulatedHub
+from simulation.link_faults import LinkFaults
 
 HUNG_STEP_S = 1e9
 """What a local step takes while a trainer hangs."""

@@ -20,11 +20,11 @@ from edgeasync.parameters import layout_of
 from edgeasync.protocol.codecs import STAGES
 from edgeasync.protocol.messages import DeviceProfile, Hello, Welcome
 from edgeasync.protocol.wire import Buffer
-from edgeasync.simulation.clock import DeviceTime
-from edgeasync.simulation.hub import SimulatedHub
-from edgeasync.simulation.link import LinkDirection, LinkProfile
-from edgeasync.simulation.training import SimulatedTraining, SimulatedWorkload
 from edgeasync.training.trainer import ResumableTrainer, Trainer
+from simulation.clock import DeviceTime
+from simulation.hub import SimulatedHub
+from simulation.link import LinkDirection, LinkProfile
+from simulation.training import SimulatedTraining, SimulatedWorkload
 
 
 class DeviceStore:

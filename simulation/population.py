@@ -6,9 +6,9 @@ from random import Random
 
 import msgspec
 
-from edgeasync.simulation.clock import VirtualClock
-from edgeasync.simulation.fleet import SimulatedDevice
-from edgeasync.simulation.link import LinkProfile
+from simulation.clock import VirtualClock
+from simulation.fleet import SimulatedDevice
+from simulation.link import LinkProfile
 
 BYTES_PER_MBIT = 125_000
 

@@ -9,8 +9,8 @@ from random import Random
 import msgspec
 
 from edgeasync.protocol.wire import Buffer
-from edgeasync.simulation.clock import VirtualClock
-from edgeasync.simulation.link_faults import LinkFaults
+from simulation.clock import VirtualClock
+from simulation.link_faults import LinkFaults
 
 
 class LinkProfile(msgspec.Struct, frozen=True):

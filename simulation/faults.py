@@ -11,9 +11,9 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from edgeasync.simulation.disk import Operations
-from edgeasync.simulation.hub import Connections
-from edgeasync.simulation.link_faults import SILENCE, LinkFaults
+from simulation.disk import Operations
+from simulation.hub import Connections
+from simulation.link_faults import SILENCE, LinkFaults
 
 Way = Literal["both", "up", "down"]
 Seconds = Annotated[float, Meta(ge=0.0)]

@@ -30,7 +30,7 @@ from edgeasync.protocol import wire
 from edgeasync.protocol.graph import ShippedGraph
 from edgeasync.protocol.messages import ModelVersion, Order
 from edgeasync.protocol.wire import Buffer
-from edgeasync.simulation.clock import VirtualClock
+from simulation.clock import VirtualClock
 
 Result = TypeVar("Result")
 

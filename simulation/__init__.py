@@ -4,10 +4,10 @@
 >>> from edgeasync import SGD, Dataset, GradientTrainer, Policy
 >>> from edgeasync.core.hub.settings import HubCoreSettings
 >>> from edgeasync.data import batches
->>> from edgeasync.simulation.clock import VirtualClock
->>> from edgeasync.simulation.fleet import SimulatedDevice
->>> from edgeasync.simulation.hub import SimulatedHub
->>> from edgeasync.simulation.link import LinkProfile
+>>> from simulation.clock import VirtualClock
+>>> from simulation.fleet import SimulatedDevice
+>>> from simulation.hub import SimulatedHub
+>>> from simulation.link import LinkProfile
 >>> from edgeasync.training.numpy_models import SoftmaxModel
 >>> model, clock = SoftmaxModel(inputs=4, classes=2), VirtualClock()
 >>> hub = SimulatedHub(

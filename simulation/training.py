@@ -11,9 +11,9 @@ from edgeasync.core.device.events import Trained
 from edgeasync.core.device.throttle import Pace
 from edgeasync.parameters import Vector
 from edgeasync.protocol.messages import Frozen
-from edgeasync.simulation.clock import VirtualClock
 from edgeasync.training.local_parameters import LocalParameters
 from edgeasync.training.trainer import ResettableTrainer, ScalableTrainer, Trainer, take_local_steps
+from simulation.clock import VirtualClock
 
 Result = TypeVar("Result")
 
