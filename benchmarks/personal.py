@@ -20,8 +20,8 @@ from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
 from edgeasync.simulation.clock import VirtualClock
 from edgeasync.simulation.hub import SimulatedHub
+from edgeasync.training.gradient_trainer import GradientTrainer
 from edgeasync.training.local_parameters import LocalParameters
-from edgeasync.training.trainer import GradientTrainer
 
 MODEL = smartwatch.MODEL
 SPEEDS = (1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 3.0, 3.0, 10.0)

@@ -20,8 +20,8 @@ from edgeasync.simulation.clock import VirtualClock
 from edgeasync.simulation.fleet import SimulatedDevice
 from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.population import FleetProfile, draw_fleet, switch_off_and_on
+from edgeasync.training.gradient_trainer import GradientTrainer
 from edgeasync.training.numpy_models import MlpModel
-from edgeasync.training.trainer import GradientTrainer
 
 LEARNING_RATE = 0.2
 """Of the devices' own SGD, and of the one place's."""

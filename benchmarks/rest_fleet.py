@@ -26,8 +26,8 @@ from edgeasync.simulation.fleet import SimulatedDevice, SimulatedWorkload
 from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import LinkProfile
 from edgeasync.training.evaluation import NumpyEvaluator
+from edgeasync.training.gradient_trainer import GradientTrainer
 from edgeasync.training.numpy_models import Array, Labels, MlpModel
-from edgeasync.training.trainer import GradientTrainer
 
 SPEEDS = (1.0, 1.0, 1.0, 1.0, 1.0, 3.0)
 STEP_S = 0.4

@@ -28,7 +28,8 @@ from edgeasync.simulation.clock import VirtualClock
 from edgeasync.simulation.fleet import SimulatedDevice, SimulatedWorkload
 from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.population import FleetProfile, draw_fleet
-from edgeasync.training.trainer import GradientTrainer, StepResult, Trainer
+from edgeasync.training.gradient_trainer import GradientTrainer
+from edgeasync.training.trainer import StepResult, Trainer
 
 KEYS = 10
 BAD = 2

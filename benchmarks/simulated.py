@@ -13,9 +13,9 @@ from edgeasync.simulation.clock import VirtualClock
 from edgeasync.simulation.fleet import SimulatedDevice, SimulatedWorkload
 from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import LinkProfile
+from edgeasync.training.gradient_trainer import GradientTrainer
 from edgeasync.training.local_parameters import LocalParameters
 from edgeasync.training.numpy_models import MlpModel
-from edgeasync.training.trainer import GradientTrainer
 
 DIGITS = MlpModel(inputs=64, hidden=(64,), classes=10)
 HELD_OUT = 0.2

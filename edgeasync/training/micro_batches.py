@@ -109,10 +109,10 @@ class MicroBatchSize:
         if len(self._seconds) >= LOOKS:
             self._choose()
 
-    def failed(self) -> bool:
-        """Take half the size from now on; return whether there is one."""
+    def failed(self, rows: int) -> bool:
+        """Take half of what there was no memory for from now on; return whether that is one or more."""
         self._settled = True
-        self.rows //= 2
+        self.rows = rows // 2
         return self.rows > 0
 
     def _choose(self) -> None:

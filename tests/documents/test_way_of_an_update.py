@@ -16,8 +16,8 @@ from edgeasync.simulation.disk import SimulatedDisk
 from edgeasync.simulation.fleet import SimulatedDevice, SimulatedWorkload
 from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import LinkProfile
+from edgeasync.training.gradient_trainer import GradientTrainer
 from edgeasync.training.numpy_models import MlpModel
-from edgeasync.training.trainer import GradientTrainer
 
 ROOT = Path(__file__).parents[2]
 WAY = (

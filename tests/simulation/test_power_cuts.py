@@ -15,8 +15,8 @@ from edgeasync.simulation.fleet import SimulatedDevice
 from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import LinkProfile
 from edgeasync.simulation.population import Churn, switch_off_and_on
+from edgeasync.training.gradient_trainer import GradientTrainer
 from edgeasync.training.numpy_models import SoftmaxModel
-from edgeasync.training.trainer import GradientTrainer
 
 MODEL = SoftmaxModel(inputs=4, classes=3)
 LINK = LinkProfile(up_bytes_per_s=20_000, down_bytes_per_s=20_000, delay_s=0.05)

@@ -19,8 +19,8 @@ from edgeasync.simulation.clock import VirtualClock
 from edgeasync.simulation.fleet import SimulatedDevice
 from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import LinkProfile
+from edgeasync.training.gradient_trainer import GradientTrainer
 from edgeasync.training.numpy_models import SoftmaxModel
-from edgeasync.training.trainer import GradientTrainer
 
 MODEL = SoftmaxModel(inputs=6, classes=3)
 WARM_UP = WarmUp(updates=10, aggregate=ModelAverageAggregator())

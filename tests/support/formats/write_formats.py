@@ -69,8 +69,9 @@ from edgeasync.simulation.clock import VirtualClock
 from edgeasync.simulation.fleet import SimulatedDevice, SimulatedWorkload
 from edgeasync.simulation.hub import SimulatedHub, WritingPace
 from edgeasync.simulation.link import LinkProfile
+from edgeasync.training.gradient_trainer import GradientTrainer
 from edgeasync.training.numpy_models import SoftmaxModel
-from edgeasync.training.trainer import GradientTrainer, StepResult
+from edgeasync.training.trainer import StepResult
 
 FOLDER = Path(__file__).parents[2] / "fixtures" / "formats"
 EXPECTED_FILE = "expected.json"

@@ -396,7 +396,7 @@ def text_input(graph):
     ("change", "error", "words"),
     [
         (without_target, GraphError, "no 'target': it is not a training graph"),
-        (free_features, GraphError, r"'x' has the shape .*only the batch"),
+        (free_features, GraphError, r"'x' is .*no free size but the batch"),
         (no_dimension, GraphError, "."),
         (text_input, GraphError, "."),
         (lambda graph: graph.output.pop(), ModelMismatchError, "'2.bias.grad' is missing"),
@@ -429,7 +429,7 @@ def test_a_graph_of_another_model_and_a_forward_model():
 def test_a_graph_that_fails_in_a_step():
     graph = built(MLP, (8,))
     gradient = GraphGradient(graph.model, graph.spec, provider="cpu")
-    with pytest.raises(GraphError, match=r"the hub's graph does not run on this device: node .*Sub"):
+    with pytest.raises(GraphError, match=r"the hub's model does not run here: node .*Sub"):
         gradient(graph.initial, numbers((4, 8)), np.arange(3), np.zeros_like(graph.initial))
 
 

@@ -5,9 +5,10 @@ import pytest
 
 from edgeasync.data.dataset import Dataset, batches
 from edgeasync.policies.optimizers import SGD
+from edgeasync.training.gradient_trainer import GradientTrainer
 from edgeasync.training.numpy_models import SoftmaxModel
 from edgeasync.training.passes import PassesTrainer
-from edgeasync.training.trainer import GradientTrainer, StepsEndedError
+from edgeasync.training.trainer import StepsEndedError
 
 MODEL = SoftmaxModel(inputs=3, classes=2)
 EXAMPLES, PASSES = 10, 3
