@@ -22,12 +22,7 @@ from edgeasync.data.dataset import (
     input_of,
     warn_of_one_class,
 )
-from edgeasync.errors import (
-    ConfigError,
-    DataError,
-    GraphError,
-    ModelMismatchError,
-)
+from edgeasync.errors import ConfigError, DataError, GraphError, ModelMismatchError
 from edgeasync.metrics import Accuracy, Meter, MetricSetting, find_metrics
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.structs import parse_json
@@ -199,24 +194,20 @@ class GraphGradient:
         self._metadata = self._session.get_modelmeta().custom_metadata_map
         inputs = {entry.name: entry for entry in self._session.get_inputs()}
         outputs = {entry.name: entry for entry in self._session.get_outputs()}
-        _check_spec(spec, inputs, outputs)
+        self._output = str(self._metadata.get("edgeasync.output"))
+        """The name of the model's scores among the outputs."""
+        _check_contract(spec, inputs, outputs, self._output)
         data = [name for name in inputs if name != TARGET and name not in {p.name for p in spec.parameters}]
         self._x = tuple([InputForm.of(inputs[name]) for name in data])
         if not data or len({form.rows for form in self._x}) > 1:
             raise GraphError(f"the graph's inputs {', '.join(data) or '(none)'} have no one size of the batch")
         self._y = InputForm.of(inputs[TARGET])
-        self._loss, self._weight = np.zeros((), np.float32), np.ones((), np.float32)
+        self._loss, self._weight = np.zeros((), np.float32), np.zeros((), np.float32)
         self._binding = self._session.io_binding()
         self._options = onnxruntime.RunOptions()
         self._binding.bind_output(LOSS, "cpu", 0, np.float32, (), self._loss.ctypes.data)
-        self.tells_weight = WEIGHT in outputs
-        """Whether the graph says what a batch counts, so that a batch may be computed in parts."""
-        if self.tells_weight:
-            self._binding.bind_output(WEIGHT, "cpu", 0, np.float32, (), self._weight.ctypes.data)
+        self._binding.bind_output(WEIGHT, "cpu", 0, np.float32, (), self._weight.ctypes.data)
         self._meter: Meter | None = None
-        output = self._metadata.get("edgeasync.output", "")
-        self._output = output if output in outputs else None
-        """The name of the model's scores among the outputs; `None` if the graph does not give them."""
         self._parameters: Vector | None = None
         self._out: Vector | None = None
 
@@ -233,7 +224,7 @@ class GraphGradient:
     @property
     def whole(self) -> bool:
         """Whether a batch must be computed at once: the graph takes no parts, or they do not add up to it."""
-        return self.batch_size is not None or not self.tells_weight or self._smooths_zeros
+        return self.batch_size is not None or self._smooths_zeros
 
     @property
     def _smooths_zeros(self) -> bool:
@@ -285,18 +276,18 @@ class GraphGradient:
         """
         fed = {each.name: each.bring(input_of(batch.features, each.name)) for each in self._x}
         target = self._y.bring(next(iter(fed.values())) if self.own_target else batch.y)
-        names = [LOSS, *([WEIGHT] if self.tells_weight else []), *([self._output] if meter is not None else [])]
+        names = [LOSS, WEIGHT, *([self._output] if meter is not None else [])]
         try:
             found = self._session.run(names, {**self._spec.views(parameters), **fed, self._y.name: target})
         except Exception as error:
             raise explain(error) from error
         if meter is not None:
             meter.add(found[-1], target)
-        return float(found[0]), float(found[1]) if self.tells_weight else float(len(batch))
+        return float(found[0]), float(found[1])
 
     def accuracy_meter(self) -> Meter | None:
-        """Return what measures the accuracy; `None` where the graph gives no scores, or has no classes."""
-        if self._output is None or self.loss != "cross_entropy":
+        """Return what measures the accuracy; `None` where there are no classes."""
+        if self.loss != "cross_entropy":
             return None
         return Meter([Accuracy()], ignored_label=self._ignored_label)
 
@@ -326,11 +317,6 @@ class GraphGradient:
 
     def measure(self, metrics: Sequence[MetricSetting]) -> Meter:
         """Return what adds these metrics up from now on; raises `ConfigError` if they do not fit the loss."""
-        if self._output is None:
-            raise ConfigError(
-                "the hub's graph was built by an older edgeasync, and does not give its scores: build it again, "
-                "or leave out metrics"
-            )
         self._meter = Meter(find_metrics(metrics, self.loss), ignored_label=self._ignored_label)
         self._binding.bind_output(self._output, "cpu")  # before the gradients, which are bound at the first run
         return self._meter
@@ -342,11 +328,6 @@ class GraphGradient:
 
     def check_parts(self, micro_batch_size: MicroBatch | None) -> None:
         """Raise `ConfigError` unless batches may be computed in parts, together or of this size."""
-        if not self.tells_weight:
-            raise ConfigError(
-                "the hub's graph was built by an older edgeasync, and does not say what parts of a batch count: "
-                "build it again, or leave out accumulation_steps and micro_batch_size"
-            )
         if self._smooths_zeros:
             raise ConfigError(
                 "the loss has label_smoothing and a class weight of 0, which is not the same for a batch in "
@@ -381,11 +362,14 @@ class GraphGradient:
             )
 
 
-def _check_spec(
-    spec: ParameterSpec, inputs: dict[str, onnxruntime.NodeArg], outputs: dict[str, onnxruntime.NodeArg]
+def _check_contract(
+    spec: ParameterSpec,
+    inputs: dict[str, onnxruntime.NodeArg],
+    outputs: dict[str, onnxruntime.NodeArg],
+    scores: str,
 ) -> None:
-    for name in (TARGET, LOSS):
-        if name not in (inputs if name == TARGET else outputs):
+    for name, entries in ((TARGET, inputs), (LOSS, outputs), (WEIGHT, outputs), (scores, outputs)):
+        if name not in entries:
             raise GraphError(f"the graph has no {name!r}: it is not a training graph; give the hub one")
     if outputs[LOSS].type != "tensor(float)" or outputs[LOSS].shape:
         raise GraphError(
