@@ -188,15 +188,15 @@ def evaluation_graph(forward_model: bytes, spec: ParameterSpec, output: str | No
     """
     from onnx import TensorProto, ValueInfoProto, helper  # noqa: PLC0415 - a device has no onnx
 
-    from edgeasync.autodiff import forward  # noqa: PLC0415
+    from edgeasync.autodiff import reading  # noqa: PLC0415
     from edgeasync.autodiff.export import export_model  # noqa: PLC0415
     from edgeasync.autodiff.graph import IR_VERSION, free_inputs, needed, read_nodes  # noqa: PLC0415
 
     # Which values the arrays have does not matter: they are taken out again.
-    proto = forward.parse(export_model(forward_model, spec.views(np.zeros(spec.length, np.float32))))
-    forward.widen_inputs(proto)
+    proto = reading.parse(export_model(forward_model, spec.views(np.zeros(spec.length, np.float32))))
+    reading.widen_inputs(proto)
     graph = proto.graph
-    output = forward.choose_output(proto, output)
+    output = reading.choose_output(proto, output)
     nodes = needed(read_nodes(graph.node), [output])
     made = {name for node in nodes for name in node.outputs if name}
     used = {name for node in nodes for name in free_inputs(node)}
