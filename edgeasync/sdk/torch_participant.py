@@ -8,6 +8,7 @@ from torch.optim.optimizer import Optimizer
 
 from edgeasync.core.arrays.spool import TrainerState
 from edgeasync.errors import ConfigError
+from edgeasync.sdk.participants import AddingParticipant
 from edgeasync.sdk.torch_copies import Copies
 from edgeasync.sdk.torch_exchanged import Exchanged
 from edgeasync.sdk.torch_modules import (
@@ -21,7 +22,7 @@ from edgeasync.sdk.torch_modules import (
 from edgeasync.sdk.torch_steps import Optimizers, watch_steps
 
 
-class TorchParticipant:
+class TorchParticipant(AddingParticipant):
     """A module in a session, and its optimizer if it is known.
 
     Its trained parameters take part, each once, however many names it has. So do the floating buffers of its state

@@ -1,4 +1,4 @@
-"""What is read of a model's file: opsets, functions, inputs of other types, outputs, and what is refused."""
+"""Files of models: opsets, functions, inputs of other types, outputs, and those that are refused."""
 
 import numpy as np
 import onnx
