@@ -25,7 +25,7 @@ from edgeasync.runtime.device import Device, find_device
 from edgeasync.sdk import events
 from edgeasync.sdk.agent_worker import AgentWorker, OwnTraining
 from edgeasync.sdk.callbacks import Callback, Callbacks
-from edgeasync.sdk.keywords import AgentKeywords, LocalKeywords
+from edgeasync.sdk.keywords import AgentKeywords, LocalKeywords, show_keywords
 from edgeasync.sdk.models import as_dataset, check_training, local_training, maker_of
 from edgeasync.sdk.plan import as_path
 from edgeasync.sdk.service import Service
@@ -84,6 +84,7 @@ class Agent(Service):
     'the hub has finished training'
     """
 
+    @show_keywords
     def __init__(
         self,
         hub: str | Sequence[str] = (),
