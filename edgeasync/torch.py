@@ -19,7 +19,7 @@ from edgeasync.core.arrays.spool import TrainerState
 from edgeasync.data.dataset import Batches, Dataset, Features, Inputs, batches
 from edgeasync.errors import ConfigError, DataError, ModelMismatchError
 from edgeasync.metrics import Meter
-from edgeasync.parameters import ParameterSpec, Vector
+from edgeasync.parameters import Arrays, ParameterSpec, Vector
 from edgeasync.protocol.messages import Frozen
 from edgeasync.sdk.adapted import Adapted
 from edgeasync.sdk.models import Prepared
@@ -27,7 +27,6 @@ from edgeasync.sdk.run import Run
 from edgeasync.sdk.torch_copies import Copies
 from edgeasync.sdk.torch_export import to_onnx
 from edgeasync.sdk.torch_modules import (
-    Arrays,
     copy_of,
     dump_states,
     exchanged_of,

@@ -29,7 +29,7 @@ from edgeasync.losses import (
 )
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.training import losses
-from edgeasync.training.evaluation import EvaluationResult, Evaluator, NumpyEvaluator, evaluate, rows_at_once
+from edgeasync.training.evaluation import EvaluationResult, Evaluator, NumpyEvaluator, add_up, rows_at_once
 from edgeasync.training.input_form import InputForm
 from edgeasync.training.numpy_models import Model
 
@@ -132,7 +132,11 @@ class OnnxEvaluator:
         Raises `DataError` for a number that is no index of what the model looks up with it.
         """
         views = self._spec.views(parameters)
-        return evaluate(self._x, self._targets, self._rows, partial(self._scores, views), self._loss_of)
+
+        def loss_of(x: Features, targets: Array) -> losses.LossSum:
+            return self._loss(self._scores(views, x), self._target.bring(targets))
+
+        return add_up(self._x, self._targets, self._rows, loss_of)
 
     def _scores(self, views: dict[str, npt.NDArray[np.float32]], x: Features) -> npt.NDArray[np.float32]:
         rows = fed = len(x)
@@ -158,9 +162,6 @@ class OnnxEvaluator:
             )
         found: npt.NDArray[np.float32] = scores[:rows]
         return found
-
-    def _loss_of(self, scores: npt.NDArray[np.float32], targets: Array) -> losses.LossSum:
-        return self._loss(scores, self._target.bring(targets))
 
 
 def numpy_loss(loss: NamedLoss) -> Callable[[npt.NDArray[np.float32], Array], losses.LossSum]:

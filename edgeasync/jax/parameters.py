@@ -9,7 +9,7 @@ import numpy as np
 from edgeasync.core.arrays.spool import TrainerState
 from edgeasync.errors import ModelMismatchError
 from edgeasync.jax.trees import begin_read_tree, frozen_of, layout_of, parameters_of, shapes_of, tree_like
-from edgeasync.sdk.models import Arrays
+from edgeasync.parameters import Arrays
 from edgeasync.sdk.participants import AddingParticipant
 
 

@@ -21,7 +21,7 @@ from edgeasync.graphs.onnx_model import OnnxModel
 from edgeasync.graphs.user_code import flatten
 from edgeasync.losses import LossSetting, check_loss, find_loss, kind_of
 from edgeasync.metrics import check_metrics
-from edgeasync.parameters import ParameterSpec, Vector
+from edgeasync.parameters import Arrays, ParameterSpec, Vector
 from edgeasync.protocol.messages import Frozen
 from edgeasync.sdk.participants import check_same
 from edgeasync.training.evaluation import EvaluationResult, Evaluator, add_up, mean_of, rows_at_once
@@ -31,8 +31,6 @@ from edgeasync.training.plan import LocalTraining, ReceivedGraph, ShippedModel, 
 from edgeasync.training.trainer import Trainer
 
 _log = logging.getLogger(__name__)
-
-Arrays = Mapping[str, npt.NDArray[np.float32]]
 
 KINDS = (
     "layers of edgeasync.nn, the path of an ONNX file, an onnx.ModelProto, a SoftmaxModel or MlpModel, an object "

@@ -6,14 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from edgeasync.core.arrays.spool import TrainerState
 from edgeasync.errors import ConfigError, ModelMismatchError
-from edgeasync.parameters import Parameter, ParameterSpec
+from edgeasync.parameters import Arrays, Parameter, ParameterSpec
 from edgeasync.protocol.messages import Frozen
-
-Arrays = Mapping[str, npt.NDArray[np.float32]]
 
 
 class Participant(ABC):

@@ -8,17 +8,11 @@ from torch.optim.optimizer import Optimizer
 
 from edgeasync.core.arrays.spool import TrainerState
 from edgeasync.errors import ConfigError
+from edgeasync.parameters import Arrays
 from edgeasync.sdk.participants import AddingParticipant
 from edgeasync.sdk.torch_copies import Copies
 from edgeasync.sdk.torch_exchanged import Exchanged
-from edgeasync.sdk.torch_modules import (
-    Arrays,
-    check_alone,
-    dump_states,
-    frozen_of,
-    load_states,
-    rounds,
-)
+from edgeasync.sdk.torch_modules import check_alone, dump_states, frozen_of, load_states, rounds
 from edgeasync.sdk.torch_steps import Optimizers, watch_steps
 
 

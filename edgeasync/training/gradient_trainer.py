@@ -15,7 +15,7 @@ from edgeasync.errors import DataError, NoMemoryError
 from edgeasync.metrics import Meter
 from edgeasync.parameters import CHUNK, ParameterSpec, Vector
 from edgeasync.policies.transforms import Conditions, Transform, apply_chain, plan_chain, state_vectors
-from edgeasync.training.micro_batches import Machine, MicroBatch, MicroBatchSize, ThisMachine, check_accumulation
+from edgeasync.training.micro_batches import Machine, MicroBatch, MicroBatchSize, check_accumulation
 from edgeasync.training.trainer import StepResult
 
 Gradient = Callable[[Vector, npt.NDArray[np.float32], Any, Vector], float | None]
@@ -92,7 +92,7 @@ class GradientTrainer:
         check_accumulation(spec, accumulation_steps, micro_batch_size)
         self.spec = spec
         self._parts = GradientInParts(
-            spec, gradient, machine or ThisMachine(), micro_batch_size, adds_up=accumulation_steps > 1
+            spec, gradient, machine or Machine(), micro_batch_size, adds_up=accumulation_steps > 1
         )
         self._optimizer = LocalOptimizer(optimizer, spec)
         self._batches = batches

@@ -30,7 +30,7 @@ from edgeasync.training.evaluation import EvaluationResult
 from edgeasync.training.gradient_trainer import GradientTrainer
 from edgeasync.training.input_form import InputForm
 from edgeasync.training.memory_fit import fitting_rows
-from edgeasync.training.micro_batches import Machine, MicroBatch, ThisMachine, worth_splitting
+from edgeasync.training.micro_batches import Machine, MicroBatch, worth_splitting
 from edgeasync.training.onnx_session import PROVIDERS, Provider, explain, open_session, providers_that_start
 from edgeasync.training.plan import LocalTraining
 from edgeasync.training.trainer import StepResult
@@ -83,7 +83,7 @@ class OnnxTrainer(GradientTrainer):
         machine: Machine | None = None,
     ) -> None:
         self._dataset = dataset
-        self._machine = machine or ThisMachine()
+        self._machine = machine or Machine()
         self._graph = gradient = GraphGradient(graph, spec, threads=threads, provider=provider)
         gradient.check_data(dataset)
         if not gradient.own_target:

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from edgeasync.parameters import Arrays
 from edgeasync.training.numpy_models import Array, backward, draw_weights, forward, layers_of, softmax_slope
-
-Arrays = Mapping[str, Array]
 
 
 class Perceptron:
