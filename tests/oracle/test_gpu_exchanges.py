@@ -212,7 +212,7 @@ def test_a_trainer_on_a_gpu_copies_once_each_way_in_an_assignment(links):
     prepared = edgeasync.torch.model(nn.Linear(3, 2)).prepare(LocalTraining(batch_size=8))
     expected, found = prepared.initial.copy(), prepared.initial.copy()
     plain, trainer = (prepared.make_trainer(data(), 0, 1) for _ in range(2))
-    trainer._shares_memory = False  # as elsewhere than on a CPU
+    trainer._held.shares_memory = False  # as elsewhere than on a CPU
     for round_ in range(1, 4):
         assert run(plain, expected).loss_mean == run(trainer, found).loss_mean
         np.testing.assert_array_equal(found, expected)
