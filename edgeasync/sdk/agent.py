@@ -23,8 +23,9 @@ from edgeasync.parameters import Vector
 from edgeasync.runtime.agent_settings import AgentSettings
 from edgeasync.runtime.device import Device, find_device
 from edgeasync.sdk import events
-from edgeasync.sdk.agent_worker import AgentWorker, OwnTraining
+from edgeasync.sdk.agent_worker import AgentWorker
 from edgeasync.sdk.callbacks import Callback, Callbacks
+from edgeasync.sdk.device_training import OwnTraining
 from edgeasync.sdk.keywords import AgentKeywords, LocalKeywords, show_keywords
 from edgeasync.sdk.models import as_dataset, check_training, local_training, maker_of
 from edgeasync.sdk.plan import as_path

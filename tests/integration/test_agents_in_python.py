@@ -237,7 +237,7 @@ def test_workers_have_data_of_their_own_and_pause_together(tmp_path):
     with Hub(MODEL, run=tmp_path, bind=ANYWHERE) as hub, Agent(hub.address, parts) as agent:
         agent.wait_until_joined(PATIENCE_S)
         found = hub.status()["devices"]
-        assert sorted(len(worker._part) for worker in agent._workers) == [50, 70]
+        assert sorted(len(worker._training.part) for worker in agent._workers) == [50, 70]
         assert len({device["id"].rpartition("/")[0] for device in found}) == 1
         agent.pause()
         until(lambda: not live(hub), "goodbyes")
