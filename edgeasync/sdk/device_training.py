@@ -101,10 +101,10 @@ class DeviceTraining:
 
     def evaluator(self, data: object, name: str, welcome: Welcome) -> Evaluator:
         """Return what evaluates a vector on data, or by a function; raises `ConfigError` and `DataError`."""
+        if self._prepared is not None:
+            return self._prepared.evaluator(data, name)
         if callable(data):
             return evaluator_of(data, welcome.spec)
-        if self._prepared is not None:
-            return self._prepared.make_evaluator(as_dataset(data, name))
         model = read_plan(welcome.settings).model if welcome.settings else CodeModel()
         if not isinstance(model, CodeModel | ShippedModel):
             return NumpyEvaluator(model, as_dataset(data, name))

@@ -23,6 +23,7 @@ from edgeasync.runtime.device import find_device
 from edgeasync.runtime.workload import Workload
 from edgeasync.sdk.joined_peers import JoinedPeers, joined_section
 from edgeasync.sdk.lockstep import Lockstep
+from edgeasync.sdk.loop_state import part_of
 from edgeasync.sdk.models import maker_of
 from edgeasync.sdk.participants import Participant, check_same, participant_of
 from edgeasync.sdk.peers import check_topology
@@ -175,17 +176,14 @@ class JoinedLoop(UserLoop):
         return state | {f"model.{name}": array for name, array in self._participant.state().items()}
 
     def _restore(self, state: TrainerState) -> None:
-        def part(prefix: str) -> TrainerState:
-            return {name.removeprefix(prefix): array for name, array in state.items() if name.startswith(prefix)}
-
         def restore() -> None:
             try:
-                self._participant.restore(part("model."))
+                self._participant.restore(part_of(state, "model."))
             except ValueError as error:
                 LOG.warning("the optimizer begins from scratch: %s", error)
 
         try:
-            self._loop_state.load(part("loop."), restore)
+            self._loop_state.load(part_of(state, "loop."), restore)
         except ValueError as error:
             LOG.warning("the loop begins from scratch: %s", error)
 

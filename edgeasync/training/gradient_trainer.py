@@ -137,7 +137,7 @@ class GradientTrainer:
         if isinstance(self._batches, Batches):
             drawn, take = self._batches.draw(), self._batches.take
             return len(drawn), lambda part: take(drawn[part])
-        x, y = _pair(next(self._batches))
+        x, y = _next_pair(self._batches)
         # Not every kind of examples can be cut: a whole batch is given as it came.
         return len(y), lambda part: (x, y) if part == slice(0, len(y)) else (x[part], y[part])
 
@@ -166,8 +166,12 @@ class GradientTrainer:
         self._parts.compute_at_most(rows, None)
 
 
-def _pair(batch: Any) -> Batch:
-    """Return a batch; raises `DataError` for what is no pair of examples and targets."""
+def _next_pair(batches: Iterator[Any]) -> Batch:
+    """Return a batch; raises `DataError` for what is no pair of examples and targets, and at the end of them."""
+    try:
+        batch = next(batches)
+    except StopIteration:  # generators that it passes through would make something else of it
+        raise DataError("the data have come to their end: a trainer's batches must never end") from None
     try:
         x, y = batch
         len(y)

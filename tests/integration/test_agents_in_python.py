@@ -341,7 +341,7 @@ def test_epochs_and_batches_of_a_device_override_the_hubs(tmp_path):
     [
         ({"data": DATA, "workers": 0}, "workers is 0; give 1 or more"),
         ({"data": [DATA, DATA], "workers": 3}, "workers is 3, but the list has 2 entries"),
-        ({"data": []}, "the list has 0 entries"),
+        ({"data": []}, "the list is empty"),
         ({"trainer": Awaited(), "workers": 2}, "workers is 2, but there is one trainer: give a list"),
         ({"data": DATA, "workers": 2, "name": "pi/1"}, "the part after '/' is the worker's number"),
         ({"data": DATA, "epochs": 0}, "epochs are passes over data: give a number over 0"),

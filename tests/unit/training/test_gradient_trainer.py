@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edgeasync.data.dataset import Dataset, batches
-from edgeasync.errors import ConfigError, ModelMismatchError
+from edgeasync.errors import ConfigError, DataError, ModelMismatchError
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.optimizers import SGD
 from edgeasync.training.gradient_trainer import GradientTrainer
@@ -35,6 +35,15 @@ def test_gradient_trainer_takes_the_optimizers_steps():
         velocity = 0.9 * velocity + (expected - 1.0)
         expected -= 0.1 * velocity
         assert parameters == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("settings", [{}, {"accumulation_steps": 2}, {"micro_batch_size": 2}], ids=str)
+def test_batches_that_end_are_a_clear_error(settings):
+    """Red before: batches together or in parts raised a RuntimeError about a generator."""
+    trainer = GradientTrainer(SPEC, towards_one, [SGD(learning_rate=0.1)], iter([]), **settings)
+    trainer.begin(np.zeros(3, np.float32))
+    with pytest.raises(DataError, match="must never end"):
+        trainer.step()
 
 
 @pytest.mark.parametrize("keep", [False, True])
