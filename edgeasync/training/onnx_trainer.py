@@ -194,7 +194,7 @@ class GraphGradient:
         self._metadata = self._session.get_modelmeta().custom_metadata_map
         inputs = {entry.name: entry for entry in self._session.get_inputs()}
         outputs = {entry.name: entry for entry in self._session.get_outputs()}
-        self._output = str(self._metadata.get("edgeasync.output"))
+        self._output = str(self._metadata.get("edgeasync.output", "edgeasync.output"))
         """The name of the model's scores among the outputs."""
         _check_contract(spec, inputs, outputs, self._output)
         data = [name for name in inputs if name != TARGET and name not in {p.name for p in spec.parameters}]
