@@ -229,7 +229,7 @@ def counted_links(case: Case) -> Iterator[Traffic]:
     traffic = Traffic()
     link_to = torch_copies.link_to
 
-    def counted(device: Any) -> CountingLink:
+    def counted(device: Any) -> Any:
         return CountingLink(link_to(device) if case.on_gpu else HostLink(), traffic)
 
     torch_copies.link_to = counted

@@ -245,7 +245,7 @@ def _trained(case: Case) -> Figures:
         before = allocated(case)
         trainer: Any = prepared.make_trainer(Dataset.of(x, y), 0, 1)
         if not case.on_gpu:
-            trainer._shares_memory = False  # noqa: SLF001 - as on a GPU
+            trainer._held.shares_memory = False  # noqa: SLF001 - as on a GPU
         vector = prepared.initial.copy()
         own = allocated(case) - before
         turns = []

@@ -18,8 +18,8 @@ from edgeasync.core.hub.settings import FLOAT32, HubCoreSettings
 from edgeasync.data.dataset import batches
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
+from edgeasync.training.gradient_trainer import GradientTrainer
 from edgeasync.training.local_parameters import LocalParameters
-from edgeasync.training.trainer import GradientTrainer
 from simulation.clock import VirtualClock
 from simulation.hub import SimulatedHub
 

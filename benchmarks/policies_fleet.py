@@ -16,8 +16,8 @@ from edgeasync.data.dataset import Dataset, batches
 from edgeasync.data.partition import dirichlet, iid
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import PolicySet
+from edgeasync.training.gradient_trainer import GradientTrainer
 from edgeasync.training.numpy_models import MlpModel
-from edgeasync.training.trainer import GradientTrainer
 from simulation.clock import VirtualClock
 from simulation.fleet import SimulatedDevice
 from simulation.hub import SimulatedHub

@@ -22,8 +22,8 @@ from edgeasync.parameters import Vector
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
 from edgeasync.training.evaluation import NumpyEvaluator
+from edgeasync.training.gradient_trainer import GradientTrainer
 from edgeasync.training.numpy_models import Array, Labels, MlpModel
-from edgeasync.training.trainer import GradientTrainer
 from simulation.clock import VirtualClock
 from simulation.fleet import SimulatedDevice
 from simulation.hub import SimulatedHub

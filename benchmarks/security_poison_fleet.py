@@ -24,7 +24,8 @@ from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Push
 from edgeasync.protocol.wire import Buffer
-from edgeasync.training.trainer import GradientTrainer, StepResult, Trainer
+from edgeasync.training.gradient_trainer import GradientTrainer
+from edgeasync.training.trainer import StepResult, Trainer
 from simulation.clock import VirtualClock
 from simulation.fleet import SimulatedDevice
 from simulation.hub import SimulatedHub

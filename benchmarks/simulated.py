@@ -9,9 +9,9 @@ from edgeasync.core.hub.settings import Liveness
 from edgeasync.data import load_digits
 from edgeasync.data.dataset import Batch, Dataset, batches
 from edgeasync.policies.optimizers import SGD
+from edgeasync.training.gradient_trainer import GradientTrainer
 from edgeasync.training.local_parameters import LocalParameters
 from edgeasync.training.numpy_models import MlpModel
-from edgeasync.training.trainer import GradientTrainer
 from simulation.clock import VirtualClock
 from simulation.fleet import SimulatedDevice
 from simulation.hub import SimulatedHub

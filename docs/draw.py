@@ -22,6 +22,8 @@ from edgeasync.policies.staleness import (
     StalenessPolicy,
 )
 from edgeasync.protocol.transfers import TRANSFER
+from edgeasync.sdk.lockstep import LOOP_TURN, LOOP_WORKER
+from edgeasync.sdk.loop_model import LOOP_MODEL
 
 ROOT = Path(__file__).parents[1]
 PICTURES = ROOT / "docs/pictures"
@@ -122,6 +124,35 @@ STATES: dict[str, tuple[str, Table, Layout]] = {
                 "announced": (100, 70), "moving": (360, 70), "suspended": (360, 190), "complete": (620, 70),
                 "corrupt": (620, 190), "dropped": (200, 290),
             },
+        ),
+    ),
+    "loop": (
+        "A loop of your own",
+        LOOP_TURN,
+        Layout(
+            (720, 280),
+            {"training": (130, 110), "handed_over": (360, 110), "waiting": (590, 110), "ended": (360, 225)},
+            bends={("training", "waiting"): -75},
+        ),
+    ),
+    "worker": (
+        "The worker of a loop",
+        LOOP_WORKER,
+        Layout(
+            (720, 280),
+            {"busy": (360, 90), "awaits_step": (120, 150), "awaits_model": (600, 150), "gone": (360, 240)},
+        ),
+    ),
+    "model": (
+        "The model of a loop",
+        LOOP_MODEL,
+        Layout(
+            (720, 280),
+            {
+                "absent": (90, 110), "new": (270, 110), "same": (450, 110), "trained": (630, 110),
+                "apart": (450, 230),
+            },
+            bends={("trained", "new"): 60},
         ),
     ),
 }  # fmt: skip

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from edgeasync.sdk.run import Run
     from edgeasync.sdk.stop import Stop
     from edgeasync.sdk.train import train, train_async
+    from edgeasync.training.gradient_trainer import GradientTrainer
     from edgeasync.training.onnx_trainer import OnnxTrainer
-    from edgeasync.training.trainer import GradientTrainer, StepResult, Trainer
+    from edgeasync.training.trainer import StepResult, Trainer
 
 _HOMES = {
     "SGD": "policies.optimizers",
@@ -37,7 +38,7 @@ _HOMES = {
     "Agent": "sdk.agent",
     "Dataset": "data.dataset",
     "EdgeAsyncError": "errors",
-    "GradientTrainer": "training.trainer",
+    "GradientTrainer": "training.gradient_trainer",
     "Hub": "sdk.hub",
     "OnnxTrainer": "training.onnx_trainer",
     "Parameter": "parameters",

@@ -27,7 +27,8 @@ from edgeasync.graphs.graph_model import HubGraph, build_graph, load_graph
 from edgeasync.graphs.onnx_model import OnnxModel
 from edgeasync.losses import CrossEntropy, LossSetting, MeanSquaredError, OnnxLoss, check_loss, find_loss
 from edgeasync.parameters import Vector
-from edgeasync.training.onnx_trainer import GraphGradient, Provider, open_session
+from edgeasync.training.onnx_session import Provider, open_session
+from edgeasync.training.onnx_trainer import GraphGradient
 
 __all__ = ["BatchGradient", "Network", "mean_loss"]
 

@@ -19,6 +19,9 @@ from edgeasync.errors import ModelMismatchError
 Vector = npt.NDArray[np.float32]
 """A one-dimensional, C-contiguous float32 array."""
 
+Arrays = Mapping[str, npt.NDArray[np.float32]]
+"""The arrays of a model by name."""
+
 PARAMETERS_MAX = 250_000_000
 """A model with more values, 1 GB, is not believed."""
 

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import onnx
 
-from edgeasync.autodiff import contract, differentiate, forward, user_loss
+from edgeasync.autodiff import contract, differentiate, forward, reading, user_loss
 from edgeasync.autodiff.contract import is_training_graph
 from edgeasync.autodiff.endings import check_ending, classes_are_last
 from edgeasync.autodiff.exporters import check_export, folded_scalars, warnings_of
@@ -69,10 +69,10 @@ def _refusals(model: bytes, settings: GraphSettings, first: str) -> list[str]:
 def _build(model: bytes, settings: GraphSettings) -> TrainingGraph:
     if is_training_graph(model):
         raise GraphError("this is a training graph already; give the forward model")
-    proto = forward.parse(model)
-    forward.widen_inputs(proto)
-    output = forward.choose_output(proto, settings.output)
-    selection = select(proto, forward.initial_values(proto), settings)
+    proto = reading.parse(model)
+    reading.widen_inputs(proto)
+    output = reading.choose_output(proto, settings.output)
+    selection = select(proto, reading.initial_values(proto), settings)
     loss = find_loss(settings.loss)
     sample: Shape
     if isinstance(loss, OnnxLoss):
@@ -147,7 +147,7 @@ def read_training_graph(model: bytes, initial: Mapping[str, Array]) -> TrainingG
     """
     if not is_training_graph(model):
         raise GraphError("this is not a training graph; build one with edgeasync model build")
-    spec = contract.read_spec(forward.read(model))
+    spec = contract.read_spec(reading.read(model))
     return TrainingGraph(model, spec, spec.flatten(initial))
 
 

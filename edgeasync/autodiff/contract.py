@@ -11,17 +11,7 @@ import onnx
 from onnx import helper
 
 from edgeasync.autodiff.forward import ForwardGraph
-from edgeasync.autodiff.graph import (
-    FLOAT,
-    IR_VERSION,
-    Node,
-    free_inputs,
-    needed,
-    opset_imports,
-    tensor,
-    value_info,
-    write_nodes,
-)
+from edgeasync.autodiff.graph import FLOAT, Node, free_inputs, model_of, needed, tensor, value_info
 from edgeasync.autodiff.losses import TARGET
 from edgeasync.autodiff.rules import TrainingGraphBuilder
 from edgeasync.errors import GraphError
@@ -74,12 +64,7 @@ def serialize(
     sizes = [None] * len(graph.shapes[prepared.prediction])
     outputs.insert(2, helper.make_tensor_value_info(prepared.prediction, kind, sizes))
     constants = [tensor(name, value) for name, value in graph.constants.items() if name in used]
-    proto = helper.make_model(
-        helper.make_graph(write_nodes(graph.nodes, rename), "training", inputs, outputs, constants),
-        ir_version=IR_VERSION,
-        opset_imports=opset_imports(prepared.opset, graph.nodes),
-        producer_name="edgeasync",
-    )
+    proto = model_of(graph.nodes, inputs, outputs, constants, opset=prepared.opset, rename=rename)
     helper.set_model_props(proto, metadata)
     return bytes(proto.SerializeToString())
 

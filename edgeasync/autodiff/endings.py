@@ -7,40 +7,18 @@ it has one sign or the same sum everywhere. Last, the output itself is refused i
 large the parameters are. The scores that a refusal names are judged in the same way before.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 import numpy as np
-import onnxruntime
-from onnx import helper, numpy_helper
 
-from edgeasync.autodiff import forward
 from edgeasync.autodiff.forward import ForwardGraph
-from edgeasync.autodiff.graph import (
-    FLOAT,
-    IR_VERSION,
-    Array,
-    Node,
-    Shape,
-    free_inputs,
-    needed,
-    opset_imports,
-    value_info,
-    write_nodes,
-)
+from edgeasync.autodiff.graph import FLOAT, Array, Node, Shape, needed
+from edgeasync.autodiff.random_runs import RandomRuns, Runs
+from edgeasync.autodiff.reading import is_uniform
 from edgeasync.errors import GraphError, argument
 from edgeasync.losses import BinaryCrossEntropy, CrossEntropy, Loss
-from edgeasync.scores import SCALES, are_bounded, drawn
-
-DRAWS = (1.0, 4.0)
-"""Standard deviations of the random inputs of the runs."""
-
-ROWS = 5
-"""Examples in a run, if the batch is free."""
-
-MOVED = 0.3
-"""How far parameters move for a run, as a share of their size: all scores of a new model may be 0."""
+from edgeasync.scores import are_bounded
 
 EXACT = 3e-6
 """How far values may be apart that are the same in float32."""
@@ -53,9 +31,6 @@ FREE = 10.0
 
 SPREAD_MIN = 0.05
 """Over less than this a sigmoid cannot be told from a straight line."""
-
-_Runs = list[dict[str, Array]]
-"""Of each run, tensors by name."""
 
 _YES_OR_NO = argument("loss", "bce_with_logits")
 _VALUES = argument("loss", "mse")
@@ -179,6 +154,7 @@ class _Endings:
         self._prepared = prepared
         self._classes = classes
         self._makers = {name: node for node in prepared.nodes for name in node.outputs if name}
+        self._tries = RandomRuns(prepared, {name for name, _, _ in self._way(prepared.output)})
 
     def of(self, name: str) -> Ending | None:
         """Return what makes a tensor's probabilities, of which scores; `None` if it has scores itself."""
@@ -299,30 +275,14 @@ class _Endings:
         return _by_operator(self._prepared, self._makers[name])
 
     def _by_values(self, name: str) -> Ending | None:
-        return _by_values(self._prepared, name, self._makers, self._runs)
-
-    # -- by values ---------------------------------------------------------------------------------------------
-
-    @cached_property
-    def _probe(self) -> "_Probe":
-        return _Probe(self._prepared, {name for name, _, _ in self._way(self._prepared.output)})
-
-    @cached_property
-    def _runs(self) -> _Runs:
-        """What the model returns on a few random inputs, near its own parameters."""
-        return self._probe.run(_near(self._prepared))
-
-    @cached_property
-    def _wide_runs(self) -> _Runs:
-        """What it returns with parameters from small to large."""
-        return self._probe.run(_wide(self._prepared))
+        return _by_values(self._prepared, name, self._makers, self._tries.near)
 
     def _wide(self, name: str) -> list[Array]:
-        return [run[name] for run in self._wide_runs if name in run]
+        return [run[name] for run in self._tries.wide if name in run]
 
     def _looks_like_shares(self, name: str, axis: int | None) -> bool:
         """Return whether what was made of probabilities is still of one sign, or has the same sums everywhere."""
-        values = [run[name] for run in self._runs if name in run]
+        values = [run[name] for run in self._tries.near if name in run]
         if not values:
             return False
         if all((value >= 0).all() for value in values) or all((value <= 0).all() for value in values):
@@ -335,7 +295,7 @@ class _Endings:
 
     def _are_scores(self, name: str) -> bool:
         """Return whether log-probabilities are those of an example's classes, of which the softmax is the same."""
-        values = [run[name].astype(np.float64) for run in self._runs if name in run]
+        values = [run[name].astype(np.float64) for run in self._tries.near if name in run]
         if any((value > 0).any() for value in values):
             return False
 
@@ -367,7 +327,7 @@ def _is_number(prepared: ForwardGraph, name: str) -> bool:
 
 def _number(prepared: ForwardGraph, name: str) -> float | None:
     value = prepared.constants.get(name, prepared.parameters.get(name))
-    return float(value.flat[0]) if value is not None and value.size and forward.is_uniform(value) else None
+    return float(value.flat[0]) if value is not None and value.size and is_uniform(value) else None
 
 
 def _within_0_and_1(prepared: ForwardGraph, node: Node) -> bool:
@@ -378,7 +338,7 @@ def _within_0_and_1(prepared: ForwardGraph, node: Node) -> bool:
 # -- by values -------------------------------------------------------------------------------------------------
 
 
-def _by_values(prepared: ForwardGraph, name: str, makers: Mapping[str, Node], runs: _Runs) -> Ending | None:
+def _by_values(prepared: ForwardGraph, name: str, makers: Mapping[str, Node], runs: Runs) -> Ending | None:
     """Recognize a tensor by what it holds on random inputs, and find the scores it is made of."""
     values = [run[name] for run in runs if name in run]
     if not values or values[0].ndim < 1 or not all(np.isfinite(value).all() for value in values):
@@ -438,80 +398,3 @@ def _earlier(prepared: ForwardGraph, name: str, makers: Mapping[str, Node]) -> I
     """Yield the tensors that one is made of, the last one first."""
     for node in reversed(needed(prepared.nodes, [name])):
         yield from (made for made in node.outputs if made and made != name and makers.get(made) is node)
-
-
-class _Probe:
-    """Runs a model on random inputs; of each run it returns the tensors of the sizes of those on the way."""
-
-    def __init__(self, prepared: ForwardGraph, way: Collection[str]) -> None:
-        sizes = {_sizes(prepared, name) for name in way}
-        self._wanted = [
-            name
-            for node in prepared.nodes
-            for name in node.outputs
-            if name and prepared.dtypes[name] == FLOAT and _sizes(prepared, name) in sizes
-        ]
-        self._model = _with_results(prepared, self._wanted)
-        self._session: onnxruntime.InferenceSession | None = None
-
-    def run(self, draws: Iterable[Mapping[str, Array]]) -> _Runs:
-        """Run the model on each; return nothing if it does not run on random inputs: then only operators tell."""
-        try:
-            if self._session is None:
-                self._session = forward.open_session(self._model)
-            return [
-                dict(zip(self._wanted, self._session.run(self._wanted, feeds), strict=True)) for feeds in draws
-            ]
-        except Exception:  # noqa: BLE001 - onnxruntime raises errors of its own
-            return []
-
-
-def _with_results(prepared: ForwardGraph, wanted: Sequence[str]) -> bytes:
-    """Return the model with its parameters as inputs, and with these tensors as outputs."""
-    used = {name for node in prepared.nodes for name in free_inputs(node)}
-    inputs = [value_info(name, prepared.dtypes[name], prepared.shapes[name]) for name in prepared.inputs]
-    inputs += [value_info(name, value.dtype, value.shape) for name, value in prepared.parameters.items()]
-    graph = helper.make_graph(
-        write_nodes(prepared.nodes, {}),
-        "ending",
-        inputs,
-        [helper.make_tensor_value_info(name, 1, [None] * len(prepared.shapes[name])) for name in wanted],
-        [numpy_helper.from_array(value, name) for name, value in prepared.constants.items() if name in used],
-    )
-    imports = opset_imports(prepared.opset, prepared.nodes)
-    model = helper.make_model(graph, ir_version=IR_VERSION, opset_imports=imports)
-    return bytes(model.SerializeToString())
-
-
-def _sizes(prepared: ForwardGraph, name: str) -> tuple[str, ...]:
-    return tuple(sorted(map(str, _without_ones(prepared.shapes[name]))))
-
-
-def _near(prepared: ForwardGraph) -> Iterator[dict[str, Array]]:
-    """Yield random inputs, and parameters moved a little: all scores of a new model may be 0."""
-    for number, scale in enumerate(DRAWS):
-        generator = np.random.Generator(np.random.PCG64(number))
-        yield _inputs(prepared, generator, scale) | {
-            name: value + drawn(value, MOVED, generator) for name, value in prepared.parameters.items()
-        }
-
-
-def _wide(prepared: ForwardGraph) -> Iterator[dict[str, Array]]:
-    """Yield random inputs, and random parameters from small to large; running variances are none."""
-    variances = {name for node in prepared.nodes if node.op == "BatchNormalization" for name in node.inputs[3:]}
-    for number, scale in enumerate(SCALES):
-        generator = np.random.Generator(np.random.PCG64(number))
-        yield _inputs(prepared, generator, DRAWS[number % len(DRAWS)]) | {
-            name: value if name in variances else drawn(value, scale, generator)
-            for name, value in prepared.parameters.items()
-        }
-
-
-def _inputs(prepared: ForwardGraph, generator: np.random.Generator, scale: float) -> dict[str, Array]:
-    feeds: dict[str, Array] = {}
-    for name in prepared.inputs:
-        size = [ROWS if dim is None else dim for dim in prepared.shapes[name]]
-        kind = prepared.dtypes[name]
-        values = generator.standard_normal(size) * scale if kind == FLOAT else generator.integers(0, 2, size)
-        feeds[name] = values.astype(kind)
-    return feeds

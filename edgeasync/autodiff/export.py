@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from edgeasync.autodiff import contract, forward
+from edgeasync.autodiff import contract, reading
 from edgeasync.autodiff.graph import Array
 from edgeasync.errors import GraphError, ModelMismatchError, native_reason
 
@@ -22,8 +22,8 @@ def export_model(model: bytes, trained: Mapping[str, Array], metadata: Mapping[s
     """
     if contract.is_training_graph(model):
         raise GraphError("this is a training graph; give the forward model that it was built from")
-    proto = forward.load(model)
-    values = forward.initial_values(proto)
+    proto = reading.load(model)
+    values = reading.initial_values(proto)
     _check_values(values, trained)
     _replace_values(proto.graph, values, trained)
     before = _read_names(proto.graph)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx
 
-from edgeasync.autodiff import forward
+from edgeasync.autodiff import reading
 from edgeasync.autodiff.forward import ForwardGraph
 from edgeasync.autodiff.graph import Array, Node, free_inputs
 from edgeasync.autodiff.producers import kind_of_producer, producer_of
@@ -50,7 +50,7 @@ def _check_identity(prepared: ForwardGraph, statistics: set[str], settings: Grap
             continue
         # A reader that stops the gradient reads a parameter by that name on purpose.
         readers = [node for node in prepared.nodes if name in node.inputs and node.op != "Identity"]
-        if len(readers) > 1 and forward.is_uniform(value) and (value.size > 1 or value.flat[0] in (0.0, 1.0)):
+        if len(readers) > 1 and reading.is_uniform(value) and (value.size > 1 or value.flat[0] in (0.0, 1.0)):
             merged[name] = readers
     if merged:
         name, (first, second, *_) = next(iter(merged.items()))
@@ -125,7 +125,7 @@ def _check_origins(
 
 def _has_twin(prepared: ForwardGraph, name: str, value: Array) -> bool:
     """Return whether another parameter holds the same values, in whatever order."""
-    if forward.is_uniform(value):
+    if reading.is_uniform(value):
         return False
     values = np.sort(value, axis=None)
     return any(

@@ -3,7 +3,7 @@
 A shape's dimension is an `int`, or `None` where it follows the batch size.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -194,6 +194,22 @@ def opset_imports(opset: int, nodes: Iterable[Node]) -> list[onnx.OperatorSetIdP
     """
     others = sorted({node.domain for node in nodes if node.domain})
     return [helper.make_opsetid("", opset), *[helper.make_opsetid(domain, 1) for domain in others]]
+
+
+def model_of(
+    nodes: Iterable[Node],
+    inputs: Sequence[onnx.ValueInfoProto],
+    outputs: Sequence[onnx.ValueInfoProto],
+    constants: Sequence[TensorProto],
+    *,
+    opset: int,
+    rename: Mapping[str, str] = {},
+) -> onnx.ModelProto:
+    """Return a model of nodes in our own form, with tensors renamed."""
+    nodes = list(nodes)
+    graph = helper.make_graph(write_nodes(nodes, rename), "training", inputs, outputs, constants)
+    imports = opset_imports(opset, nodes)
+    return helper.make_model(graph, ir_version=IR_VERSION, opset_imports=imports, producer_name="edgeasync")
 
 
 def value_info(name: str, dtype: npt.DTypeLike, shape: Shape) -> onnx.ValueInfoProto:

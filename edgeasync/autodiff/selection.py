@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import onnx
 
-from edgeasync.autodiff import forward
+from edgeasync.autodiff import reading
 from edgeasync.autodiff.exporters import kinds_of_inputs
 from edgeasync.autodiff.graph import FLOAT, Array
 from edgeasync.autodiff.settings import GraphSettings
@@ -51,7 +51,7 @@ def select(model: onnx.ModelProto, values: Mapping[str, Array], settings: GraphS
     live = {name for norm in norms if chosen.intersection(norm) for name in norm[2:]}.difference(said)
     trained = [name for name in candidates if name in chosen and name not in statistics]
     layers = _read_by_layers(model)
-    held = [name for name in forward.held_by_constants(model) if name in layers and name not in candidates]
+    held = [name for name in reading.held_by_constants(model) if name in layers and name not in candidates]
     unfit = {
         name: str(value.dtype) if value.dtype != FLOAT else "not finite"
         for name, value in values.items()
@@ -78,7 +78,7 @@ def _candidates(model: onnx.ModelProto, values: Mapping[str, Array], named: Coll
     """
     untrained, kinds = _fixed(model), kinds_of_inputs(model)
     untrained.update(name for name, kind in kinds.items() if kind != "PARAMETER")
-    held = forward.held_by_constants(model).keys()
+    held = reading.held_by_constants(model).keys()
 
     def may_be(name: str, value: Array) -> bool:
         if value.dtype != FLOAT or not value.size or not np.isfinite(value).all():

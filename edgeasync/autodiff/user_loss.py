@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 from onnx import version_converter
 
-from edgeasync.autodiff import forward
+from edgeasync.autodiff import reading
 from edgeasync.autodiff.forward import ForwardGraph
 from edgeasync.autodiff.graph import FLOAT, Shape
 from edgeasync.autodiff.losses import TARGET, LossParts
@@ -30,7 +30,7 @@ class ModelWithLoss(NamedTuple):
 def join(model: onnx.ModelProto, output: str, loss: bytes) -> ModelWithLoss:
     """Put a loss behind a model's output; raises `GraphError` for a graph that is no loss."""
     try:
-        own = forward.parse(loss)
+        own = reading.parse(loss)
     except GraphError as error:
         raise GraphError(f"the loss: {error}") from error
     constants = {tensor.name for tensor in own.graph.initializer}
@@ -43,7 +43,7 @@ def join(model: onnx.ModelProto, output: str, loss: bytes) -> ModelWithLoss:
         )
     if any(attribute.HasField("g") for node in own.graph.node for attribute in node.attribute):
         raise GraphError("the loss holds a graph of its own (a loop or a branch); write it without")
-    version = max(forward.opset_of(model), forward.opset_of(own))
+    version = max(reading.opset_of(model), reading.opset_of(own))
     joined, own = _to_opset(model, version), _to_opset(own, version)
     names = {PREDICTION: output, TARGET: TARGET, "": ""}
     for node in own.graph.node:
@@ -91,7 +91,7 @@ def take_target(prepared: ForwardGraph, prediction: Shape) -> None:
 
 
 def _to_opset(model: onnx.ModelProto, version: int) -> onnx.ModelProto:
-    if forward.opset_of(model) != version:
+    if reading.opset_of(model) != version:
         try:
             return version_converter.convert_version(model, version)
         except Exception as error:

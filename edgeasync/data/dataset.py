@@ -121,12 +121,12 @@ class Dataset:
         return Dataset(self.features[indices], self.y[indices])
 
 
-def check_names(x: Features, names: Sequence[str], of: str) -> None:
+def check_names(x: Features, names: Sequence[str]) -> None:
     """Raise `DataError` unless examples have these inputs; an array alone is that of the only one."""
     have = list(x.arrays) if isinstance(x, Inputs) else list(names[:1])
     if sorted(have) != sorted(names):
         found = f"the inputs {', '.join(have)}" if isinstance(x, Inputs) else "one array x"
-        raise DataError(f"the data has {found}, the hub's {of} takes {', '.join(names)}: give an array for each")
+        raise DataError(f"the data has {found}, the hub's model takes {', '.join(names)}: give an array for each")
 
 
 def input_of(x: Features, name: str) -> npt.NDArray[np.float32]:
@@ -134,11 +134,11 @@ def input_of(x: Features, name: str) -> npt.NDArray[np.float32]:
     return x.arrays[name] if isinstance(x, Inputs) else x
 
 
-def check_shape(have: tuple[int, ...], want: tuple[int, ...], what: str, of: str) -> None:
+def check_shape(have: tuple[int, ...], want: tuple[int, ...], what: str) -> None:
     """Raise `DataError` unless values of a shape can be reshaped to another without mixing them up."""
     if not fits(have, want):
         act = "give such data" if math.prod(have) != math.prod(want) else "bring their axes into that order"
-        raise DataError(f"the data has {what} of shape {have}, the hub's {of} takes {want}: {act}")
+        raise DataError(f"the data has {what} of shape {have}, the hub's model takes {want}: {act}")
 
 
 def fits(have: tuple[int, ...], want: tuple[int, ...]) -> bool:

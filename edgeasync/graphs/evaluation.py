@@ -9,13 +9,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from edgeasync.autodiff.settings import GraphSettings
-from edgeasync.data.dataset import Dataset, Features, check_answers, check_names, check_shape, input_of
-from edgeasync.errors import ConfigError, DataError, GraphError, native_reason
+from edgeasync.data.dataset import Dataset, Features, check_answers, check_names, input_of
+from edgeasync.errors import ConfigError, DataError, GraphError
 from edgeasync.graphs.graph_model import HubGraph
 from edgeasync.graphs.onnx_model import OnnxModel
 from edgeasync.losses import (
@@ -30,12 +29,11 @@ from edgeasync.losses import (
 )
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.training import losses
-from edgeasync.training.evaluation import EvaluationResult, Evaluator, NumpyEvaluator, evaluate, rows_at_once
+from edgeasync.training.evaluation import EvaluationResult, Evaluator, NumpyEvaluator, add_up, rows_at_once
+from edgeasync.training.input_form import InputForm
 from edgeasync.training.numpy_models import Model
 
 Array = npt.NDArray[Any]
-
-_DTYPES: dict[str, np.dtype[Any]] = {"tensor(float)": np.dtype(np.float32), "tensor(int64)": np.dtype(np.int64)}
 
 
 def make_evaluator(model: Model | OnnxModel, loaded: HubGraph | None, dataset: Dataset) -> Evaluator:
@@ -70,26 +68,22 @@ class OnnxEvaluator:
         self, forward: bytes, spec: ParameterSpec, settings: GraphSettings, dataset: Dataset, *, threads: int = 1
     ) -> None:
         from edgeasync.autodiff.losses import target_type  # noqa: PLC0415 - numpy models do without these
-        from edgeasync.training.onnx_trainer import open_session  # noqa: PLC0415
+        from edgeasync.training.onnx_session import open_session  # noqa: PLC0415
 
         loss = find_loss(settings.loss)
         self._spec = spec
         self._session = open_session(evaluation_graph(forward, spec, settings.output), threads, "cpu")
         inputs = {entry.name: entry for entry in self._session.get_inputs()}
         self._fed = [parameter.name for parameter in spec.parameters if parameter.name in inputs]
-        read = {
-            name: _read_input(name, entry.type, entry.shape)
-            for name, entry in inputs.items()
-            if name not in self._fed
-        }
-        sizes = {rows for rows, _ in read.values()}
+        self._forms = {name: InputForm.of(entry) for name, entry in inputs.items() if name not in self._fed}
+        sizes = {form.rows for form in self._forms.values()}
         if len(sizes) != 1:
-            raise GraphError(f"the model's inputs {', '.join(read) or '(none)'} have no one size of the batch")
+            names = ", ".join(self._forms) or "(none)"
+            raise GraphError(f"the model's inputs {names} have no one size of the batch")
         self._batch = sizes.pop()
-        self._forms = {name: form for name, (_, form) in read.items()}
         self._x = dataset.features
         self._targets = dataset.x if settings.target == "input" else dataset.y
-        check_names(self._x, list(self._forms), "model")
+        check_names(self._x, list(self._forms))
         for name, form in self._forms.items():
             form.check(input_of(self._x, name), "examples")
         if isinstance(loss, OnnxLoss):
@@ -98,7 +92,7 @@ class OnnxEvaluator:
         # Only a run tells what the scores look like; parameters of zero will do.
         scores = self._scores(spec.views(np.zeros(spec.length, np.float32)), self._x[:1])
         dtype, (_, *rest) = target_type(loss, scores.shape)
-        self._target = _Form(dtype, tuple([size for size in rest if size is not None]))
+        self._target = InputForm("target", dtype, tuple([size for size in rest if size is not None]))
         # An autoencoder's examples are floats in a data set, whatever they stand for.
         if dtype.kind == "i" and settings.target == "label" and dataset.y.dtype.kind != "i":
             raise DataError(
@@ -116,12 +110,12 @@ class OnnxEvaluator:
 
     def _evaluate_own(self, loss: OnnxLoss, threads: int) -> None:
         """Take a loss of the user's own, which is a graph that knows its target's form."""
-        from edgeasync.training.onnx_trainer import open_session  # noqa: PLC0415 - numpy models do without it
+        from edgeasync.training.onnx_session import open_session  # noqa: PLC0415 - numpy models do without it
 
         session = open_session(loss.content, threads, "cpu")
         entry = next(entry for entry in session.get_inputs() if entry.name == "target")
-        rows, self._target = _read_input("target", entry.type, entry.shape)
-        if rows is not None:
+        self._target = InputForm.of(entry)
+        if self._target.rows is not None:
             raise GraphError("the loss takes batches of one size only; leave its batch free to evaluate with it")
         self._target.check(self._targets, "targets")
 
@@ -138,7 +132,11 @@ class OnnxEvaluator:
         Raises `DataError` for a number that is no index of what the model looks up with it.
         """
         views = self._spec.views(parameters)
-        return evaluate(self._x, self._targets, self._rows, partial(self._scores, views), self._loss_of)
+
+        def loss_of(x: Features, targets: Array) -> losses.LossSum:
+            return self._loss(self._scores(views, x), self._target.bring(targets))
+
+        return add_up(self._x, self._targets, self._rows, loss_of)
 
     def _scores(self, views: dict[str, npt.NDArray[np.float32]], x: Features) -> npt.NDArray[np.float32]:
         rows = fed = len(x)
@@ -155,44 +153,15 @@ class OnnxEvaluator:
         try:
             (scores,) = self._session.run(None, feeds)
         except Exception as error:
-            raise _explain(error) from error
+            from edgeasync.training.onnx_session import explain  # noqa: PLC0415 - numpy models do without it
+
+            raise explain(error) from error
         if scores.shape[:1] != (fed,):
             raise GraphError(
                 f"the model's output is of shape {scores.shape} for {fed} examples; it must have a row for each"
             )
         found: npt.NDArray[np.float32] = scores[:rows]
         return found
-
-    def _loss_of(self, scores: npt.NDArray[np.float32], targets: Array) -> losses.LossSum:
-        return self._loss(scores, self._target.bring(targets))
-
-
-class _Form(msgspec.Struct, frozen=True):
-    """Dtype and shape of one example, or of one target, as the model takes it."""
-
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-
-    def check(self, values: Array, what: str) -> None:
-        """Raise `DataError` unless the values can be brought to this form."""
-        check_shape(values.shape[1:], self.shape, what, "model")
-        if self.dtype.kind == "i" and values.dtype.kind != "i" and (values != np.rint(values)).any():
-            raise DataError(f"the data's {what} are not whole numbers, as the hub's model takes them")
-
-    def bring(self, values: Array) -> Array:
-        """Return the values in this form, contiguous; not copied if they are so already."""
-        return np.ascontiguousarray(values, self.dtype).reshape(len(values), *self.shape)
-
-
-def _read_input(name: str, kind: str, shape: list[int | str | None]) -> tuple[int | None, _Form]:
-    """Return the only batch size that an input takes, if there is one, and the form of an example."""
-    features = [size for size in shape[1:] if isinstance(size, int)]
-    if kind not in _DTYPES or not shape or len(features) != len(shape) - 1:
-        raise GraphError(
-            f"input {name!r} is {kind} {shape}; export the model with float32 or int64 values and no free size "
-            "but the batch, axis 0"
-        )
-    return shape[0] if isinstance(shape[0], int) else None, _Form(_DTYPES[kind], tuple(features))
 
 
 def numpy_loss(loss: NamedLoss) -> Callable[[npt.NDArray[np.float32], Array], losses.LossSum]:
@@ -220,15 +189,15 @@ def evaluation_graph(forward_model: bytes, spec: ParameterSpec, output: str | No
     """
     from onnx import TensorProto, ValueInfoProto, helper  # noqa: PLC0415 - a device has no onnx
 
-    from edgeasync.autodiff import forward  # noqa: PLC0415
+    from edgeasync.autodiff import reading  # noqa: PLC0415
     from edgeasync.autodiff.export import export_model  # noqa: PLC0415
     from edgeasync.autodiff.graph import IR_VERSION, free_inputs, needed, read_nodes  # noqa: PLC0415
 
     # Which values the arrays have does not matter: they are taken out again.
-    proto = forward.parse(export_model(forward_model, spec.views(np.zeros(spec.length, np.float32))))
-    forward.widen_inputs(proto)
+    proto = reading.parse(export_model(forward_model, spec.views(np.zeros(spec.length, np.float32))))
+    reading.widen_inputs(proto)
     graph = proto.graph
-    output = forward.choose_output(proto, output)
+    output = reading.choose_output(proto, output)
     nodes = needed(read_nodes(graph.node), [output])
     made = {name for node in nodes for name in node.outputs if name}
     used = {name for node in nodes for name in free_inputs(node)}
@@ -266,15 +235,3 @@ def _check_labels(labels: Array, classes: int, loss: CrossEntropy) -> None:
         raise DataError(
             "all classes of the data have class_weights of 0, so there is no loss: give examples of others too"
         )
-
-
-def _explain(error: Exception) -> DataError | GraphError:
-    """Return what a failed run means: an index that is too large comes from the data."""
-    sentence = " ".join(str(error).split())
-    if "out of data bounds" in sentence:
-        detail = sentence.rpartition("Status Message: ")[2]
-        return DataError(
-            f"the data have a number that the hub's model cannot look up ({detail}): number tokens from 0, and "
-            "leave out those that the model does not know"
-        )
-    return GraphError(f"the forward model does not run: {native_reason(error)}")

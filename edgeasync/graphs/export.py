@@ -6,18 +6,16 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from edgeasync.durable.files import replace_file
 from edgeasync.durable.tensors import tensor_parts
 from edgeasync.errors import ConfigError
 from edgeasync.graphs.model_file import VALUES_SUFFIX
+from edgeasync.parameters import Arrays
 
 ONNX_SUFFIX = ".onnx"
 NPZ_SUFFIX = ".npz"
 SUFFIXES = (ONNX_SUFFIX, VALUES_SUFFIX, NPZ_SUFFIX)
-
-Arrays = Mapping[str, npt.NDArray[np.float32]]
 
 
 def check_suffix(name: str, path: Path) -> None:

@@ -76,8 +76,7 @@ def build_graph(content: bytes, model: OnnxModel, where: str) -> HubGraph:
             )
         else:
             forward = content
-            settings = {name: getattr(model, name) for name in GraphSettings.__struct_fields__}
-            built = build.build_training_graph(content, GraphSettings(**settings))
+            built = build.build_training_graph(content, model)
         check_graph(built.model, bytes_max=MODEL_BYTES_MAX)
     except GraphError as error:
         raise GraphError(f"{where}: {error}") from error

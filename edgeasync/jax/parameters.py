@@ -1,6 +1,6 @@
 """What holds a tree of parameters for `join`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -9,8 +9,8 @@ import numpy as np
 from edgeasync.core.arrays.spool import TrainerState
 from edgeasync.errors import ModelMismatchError
 from edgeasync.jax.trees import begin_read_tree, frozen_of, layout_of, parameters_of, shapes_of, tree_like
-from edgeasync.parameters import Parameter
-from edgeasync.sdk.models import Arrays
+from edgeasync.parameters import Arrays
+from edgeasync.sdk.participants import AddingParticipant
 
 
 def params(tree: Any, optimizer_state: Any = None, *, frozen: Any = None) -> "Params":
@@ -34,8 +34,10 @@ def params(tree: Any, optimizer_state: Any = None, *, frozen: Any = None) -> "Pa
     return Params(tree, optimizer_state, frozen)
 
 
-class Params:
+class Params(AddingParticipant):
     """A tree of parameters in a session; `params` makes one."""
+
+    rounds = False  # all are float32
 
     def __init__(self, tree: Any, optimizer_state: Any, frozen: Any) -> None:
         self.value = tree
@@ -45,9 +47,8 @@ class Params:
         self._begun = optimizer_state
         self._staged: Any = None
         self._layout = layout_of(tree)
-        self.parameters: Sequence[Parameter] = parameters_of(tree)
+        self.parameters = parameters_of(tree)
         self.frozen = frozen_of(frozen)
-        self.rounds = False  # all are float32
 
     def read(self, arrays: Arrays) -> None:
         """Copy the tree's values into these arrays; raises `ModelMismatchError` if it has others than at join."""
@@ -87,10 +88,6 @@ class Params:
     def reset_optimizer(self) -> None:
         """Set the optimizer's state that was given first."""
         self.optimizer_state = self._begun
-
-    def attach(self, on_step: Callable[[], None]) -> Callable[[], None]:  # noqa: ARG002
-        """Do nothing: the loop calls `session.step`."""
-        return lambda: None
 
     def state(self) -> TrainerState:
         """Return the optimizer's state as arrays."""

@@ -10,9 +10,8 @@ import jax
 import numpy as np
 
 from edgeasync.errors import ConfigError
-from edgeasync.parameters import Parameter
+from edgeasync.parameters import Arrays, Parameter
 from edgeasync.protocol.messages import Frozen
-from edgeasync.sdk.models import Arrays
 from edgeasync.training.frozen import FrozenArray, frozen_checksum, pieces_of
 
 

@@ -26,8 +26,7 @@ class SelfAttention(Layer):
     heads: int
 
     def __post_init__(self) -> None:
-        self.check_integer("width", self.width)
-        self.check_integer("heads", self.heads)
+        Layer.__post_init__(self)
         if self.width % self.heads:
             raise self.bad_argument("heads", self.heads, f"a divisor of width {self.width}")
 

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -25,11 +26,6 @@ class Linear(Layer):
     in_features: int
     out_features: int
     bias: bool = True
-
-    def __post_init__(self) -> None:
-        self.check_integer("in_features", self.in_features)
-        self.check_integer("out_features", self.out_features)
-        self.check_flag("bias", self.bias)
 
     def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
         """Add a Gemm; with more than two axes, on the rows that all axes but the last make together."""
@@ -62,10 +58,6 @@ class Embedding(Layer):
     count: int
     width: int
 
-    def __post_init__(self) -> None:
-        self.check_integer("count", self.count)
-        self.check_integer("width", self.width)
-
     @property
     def input_type(self) -> ElementType:
         """Numbers of vectors."""
@@ -90,10 +82,6 @@ class PositionEmbedding(Layer):
 
     length: int
     width: int
-
-    def __post_init__(self) -> None:
-        self.check_integer("length", self.length)
-        self.check_integer("width", self.width)
 
     def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
         """Add an Add that repeats the vectors for every example."""
@@ -187,7 +175,27 @@ class Hardswish(Layer):
 
 
 @dataclass(frozen=True, slots=True)
-class Softmax(Layer):
+class _AlongAxis(Layer):
+    """An operator along an axis, which cannot be that of the batch."""
+
+    dim: int = -1
+
+    operator: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        self.check_integer("dim", self.dim, None)
+
+    def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
+        """Add the operator."""
+        rank = len(x.dims) + 1
+        axis = self.dim + rank if self.dim < 0 else self.dim
+        if not 1 <= axis < rank:
+            raise self.mismatch(path, x, f"an input in which dim {self.dim} is an axis other than the batch")
+        return Value(graph.node(self.operator, path, [x.name], axis=axis), x.dims)
+
+
+@dataclass(frozen=True, slots=True)
+class Softmax(_AlongAxis):
     """exp(x) as shares of its sum along the axis `dim`, float32; the batch is axis 0 and cannot be it.
 
     Not for the end of a model that learns by cross-entropy, which takes raw scores.
@@ -196,40 +204,18 @@ class Softmax(Layer):
     >>> model = nn.to_onnx(nn.Sequential(nn.Linear(64, 10), nn.Softmax()), (64,))
     """
 
-    dim: int = -1
-
-    def __post_init__(self) -> None:
-        self.check_integer("dim", self.dim, None)
-
-    def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
-        """Add a Softmax."""
-        return Value(graph.node("Softmax", path, [x.name], axis=_axis(self, path, x, self.dim)), x.dims)
+    operator: ClassVar[str] = "Softmax"
 
 
 @dataclass(frozen=True, slots=True)
-class LogSoftmax(Layer):
+class LogSoftmax(_AlongAxis):
     """The logarithm of softmax along the axis `dim`, float32; the batch is axis 0 and cannot be it.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Linear(64, 10), nn.LogSoftmax()), (64,))
     """
 
-    dim: int = -1
-
-    def __post_init__(self) -> None:
-        self.check_integer("dim", self.dim, None)
-
-    def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
-        """Add a LogSoftmax."""
-        return Value(graph.node("LogSoftmax", path, [x.name], axis=_axis(self, path, x, self.dim)), x.dims)
-
-
-def _axis(layer: Layer, path: str, x: Value, dim: int) -> int:
-    rank = len(x.dims) + 1
-    axis = dim + rank if dim < 0 else dim
-    if not 1 <= axis < rank:
-        raise layer.mismatch(path, x, f"an input in which dim {dim} is an axis other than the batch")
-    return axis
+    operator: ClassVar[str] = "LogSoftmax"
 
 
 @dataclass(frozen=True, slots=True)

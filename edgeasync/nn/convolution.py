@@ -50,10 +50,7 @@ class _Convolution(_Spatial):
     bias: bool = True
 
     def __post_init__(self) -> None:
-        self.check_integer("in_channels", self.in_channels)
-        self.check_integer("out_channels", self.out_channels)
-        self.check_integer("groups", self.groups)
-        self.check_flag("bias", self.bias)
+        Layer.__post_init__(self)
         self.window()
         if self.in_channels % self.groups or self.out_channels % self.groups:
             wanted = f"a divisor of in_channels {self.in_channels} and out_channels {self.out_channels}"
@@ -264,9 +261,6 @@ class Upsample(Layer):
     """
 
     scale_factor: int
-
-    def __post_init__(self) -> None:
-        self.check_integer("scale_factor", self.scale_factor)
 
     def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
         """Add a Resize by the nearest value."""

@@ -3,6 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from dataclasses import fields
 from numbers import Integral, Real
 from typing import Any
 
@@ -22,6 +23,14 @@ class Layer(ABC):
     """
 
     __slots__ = ()
+
+    def __post_init__(self) -> None:
+        """Raise `ConfigError` for an argument that must be an integer of 1 or more, or a flag, and is none."""
+        for field in fields(self):  # type: ignore[arg-type]
+            if field.type is int:
+                self.check_integer(field.name, getattr(self, field.name))
+            elif field.type is bool:
+                self.check_flag(field.name, getattr(self, field.name))
 
     @property
     def input_type(self) -> ElementType | None:

@@ -19,7 +19,7 @@ class _BatchNorm(Layer):
     shapes: ClassVar[str]
 
     def __post_init__(self) -> None:
-        self.check_integer("num_features", self.num_features)
+        Layer.__post_init__(self)
         self.check_number("eps", self.eps, 1e-30, 1.0, "above 0 and below 1")
         self.check_number("momentum", self.momentum, 0.0, 1.0, "of 0 or more and below 1")
 
@@ -123,7 +123,7 @@ class InstanceNorm2d(Layer):
     eps: float = 1e-5
 
     def __post_init__(self) -> None:
-        self.check_integer("num_features", self.num_features)
+        Layer.__post_init__(self)
         self.check_number("eps", self.eps, 1e-30, 1.0, "above 0 and below 1")
 
     def build(self, graph: LayerGraph, path: str, x: Value) -> Value:

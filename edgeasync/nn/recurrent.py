@@ -26,13 +26,6 @@ class _Recurrent(Layer):
     gates: ClassVar[int]
     attributes: ClassVar[dict[str, int]]
 
-    def __post_init__(self) -> None:
-        self.check_integer("input_size", self.input_size)
-        self.check_integer("hidden_size", self.hidden_size)
-        self.check_integer("num_layers", self.num_layers)
-        self.check_flag("bidirectional", self.bidirectional)
-        self.check_flag("return_sequences", self.return_sequences)
-
     def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
         """Add the recurrent nodes, and what brings time before the batch and back."""
         if len(x.dims) != 2 or x.dims[1] != self.input_size:

@@ -23,13 +23,14 @@ from edgeasync.parameters import Vector
 from edgeasync.runtime.agent_settings import AgentSettings
 from edgeasync.runtime.device import Device, find_device
 from edgeasync.sdk import events
-from edgeasync.sdk.agent_worker import AgentWorker, OwnTraining
+from edgeasync.sdk.agent_worker import AgentWorker
 from edgeasync.sdk.callbacks import Callback, Callbacks
-from edgeasync.sdk.keywords import AgentKeywords, LocalKeywords
+from edgeasync.sdk.device_training import OwnTraining
+from edgeasync.sdk.keywords import AgentKeywords, LocalKeywords, show_keywords
 from edgeasync.sdk.models import as_dataset, check_training, local_training, maker_of
 from edgeasync.sdk.plan import as_path
 from edgeasync.sdk.service import Service
-from edgeasync.sdk.shares import Share, check_apart, split
+from edgeasync.sdk.shares import Share, check_apart, count_workers, split
 from edgeasync.training.plan import LocalTraining
 from edgeasync.training.trainer import CoroutineTrainer, Trainer
 
@@ -84,6 +85,7 @@ class Agent(Service):
     'the hub has finished training'
     """
 
+    @show_keywords
     def __init__(
         self,
         hub: str | Sequence[str] = (),
@@ -369,17 +371,10 @@ def _sub_device(device: Device, number: int) -> Device:
 
 def _count(workers: int | None, given: object, *, trained: bool) -> int:
     """Return how many workers there are; raises `ConfigError` for what does not fit together."""
-    if workers is not None and not (isinstance(workers, int) and workers >= 1):
-        raise ConfigError(f"workers is {workers!r}; give 1 or more")
-    if not isinstance(given, list):
-        if trained and workers not in (None, 1):
-            raise ConfigError(
-                f"workers is {workers}, but there is one trainer: give a list with a trainer for each"
-            )
-        return workers or 1
-    if not given or workers not in (None, len(given)):
-        raise ConfigError(f"workers is {workers}, but the list has {len(given)} entries; give one for each worker")
-    return len(given)
+    count = count_workers(workers, given, 1)
+    if trained and count > 1 and not isinstance(given, list):
+        raise ConfigError(f"workers is {workers}, but there is one trainer: give a list with a trainer for each")
+    return count
 
 
 async def _joined(worker: AgentWorker) -> str:

@@ -20,7 +20,7 @@ from edgeasync.runtime.hub_settings import HubSection, RunSettings
 from edgeasync.sdk.callbacks import Callback, Callbacks
 from edgeasync.sdk.events import Best, End, Event, Join, Leave
 from edgeasync.sdk.history import History
-from edgeasync.sdk.keywords import TrainingKeywords, check_keywords
+from edgeasync.sdk.keywords import TrainingKeywords, check_keywords, show_keywords
 from edgeasync.sdk.observer import Observer
 from edgeasync.sdk.plan import as_path, make_hub, plan_run
 from edgeasync.sdk.service import CALL_S, Service
@@ -59,6 +59,7 @@ class Hub(Service):
 
     _afterwards = "; read its run with Run.open(hub.path)"
 
+    @show_keywords
     def __init__(
         self,
         model: object,
@@ -80,7 +81,7 @@ class Hub(Service):
         **training: Unpack[TrainingKeywords],
     ) -> None:
         super().__init__()
-        check_keywords(training, TrainingKeywords, Hub, "Hub", _ELSEWHERE)
+        check_keywords(training, Hub, "Hub", _ELSEWHERE)
         if isinstance(until, Stop) and until.epochs is not None:
             raise ConfigError("until.epochs: a hub has no data, so it cannot count passes over them; give updates")
         self.path = as_path(run, "run")

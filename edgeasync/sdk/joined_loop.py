@@ -23,8 +23,9 @@ from edgeasync.runtime.device import find_device
 from edgeasync.runtime.workload import Workload
 from edgeasync.sdk.joined_peers import JoinedPeers, joined_section
 from edgeasync.sdk.lockstep import Lockstep
+from edgeasync.sdk.loop_state import part_of
 from edgeasync.sdk.models import maker_of
-from edgeasync.sdk.participants import Participant, check_same, frozen_of, participant_of
+from edgeasync.sdk.participants import Participant, check_same, participant_of
 from edgeasync.sdk.peers import check_topology
 from edgeasync.sdk.user_loop import ENDING_S, UserLoop
 from edgeasync.training.plan import read_plan
@@ -126,7 +127,7 @@ class JoinedLoop(UserLoop):
         concurrent.futures.wait(either, self._timeout_s, concurrent.futures.FIRST_COMPLETED)
         lockstep = self._lockstep
         if lockstep is not None:
-            lockstep.await_turn(self._participant, max(0.0, until_s - time.monotonic()))
+            lockstep.await_turn(max(0.0, until_s - time.monotonic()))
         if self.finished:
             self._done.result(ENDING_S)
         elif lockstep is None or not self._take_model(lockstep):
@@ -157,7 +158,7 @@ class JoinedLoop(UserLoop):
         if unanswered:
             lockstep.end()
         while agent.core.work.updates_answered < wanted and time.monotonic() < until_s and not self._done.done():
-            lockstep.serve(self._participant)
+            lockstep.serve()
             time.sleep(0.005)
 
     def _take_model(self, lockstep: Lockstep) -> bool:
@@ -175,17 +176,14 @@ class JoinedLoop(UserLoop):
         return state | {f"model.{name}": array for name, array in self._participant.state().items()}
 
     def _restore(self, state: TrainerState) -> None:
-        def part(prefix: str) -> TrainerState:
-            return {name.removeprefix(prefix): array for name, array in state.items() if name.startswith(prefix)}
-
         def restore() -> None:
             try:
-                self._participant.restore(part("model."))
+                self._participant.restore(part_of(state, "model."))
             except ValueError as error:
                 LOG.warning("the optimizer begins from scratch: %s", error)
 
         try:
-            self._loop_state.load(part("loop."), restore)
+            self._loop_state.load(part_of(state, "loop."), restore)
         except ValueError as error:
             LOG.warning("the loop begins from scratch: %s", error)
 
@@ -202,7 +200,7 @@ class JoinedLoop(UserLoop):
                 initial=self._initial,
                 examples=self._examples,
                 parameters=self._participant.parameters,
-                frozen=frozen_of(self._participant),
+                frozen=self._participant.frozen,
                 trains_at_rest=True,
             )
             opened = device.open(identity, self._section)
@@ -224,10 +222,10 @@ class JoinedLoop(UserLoop):
                 bool(welcome.settings) and read_plan(welcome.settings).local.keep_optimizer_state
             )
         if not self._welcomed.done():  # else the hub has other settings than before
-            self._welcomed.set_result(Lockstep(welcome.spec, self._state))
+            self._welcomed.set_result(Lockstep(welcome.spec, self._participant, self._state))
         lockstep = self._welcomed.result()
         # What resumes from the state folder must be the loop's state after the last step of an update.
-        lockstep.ahead_max = 0 if self._section.state else welcome.overlap_steps_max
+        lockstep.model.ahead_max = 0 if self._section.state else welcome.overlap_steps_max
         if self._agent is not None:
             self._agent.training.validate = lambda _: lockstep.take_score()
         return lockstep

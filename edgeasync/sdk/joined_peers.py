@@ -17,7 +17,7 @@ from edgeasync.runtime.peer import PeerModel, PeerRuntime
 from edgeasync.runtime.peer_device import make_peer
 from edgeasync.runtime.peer_settings import PeerSection, PeerSettings
 from edgeasync.sdk.lockstep import Lockstep
-from edgeasync.sdk.participants import Participant, frozen_of
+from edgeasync.sdk.participants import Participant
 from edgeasync.sdk.user_loop import ENDING_S, UserLoop
 
 LOG = logging.getLogger("edgeasync.join")
@@ -43,7 +43,7 @@ class JoinedPeers(UserLoop):
             raise ConfigError("without a hub a loop needs state: a folder for its key and its model")
         self._section = section
         self._folder = DeviceFolder(expanded(section.state))
-        self._trainer = Lockstep(ParameterSpec(tuple(participant.parameters)), dict, each_step=True)
+        self._trainer = Lockstep(ParameterSpec(tuple(participant.parameters)), participant, each_step=True)
         self._initial = np.zeros(self._trainer.spec.length, np.float32)
         participant.read(self._trainer.spec.views(self._initial))
         self._peer: PeerRuntime | None = None
@@ -77,10 +77,10 @@ class JoinedPeers(UserLoop):
         """Wait for the others, too, for a lease at most."""
         super()._await_ready()
         lockstep = self._trainer
-        lockstep.await_turn(self._participant)
+        lockstep.await_turn()
         if self.finished:
             self._done.result(ENDING_S)
-        lockstep.take_model(self._participant)
+        lockstep.take_model()
         assert self._peer is not None
         self._loop_state.steps = self._peer.steps_total
         self._detach = self._participant.attach(self.step)
@@ -102,7 +102,7 @@ class JoinedPeers(UserLoop):
             self._peer = make_peer(
                 PeerSettings(peer=self._section),
                 identity,
-                PeerModel(self._trainer, self._initial, frozen=frozen_of(self._participant)),
+                PeerModel(self._trainer, self._initial, frozen=self._participant.frozen),
                 meets=True,
                 on_report=self._report,
             )

@@ -3,10 +3,14 @@
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypedDict, cast, get_type_hints
+from typing import Any, Literal, TypedDict, TypeVar, cast, get_args, get_type_hints
+
+from msgspec import UNSET
 
 from edgeasync.config import suggest
 from edgeasync.losses import LossSetting
+
+Called = TypeVar("Called", bound=Callable[..., object])
 
 
 class LocalKeywords(TypedDict, total=False):
@@ -77,18 +81,27 @@ class TrainingKeywords(LocalKeywords, GraphKeywords, total=False):
     """The most examples that go through the model at once; `"auto"` chooses by speed and memory."""
 
 
+def show_keywords(function: Called) -> Called:
+    """Let `help`, editors and `inspect.signature` see the keys of a function's `**keys: Unpack[...]`."""
+    signature = inspect.signature(function)
+    *own, rest = signature.parameters.values()
+    (kind,) = get_args(get_type_hints(function)[rest.name])
+    keys = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=UNSET, annotation=hint)
+        for name, hint in get_type_hints(kind).items()
+    ]
+    function.__signature__ = signature.replace(parameters=[*own, *keys])  # type: ignore[attr-defined]
+    return function
+
+
 def check_keywords(
-    given: Mapping[str, object],
-    kind: type,
-    called: Callable[..., object],
-    name: str,
-    elsewhere: Mapping[str, str] = {},
+    given: Mapping[str, object], called: Callable[..., object], name: str, elsewhere: Mapping[str, str] = {}
 ) -> None:
-    """Raise `TypeError`, as a call does, for a keyword that neither a `TypedDict` has nor what was called.
+    """Raise `TypeError`, as a call does, for a keyword that `show_keywords` has not seen.
 
     `elsewhere` says where a keyword is instead.
     """
-    known = [*get_type_hints(kind), *inspect.signature(called).parameters]
+    known = inspect.signature(called).parameters
     for keyword in given:
         if keyword not in known:
             advice = suggest(keyword, known) or elsewhere.get(keyword, "")

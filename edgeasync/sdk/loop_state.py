@@ -77,10 +77,7 @@ class LoopState:
         """Resume from a place, and call `restore` there; raises `ValueError` for what is none."""
         place = state.get("place", np.empty(0))
         steps, epochs, batches = (int(number) for number in place)
-        begun, drawn = (
-            {name.removeprefix(prefix): array for name, array in state.items() if name.startswith(prefix)}
-            for prefix in ("begun.", "now.")
-        )
+        begun, drawn = part_of(state, "begun."), part_of(state, "now.")
         before = random_state()
         try:
             for part in (begun, drawn):
@@ -91,6 +88,11 @@ class LoopState:
         self._resumed = drawn, restore
         if not epochs and not batches:  # a loop without `batches` has no place in the data
             self._arrive()
+
+
+def part_of(state: TrainerState, prefix: str) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays whose names begin so, without that."""
+    return {name.removeprefix(prefix): array for name, array in state.items() if name.startswith(prefix)}
 
 
 def random_state(generator: Any = None) -> RandomState:

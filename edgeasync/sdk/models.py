@@ -3,6 +3,7 @@
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from edgeasync.graphs.onnx_model import OnnxModel
 from edgeasync.graphs.user_code import flatten
 from edgeasync.losses import LossSetting, check_loss, find_loss, kind_of
 from edgeasync.metrics import check_metrics
-from edgeasync.parameters import ParameterSpec, Vector
+from edgeasync.parameters import Arrays, ParameterSpec, Vector
 from edgeasync.protocol.messages import Frozen
 from edgeasync.sdk.participants import check_same
 from edgeasync.training.evaluation import EvaluationResult, Evaluator, add_up, mean_of, rows_at_once
@@ -32,8 +33,6 @@ from edgeasync.training.plan import LocalTraining, ReceivedGraph, ShippedModel, 
 from edgeasync.training.trainer import Trainer
 
 _log = logging.getLogger(__name__)
-
-Arrays = Mapping[str, npt.NDArray[np.float32]]
 
 KINDS = (
     "layers of edgeasync.nn, the path of an ONNX file, an onnx.ModelProto, a SoftmaxModel or MlpModel, an object "
@@ -68,6 +67,12 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
         """The model as a device is told of it."""
         return ShippedModel() if isinstance(self.described, OnnxModel) else self.described
 
+    def evaluator(self, given: object, name: str) -> Evaluator:
+        """Return what evaluates on data, or by a function of the named arrays; raises `DataError`."""
+        if callable(given):
+            return evaluator_of(given, self.spec)
+        return self.make_evaluator(as_dataset(given, name))
+
 
 def graph_settings(
     loss: LossSetting = "cross_entropy",
@@ -93,11 +98,11 @@ def prepare(
     """
     check_training(model, local)
     if isinstance(model, str | Path):
-        return _onnx(_described(FilePath.parse(model), graph), None, local)
+        return _onnx(model, None, graph, local)
     if _is_layer(model):
         model = _written(model, example, seed)
     if callable(serialize := getattr(model, "SerializeToString", None)):
-        return _onnx(_described(FilePath.parse(run / FORWARD_FILE), graph), serialize(), local)
+        return _onnx(run / FORWARD_FILE, serialize(), graph, local)
     _check_unsaid(model, graph)
     if isinstance(model, SoftmaxModel | MlpModel):
         return _numpy(model, local, graph.loss, seed)
@@ -136,11 +141,6 @@ def _written(model: Any, example: Dataset | None, seed: int) -> Any:
             "layers of edgeasync.nn need the shape of an example: data for train, input_shape=(64,) for Hub"
         )
     return nn.to_onnx(model, example.x.shape[1:], seed=seed)
-
-
-def _described(file: FilePath, graph: GraphSettings) -> OnnxModel:
-    said = {name: getattr(graph, name) for name in GraphSettings.__struct_fields__}
-    return OnnxModel(file=file, **said)
 
 
 def check_training(model: object, local: LocalTraining) -> None:
@@ -188,8 +188,9 @@ def _numpy(model: SoftmaxModel | MlpModel, local: LocalTraining, loss: LossSetti
     )
 
 
-def _onnx(described: OnnxModel, forward: bytes | None, local: LocalTraining) -> Prepared:
-    described = with_own_loss(described)
+def _onnx(file: str | Path, forward: bytes | None, settings: GraphSettings, local: LocalTraining) -> Prepared:
+    """Prepare a forward model, or that of a file."""
+    described = with_own_loss(OnnxModel(file=FilePath.parse(file), **msgspec.structs.asdict(settings)))
     graph = load_graph(described) if forward is None else build_graph(forward, described, "the model")
     for warning in graph.warnings:
         _log.warning("%s", warning)
@@ -243,9 +244,8 @@ def _own(model: Any, local: LocalTraining, order: Sequence[str] | None = None) -
         return local.make_trainer(spec, gradient, data, seed)
 
     def make_evaluator(data: Dataset) -> Evaluator:
-        evaluator = _OwnEvaluator(model, spec, data)
-        _OwnEvaluator(model, spec, data.take(np.arange(1)))(initial)  # a mistake is told at once
-        return evaluator
+        _own_evaluator(model, spec, data.take(np.arange(1)))(initial)  # a mistake is told at once
+        return _own_evaluator(model, spec, data)
 
     return Prepared(
         spec=spec,
@@ -281,33 +281,25 @@ def _gradient_of(model: Any, gradients: Mapping[str, Any], name: str, shape: tup
     return values
 
 
-class _OwnEvaluator:
-    """Evaluates a model of the user's own: its mean loss, and the share of classes that it predicts rightly."""
+def _own_evaluator(model: Any, spec: ParameterSpec, data: Dataset) -> Evaluator:
+    """Return what tells the mean loss, and what share of classes the model predicts rightly, if it does."""
+    features = data.features.arrays.values() if isinstance(data.features, Inputs) else [data.x]
+    rows = rows_at_once(sum(int(np.prod(array.shape[1:])) for array in features))
+    predicts = hasattr(model, "predict") and data.y.dtype.kind == "i"
 
-    def __init__(self, model: Any, spec: ParameterSpec, data: Dataset) -> None:
-        self._model = model
-        self._spec = spec
-        self._data = data
-        arrays = data.features.arrays.values() if isinstance(data.features, Inputs) else [data.x]
-        self._rows = rows_at_once(sum(int(np.prod(array.shape[1:])) for array in arrays))
+    def loss_of(arrays: Arrays, x: Features, y: Targets) -> LossSum:
+        loss = _call(model, arrays, x, y)[0]
+        if not predicts:
+            return mean_of(loss, y, None)
+        predicted = np.asarray(model.predict(arrays, _plain(x)))
+        if predicted.shape != y.shape:
+            raise ConfigError(
+                f"{_name(model)}.predict returned shape {predicted.shape} for {len(y)} examples; "
+                "return the number of a class for each"
+            )
+        return mean_of(loss, y, predicted)
 
-    def __call__(self, parameters: Vector) -> EvaluationResult:
-        arrays, data = self._spec.views(parameters), self._data
-        predicts = hasattr(self._model, "predict") and data.y.dtype.kind == "i"
-
-        def loss_of(x: Features, y: Targets) -> LossSum:
-            loss = _call(self._model, arrays, x, y)[0]
-            if not predicts:
-                return mean_of(loss, y, None)
-            predicted = np.asarray(self._model.predict(arrays, _plain(x)))
-            if predicted.shape != y.shape:
-                raise ConfigError(
-                    f"{_name(self._model)}.predict returned shape {predicted.shape} for {len(y)} examples; "
-                    "return the number of a class for each"
-                )
-            return mean_of(loss, y, predicted)
-
-        return add_up(data.features, data.y, self._rows, loss_of)
+    return lambda vector: add_up(data.features, data.y, rows, partial(loss_of, spec.views(vector)))
 
 
 def evaluator_of(evaluate: Callable[[Arrays], Any], spec: ParameterSpec) -> Evaluator:

@@ -1,65 +1,87 @@
 """What takes part in a session: named numpy arrays, torch modules, and what has the methods of `Participant`."""
 
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from edgeasync.core.arrays.spool import TrainerState
 from edgeasync.errors import ConfigError, ModelMismatchError
-from edgeasync.parameters import Parameter, ParameterSpec
+from edgeasync.parameters import Arrays, Parameter, ParameterSpec
 from edgeasync.protocol.messages import Frozen
 
-Arrays = Mapping[str, npt.NDArray[np.float32]]
 
+class Participant(ABC):
+    """A model that takes part: what a session reads from it, and writes to it. Inherit from this class.
 
-class Participant(Protocol):
-    """A model that takes part: what a session reads from it, and writes to it.
-
-    All are called in the thread of the user's loop, inside `join`, `step`, `evaluate` and the end of a session.
-    A model that holds all values in float32 may have an attribute `rounds = False`: the session then need not read
-    back what it has written. A model whose values may not change at every step may have a method `pending`: as
-    long as it returns the name of an array, the session neither counts the step nor writes to the model. A model
-    that has steps which the session has yet to read may say so by `has_unsent`: the session sends them at its end.
-    `note_step()` of a model is called after each step that counts, and may raise an error about it.
-
-    A session reads a model at the end of an assignment. `begin_read(arrays)` may stand for `read`: it notes the
-    values, and returns what fills the arrays, which another thread calls. An `AddingParticipant` need not wait for
-    exchanges if the hub allows overlap.
+    All methods are called in the thread of the user's loop, inside `join`, `step`, `evaluate` and the end of a
+    session. The session reads a model at the end of an assignment. `parameters`, `read` and `write` are needed;
+    the others have a default. An `AddingParticipant` need not wait for exchanges if the hub allows overlap.
     """
 
-    @property
-    def parameters(self) -> Sequence[Parameter]:
-        """Its arrays: names, shapes, roles."""
+    parameters: Sequence[Parameter]
+    """Its arrays: names, shapes, roles."""
+    frozen: Frozen | None = None
+    """The checksum of its arrays that do not travel."""
 
+    @abstractmethod
     def read(self, arrays: Arrays) -> None:
         """Copy the model's values into these arrays."""
 
+    @abstractmethod
     def write(self, arrays: Arrays) -> None:
         """Copy these arrays' values into the model."""
 
-    def reset_optimizer(self) -> None:
-        """Forget the optimizer's state: it is of another model."""
+    def begin_read(self, arrays: Arrays) -> Callable[[], None]:
+        """Note the model's values as they are now; return what fills the arrays, which another thread calls."""
+        self.read(arrays)
+        return lambda: None
 
-    def attach(self, on_step: Callable[[], None]) -> Callable[[], None]:
+    @property
+    def rounds(self) -> bool:
+        """Whether the model may round values written to it: then the session reads back what it has written."""
+        return True
+
+    def pending(self) -> str | None:
+        """Return the name of an array whose value is still needed.
+
+        As long as there is one the session neither counts a step nor writes to the model.
+        """
+        return None
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether it has steps that the session has yet to read, and sends at its end."""
+        return False
+
+    def note_step(self) -> None:  # noqa: B027 - most have nothing to look at
+        """Look at the model after a step that counts; may raise an error about it."""
+
+    def attach(self, on_step: Callable[[], None]) -> Callable[[], None]:  # noqa: ARG002
         """Call `on_step` after each of the optimizer's steps, if that can be seen; return what ends that."""
+        return lambda: None
+
+    def reset_optimizer(self) -> None:  # noqa: B027 - most have none that is known
+        """Forget the optimizer's state: it is of another model."""
 
     def state(self) -> TrainerState:
         """Return the optimizer's state, and that of random numbers, as arrays."""
+        return {}
 
-    def restore(self, state: TrainerState) -> None:
+    def restore(self, state: TrainerState) -> None:  # noqa: B027 - most have nothing to resume from
         """Resume from such a state; raises `ValueError` if it is another model's."""
 
 
-@runtime_checkable
-class AddingParticipant(Participant, Protocol):
+class AddingParticipant(Participant):
     """A model to which the session can add what others have changed, while its loop trains on."""
 
+    @abstractmethod
     def stage(self, arrays: Arrays) -> None:
         """Prepare `add` for these arrays, in another thread than the loop's."""
 
+    @abstractmethod
     def add(self, arrays: Arrays) -> None:
         """Add the arrays that `stage` was given to the trained values; statistics are replaced by theirs."""
 
@@ -70,39 +92,7 @@ def frozen_of(model: object) -> Frozen | None:
     return found if isinstance(found, Frozen) else None
 
 
-def rounds(model: Participant) -> bool:
-    """Return whether a model may round values written to it. Assume so for unknown types."""
-    return bool(getattr(model, "rounds", True))
-
-
-def pending(model: Participant) -> str | None:
-    """Return the name of an array that must keep its value, or None if the model may be written to."""
-    ask: Callable[[], str | None] | None = getattr(model, "pending", None)
-    return None if ask is None else ask()
-
-
-def has_unsent(model: Participant) -> bool:
-    """Return whether a model has steps that the session has yet to read; not of models that do not know."""
-    return bool(getattr(model, "has_unsent", False))
-
-
-def note_step(model: Participant) -> None:
-    """Let a model look at itself after a step that counts."""
-    note: Callable[[], None] | None = getattr(model, "note_step", None)
-    if note is not None:
-        note()
-
-
-def begin_read(model: Participant, arrays: Arrays) -> Callable[[], None]:
-    """Note a model's values as they are now; return what fills the arrays."""
-    begin: Callable[[Arrays], Callable[[], None]] | None = getattr(model, "begin_read", None)
-    if begin is not None:
-        return begin(arrays)
-    model.read(arrays)
-    return lambda: None
-
-
-class ArrayParticipant:
+class ArrayParticipant(Participant):
     """Named numpy arrays, which the user's loop changes in place; without a `spec` all of them are trained."""
 
     def __init__(
@@ -149,20 +139,6 @@ class ArrayParticipant:
             if ours.shape != shape:
                 raise ModelMismatchError(f"model[{name!r}] has shape {ours.shape}, and had {shape} at join")
 
-    def reset_optimizer(self) -> None:
-        """Do nothing: there is none that is known."""
-
-    def attach(self, on_step: Callable[[], None]) -> Callable[[], None]:  # noqa: ARG002
-        """Do nothing: the loop calls `session.step`."""
-        return lambda: None
-
-    def state(self) -> TrainerState:
-        """Return nothing."""
-        return {}
-
-    def restore(self, state: TrainerState) -> None:
-        """Do nothing."""
-
 
 def participant_of(model: object, optimizer: object, also: Sequence[object]) -> Participant:
     """Return how a model takes part; raises `ConfigError` for what is none."""
@@ -177,8 +153,8 @@ def participant_of(model: object, optimizer: object, also: Sequence[object]) -> 
         return ArrayParticipant(model)
     if isinstance(spec := getattr(model, "spec", None), ParameterSpec) and hasattr(model, "arrays"):
         return ArrayParticipant(model.arrays, spec, frozen_of(model))  # such as edgeasync.networks.Network
-    if all(hasattr(model, name) for name in ("parameters", "read", "write", "attach")):
-        return model  # type: ignore[return-value]
+    if isinstance(model, Participant):
+        return model
     raise ConfigError(
         f"model is {type(model).__name__}; give a torch.nn.Module, or a dict of numpy arrays that your loop "
         "changes in place"

@@ -23,7 +23,6 @@ from edgeasync.sdk.models import (
     Prepared,
     as_dataset,
     check_training,
-    evaluator_of,
     graph_settings,
     local_training,
     prepare,
@@ -134,12 +133,7 @@ class Peer(Service):
         self._check_may_wait("evaluate", "write `await asyncio.to_thread({0}.evaluate, data)`")
         peer, prepared = self._begun()
         vector, steps = peer.parameters.copy(), peer.steps_total
-        evaluate = (
-            evaluator_of(data, prepared.spec)
-            if callable(data)
-            else prepared.make_evaluator(as_dataset(data, "data"))
-        )
-        found = evaluate(vector)
+        found = prepared.evaluator(data, "data")(vector)
         now_s = time.monotonic() - self._begun_s
         return events.Evaluation(time_s=now_s, version=steps, loss=found.loss, accuracy=found.accuracy)
 

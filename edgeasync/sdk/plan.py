@@ -23,8 +23,6 @@ from edgeasync.runtime.hub_settings import HubSettings, RunSettings
 from edgeasync.sdk.keywords import TrainingKeywords, of_graph, of_steps
 from edgeasync.sdk.models import (
     Prepared,
-    as_dataset,
-    evaluator_of,
     graph_settings,
     local_training,
     prepare,
@@ -210,8 +208,7 @@ def make_evaluator(evaluate: object, until: Stop | None, prepared: Prepared) -> 
         if until is not None and until.accuracy is not None:
             raise ConfigError("until.accuracy needs something to measure it on: give evaluate")
         return None
+    evaluator = prepared.evaluator(evaluate, "evaluate")
     if callable(evaluate):
-        evaluator = evaluator_of(evaluate, prepared.spec)
         evaluator(np.array(prepared.initial))  # a mistake is told before anything is trained
-        return evaluator
-    return prepared.make_evaluator(as_dataset(evaluate, "evaluate"))
+    return evaluator

@@ -23,19 +23,27 @@ DEFAULT_WORKERS = 4
 def split(data: object, workers: int | None, seed: int) -> list[Share]:
     """Return the data of each worker, or its trainer; raises `ConfigError` or `DataError`."""
     check_seed(seed)
-    if workers is not None and not (isinstance(workers, int) and workers >= 1):
-        raise ConfigError(f"workers is {workers!r}; give 1 or more")
+    count = count_workers(workers, data, DEFAULT_WORKERS)
     if not isinstance(data, list):
-        return list(iid(as_dataset(data, "the data"), DEFAULT_WORKERS if workers is None else workers, seed))
-    if not data:
-        raise ConfigError("the list of data is empty: give the data of at least one worker")
-    if workers not in (None, len(data)):
-        raise ConfigError(f"workers is {workers}, but there are data of {len(data)}; leave out workers")
+        return list(iid(as_dataset(data, "the data"), count, seed))
     check_apart(data)
     return [
         part if is_trainer(part) else as_dataset(part, f"the data of worker {number}")
         for number, part in enumerate(data, 1)
     ]
+
+
+def count_workers(workers: int | None, given: object, default: int) -> int:
+    """Return how many workers there are, of what is given to all or in a list; raises `ConfigError`."""
+    if workers is not None and not (isinstance(workers, int) and workers >= 1):
+        raise ConfigError(f"workers is {workers!r}; give 1 or more")
+    if not isinstance(given, list):
+        return workers or default
+    if not given:
+        raise ConfigError("the list is empty: give what at least one worker trains with")
+    if workers not in (None, len(given)):
+        raise ConfigError(f"workers is {workers}, but the list has {len(given)} entries; leave out workers")
+    return len(given)
 
 
 def check_apart(parts: list[Any]) -> None:

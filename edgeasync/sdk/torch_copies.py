@@ -7,43 +7,18 @@ there, and one copy moves that to or from pinned memory, on a stream of its own.
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from edgeasync.sdk.torch_modules import Arrays, read_tensors, write_tensors
+from edgeasync.parameters import Arrays
+from edgeasync.sdk.torch_modules import read_tensors, write_tensors
 
 
-class CopyEnd(Protocol):
-    """The end of a copy."""
-
-    def synchronize(self) -> None:
-        """Wait for the end in this thread."""
-
-
-class Link(Protocol):
-    """A GPU's side stream and its buffers. Tests substitute it."""
-
-    def host_buffer(self, length: int) -> Tensor:
-        """Return float32 values in pinned memory."""
-
-    def device_buffer(self, length: int) -> Tensor:
-        """Return float32 values on the GPU."""
-
-    def mark(self) -> CopyEnd:
-        """Return the end of the work that the current stream has been given so far."""
-
-    def copy(self, target: Tensor, source: Tensor, after: CopyEnd) -> CopyEnd:
-        """Copy on the side stream, after its own earlier copies and after an event."""
-
-    def order(self, event: CopyEnd) -> None:
-        """Let later work of the current stream wait for a copy; the caller does not wait."""
-
-
-class CudaLink:
-    """A `Link` to a GPU of CUDA."""
+class Link:
+    """A GPU of CUDA: a side stream and its buffers. Tests substitute it."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -59,30 +34,30 @@ class CudaLink:
         buffer.record_stream(self._side)
         return buffer
 
-    def mark(self) -> CopyEnd:
+    def mark(self) -> torch.cuda.Event:
         """Return the end of the work that the current stream has been given so far."""
         return self._event_on(torch.cuda.current_stream(self._device))
 
-    def copy(self, target: Tensor, source: Tensor, after: CopyEnd) -> CopyEnd:
+    def copy(self, target: Tensor, source: Tensor, after: torch.cuda.Event) -> torch.cuda.Event:
         """Copy on the side stream, after its own earlier copies and after an event."""
         self._side.wait_event(after)
         with torch.cuda.stream(self._side):
             target.copy_(source, non_blocking=True)
         return self._event_on(self._side)
 
-    def order(self, event: CopyEnd) -> None:
+    def order(self, event: torch.cuda.Event) -> None:
         """Let later work of the current stream wait for a copy; the caller does not wait."""
         torch.cuda.current_stream(self._device).wait_event(event)
 
-    def _event_on(self, stream: Any) -> CopyEnd:
-        event: CopyEnd = torch.cuda.Event(blocking=True)  # a thread that waits leaves the processor to the loop
+    def _event_on(self, stream: Any) -> torch.cuda.Event:
+        event = torch.cuda.Event(blocking=True)  # a thread that waits leaves the processor to the loop
         stream.record_event(event)
         return event
 
 
 def link_to(device: torch.device) -> Link | None:
     """Return a link to a GPU of CUDA, None for other devices."""
-    return CudaLink(device) if device.type == "cuda" else None
+    return Link(device) if device.type == "cuda" else None
 
 
 class Copies:
@@ -144,7 +119,7 @@ class _Staged(NamedTuple):
     """Values in pinned memory, and the copy that read them last."""
 
     host: Tensor
-    sent: CopyEnd | None
+    sent: torch.cuda.Event | None
 
 
 class _Flat:
@@ -159,7 +134,7 @@ class _Flat:
         self._device = link.device_buffer(length)
         self._host = link.host_buffer(length)
         self._host_is_free = threading.Semaphore()
-        self._copied: CopyEnd | None = None
+        self._copied: torch.cuda.Event | None = None
         """The end of the last copy."""
         self._used = link.mark()
         """The end of what the training stream last did with the flat buffer, or with its memory before."""

@@ -14,13 +14,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from edgeasync.errors import ConfigError
-from edgeasync.parameters import Parameter
+from edgeasync.parameters import Arrays, Parameter
 from edgeasync.protocol.messages import Frozen
 from edgeasync.training.frozen import PIECE, FrozenArray, frozen_checksum
 
 LOG = logging.getLogger("edgeasync.join")
-
-Arrays = Mapping[str, npt.NDArray[np.float32]]
 
 
 def dump_states(kept: Sequence[Any]) -> npt.NDArray[np.uint8]:

@@ -8,20 +8,15 @@ from torch.optim.optimizer import Optimizer
 
 from edgeasync.core.arrays.spool import TrainerState
 from edgeasync.errors import ConfigError
+from edgeasync.parameters import Arrays
+from edgeasync.sdk.participants import AddingParticipant
 from edgeasync.sdk.torch_copies import Copies
 from edgeasync.sdk.torch_exchanged import Exchanged
-from edgeasync.sdk.torch_modules import (
-    Arrays,
-    check_alone,
-    dump_states,
-    frozen_of,
-    load_states,
-    rounds,
-)
+from edgeasync.sdk.torch_modules import check_alone, dump_states, frozen_of, load_states, rounds
 from edgeasync.sdk.torch_steps import Optimizers, watch_steps
 
 
-class TorchParticipant:
+class TorchParticipant(AddingParticipant):
     """A module in a session, and its optimizer if it is known.
 
     Its trained parameters take part, each once, however many names it has. So do the floating buffers of its state

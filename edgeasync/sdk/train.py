@@ -19,7 +19,7 @@ from edgeasync.policies.policy import Policy, is_recordable
 from edgeasync.runtime.hub import HubRuntime
 from edgeasync.sdk.blocking import blocking
 from edgeasync.sdk.callbacks import Callback, Callbacks
-from edgeasync.sdk.keywords import TrainingKeywords, check_keywords, of_graph, of_steps
+from edgeasync.sdk.keywords import TrainingKeywords, check_keywords, of_graph, of_steps, show_keywords
 from edgeasync.sdk.models import local_training
 from edgeasync.sdk.observer import Observer
 from edgeasync.sdk.peers import (
@@ -44,6 +44,7 @@ DEFAULT_EPOCHS = 10.0
 """How long `train` trains if nothing is said."""
 
 
+@show_keywords
 async def train_async(
     model: object,
     data: object,
@@ -72,8 +73,7 @@ async def train_async(
     - `settings`: other tables of a hub's settings file: `{"codec": {"push": "int8"}}`.
     - `engine`: workers are "tasks" of this process, "processes", or actors on "ray".
     - `topology`: "ring" or "all_to_all" averages without a hub, by `settings={"peer": {...}}`, keys of `[peer]`.
-    - How workers train: `optimizer`, `batch_size`, `metrics`, `keep_optimizer_state`, `accumulation_steps`,
-      `micro_batch_size`, `loss`, `output`, `train`, `freeze`.
+    - The keywords after it say how workers train, and what for.
 
     Raises an `EdgeAsyncError` if something does not fit. What a model, a trainer or `evaluate` raises comes out.
 
@@ -85,7 +85,7 @@ async def train_async(
     >>> run.updates >= 40
     True
     """
-    check_keywords(training, TrainingKeywords, train_async, "train")
+    check_keywords(training, train_async, "train")
     check_threads()
     check_topology(topology)
     if topology != "star":

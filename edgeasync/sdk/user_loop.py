@@ -11,7 +11,7 @@ from typing import Generic, Self, TypeVar
 
 from edgeasync.sdk.lockstep import Lockstep
 from edgeasync.sdk.loop_state import LoopState
-from edgeasync.sdk.participants import Participant, has_unsent, pending
+from edgeasync.sdk.participants import Participant
 from edgeasync.sdk.service import Service
 from edgeasync.training.trainer import StepResult
 
@@ -101,7 +101,7 @@ class UserLoop(Service):
         While another backward pass still needs the model's values, as between the steps of a GAN's two optimizers,
         a step does not count by itself: the next one that counts has its change, too.
         """
-        if pending(self._participant) is None:
+        if self._participant.pending() is None:
             self._count(loss, examples)
 
     def _count(self, loss: float | None = None, examples: int = 0) -> None:
@@ -114,10 +114,10 @@ class UserLoop(Service):
         noted, self._noted = self._noted, (None, 0)
         told = noted[0] if loss is None else float(loss)
         score, self._score = self._score, None
-        if lockstep.hand_over(StepResult(told, examples or noted[1]), self._participant, score):
+        if lockstep.hand_over(StepResult(told, examples or noted[1]), score):
             self._loop_state.steps += 1
             self.steps_since_exchange += 1
-            if not lockstep.await_turn(self._participant):
+            if not lockstep.await_turn():
                 self._done.result(ENDING_S)
                 return
         self._take_model(lockstep)
@@ -173,7 +173,7 @@ class UserLoop(Service):
             )
         try:
             if error is None:
-                if has_unsent(self._participant):
+                if self._participant.has_unsent:
                     self._count()
                 if not self.steps and self._is_begun and not self.finished and not self._aborted:
                     LOG.warning("the session ends, and counted no step of the loop")
@@ -227,7 +227,7 @@ class UserLoop(Service):
 
     def _take_model(self, lockstep: Lockstep) -> bool:
         """Take a model if there is a new one; return whether there was."""
-        if not lockstep.take_model(self._participant):
+        if not lockstep.take_model():
             return False
         self.steps_since_exchange = 0
         self.exchanges += 1

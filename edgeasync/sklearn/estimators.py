@@ -8,10 +8,10 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from edgeasync.parameters import Arrays
 from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.optimizers import SGD, Adam
 from edgeasync.policies.policy import Policy
-from edgeasync.sdk.models import Arrays
 from edgeasync.sdk.stop import Stop
 from edgeasync.sdk.train import train
 from edgeasync.training.perceptron import Perceptron, scores_of

@@ -11,9 +11,9 @@ from sklearn.neural_network import MLPClassifier, MLPRegressor
 
 from edgeasync.data.dataset import Dataset, batches
 from edgeasync.errors import ConfigError
-from edgeasync.parameters import Parameter, ParameterSpec, Vector
+from edgeasync.parameters import Arrays, Parameter, ParameterSpec, Vector
 from edgeasync.sdk.adapted import Adapted
-from edgeasync.sdk.models import Arrays, Prepared
+from edgeasync.sdk.models import Prepared
 from edgeasync.training.evaluation import EvaluationResult, Evaluator
 from edgeasync.training.plan import LocalTraining
 from edgeasync.training.trainer import StepResult

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from edgeasync.data.dataset import Dataset, Features
 from edgeasync.errors import DataError
 from edgeasync.parameters import Vector
-from edgeasync.training.losses import Array, LossSum, cross_entropy
+from edgeasync.training.losses import LossSum, cross_entropy
 from edgeasync.training.numpy_models import Model
 
 ROWS_MAX = 256
@@ -69,24 +69,16 @@ class NumpyEvaluator:
 
     def __call__(self, parameters: Vector) -> EvaluationResult:
         """Evaluate; raises `ModelMismatchError` for a vector that is not of the model."""
-        x, y = self._dataset.x, self._dataset.y
-        return evaluate(x, y, self._rows, lambda batch: self._model.scores(parameters, batch), cross_entropy)
+
+        def loss_of(x: Any, y: Any) -> LossSum:
+            return cross_entropy(self._model.scores(parameters, x), y)
+
+        return add_up(self._dataset.x, self._dataset.y, self._rows, loss_of)
 
 
 def rows_at_once(values: int) -> int:
     """Return how many examples make a batch if the widest array has `values` for each."""
     return max(1, min(ROWS_MAX, VALUES_MAX // values))
-
-
-def evaluate(
-    x: Features,
-    targets: npt.NDArray[Any],
-    rows: int,
-    scores_of: Callable[[Any], Array],
-    loss: Callable[[Array, Any], LossSum],
-) -> EvaluationResult:
-    """Evaluate in batches of `rows`, the last one what is left: `loss(scores_of(x), targets)`, summed up."""
-    return add_up(x, targets, rows, lambda batch, wanted: loss(scores_of(batch), wanted))
 
 
 def add_up(

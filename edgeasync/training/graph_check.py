@@ -16,8 +16,6 @@ for a hub trusts it with time and memory, and not with more.
 import math
 from collections.abc import Iterator
 
-import msgspec
-
 from edgeasync.errors import GraphError
 from edgeasync.protocol.operators import ALLOWED, ALLOWED_OWN
 from edgeasync.protocol.wire import Buffer
@@ -88,6 +86,9 @@ _SHAPE: _Schema = {1: ("dim*", _ONE)}
 _DIM: _Schema = {1: ("dim_value", (VARINT,)), 2: ("dim_param", _ONE), 3: ("denotation", _ONE)}
 _ENTRY: _Schema = {1: ("key", _ONE), 2: ("value", _ONE)}
 
+_SKIMMED = {"type": _TYPE, "tensor_type": _TENSOR_TYPE, "shape": _SHAPE, "dim": _DIM}
+"""What lies inside the type of a value, which onnxruntime checks."""
+
 _FOREIGN = {
     "functions": "functions of its own",
     "training_info": "a training_info",
@@ -111,35 +112,25 @@ _EMPTY_IS_ABSENT = frozenset({"ref_attr_name", "overload", "data_location"})
 """Fields of text or a number: written with the value that they have by default, they say nothing."""
 
 
-class GraphSummary(msgspec.Struct, frozen=True):
-    """What a graph is made of: nodes (all subgraphs included), how many kinds, and the outer graph's names."""
+def check_graph(model: Buffer, *, bytes_max: int) -> None:
+    """Screen a serialized ONNX model; raises `GraphError`, whatever the bytes are.
 
-    nodes: int
-    operators: int
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-
-
-def check_graph(model: Buffer, *, bytes_max: int, nodes_max: int = NODES_MAX) -> GraphSummary:
-    """Screen a serialized ONNX model; return its summary. Raises `GraphError`, whatever the bytes are.
-
-    `bytes_max` bounds the message, and with it all constants in it; `nodes_max` the nodes of all its graphs.
+    `bytes_max` bounds the message, and with it all constants in it.
     """
     view = memoryview(model).cast("B")
     if len(view) > bytes_max:
         raise GraphError(f"the graph has {len(view)} bytes, over the limit of {bytes_max}; raise graph_bytes_max")
-    return _Screen(nodes_max).model(view)
+    _Screen().model(view)
 
 
 class _Screen:
     """One walk through one message; counts what must stay within bounds."""
 
-    def __init__(self, nodes_max: int) -> None:
-        self._nodes_max = nodes_max
+    def __init__(self) -> None:
         self._nodes = self._fields = 0
-        self._operators: set[bytes] = set()
+        self._has_scans = False
 
-    def model(self, view: memoryview) -> GraphSummary:
+    def model(self, view: memoryview) -> None:
         graph: memoryview | None = None
         opsets: list[bool] = []
         for name, value in self._walk(view, _MODEL, "the graph"):
@@ -158,10 +149,9 @@ class _Screen:
                 f"the graph imports {len(opsets)} sets of operators; it must import ai.onnx once, and may import "
                 "com.microsoft once"
             )
-        inputs, outputs = self._graph(graph, 1)
-        if b"Scan" in self._operators:
+        self._graph(graph, 1)
+        if self._has_scans:
             check_scans(graph)
-        return GraphSummary(self._nodes, len(self._operators), inputs, outputs)
 
     def _opset(self, view: memoryview) -> bool:
         """Check an import; return whether it is of onnxruntime's own operators."""
@@ -178,31 +168,24 @@ class _Screen:
             raise GraphError(f"the graph is of opset {version}; give the hub one of {OPSET_MIN} to {OPSET_MAX}")
         return False
 
-    def _graph(self, view: memoryview, depth: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def _graph(self, view: memoryview, depth: int) -> None:
         if depth > DEPTH_MAX:
             raise GraphError(
                 f"graphs lie more than {DEPTH_MAX} deep inside one another; give the hub a plainer one"
             )
-        inputs: list[str] = []
-        outputs: list[str] = []
         for name, value in self._walk(view, _GRAPH, "a graph"):
             match name:
                 case "node":
                     self._node(_bytes(value), depth)
                 case "initializer":
                     self._tensor(_bytes(value))
-                case "input":
-                    inputs.append(self._value(_bytes(value)))
-                case "output":
-                    outputs.append(self._value(_bytes(value)))
-                case "value_info":
-                    self._value(_bytes(value))
-        return tuple(inputs), tuple(outputs)
+                case "input" | "output" | "value_info":
+                    self._skim(_bytes(value), _VALUE)
 
     def _node(self, view: memoryview, depth: int) -> None:
         self._nodes += 1
-        if self._nodes > self._nodes_max:
-            raise GraphError(f"the graph has more than {self._nodes_max} nodes; give the hub a smaller one")
+        if self._nodes > NODES_MAX:
+            raise GraphError(f"the graph has more than {NODES_MAX} nodes; give the hub a smaller one")
         operator = node_name = domain = b""
         attributes = []
         for name, value in self._walk(view, _NODE, "a node"):
@@ -223,7 +206,7 @@ class _Screen:
             _check_domain(domain, f"{where} is")
         if operator.decode("ascii", "replace") not in allowed:
             raise GraphError(f"{where}: a device does not run this operator; give the hub a graph without it")
-        self._operators.add(operator)
+        self._has_scans |= operator == b"Scan"
         for attribute in attributes:
             self._attribute(attribute, operator, where, depth)
 
@@ -278,28 +261,11 @@ class _Screen:
                 f"tensor {_shown(tensor)} does not hold as many values as its shape says; is it damaged?"
             )
 
-    def _value(self, view: memoryview) -> str:
-        value_name = ""
-        for name, value in self._walk(view, _VALUE, "a value"):
-            if name == "name":
-                value_name = _text(_bytes(value))
-            elif name == "type":
-                self._type(_bytes(value))
-        return value_name
-
-    def _type(self, view: memoryview) -> None:
-        for name, value in self._walk(view, _TYPE, "a type"):
-            if name != "tensor_type":
-                continue
-            for part, inner in self._walk(_bytes(value), _TENSOR_TYPE, "a type"):
-                if part == "shape":
-                    for _, dim in self._walk(_bytes(inner), _SHAPE, "a shape"):
-                        self._skim(_bytes(dim), _DIM)
-
     def _skim(self, view: memoryview, schema: _Schema) -> None:
-        """Make sure that a message without anything of interest is well formed."""
-        for _ in self._walk(view, schema, "an entry"):
-            pass
+        """Make sure that a message without anything of interest is well formed, and so are those inside it."""
+        for name, value in self._walk(view, schema, "an entry"):
+            if (inner := _SKIMMED.get(name)) is not None:
+                self._skim(_bytes(value), inner)
 
     def _walk(self, view: memoryview, schema: _Schema, where: str) -> Iterator[tuple[str, int | memoryview]]:
         """Give the name and value of every field: an integer, or a view of its bytes."""

@@ -7,7 +7,7 @@ rounding. It depends on nothing but what `Machine` measures: the same measuremen
 import resource
 import time
 from pathlib import Path
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
@@ -37,24 +37,8 @@ FREE_SHARE_MAX = 0.5
 """The share of the free memory that parts of twice the size may need; the rest is for other programs."""
 
 
-class Machine(Protocol):
-    """What a choice is made by."""
-
-    def now_s(self) -> float:
-        """Return the time of a steady clock."""
-
-    def free_bytes(self) -> int:
-        """Return the memory that this process could still get."""
-
-    def resident_bytes(self) -> int:
-        """Return the memory that this process has now."""
-
-    def peak_bytes(self) -> int:
-        """Return the most memory that this process has had so far."""
-
-
-class ThisMachine:
-    """Measures by the clock and by Linux's /proc."""
+class Machine:
+    """What a choice is made by: this machine's clock, and its memory by Linux's /proc."""
 
     def now_s(self) -> float:
         """Return the time of a steady clock."""
@@ -109,10 +93,10 @@ class MicroBatchSize:
         if len(self._seconds) >= LOOKS:
             self._choose()
 
-    def failed(self) -> bool:
-        """Take half the size from now on; return whether there is one."""
+    def failed(self, rows: int) -> bool:
+        """Take half of what there was no memory for from now on; return whether that is one or more."""
         self._settled = True
-        self.rows //= 2
+        self.rows = rows // 2
         return self.rows > 0
 
     def _choose(self) -> None:

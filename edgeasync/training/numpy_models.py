@@ -5,10 +5,10 @@ loss is the mean softmax cross-entropy; hidden layers are rectified. Arrays are 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from itertools import pairwise
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +30,79 @@ _Width = Annotated[int, Meta(ge=1, le=2**24)]
 _Classes = Annotated[int, Meta(ge=2, le=2**24)]
 
 
-class SoftmaxModel(Section, frozen=True, tag_field="kind", tag="softmax", dict=True, kw_only=True):
+class _Classifier(Section, frozen=True, dict=True):
+    """Layers from `widths[0]` features to `widths[-1]` classes."""
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Features, widths of the hidden layers, classes."""
+        raise NotImplementedError
+
+    @cached_property
+    def spec(self) -> ParameterSpec:
+        """`layerN.weight` (from, to) and `layerN.bias` (to,), from the features on."""
+        parameters = []
+        for layer, shape in enumerate(pairwise(self.widths)):
+            parameters += [Parameter(f"layer{layer}.weight", shape), Parameter(f"layer{layer}.bias", shape[1:])]
+        return ParameterSpec(tuple(parameters))
+
+    def initial(self, seed: int) -> Vector:
+        """Return normal weights scaled as by He et al. 2015 (arXiv:1502.01852), and zero biases.
+
+        Without hidden layers all are zeros: the loss is convex.
+        """
+        vector = np.zeros(self.spec.length, np.float32)
+        if len(self.widths) > 2:
+            draw_weights(self._layers(vector), seed)
+        return vector
+
+    def check_data(self, dataset: Dataset) -> None:
+        """Raise `DataError` unless the examples' features, flattened, and labels fit the model."""
+        inputs, classes = self.widths[0], self.widths[-1]
+        features = math.prod(dataset.x.shape[1:])
+        if features != inputs:
+            raise DataError(
+                f"the data has {features} features, the hub's model takes {inputs}: give data with the same "
+                "features as all the others"
+            )
+        if dataset.y.dtype.kind != "i" or dataset.y.ndim != 1:
+            raise DataError("the data's targets are not one class number each, as the hub's model takes them")
+        if (label := int(dataset.y.max())) >= classes:
+            raise DataError(
+                f"label {label} is not under {classes} classes, as the hub's model has: number the classes from 0"
+            )
+
+    def gradient(self, parameters: Vector, x: Array, y: Labels, out: Vector, meter: Meter | None = None) -> float:
+        """Write the gradient of the batch's mean loss to `out` and return the loss; add the scores to `meter`."""
+        layers = self._layers(parameters)
+        try:
+            *inputs, scores = forward(layers, x)
+            if meter is not None:
+                meter.add(scores, y)
+            loss = softmax_slope(scores, y)
+        except (AttributeError, IndexError, TypeError, ValueError) as error:
+            raise DataError(
+                f"a batch does not fit the model ({error}); give batches of {self.widths[0]} features an example, "
+                f"and one label for each, from 0 to {self.widths[-1] - 1}"
+            ) from error
+        backward(layers, inputs, scores, self._layers(out))
+        return loss
+
+    def scores(self, parameters: Vector, x: Array) -> Array:
+        """Return the classes' scores of each example, before any softmax, (n, classes)."""
+        return forward(self._layers(parameters), x)[-1]
+
+    def predict(self, parameters: Vector, x: Array) -> Labels:
+        """Return the likeliest class of each example, int64 (n,)."""
+        classes: Labels = self.scores(parameters, x).argmax(axis=1).astype(np.int64, copy=False)
+        return classes
+
+    def _layers(self, vector: Vector) -> Layers:
+        # Made for each step: some microseconds, and no vector is kept alive by a cache.
+        return layers_of(self.spec.views(vector))
+
+
+class SoftmaxModel(_Classifier, frozen=True, tag_field="kind", tag="softmax", dict=True, kw_only=True):
     """Softmax regression: one linear layer from `inputs` features to `classes` scores."""
 
     inputs: _Width
@@ -42,33 +114,13 @@ class SoftmaxModel(Section, frozen=True, tag_field="kind", tag="softmax", dict=T
     parameters](/train/local.md).
     """
 
-    @cached_property
-    def spec(self) -> ParameterSpec:
-        """`layer0.weight` (inputs, classes) and `layer0.bias` (classes,)."""
-        return _spec((self.inputs, self.classes))
-
-    def initial(self, seed: int) -> Vector:  # noqa: ARG002
-        """Return zeros, whatever the seed: the loss is convex."""
-        return np.zeros(self.spec.length, np.float32)
-
-    def check_data(self, dataset: Dataset) -> None:
-        """Raise `DataError` unless the examples' features, flattened, and labels fit the model."""
-        _check_data(self.inputs, self.classes, dataset)
-
-    def gradient(self, parameters: Vector, x: Array, y: Labels, out: Vector, meter: Meter | None = None) -> float:
-        """Write the gradient of the batch's mean loss to `out` and return the loss; add the scores to `meter`."""
-        return _gradient(self.spec, parameters, x, y, out, meter=meter)
-
-    def scores(self, parameters: Vector, x: Array) -> Array:
-        """Return the classes' scores of each example, before any softmax, (n, classes)."""
-        return _scores(self.spec, parameters, x)
-
-    def predict(self, parameters: Vector, x: Array) -> Labels:
-        """Return the likeliest class of each example, int64 (n,)."""
-        return _predict(self.spec, parameters, x)
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Features and classes."""
+        return self.inputs, self.classes
 
 
-class MlpModel(Section, frozen=True, tag_field="kind", tag="mlp", dict=True, kw_only=True):
+class MlpModel(_Classifier, frozen=True, tag_field="kind", tag="mlp", dict=True, kw_only=True):
     """A multilayer perceptron: rectified layers of the widths `hidden` between features and scores."""
 
     inputs: _Width
@@ -82,43 +134,20 @@ class MlpModel(Section, frozen=True, tag_field="kind", tag="mlp", dict=True, kw_
     `["layer1.*"]` is the head of a network with one hidden layer. [Local parameters](/train/local.md).
     """
 
-    @cached_property
-    def spec(self) -> ParameterSpec:
-        """`layerN.weight` (from, to) and `layerN.bias` (to,), from the features on."""
-        return _spec((self.inputs, *self.hidden, self.classes))
-
-    def initial(self, seed: int) -> Vector:
-        """Return normal weights scaled as by He et al. 2015 (arXiv:1502.01852), and zero biases."""
-        vector = np.zeros(self.spec.length, np.float32)
-        draw_weights(_layers(self.spec, vector), seed)
-        return vector
-
-    def check_data(self, dataset: Dataset) -> None:
-        """Raise `DataError` unless the examples' features, flattened, and labels fit the model."""
-        _check_data(self.inputs, self.classes, dataset)
-
-    def gradient(self, parameters: Vector, x: Array, y: Labels, out: Vector, meter: Meter | None = None) -> float:
-        """Write the gradient of the batch's mean loss to `out` and return the loss; add the scores to `meter`."""
-        return _gradient(self.spec, parameters, x, y, out, meter=meter)
-
-    def scores(self, parameters: Vector, x: Array) -> Array:
-        """Return the classes' scores of each example, before any softmax, (n, classes)."""
-        return _scores(self.spec, parameters, x)
-
-    def predict(self, parameters: Vector, x: Array) -> Labels:
-        """Return the likeliest class of each example, int64 (n,)."""
-        return _predict(self.spec, parameters, x)
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Features, hidden layers and classes."""
+        return self.inputs, *self.hidden, self.classes
 
 
 Model = SoftmaxModel | MlpModel
 """Any of the models here; `kind` tells them apart in settings."""
 
 
-def _spec(widths: Sequence[int]) -> ParameterSpec:
-    parameters = []
-    for layer, shape in enumerate(pairwise(widths)):
-        parameters += [Parameter(f"layer{layer}.weight", shape), Parameter(f"layer{layer}.bias", shape[1:])]
-    return ParameterSpec(tuple(parameters))
+def layers_of(arrays: Mapping[str, npt.NDArray[Any]]) -> Layers:
+    """Return the layers of named arrays, in their order."""
+    values = list(arrays.values())
+    return list(zip(values[::2], values[1::2], strict=True))
 
 
 def draw_weights(layers: Layers, seed: int) -> None:
@@ -131,27 +160,6 @@ def draw_weights(layers: Layers, seed: int) -> None:
         np.multiply(weight, np.float32(math.sqrt(gain / len(weight))), out=weight)
 
 
-def _layers(spec: ParameterSpec, vector: Vector) -> Layers:
-    # Made for each step: some microseconds, and no vector is kept alive by a cache.
-    arrays = list(spec.views(vector).values())
-    return list(zip(arrays[::2], arrays[1::2], strict=True))
-
-
-def _check_data(inputs: int, classes: int, dataset: Dataset) -> None:
-    features = math.prod(dataset.x.shape[1:])
-    if features != inputs:
-        raise DataError(
-            f"the data has {features} features, the hub's model takes {inputs}: give data with the same "
-            "features as all the others"
-        )
-    if dataset.y.dtype.kind != "i" or dataset.y.ndim != 1:
-        raise DataError("the data's targets are not one class number each, as the hub's model takes them")
-    if (label := int(dataset.y.max())) >= classes:
-        raise DataError(
-            f"label {label} is not under {classes} classes, as the hub's model has: number the classes from 0"
-        )
-
-
 def forward(layers: Layers, x: Array) -> list[Array]:
     """Return the input of every layer, and last the scores (n, classes)."""
     arrays = [x.reshape(len(x), -1)]
@@ -162,25 +170,6 @@ def forward(layers: Layers, x: Array) -> list[Array]:
             np.maximum(product, np.float32(0.0), out=product)
         arrays.append(product)
     return arrays
-
-
-def _gradient(
-    spec: ParameterSpec, parameters: Vector, x: Array, y: Labels, out: Vector, *, meter: Meter | None
-) -> float:
-    layers = _layers(spec, parameters)
-    try:
-        *inputs, scores = forward(layers, x)
-        if meter is not None:
-            meter.add(scores, y)
-        loss = softmax_slope(scores, y)
-    except (AttributeError, IndexError, TypeError, ValueError) as error:
-        features, classes = len(layers[0][0]), len(layers[-1][1])
-        raise DataError(
-            f"a batch does not fit the model ({error}); give batches of {features} features an example, and one "
-            f"label for each, from 0 to {classes - 1}"
-        ) from error
-    backward(layers, inputs, scores, _layers(spec, out))
-    return loss
 
 
 def softmax_slope(scores: Array, y: Labels) -> float:
@@ -207,12 +196,3 @@ def backward(layers: Layers, inputs: list[Array], slope: Array, gradients: Layer
         if position:
             slope = slope @ layers[position][0].T
             slope *= inputs[position] > 0.0
-
-
-def _scores(spec: ParameterSpec, parameters: Vector, x: Array) -> Array:
-    return forward(_layers(spec, parameters), x)[-1]
-
-
-def _predict(spec: ParameterSpec, parameters: Vector, x: Array) -> Labels:
-    classes: Labels = _scores(spec, parameters, x).argmax(axis=1).astype(np.int64, copy=False)
-    return classes

@@ -4,46 +4,36 @@ The graph follows the contract of `docs/training_graph.md`. Nothing is copied in
 statistics: onnxruntime reads the parameters where they are and writes gradients where the optimizer reads them.
 """
 
-import logging
 import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
-from edgeasync.core.arrays.spool import TrainerState
 from edgeasync.data.dataset import (
     Dataset,
     Features,
     batches,
     check_answers,
     check_names,
-    check_shape,
     input_of,
     warn_of_one_class,
 )
-from edgeasync.errors import (
-    ConfigError,
-    DataError,
-    GraphError,
-    ModelMismatchError,
-    NoMemoryError,
-    native_reason,
-)
+from edgeasync.errors import ConfigError, DataError, GraphError, ModelMismatchError
 from edgeasync.metrics import Accuracy, Meter, MetricSetting, find_metrics
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.structs import parse_json
 from edgeasync.training.evaluation import EvaluationResult
+from edgeasync.training.gradient_trainer import GradientTrainer
+from edgeasync.training.input_form import InputForm
 from edgeasync.training.memory_fit import fitting_rows
-from edgeasync.training.micro_batches import Machine, MicroBatch, ThisMachine, worth_splitting
+from edgeasync.training.micro_batches import Machine, MicroBatch, worth_splitting
+from edgeasync.training.onnx_session import PROVIDERS, Provider, explain, open_session, providers_that_start
 from edgeasync.training.plan import LocalTraining
-from edgeasync.training.trainer import GradientTrainer, StepResult
-
-Provider = Literal["auto", "cpu", "cuda", "tensorrt"]
-"""What computes: `auto` takes the GPU if onnxruntime has one here, and says so."""
+from edgeasync.training.trainer import StepResult
 
 TARGET, LOSS, WEIGHT, GRADIENT, NEXT = "target", "loss", "loss_weight", ".grad", ".new"
 
@@ -53,23 +43,8 @@ SCORES_AT = 2
 EVALUATED_ROWS = 256
 """Examples that are evaluated at a time."""
 
-_PROVIDERS = {
-    "cpu": "CPUExecutionProvider",
-    "cuda": "CUDAExecutionProvider",
-    "tensorrt": "TensorrtExecutionProvider",
-}
-_DTYPES: dict[str, np.dtype[Any]] = {"tensor(float)": np.dtype(np.float32), "tensor(int64)": np.dtype(np.int64)}
 
-SMALLEST_GRAPH = bytes.fromhex(
-    "080812003a370a100a017812017922084964656e746974791201675a0f0a0178120a0a08080112040a020801"
-    "620f0a0179120a0a08080112040a02080142040a001011"
-)
-"""`y = Identity(x)`, by which a provider shows that it starts."""
-
-_log = logging.getLogger(__name__)
-
-
-class OnnxTrainer:
+class OnnxTrainer(GradientTrainer):
     """A `Trainer` that runs a training graph on this device's data.
 
     `graph` is a training graph from `edgeasync model build`. `local` says how it is trained: the keys of `[local]`
@@ -108,20 +83,18 @@ class OnnxTrainer:
         machine: Machine | None = None,
     ) -> None:
         self._dataset = dataset
-        self._machine = machine or ThisMachine()
-        self._gradient = gradient = GraphGradient(graph, spec, threads=threads, provider=provider)
+        self._machine = machine or Machine()
+        self._graph = gradient = GraphGradient(graph, spec, threads=threads, provider=provider)
         gradient.check_data(dataset)
         if not gradient.own_target:
             warn_of_one_class(dataset.y)
         fixed = gradient.batch_size
-        self._fits = local.micro_batch_size == "auto" or fixed is not None
-        """Whether nothing is to be tried: the size is chosen step by step, or there is only one."""
-        self._batches = drawn = batches(dataset, fixed or local.batch_size, seed, full=fixed is not None)
+        self._place = drawn = batches(dataset, fixed or local.batch_size, seed, full=fixed is not None)
         accumulation_steps = min(local.accumulation_steps, drawn.per_epoch)
         micro_batch_size = worth_splitting(local.micro_batch_size, drawn.batch_size)
         if accumulation_steps > 1 or micro_batch_size is not None:
             gradient.check_parts(micro_batch_size)
-        self._trainer = GradientTrainer(
+        super().__init__(
             spec,
             gradient,
             local.optimizer,
@@ -132,20 +105,10 @@ class OnnxTrainer:
             meter=gradient.measure(local.metrics) if local.metrics else None,
             machine=self._machine,
         )
-        self._rows = drawn.batch_size if not isinstance(micro_batch_size, int) else micro_batch_size
-
-    @property
-    def spec(self) -> ParameterSpec:
-        """The arrays of the model."""
-        return self._trainer.spec
-
-    def reset(self) -> None:
-        """Forget the optimizer's state."""
-        self._trainer.reset()
-
-    def scale_learning_rate(self, factor: float) -> None:
-        """Multiply every later step by this factor."""
-        self._trainer.scale_learning_rate(factor)
+        self._untried_rows: int | None = None
+        """How many examples are to go through the graph at once, until it is known whether they fit."""
+        if fixed is None and micro_batch_size != "auto":  # else there is one size, or it is chosen step by step
+            self._untried_rows = micro_batch_size or drawn.batch_size
 
     def begin(self, parameters: Vector) -> None:
         """Begin an assignment: from now on train this vector in place.
@@ -153,18 +116,16 @@ class OnnxTrainer:
         The first time it tries how many examples fit into the memory: a batch that does not is computed in parts.
         Raises `NoMemoryError` for one that must not be.
         """
-        if not self._fits:
-            self._fits = True
-            rows = fitting_rows(lambda rows: self._try(parameters, rows), self._rows, self._machine)
-            if rows < self._rows:
-                self._trainer.compute_at_most(rows)
-        self._trainer.begin(parameters)
+        if (wanted := self._untried_rows) is not None:
+            self._untried_rows = None
+            rows = fitting_rows(lambda rows: self._try(parameters, rows), wanted, self._machine)
+            if rows < wanted:
+                self.compute_at_most(rows)
+        super().begin(parameters)
 
     def _try(self, parameters: Vector, rows: int) -> None:
         """Compute what a step on the first examples does, but change nothing."""
-        first = np.arange(min(rows, len(self._dataset)))
-        batch = Dataset(self._dataset.features[first], self._dataset.y[first])
-        self._gradient.evaluate_batch(parameters, batch, None)
+        self._graph.evaluate_batch(parameters, self._dataset.take(np.arange(min(rows, len(self._dataset)))), None)
 
     def step(self) -> StepResult:
         """Take one local step, on one batch.
@@ -172,30 +133,18 @@ class OnnxTrainer:
         What the graph draws at random follows from the place in the data: a trainer that resumes draws the same.
         onnxruntime has one generator for the whole process.
         """
-        onnxruntime.set_seed(zlib.crc32(self._batches.state().tobytes()))
-        return self._trainer.step()
-
-    def metrics(self) -> Mapping[str, float]:
-        """Return the metrics of the steps since the last call."""
-        return self._trainer.metrics()
-
-    def state(self) -> TrainerState:
-        """Return the place in the data, and the optimizer's state if it is kept."""
-        return self._trainer.state()
-
-    def restore(self, state: TrainerState) -> None:
-        """Resume from a state; raises `ValueError` for the state of another trainer or of other data."""
-        self._trainer.restore(state)
+        onnxruntime.set_seed(zlib.crc32(self._place.state().tobytes()))
+        return super().step()
 
     @property
     def batch_size(self) -> int | None:
         """The only batch size that the graph takes; `None` if it takes any."""
-        return self._gradient.batch_size
+        return self._graph.batch_size
 
     @property
     def loss(self) -> str:
         """The kind of the graph's loss."""
-        return self._gradient.loss
+        return self._graph.loss
 
     def evaluate(self, parameters: Vector, dataset: Dataset) -> EvaluationResult:
         """Return loss and accuracy of other parameters on other data, by the training graph; from any thread.
@@ -203,32 +152,32 @@ class OnnxTrainer:
         Batch norms use the batch's statistics, as in training, and dropouts are at work. Raises `DataError` for
         data that does not fit.
         """
-        self._gradient.check_data(dataset)
-        rows = self._gradient.batch_size or EVALUATED_ROWS
-        count = len(dataset) if self._gradient.batch_size is None else len(dataset) // rows * rows
+        self._graph.check_data(dataset)
+        rows = self._graph.batch_size or EVALUATED_ROWS
+        count = len(dataset) if self._graph.batch_size is None else len(dataset) // rows * rows
         if not count:
             raise DataError(
                 f"{len(dataset)} examples are no batch of {rows}, which the hub's graph takes: give more"
             )
-        meter = self._gradient.accuracy_meter()
+        meter = self._graph.accuracy_meter()
         total = counted = 0.0
         for start in range(0, count, rows):
             part = dataset.take(np.arange(start, min(start + rows, count)))
-            loss, weight = self._gradient.evaluate_batch(parameters, part, meter)
+            loss, weight = self._graph.evaluate_batch(parameters, part, meter)
             total, counted = total + loss * weight, counted + weight
         accuracy = None if meter is None else meter.take().get("accuracy")
         return EvaluationResult(total / counted if counted else math.nan, accuracy, count)
 
     def interrupt(self) -> None:
         """End the running step, because a graph may loop without end."""
-        self._gradient.interrupt()
+        self._graph.interrupt()
 
     @staticmethod
     def starts_on(provider: Literal["cpu", "cuda", "tensorrt"]) -> bool:
         """Return whether onnxruntime computes with this execution provider here."""
-        if _PROVIDERS[provider] not in onnxruntime.get_available_providers():
+        if PROVIDERS[provider] not in onnxruntime.get_available_providers():
             return False  # without the warning that an agent whose settings name it logs
-        return _PROVIDERS[provider] in providers_that_start(provider, 1)
+        return PROVIDERS[provider] in providers_that_start(provider, 1)
 
 
 class GraphGradient:
@@ -245,24 +194,20 @@ class GraphGradient:
         self._metadata = self._session.get_modelmeta().custom_metadata_map
         inputs = {entry.name: entry for entry in self._session.get_inputs()}
         outputs = {entry.name: entry for entry in self._session.get_outputs()}
-        _check_spec(spec, inputs, outputs)
+        self._output = str(self._metadata.get("edgeasync.output", "edgeasync.output"))
+        """The name of the model's scores among the outputs."""
+        _check_contract(spec, inputs, outputs, self._output)
         data = [name for name in inputs if name != TARGET and name not in {p.name for p in spec.parameters}]
-        self._x = tuple([_Fed(inputs[name]) for name in data])
-        if not data or len({fed.rows for fed in self._x}) > 1:
+        self._x = tuple([InputForm.of(inputs[name]) for name in data])
+        if not data or len({form.rows for form in self._x}) > 1:
             raise GraphError(f"the graph's inputs {', '.join(data) or '(none)'} have no one size of the batch")
-        self._y = _Fed(inputs[TARGET])
-        self._loss, self._weight = np.zeros((), np.float32), np.ones((), np.float32)
+        self._y = InputForm.of(inputs[TARGET])
+        self._loss, self._weight = np.zeros((), np.float32), np.zeros((), np.float32)
         self._binding = self._session.io_binding()
         self._options = onnxruntime.RunOptions()
         self._binding.bind_output(LOSS, "cpu", 0, np.float32, (), self._loss.ctypes.data)
-        self.tells_weight = WEIGHT in outputs
-        """Whether the graph says what a batch counts, so that a batch may be computed in parts."""
-        if self.tells_weight:
-            self._binding.bind_output(WEIGHT, "cpu", 0, np.float32, (), self._weight.ctypes.data)
+        self._binding.bind_output(WEIGHT, "cpu", 0, np.float32, (), self._weight.ctypes.data)
         self._meter: Meter | None = None
-        output = self._metadata.get("edgeasync.output", "")
-        self._output = output if output in outputs else None
-        """The name of the model's scores among the outputs; `None` if the graph does not give them."""
         self._parameters: Vector | None = None
         self._out: Vector | None = None
 
@@ -279,7 +224,7 @@ class GraphGradient:
     @property
     def whole(self) -> bool:
         """Whether a batch must be computed at once: the graph takes no parts, or they do not add up to it."""
-        return self.batch_size is not None or not self.tells_weight or self._smooths_zeros
+        return self.batch_size is not None or self._smooths_zeros
 
     @property
     def _smooths_zeros(self) -> bool:
@@ -309,14 +254,14 @@ class GraphGradient:
         if parameters is not self._parameters or out is not self._out:
             self._bind(parameters, out)
         # Names that live until the run is over: the binding holds bare addresses.
-        fed_x = [fed.bind(self._binding, input_of(x, fed.name)) for fed in self._x]
-        fed_y = self._y.bind(self._binding, fed_x[0] if self.own_target else y)
+        fed_x = [self._feed(form, input_of(x, form.name)) for form in self._x]
+        fed_y = self._feed(self._y, fed_x[0] if self.own_target else y)
         if self._meter is not None:
             self._binding.bind_output(self._output, "cpu")  # for each run: the last batch of an epoch is shorter
         try:
             self._session.run_with_iobinding(self._binding, self._options)
         except Exception as error:
-            raise _explain(error) from error
+            raise explain(error) from error
         if self._meter is not None:
             self._meter.add(self._binding.get_outputs()[SCORES_AT].numpy(), fed_y)
         del fed_x, fed_y
@@ -329,20 +274,20 @@ class GraphGradient:
 
         Nothing changes. Raises what a call raises. From any thread.
         """
-        fed = {each.name: each.form(input_of(batch.features, each.name)) for each in self._x}
-        target = self._y.form(next(iter(fed.values())) if self.own_target else batch.y)
-        names = [LOSS, *([WEIGHT] if self.tells_weight else []), *([self._output] if meter is not None else [])]
+        fed = {each.name: each.bring(input_of(batch.features, each.name)) for each in self._x}
+        target = self._y.bring(next(iter(fed.values())) if self.own_target else batch.y)
+        names = [LOSS, WEIGHT, *([self._output] if meter is not None else [])]
         try:
             found = self._session.run(names, {**self._spec.views(parameters), **fed, self._y.name: target})
         except Exception as error:
-            raise _explain(error) from error
+            raise explain(error) from error
         if meter is not None:
             meter.add(found[-1], target)
-        return float(found[0]), float(found[1]) if self.tells_weight else float(len(batch))
+        return float(found[0]), float(found[1])
 
     def accuracy_meter(self) -> Meter | None:
-        """Return what measures the accuracy; `None` where the graph gives no scores, or has no classes."""
-        if self._output is None or self.loss != "cross_entropy":
+        """Return what measures the accuracy; `None` where there are no classes."""
+        if self.loss != "cross_entropy":
             return None
         return Meter([Accuracy()], ignored_label=self._ignored_label)
 
@@ -355,6 +300,12 @@ class GraphGradient:
         """Whether each example is its own target, as of an autoencoder."""
         return bool(self._metadata.get("edgeasync.target") == "input")
 
+    def _feed(self, form: InputForm, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Bind an input of a batch; what this returns must outlive the run."""
+        fed = form.bring(values)
+        self._binding.bind_input(form.name, "cpu", 0, form.dtype.type, fed.shape, fed.ctypes.data)
+        return fed
+
     def _bind(self, parameters: Vector, out: Vector) -> None:
         values, results = self._spec.views(parameters), self._spec.views(out)
         for parameter in self._spec.parameters:
@@ -366,11 +317,6 @@ class GraphGradient:
 
     def measure(self, metrics: Sequence[MetricSetting]) -> Meter:
         """Return what adds these metrics up from now on; raises `ConfigError` if they do not fit the loss."""
-        if self._output is None:
-            raise ConfigError(
-                "the hub's graph was built by an older edgeasync, and does not give its scores: build it again, "
-                "or leave out metrics"
-            )
         self._meter = Meter(find_metrics(metrics, self.loss), ignored_label=self._ignored_label)
         self._binding.bind_output(self._output, "cpu")  # before the gradients, which are bound at the first run
         return self._meter
@@ -382,11 +328,6 @@ class GraphGradient:
 
     def check_parts(self, micro_batch_size: MicroBatch | None) -> None:
         """Raise `ConfigError` unless batches may be computed in parts, together or of this size."""
-        if not self.tells_weight:
-            raise ConfigError(
-                "the hub's graph was built by an older edgeasync, and does not say what parts of a batch count: "
-                "build it again, or leave out accumulation_steps and micro_batch_size"
-            )
         if self._smooths_zeros:
             raise ConfigError(
                 "the loss has label_smoothing and a class weight of 0, which is not the same for a batch in "
@@ -400,9 +341,9 @@ class GraphGradient:
 
     def check_data(self, dataset: Dataset) -> None:
         """Raise `DataError` unless the examples and targets fit the graph."""
-        check_names(dataset.features, [fed.name for fed in self._x], "graph")
-        for fed in self._x:
-            fed.check(input_of(dataset.features, fed.name), "examples")
+        check_names(dataset.features, [form.name for form in self._x])
+        for form in self._x:
+            form.check(input_of(dataset.features, form.name), "examples")
         if self._loss_settings.get("kind") == "bce_with_logits":
             check_answers(input_of(dataset.features, self._x[0].name) if self.own_target else dataset.y)
         if self.own_target:
@@ -410,7 +351,7 @@ class GraphGradient:
         labels = self._y.dtype.kind == "i"
         if labels and dataset.y.dtype.kind != "i":
             raise DataError(
-                "the data's targets are values, the hub's graph takes class numbers: give them as integers"
+                "the data's targets are values, the hub's model takes class numbers: give them as integers"
             )
         self._y.check(dataset.y, "targets")
         classes, ignored = self._metadata.get("edgeasync.classes"), self._metadata.get("edgeasync.ignored_label")
@@ -421,111 +362,14 @@ class GraphGradient:
             )
 
 
-class _Fed:
-    """An input that changes with every batch."""
-
-    def __init__(self, entry: onnxruntime.NodeArg) -> None:
-        self.name = entry.name
-        if entry.type not in _DTYPES:
-            raise GraphError(f"input {entry.name!r} is {entry.type}; a device's data is float32 or int64")
-        self.dtype = _DTYPES[entry.type]
-        rows, *features = entry.shape or [0]
-        if rows == 0 or not all(isinstance(size, int) and size > 0 for size in features):
-            raise GraphError(
-                f"input {entry.name!r} has the shape {entry.shape}; only the batch, axis 0, may be free in a "
-                "training graph"
-            )
-        self.rows = rows if isinstance(rows, int) else None
-        self.features: tuple[int, ...] = tuple(features)
-
-    def bind(self, binding: onnxruntime.IOBinding, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Bind a batch, brought to the input's dtype and shape; the result must outlive the run."""
-        fed = self.form(values)
-        binding.bind_input(self.name, "cpu", 0, self.dtype.type, fed.shape, fed.ctypes.data)
-        return fed
-
-    def form(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return a batch in the input's dtype and shape; not copied if it is so already."""
-        formed: npt.NDArray[Any] = np.ascontiguousarray(values, self.dtype).reshape(len(values), *self.features)
-        return formed
-
-    def check(self, values: npt.NDArray[Any], what: str) -> None:
-        """Raise `DataError` unless the values of one example fit."""
-        check_shape(values.shape[1:], self.features, what, "graph")
-        if self.dtype.kind == "i" and (values != np.rint(values)).any():
-            raise DataError(f"the data's {what} are not whole numbers, as the hub's graph takes them")
-
-
-def open_session(graph: bytes, threads: int, provider: Provider) -> onnxruntime.InferenceSession:
-    """Return a session for small devices: `threads` cores, idle between steps.
-
-    A provider that is missing or does not start is replaced by the CPU, with a warning in the log: one settings
-    file may serve boards that differ.
-    """
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 4  # errors are raised, and told once
-    # Within a step threads that spin share small operators faster; between steps they would empty a battery.
-    options.add_session_config_entry("session.force_spinning_stop", "1")
-    # One block for all tensors of a step is a fifth more memory, and no faster.
-    options.enable_mem_pattern = False
-    chosen = _providers(provider, onnxruntime.get_available_providers())
-    try:
-        session = onnxruntime.InferenceSession(graph, options, chosen)
-    except Exception as error:
-        raise GraphError(
-            f"onnxruntime cannot load the graph: {native_reason(error)}; install a newer onnxruntime"
-        ) from error
-    taken = session.get_providers()
-    if chosen[0] not in taken:
-        _log.warning("provider %s does not start here, install its driver and libraries: using the CPU", chosen[0])
-    _log.info("provider: %s", ", ".join(taken))
-    return session
-
-
-def providers_that_start(provider: Provider, threads: int) -> list[str]:
-    """Return the execution providers of a session, none if onnxruntime cannot make one."""
-    try:
-        return list(open_session(SMALLEST_GRAPH, threads, provider).get_providers())
-    except GraphError:
-        return []
-
-
-def _providers(provider: Provider, available: list[str]) -> list[str]:
-    if provider == "auto":
-        # Not TensorRT: it compiles for minutes, which only who asks for it should wait for.
-        provider = "cuda" if _PROVIDERS["cuda"] in available else "cpu"
-    wanted = [_PROVIDERS[provider]]
-    if provider == "tensorrt":
-        wanted.append(_PROVIDERS["cuda"])
-    if wanted[0] not in available:
-        _log.warning(
-            "provider %s is not in this onnxruntime, which has %s: doing without", wanted[0], ", ".join(available)
-        )
-    found = [name for name in wanted if name in available]
-    return found if found == [_PROVIDERS["cpu"]] else [*found, _PROVIDERS["cpu"]]
-
-
-def _explain(error: Exception) -> DataError | GraphError | NoMemoryError:
-    """Return what a step's failure means: an index that is too large comes from the data."""
-    sentence = " ".join(str(error).split())
-    if "out of data bounds" in sentence:
-        detail = sentence.rpartition("Status Message: ")[2]
-        return DataError(
-            f"the data have a number that the hub's graph cannot look up ({detail}): number tokens and classes "
-            "from 0, and leave out those that the model does not know"
-        )
-    if "allocate memory" in sentence or "bad_alloc" in sentence:
-        return NoMemoryError(f"there is not the memory for a step: {native_reason(error)}")
-    return GraphError(f"the hub's graph does not run on this device: {native_reason(error)}")
-
-
-def _check_spec(
-    spec: ParameterSpec, inputs: dict[str, onnxruntime.NodeArg], outputs: dict[str, onnxruntime.NodeArg]
+def _check_contract(
+    spec: ParameterSpec,
+    inputs: dict[str, onnxruntime.NodeArg],
+    outputs: dict[str, onnxruntime.NodeArg],
+    scores: str,
 ) -> None:
-    for name in (TARGET, LOSS):
-        if name not in (inputs if name == TARGET else outputs):
+    for name, entries in ((TARGET, inputs), (LOSS, outputs), (WEIGHT, outputs), (scores, outputs)):
+        if name not in entries:
             raise GraphError(f"the graph has no {name!r}: it is not a training graph; give the hub one")
     if outputs[LOSS].type != "tensor(float)" or outputs[LOSS].shape:
         raise GraphError(

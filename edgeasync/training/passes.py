@@ -1,24 +1,17 @@
 """A trainer that takes a given number of passes over its data, and then no more steps."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from edgeasync.core.arrays.spool import TrainerState
 from edgeasync.parameters import ParameterSpec, Vector
-from edgeasync.training.trainer import (
-    BufferedTrainer,
-    InterruptibleTrainer,
-    MeasuringTrainer,
-    ResettableTrainer,
-    ResumableTrainer,
-    StepResult,
-    StepsEndedError,
-    Trainer,
-)
+from edgeasync.training.trainer import ResumableTrainer, StepResult, StepsEndedError, Trainer
 
 _OWN, _TRAINER = "examples", "trainer."
+
+_OPTIONAL = ("flush", "interrupt", "metrics", "reset", "scale_learning_rate", "score")
+"""Methods by which a trainer is known to be of another protocol, too."""
 
 
 class PassesTrainer:
@@ -31,9 +24,12 @@ class PassesTrainer:
         self._trainer = trainer
         self._examples_max = examples_max
         self._examples = 0
+        for name in _OPTIONAL:
+            if hasattr(trainer, name):
+                setattr(self, name, getattr(trainer, name))
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._trainer, name)  # such as `score`, which not every trainer has
+        return getattr(self._trainer, name)  # such as `evaluate`, which not every trainer has
 
     @property
     def spec(self) -> ParameterSpec:
@@ -51,25 +47,6 @@ class PassesTrainer:
         result = self._trainer.step()
         self._examples += result.examples
         return result
-
-    def flush(self) -> None:
-        """Copy the parameters to the vector, where they are elsewhere."""
-        if isinstance(self._trainer, BufferedTrainer):
-            self._trainer.flush()
-
-    def metrics(self) -> Mapping[str, float]:
-        """Return the metrics of the steps since the last call."""
-        return self._trainer.metrics() if isinstance(self._trainer, MeasuringTrainer) else {}
-
-    def reset(self) -> None:
-        """Forget the optimizer's state, where that can be done."""
-        if isinstance(self._trainer, ResettableTrainer):
-            self._trainer.reset()
-
-    def interrupt(self) -> None:
-        """End the running step, where that can be done."""
-        if isinstance(self._trainer, InterruptibleTrainer):
-            self._trainer.interrupt()
 
     def state(self) -> TrainerState:
         """Return the count of examples, and what the trainer itself resumes from."""

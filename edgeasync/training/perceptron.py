@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgeasync.training.numpy_models import Array, Layers, backward, draw_weights, forward, softmax_slope
-
-Arrays = Mapping[str, Array]
+from edgeasync.parameters import Arrays
+from edgeasync.training.numpy_models import Array, backward, draw_weights, forward, layers_of, softmax_slope
 
 
 class Perceptron:
@@ -22,11 +21,11 @@ class Perceptron:
             self.parameters[f"layer{position}.weight"] = np.zeros((inputs, outputs), np.float32)
             self.parameters[f"layer{position}.bias"] = np.zeros(outputs, np.float32)
         if len(widths) > 2:  # without hidden layers the loss is convex: it begins with zeros
-            draw_weights(_layers(self.parameters), seed)
+            draw_weights(layers_of(self.parameters), seed)
 
     def gradient(self, arrays: Arrays, x: Array, y: Any) -> tuple[float, Arrays]:
         """Return the mean loss, cross entropy or half the squared error, and its gradients."""
-        layers = _layers(arrays)
+        layers = layers_of(arrays)
         *inputs, scores = forward(layers, x)
         if self._classifies:
             loss = softmax_slope(scores, y)
@@ -35,15 +34,10 @@ class Perceptron:
             loss = float(np.square(scores).mean(dtype=np.float64)) / 2
             scores /= np.float32(len(y))
         gradients = {name: np.empty_like(array) for name, array in arrays.items()}
-        backward(layers, inputs, scores, _layers(gradients))
+        backward(layers, inputs, scores, layers_of(gradients))
         return loss, gradients
 
 
 def scores_of(arrays: Mapping[str, npt.NDArray[Any]], x: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return what a perceptron of these arrays says of each example, before any softmax, (n, outputs)."""
-    return forward(_layers(arrays), x)[-1]
-
-
-def _layers(arrays: Mapping[str, Any]) -> Layers:
-    values = list(arrays.values())
-    return list(zip(values[::2], values[1::2], strict=True))
+    return forward(layers_of(arrays), x)[-1]

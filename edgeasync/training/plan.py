@@ -14,13 +14,14 @@ from edgeasync.errors import ConfigError, GraphError, ModelMismatchError
 from edgeasync.metrics import Meter, MetricSettings, find_metrics
 from edgeasync.parameters import ParameterSpec
 from edgeasync.policies.optimizers import SGD, TransformKind, check_chain
+from edgeasync.training.gradient_trainer import GradientTrainer
 from edgeasync.training.local_parameters import Patterns
 from edgeasync.training.micro_batches import AccumulationSteps, MicroBatch, check_accumulation, worth_splitting
 from edgeasync.training.numpy_models import Model
-from edgeasync.training.trainer import GradientTrainer, Trainer
+from edgeasync.training.trainer import Trainer
 
 if TYPE_CHECKING:
-    from edgeasync.training.onnx_trainer import Provider
+    from edgeasync.training.onnx_session import Provider
 
 
 class LocalTraining(Section, frozen=True):

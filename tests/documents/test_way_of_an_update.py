@@ -11,8 +11,8 @@ from edgeasync.data.dataset import Dataset, batches
 from edgeasync.policies.aggregation import ImmediateAggregator
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
+from edgeasync.training.gradient_trainer import GradientTrainer
 from edgeasync.training.numpy_models import MlpModel
-from edgeasync.training.trainer import GradientTrainer
 from simulation.clock import VirtualClock
 from simulation.disk import SimulatedDisk
 from simulation.fleet import SimulatedDevice

@@ -237,7 +237,7 @@ def test_workers_have_data_of_their_own_and_pause_together(tmp_path):
     with Hub(MODEL, run=tmp_path, bind=ANYWHERE) as hub, Agent(hub.address, parts) as agent:
         agent.wait_until_joined(PATIENCE_S)
         found = hub.status()["devices"]
-        assert sorted(len(worker._part) for worker in agent._workers) == [50, 70]
+        assert sorted(len(worker._training.part) for worker in agent._workers) == [50, 70]
         assert len({device["id"].rpartition("/")[0] for device in found}) == 1
         agent.pause()
         until(lambda: not live(hub), "goodbyes")
@@ -341,7 +341,7 @@ def test_epochs_and_batches_of_a_device_override_the_hubs(tmp_path):
     [
         ({"data": DATA, "workers": 0}, "workers is 0; give 1 or more"),
         ({"data": [DATA, DATA], "workers": 3}, "workers is 3, but the list has 2 entries"),
-        ({"data": []}, "the list has 0 entries"),
+        ({"data": []}, "the list is empty"),
         ({"trainer": Awaited(), "workers": 2}, "workers is 2, but there is one trainer: give a list"),
         ({"data": DATA, "workers": 2, "name": "pi/1"}, "the part after '/' is the worker's number"),
         ({"data": DATA, "epochs": 0}, "epochs are passes over data: give a number over 0"),

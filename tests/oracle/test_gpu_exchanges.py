@@ -134,23 +134,23 @@ def test_what_others_change_is_added_and_statistics_are_taken_over(links):
     module = Counts()
     participant = TorchParticipant(module)
     spec = edgeasync.torch.model(Counts()).spec
-    lockstep = Lockstep(spec, dict, ahead_max=8)
+    lockstep = Lockstep(spec, participant, ahead_max=8)
     vector = np.zeros(spec.length, np.float32)
     lockstep.begin(vector)
-    lockstep._asked = True
-    assert lockstep.take_model(participant)
+    lockstep._worker = "awaits_step"
+    assert lockstep.take_model()
 
     def step():
         with torch.no_grad():
             module.weight += 1
             module.seen += 1
-        assert lockstep.hand_over(edgeasync.StepResult(None, 1), participant)
+        assert lockstep.hand_over(edgeasync.StepResult(None, 1))
 
     def flush():
         thread = threading.Thread(target=lockstep.flush)
         thread.start()
         while thread.is_alive():
-            lockstep.serve(participant)
+            lockstep.serve()
 
     step()
     step()
@@ -163,7 +163,7 @@ def test_what_others_change_is_added_and_statistics_are_taken_over(links):
     vector[:] = 10.0
     lockstep.begin(vector)
     step()
-    assert lockstep.take_model(participant)
+    assert lockstep.take_model()
     assert module.weight.tolist() == [[12.0, 12.0]] * 3
     assert module.bias.tolist() == [10.0, 10.0]
     assert module.seen.tolist() == [10.0]
@@ -177,9 +177,9 @@ def test_what_others_change_is_added_and_statistics_are_taken_over(links):
     flush()
     vector[:] = 5.0
     lockstep.begin(vector)
-    assert not lockstep.hand_over(edgeasync.StepResult(None, 1), participant), "its steps are dropped"
-    lockstep._asked = True
-    assert lockstep.take_model(participant)
+    assert not lockstep.hand_over(edgeasync.StepResult(None, 1)), "its steps are dropped"
+    lockstep._worker = "awaits_step"
+    assert lockstep.take_model()
     assert module.weight.tolist() == [[5.0, 5.0]] * 3
 
 
@@ -191,7 +191,7 @@ def test_a_loop_stays_in_lockstep_that_rounds_or_resumes(case, tmp_path):
     with serve(edgeasync.torch.model(Counts()), tmp_path / "run", allowed) as hub:
         with join(hub.address, module, timeout_s=PATIENCE_S, **settings) as session:
             steps = take_steps(module, session, 4)
-            assert session._lockstep._ahead is None
+            assert not session._lockstep.model.runs_ahead
         hub.wait_until_left(PATIENCE_S)
         assert hub.snapshot()["bias"].tolist() == [steps, steps]
 
@@ -212,7 +212,7 @@ def test_a_trainer_on_a_gpu_copies_once_each_way_in_an_assignment(links):
     prepared = edgeasync.torch.model(nn.Linear(3, 2)).prepare(LocalTraining(batch_size=8))
     expected, found = prepared.initial.copy(), prepared.initial.copy()
     plain, trainer = (prepared.make_trainer(data(), 0, 1) for _ in range(2))
-    trainer._shares_memory = False  # as elsewhere than on a CPU
+    trainer._held.shares_memory = False  # as elsewhere than on a CPU
     for round_ in range(1, 4):
         assert run(plain, expected).loss_mean == run(trainer, found).loss_mean
         np.testing.assert_array_equal(found, expected)
@@ -354,6 +354,6 @@ def test_a_tree_of_a_loop_that_runs_ahead_keeps_its_steps(tmp_path):
                 model.value = {"w": model.value["w"] + 1}
                 session.step()
                 steps += 1
-            assert session._lockstep._ahead is not None
+            assert session._lockstep.model.runs_ahead
         hub.wait_until_left(PATIENCE_S)
         assert hub.snapshot()["w"].tolist() == [steps] * 3

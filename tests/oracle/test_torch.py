@@ -23,7 +23,7 @@ from edgeasync.callbacks import ExchangeEvent
 from edgeasync.errors import ConfigError, DataError
 from edgeasync.net.status import fetch_status
 from edgeasync.sdk.torch_participant import TorchParticipant
-from edgeasync.torch import _stream
+from edgeasync.sdk.torch_trainer import _stream
 from edgeasync.training.plan import LocalTraining
 from tests.support.programs.processes import PATIENCE_S
 

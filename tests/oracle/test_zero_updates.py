@@ -85,14 +85,14 @@ def test_a_hub_stays_where_it_is(dtype, codec, make_optimizer, tmp_path, monkeyp
 def test_so_it_does_for_a_module_that_is_made_shorter_after_join(dtype):
     module = torch.nn.Linear(16, 8)
     held = TorchParticipant(module)
-    lockstep = Lockstep(edgeasync.torch.model(torch.nn.Linear(16, 8)).spec, dict)
+    lockstep = Lockstep(edgeasync.torch.model(torch.nn.Linear(16, 8)).spec, held)
     for _ in range(2):
         vector = np.random.default_rng(0).normal(size=lockstep.spec.length).astype(np.float32)
         begun = vector.copy()
         lockstep.begin(vector)
-        lockstep._asked = True  # as the agent's worker has it
-        assert lockstep.take_model(held)
-        lockstep.hand_over(None, held)
+        lockstep._worker = "awaits_step"  # as the agent's worker has it
+        assert lockstep.take_model()
+        lockstep.hand_over(None)
         assert (vector == begun).all()
         module.to(dtype)
 
@@ -136,21 +136,21 @@ def test_of_a_change_the_update_has_what_the_module_holds_of_it(each_step, dtype
     """Half of the digits may be lost in the module, but what it gained is what travels."""
     module, other = make(dtype), TorchParticipant(make(seed=1))
     held = TorchParticipant(module)
-    lockstep = Lockstep(edgeasync.torch.model(make()).spec, dict, each_step=each_step)
+    lockstep = Lockstep(edgeasync.torch.model(make()).spec, held, each_step=each_step)
     vector = np.empty(lockstep.spec.length, np.float32)
     other.read(lockstep.spec.views(vector))
     begun = vector.copy()
     lockstep.begin(vector)
-    lockstep._asked = True  # as the agent's worker has it
-    assert lockstep.take_model(held)
+    lockstep._worker = "awaits_step"  # as the agent's worker has it
+    assert lockstep.take_model()
     before = {name: tensor.float().clone() for name, tensor in module.state_dict().items()}
     with torch.no_grad():
         module[2].bias += 0.25
-    lockstep.hand_over(StepResult(None, 0), held)
+    lockstep.hand_over(StepResult(None, 0))
     with ThreadPoolExecutor(1) as pool:
         worker = pool.submit(lockstep.flush)
         while not worker.done():
-            lockstep.serve(held)
+            lockstep.serve()
     delta = lockstep.spec.views(vector - begun)
     gained = module.state_dict()["2.bias"].float() - before["2.bias"]
     np.testing.assert_allclose(delta["2.bias"], gained.numpy(), atol=1e-6)

@@ -306,6 +306,8 @@ def hidden_loop():
         helper.make_node("Expand", ["q", "l"], ["z"]),
         scan((), name="z"),
         helper.make_node("Add", ["last", "q"], ["loss"]),
+        helper.make_node("Identity", ["q"], ["loss_weight"]),
+        helper.make_node("Identity", ["x"], ["y"]),
         helper.make_node("Identity", ["w"], ["w.grad"]),
         helper.make_node("Shape", ["target"], ["rows"]),
     ]
@@ -317,10 +319,18 @@ def hidden_loop():
             helper.make_tensor_value_info("target", TensorProto.INT64, ("batch",)),
             value("w", (2,)),
         ],
-        [value("loss", ()), value("w.grad", (2,)), helper.make_tensor_value_info("rows", TensorProto.INT64, (1,))],
+        [
+            value("loss", ()),
+            value("loss_weight", ()),
+            value("y", ("batch", 1)),
+            value("w.grad", (2,)),
+            helper.make_tensor_value_info("rows", TensorProto.INT64, (1,)),
+        ],
         [numpy_helper.from_array(np.float32(0.0), "q"), numbers("n", ENDLESS)],
     )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10).SerializeToString()
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    helper.set_model_props(made, {"edgeasync.output": "y"})
+    return made.SerializeToString()
 
 
 @pytest.mark.asyncio

@@ -10,8 +10,8 @@ from edgeasync.core.hub.settings import HubCoreSettings, Liveness
 from edgeasync.data.dataset import Dataset, batches
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
+from edgeasync.training.gradient_trainer import GradientTrainer
 from edgeasync.training.numpy_models import SoftmaxModel
-from edgeasync.training.trainer import GradientTrainer
 from simulation.clock import VirtualClock
 from simulation.fleet import SimulatedDevice
 from simulation.hub import SimulatedHub

@@ -21,8 +21,9 @@ from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
 from edgeasync.protocol.graph import ShippedGraph
 from edgeasync.protocol.messages import GraphHeader, Piece
+from edgeasync.training.gradient_trainer import GradientTrainer
 from edgeasync.training.numpy_models import MlpModel
-from edgeasync.training.trainer import GradientTrainer, StepResult
+from edgeasync.training.trainer import StepResult
 from simulation.clock import VirtualClock
 from simulation.fleet import SimulatedDevice
 from simulation.hub import SimulatedHub

@@ -10,8 +10,8 @@ from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Assignment, Duplicate, Push
+from edgeasync.training.gradient_trainer import GradientTrainer
 from edgeasync.training.numpy_models import SoftmaxModel
-from edgeasync.training.trainer import GradientTrainer
 from simulation.clock import VirtualClock
 from simulation.fleet import SimulatedDevice
 from simulation.hub import SimulatedHub

@@ -16,8 +16,8 @@ from edgeasync.policies.aggregation import BufferedAggregator, ImmediateAggregat
 from edgeasync.policies.optimizers import SGD, Adam
 from edgeasync.policies.policy import Policy, WarmUp
 from edgeasync.protocol import wire
+from edgeasync.training.gradient_trainer import GradientTrainer
 from edgeasync.training.numpy_models import SoftmaxModel
-from edgeasync.training.trainer import GradientTrainer
 from simulation.clock import VirtualClock
 from simulation.fleet import SimulatedDevice
 from simulation.hub import SimulatedHub

@@ -14,8 +14,8 @@ from edgeasync.policies.monitor import Monitor
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
 from edgeasync.policies.staleness import ConstantStaleness
+from edgeasync.training.gradient_trainer import GradientTrainer
 from edgeasync.training.numpy_models import MlpModel
-from edgeasync.training.trainer import GradientTrainer
 from simulation.clock import VirtualClock
 from simulation.fleet import SimulatedDevice
 from simulation.hub import SimulatedHub

@@ -1,6 +1,7 @@
 """Gradients of element-wise operators, with broadcasting."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -51,11 +52,6 @@ def _neg(step: Step) -> Gradients:
     return [step.graph.op("Neg", step.gradient)]
 
 
-@rule("Abs")
-def _abs(step: Step) -> Gradients:
-    return [step.graph.op("Mul", step.gradient, step.graph.op("Sign", step.input(0)))]
-
-
 @rule("Reciprocal")
 def _reciprocal(step: Step) -> Gradients:
     op = step.graph.op
@@ -68,19 +64,9 @@ def _sqrt(step: Step) -> Gradients:
     return [op("Div", op("Mul", step.gradient, step.graph.scalar(0.5)), step.output())]
 
 
-@rule("Exp")
-def _exp(step: Step) -> Gradients:
-    return [step.graph.op("Mul", step.gradient, step.output())]
-
-
 @rule("Log")
 def _log(step: Step) -> Gradients:
     return [step.graph.op("Div", step.gradient, step.input(0))]
-
-
-@rule("Sin")
-def _sin(step: Step) -> Gradients:
-    return [step.graph.op("Mul", step.gradient, step.graph.op("Cos", step.input(0)))]
 
 
 @rule("Cos")
@@ -154,9 +140,22 @@ def is_positive(graph: Graph, value: str) -> str:
     return graph.op("HardSigmoid", value, alpha=STEEP, beta=0.0)
 
 
-@rule("Relu")
-def _relu(step: Step) -> Gradients:
-    return [step.graph.op("Mul", step.gradient, is_positive(step.graph, step.output()))]
+SLOPES: dict[str, Callable[[Graph, str, str], str]] = {
+    "Abs": lambda graph, x, _: graph.op("Sign", x),
+    "Exp": lambda _, __, y: y,
+    "Relu": lambda graph, _, y: is_positive(graph, y),
+    "Sigmoid": lambda graph, _, y: graph.op("Sub", y, graph.op("Mul", y, y)),
+    "Sin": lambda graph, x, _: graph.op("Cos", x),
+    "Softplus": lambda graph, x, _: graph.op("Sigmoid", x),
+    "Tanh": lambda graph, _, y: graph.op("Sub", graph.scalar(1.0), graph.op("Mul", y, y)),
+}
+"""The slopes of operators whose input and output tell all of it."""
+
+
+@rule(*SLOPES)
+def _sloped(step: Step) -> Gradients:
+    slope = SLOPES[step.node.op](step.graph, step.input(0), step.output())
+    return [step.graph.op("Mul", step.gradient, slope)]
 
 
 @rule("LeakyRelu")
@@ -185,23 +184,6 @@ def _clip(step: Step) -> Gradients:
             step.constant(position)
             gradient = op("Where", op(outside, step.input(0), step.input(position)), graph.scalar(0.0), gradient)
     return [gradient]
-
-
-@rule("Sigmoid")
-def _sigmoid(step: Step) -> Gradients:
-    op, y = step.graph.op, step.output()
-    return [op("Mul", step.gradient, op("Sub", y, op("Mul", y, y)))]
-
-
-@rule("Tanh")
-def _tanh(step: Step) -> Gradients:
-    op, y = step.graph.op, step.output()
-    return [op("Mul", step.gradient, op("Sub", step.graph.scalar(1.0), op("Mul", y, y)))]
-
-
-@rule("Softplus")
-def _softplus(step: Step) -> Gradients:
-    return [step.graph.op("Mul", step.gradient, step.graph.op("Sigmoid", step.input(0)))]
 
 
 @rule("HardSigmoid")

@@ -219,13 +219,15 @@ def _gather(step: Step) -> Gradients:
     return [op("ScatterElements", base, spread, flat, axis=axis, reduction="add")]
 
 
-@rule("GatherElements")
-def _gather_elements(step: Step) -> Gradients:
-    op, axis = step.graph.op, step.axis(0)
+@rule("GatherElements", "TopK")
+def _picked(step: Step) -> Gradients:
+    """Put the gradients where the values came from."""
+    op = step.graph.op
+    places, axis = (step.output(1), step.axis()) if step.node.op == "TopK" else (step.input(1), step.axis(0))
     if step.shape(0)[axis] is None:
         raise step.refused("it picks along the batch")
     base = op("ConstantOfShape", op("Shape", step.input(0)))
-    return [op("ScatterElements", base, step.input(1), step.gradient, axis=axis, reduction="add")]
+    return [op("ScatterElements", base, places, step.gradient, axis=axis, reduction="add")]
 
 
 @rule("GatherND")
@@ -245,16 +247,6 @@ def _gather_nd(step: Step) -> Gradients:
     flat = op("Reshape", step.gradient, graph.ints(-1, width))
     spread = op("Expand", op("Reshape", rows, graph.ints(-1, 1)), op("Shape", flat))
     return [graph.reshape_like(op("ScatterElements", base, spread, flat, axis=0, reduction="add"), step.input(0))]
-
-
-@rule("TopK")
-def _top_k(step: Step) -> Gradients:
-    """Put the gradients where the values came from."""
-    op, axis = step.graph.op, step.axis()
-    if step.shape(0)[axis] is None:
-        raise step.refused("it picks along the batch")
-    base = op("ConstantOfShape", op("Shape", step.input(0)))
-    return [op("ScatterElements", base, step.output(1), step.gradient, axis=axis, reduction="add")]
 
 
 @rule("ScatterND", "ScatterElements")

@@ -121,7 +121,7 @@ def _examine_provider(section: AgentSection) -> Finding:
     try:
         import onnxruntime  # noqa: PLC0415 - where it cannot be imported the other lines are told all the same
 
-        from edgeasync.training.onnx_trainer import providers_that_start  # noqa: PLC0415
+        from edgeasync.training.onnx_session import providers_that_start  # noqa: PLC0415
     except Exception as error:  # noqa: BLE001 - what a broken library raises could be anything
         return fail("provider", f"onnxruntime cannot be imported ({error})", "install onnxruntime again")
     started = providers_that_start(section.provider, section.cores_used)

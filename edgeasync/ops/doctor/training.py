@@ -13,7 +13,8 @@ from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.optimizers import SGD
 from edgeasync.regular_file import read_regular
 from edgeasync.training.numpy_models import Model
-from edgeasync.training.onnx_trainer import GRADIENT, NEXT, OnnxTrainer, Provider, open_session
+from edgeasync.training.onnx_session import Provider, open_session
+from edgeasync.training.onnx_trainer import GRADIENT, NEXT, OnnxTrainer
 from edgeasync.training.plan import LocalTraining, TrainingPlan
 from edgeasync.training.trainer import Trainer
 

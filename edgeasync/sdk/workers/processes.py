@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -157,14 +157,14 @@ async def run_process(forker: Forker, job: Job | PeerJob, stopping: asyncio.Even
         return
     files = WorkerFiles(forker.folder, job.number)
     files.job.write_bytes(msgspec.json.encode(job))
-    async with Process(forker, job.number, job.end_s + CLOSE_S) as process:
+    async with _forked(forker, job.number, job.end_s + CLOSE_S) as ended:
         stopped = asyncio.ensure_future(stopping.wait())
-        either: list[asyncio.Future[Any]] = [process.ended, stopped]
+        either: list[asyncio.Future[Any]] = [ended, stopped]
         try:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         finally:
             stopped.cancel()
-    result, code = files.take_result(), process.ended.result()
+    result, code = files.take_result(), ended.result()
     if result:
         raise load_error(result, worker_name(job.number))
     # A worker that loses the forker ends well, but nobody has told it to.
@@ -172,33 +172,29 @@ async def run_process(forker: Forker, job: Job | PeerJob, stopping: asyncio.Even
         raise WorkerDiedError(describe_end(code))
 
 
-class Process:
-    """A worker, and the pipe by which it is told to end. Leaving waits up to `close_s` for its end."""
-
-    def __init__(self, forker: Forker, number: int, close_s: float) -> None:
-        self._forker, self._number, self._close_s = forker, number, close_s
-
-    async def __aenter__(self) -> Self:
-        theirs, self._lifeline = os.pipe()
-        try:
-            self.ended = self._forker.fork(self._number, theirs)
-        except OSError:
-            os.close(self._lifeline)
-            raise
-        finally:
-            os.close(theirs)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
+@contextlib.asynccontextmanager
+async def _forked(forker: Forker, number: int, close_s: float) -> AsyncIterator[asyncio.Future[int]]:
+    """Fork a worker; at the end tell it by a pipe to end, and wait up to `close_s` for that."""
+    theirs, lifeline = os.pipe()
+    try:
+        ended = forker.fork(number, theirs)
+    except OSError:
+        os.close(lifeline)
+        raise
+    finally:
+        os.close(theirs)
+    try:
+        yield ended
+    finally:
         with contextlib.suppress(BrokenPipeError):  # it has ended
-            os.write(self._lifeline, b".")
-        os.close(self._lifeline)
+            os.write(lifeline, b".")
+        os.close(lifeline)
         try:
-            await asyncio.wait([self.ended], timeout=self._close_s)
+            await asyncio.wait([ended], timeout=close_s)
         finally:
-            if not self.ended.done():
-                self._forker.kill(self._number)
-                await asyncio.wait([self.ended])
+            if not ended.done():
+                forker.kill(number)
+                await asyncio.wait([ended])
 
 
 def describe_end(code: int) -> str:

@@ -28,8 +28,8 @@ from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.optimizers import SGD, Adam, ClipByGlobalNorm, Nesterov, WeightDecay
 from edgeasync.policies.policy import Policy
 from edgeasync.policies.schedules import CosineSchedule
+from edgeasync.training.gradient_trainer import GradientTrainer
 from edgeasync.training.numpy_models import MlpModel
-from edgeasync.training.trainer import GradientTrainer
 from simulation.clock import VirtualClock
 from simulation.fleet import SimulatedDevice
 from simulation.hub import SimulatedHub

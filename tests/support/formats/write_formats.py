@@ -70,8 +70,9 @@ from edgeasync.protocol.messages import (
 )
 from edgeasync.runtime.hub_record import record_of
 from edgeasync.runtime.hub_settings import HubSection, HubSettings
+from edgeasync.training.gradient_trainer import GradientTrainer
 from edgeasync.training.numpy_models import SoftmaxModel
-from edgeasync.training.trainer import GradientTrainer, StepResult
+from edgeasync.training.trainer import StepResult
 from simulation.clock import VirtualClock
 from simulation.fleet import SimulatedDevice
 from simulation.hub import SimulatedHub, WritingPace

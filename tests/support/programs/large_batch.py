@@ -19,14 +19,14 @@ from edgeasync.autodiff.build import build_training_graph
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import EdgeAsyncError
 from edgeasync.training.free_memory import field_bytes
-from edgeasync.training.micro_batches import ThisMachine
+from edgeasync.training.micro_batches import Machine
 from edgeasync.training.plan import LocalTraining
 
 EXAMPLES = 512
 STATUS = Path("/proc/self/status")
 
 
-class Blind(ThisMachine):
+class Blind(Machine):
     """A machine that seems to have all the memory there is."""
 
     def free_bytes(self):
@@ -43,7 +43,7 @@ def main(limit_bytes, sight, kind):
     before, resident = field_bytes(STATUS, "VmSize:"), field_bytes(STATUS, "VmRSS:")
     if limit_bytes:
         resource.setrlimit(resource.RLIMIT_AS, (before + limit_bytes, before + limit_bytes))
-    machine = Blind() if sight == "blind" else ThisMachine()
+    machine = Blind() if sight == "blind" else Machine()
     local = LocalTraining(optimizer=(SGD(learning_rate=0.01),), batch_size=EXAMPLES)
     trainer = OnnxTrainer(built.model, built.spec, data, local, machine=machine)
     trainer.begin(built.initial.copy())

@@ -1,10 +1,11 @@
 """Keywords that several functions of the SDK take are those of the settings."""
 
+import pydoc
 from typing import get_type_hints
 
 import pytest
 
-from edgeasync import Agent, Hub, train
+from edgeasync import Agent, Hub, train, train_async
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.core.device.limits import DeviceLimits
 from edgeasync.errors import ConfigError
@@ -72,5 +73,12 @@ def test_a_keyword_of_an_agent_is_a_key_of_its_file(keywords, told):
         Agent(data=DATA, **keywords)
 
 
-def test_known_keywords_pass():
-    check_keywords({"optimizer": None, "micro_batch_size": 3}, TrainingKeywords, train, "train")
+@pytest.mark.parametrize(
+    ("called", "kind"),
+    [(train, TrainingKeywords), (train_async, TrainingKeywords), (Hub, TrainingKeywords), (Agent, AgentKeywords)],
+)
+def test_help_shows_every_keyword(called, kind):
+    text = pydoc.plain(pydoc.render_doc(called))
+    for name in get_type_hints(kind):
+        assert f" {name}: " in text
+    check_keywords(dict.fromkeys(get_type_hints(kind)), called, called.__name__)

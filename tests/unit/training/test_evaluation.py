@@ -13,7 +13,7 @@ from edgeasync.data.dataset import Dataset
 from edgeasync.errors import DataError, ModelMismatchError
 from edgeasync.graphs.evaluation import OnnxEvaluator
 from edgeasync.training import losses
-from edgeasync.training.evaluation import ROWS_MAX, EvaluationResult, NumpyEvaluator, evaluate, rows_at_once
+from edgeasync.training.evaluation import ROWS_MAX, EvaluationResult, NumpyEvaluator, add_up, rows_at_once
 from edgeasync.training.numpy_models import MlpModel, SoftmaxModel
 from tests.support.models.gradients import numbers
 
@@ -74,11 +74,11 @@ def test_data_that_does_not_fit_a_numpy_model():
 def test_batches_are_bounded():
     seen = []
 
-    def scores_of(batch):
+    def loss_of(batch, labels):
         seen.append(len(batch))
-        return np.zeros((len(batch), 3), np.float32)
+        return losses.cross_entropy(np.zeros((len(batch), 3), np.float32), labels)
 
-    found = evaluate(numbers((N, 1)), LABELS, 100, scores_of, losses.cross_entropy)
+    found = add_up(numbers((N, 1)), LABELS, 100, loss_of)
     assert seen == [100, 100, 100]
     assert found == EvaluationResult(pytest.approx(math.log(3), abs=1e-6), 1 / 3, N)
     assert [rows_at_once(values) for values in (1, 8192, 1 << 20, 1 << 30)] == [ROWS_MAX, 128, 1, 1]

@@ -11,6 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edgeasync.errors import GraphError
 from edgeasync.protocol.operators import ALLOWED, ALLOWED_OWN
+from edgeasync.training import graph_check
 from edgeasync.training.graph_check import DEPTH_MAX, check_graph
 
 LIMIT = 1 << 20
@@ -55,26 +56,20 @@ def scan(depth=1):
 
 def check(made, **limits):
     content = made if isinstance(made, bytes) else made.SerializeToString()
-    return check_graph(content, **{"bytes_max": LIMIT} | limits)
+    check_graph(content, **{"bytes_max": LIMIT} | limits)
 
 
 # -- what passes -----------------------------------------------------------------------------------------------
 
 
-def test_a_graph_of_standard_operators_passes_and_is_summed_up():
-    summary = check(model())
-    assert (summary.nodes, summary.operators) == (2, 2)
-    assert (summary.inputs, summary.outputs) == (("x",), ("y",))
+def test_a_graph_of_standard_operators_passes():
+    check(model())
+    check(model([scan()]))
 
 
 def test_the_standard_domain_has_two_names():
     node = helper.make_node("Relu", ["x"], ["y"], domain="ai.onnx")
     check(model([node], opsets=[("ai.onnx", 21)]))
-
-
-def test_the_nodes_of_a_scan_count_too():
-    summary = check(model([scan()]))
-    assert (summary.nodes, summary.operators) == (3, 3)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, np.int64, np.int32, np.uint8, np.bool_])
@@ -98,7 +93,7 @@ OWN = ("com.microsoft", 1)
 @pytest.mark.parametrize("name", sorted(ALLOWED_OWN))
 def test_operators_of_onnxruntime_itself_that_are_let_in(name):
     node = helper.make_node(name, ["x"], ["y"], domain="com.microsoft")
-    assert check(model([node], opsets=[("", 21), OWN])).operators == 1
+    check(model([node], opsets=[("", 21), OWN]))
 
 
 @pytest.mark.parametrize("kind", [TensorProto.INT4, TensorProto.UINT4])
@@ -253,14 +248,16 @@ def test_what_is_refused(make, sentence):
     assert str(told.value).isprintable()
 
 
-def test_what_is_too_large():
+def test_what_is_too_large(monkeypatch):
     content = model().SerializeToString()
     check(content, bytes_max=len(content))
     with pytest.raises(GraphError, match=f"{len(content)} bytes, over the limit of {len(content) - 1}"):
         check(content, bytes_max=len(content) - 1)
-    check(model([scan()]), nodes_max=3)
+    monkeypatch.setattr(graph_check, "NODES_MAX", 3)
+    check(model([scan()]))
+    monkeypatch.setattr(graph_check, "NODES_MAX", 2)
     with pytest.raises(GraphError, match="more than 2 nodes"):
-        check(model([scan()]), nodes_max=2)
+        check(model([scan()]))
 
 
 def test_a_message_of_nothing_but_fields_is_given_up():

@@ -13,11 +13,12 @@ from edgeasync.errors import ConfigError, NoMemoryError
 from edgeasync.losses import CrossEntropy
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.optimizers import SGD, Adam
+from edgeasync.training.gradient_trainer import GradientTrainer
 from edgeasync.training.memory_fit import fitting_rows
 from edgeasync.training.micro_batches import MicroBatchSize
 from edgeasync.training.numpy_models import MlpModel
 from edgeasync.training.plan import LocalTraining
-from edgeasync.training.trainer import GradientTrainer, StepResult
+from edgeasync.training.trainer import StepResult
 from tests.support.models.trainers import onnx_trainer
 
 MLP = MlpModel(inputs=6, hidden=(8,), classes=3)
@@ -328,7 +329,7 @@ def test_a_batch_that_does_not_fit_is_computed_in_parts_from_the_first_step_on()
 
     small = make(Filling(9, iter([0, 8, 16])))
     found = trained(lambda: small, built.initial)
-    assert small._trainer._auto.rows == 8
+    assert small._parts._size.rows == 8
     assert_alike(found, trained(make, built.initial))
 
 

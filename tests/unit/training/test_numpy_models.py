@@ -10,8 +10,8 @@ from edgeasync.data.dataset import Dataset, batches
 from edgeasync.data.partition import iid
 from edgeasync.errors import ConfigError, DataError
 from edgeasync.policies.optimizers import SGD
+from edgeasync.training.gradient_trainer import GradientTrainer
 from edgeasync.training.numpy_models import MlpModel, Model, SoftmaxModel
-from edgeasync.training.trainer import GradientTrainer
 
 MODELS = [SoftmaxModel(inputs=6, classes=4), MlpModel(inputs=6, hidden=(5, 7), classes=4)]
 

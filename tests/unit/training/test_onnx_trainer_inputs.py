@@ -81,12 +81,12 @@ def test_each_input_has_a_type_of_its_own():
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (ONE, "the data has one array x, the hub's graph takes image, age: give an array for each"),
-        (Dataset.of({"image": IMAGE}, LABELS), "has the inputs image, the hub's graph takes image, age"),
-        (Dataset.of({"image": IMAGE, "sex": AGE}, LABELS), "has the inputs image, sex, the hub's graph takes"),
+        (ONE, "the data has one array x, the hub's model takes image, age: give an array for each"),
+        (Dataset.of({"image": IMAGE}, LABELS), "has the inputs image, the hub's model takes image, age"),
+        (Dataset.of({"image": IMAGE, "sex": AGE}, LABELS), "has the inputs image, sex, the hub's model takes"),
         (
             Dataset.of({"image": AGE, "age": IMAGE}, LABELS),
-            r"examples of shape \(2,\), the hub's graph takes \(4,\)",
+            r"examples of shape \(2,\), the hub's model takes \(4,\)",
         ),
     ],
 )
@@ -94,7 +94,7 @@ def test_other_inputs_are_refused(data, words):
     with pytest.raises(DataError, match=words):
         trained(two(), data)
     graph = build_training_graph(two(), GraphSettings())
-    with pytest.raises(DataError, match=words.replace("graph", "model")):
+    with pytest.raises(DataError, match=words):
         OnnxEvaluator(two(), graph.spec, GraphSettings(), data)
 
 

@@ -5,9 +5,18 @@ import pytest
 
 from edgeasync.data.dataset import Dataset, batches
 from edgeasync.policies.optimizers import SGD
+from edgeasync.training.gradient_trainer import GradientTrainer
 from edgeasync.training.numpy_models import SoftmaxModel
 from edgeasync.training.passes import PassesTrainer
-from edgeasync.training.trainer import GradientTrainer, StepsEndedError
+from edgeasync.training.trainer import (
+    BufferedTrainer,
+    InterruptibleTrainer,
+    MeasuringTrainer,
+    ResettableTrainer,
+    ResumableTrainer,
+    ScalableTrainer,
+    StepsEndedError,
+)
 
 MODEL = SoftmaxModel(inputs=3, classes=2)
 EXAMPLES, PASSES = 10, 3
@@ -58,17 +67,11 @@ def test_another_trainers_state_is_refused(change):
         trainer.restore(state)
 
 
-def test_what_else_a_trainer_has_is_there():
+def test_it_is_what_the_trainer_is_and_no_more():
     trainer = make([])
     assert (trainer.spec, trainer.metrics()) == (MODEL.spec, {})
-    trainer.interrupt()  # does nothing: this one cannot be interrupted
+    for kind in (MeasuringTrainer, ResettableTrainer, ResumableTrainer, ScalableTrainer):
+        assert isinstance(trainer, kind)
+    for kind in (BufferedTrainer, InterruptibleTrainer):
+        assert not isinstance(trainer, kind)
     assert not hasattr(trainer, "score")
-
-
-def test_a_trainer_whose_parameters_are_elsewhere_brings_them():
-    flushed = []
-    trainer = make([])
-    trainer.flush()  # of numpy: there is nothing to bring
-    trainer._trainer.flush = lambda: flushed.append(1)
-    trainer.flush()
-    assert flushed == [1]

@@ -1,6 +1,4 @@
 import math
-import tracemalloc
-from itertools import islice, repeat
 
 import numpy as np
 import pytest
@@ -8,21 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeasync.core.device.events import Trained
-from edgeasync.data.dataset import Dataset, batches
-from edgeasync.errors import ConfigError, DataError, ModelMismatchError
+from edgeasync.errors import DataError
 from edgeasync.parameters import Parameter, ParameterSpec
-from edgeasync.policies.optimizers import SGD
-from edgeasync.training.trainer import (
-    BufferedTrainer,
-    GradientTrainer,
-    ResumableTrainer,
-    StepResult,
-    StepsEndedError,
-    take_local_steps,
-)
+from edgeasync.training.trainer import BufferedTrainer, StepResult, StepsEndedError, take_local_steps
 
 SPEC = ParameterSpec((Parameter("w", (3,)),))
-BATCH = (np.ones((4, 3), np.float32), np.zeros(4, np.int64))
 
 
 class FakeTrainer:
@@ -141,138 +129,6 @@ def test_a_loss_that_is_no_number_is_reported_not_raised(bad):
     assert not math.isfinite(result.loss_variance)
 
 
-def towards_one(parameters, x, y, out):
-    """Half the squared distance from one, and its gradient."""
-    np.subtract(parameters, 1.0, out=out)
-    return float(0.5 * np.vdot(out, out))
-
-
-def test_gradient_trainer_takes_the_optimizers_steps():
-    trainer = GradientTrainer(SPEC, towards_one, [SGD(learning_rate=0.1, momentum=0.9)], repeat(BATCH))
-    with pytest.raises(RuntimeError, match="before begin"):
-        trainer.step()
-    with pytest.raises(ModelMismatchError):
-        trainer.begin(np.zeros(4, np.float32))
-    parameters, expected, velocity = np.zeros(3, np.float32), 0.0, 0.0
-    trainer.begin(parameters)
-    for _ in range(5):
-        assert trainer.step() == StepResult(pytest.approx(1.5 * (expected - 1.0) ** 2), 4)
-        velocity = 0.9 * velocity + (expected - 1.0)
-        expected -= 0.1 * velocity
-        assert parameters == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("keep", [False, True])
-def test_an_assignment_resets_the_optimizer_unless_told_and_never_the_data(keep):
-    data = Dataset.of(np.zeros((9, 3)), np.arange(9))
-    seen = []
-
-    def gradient(parameters, x, y, out):
-        seen.extend(y.tolist())
-        return towards_one(parameters, x, y, out)
-
-    optimizer = [SGD(learning_rate=0.1, momentum=0.9)]
-    trainer = GradientTrainer(SPEC, gradient, optimizer, batches(data, 3, 0), keep_optimizer_state=keep)
-    firsts = []
-    for _ in range(3):
-        parameters = np.zeros(3, np.float32)
-        trainer.begin(parameters)
-        trainer.step()
-        firsts.append(float(parameters[0]))
-    assert sorted(seen) == list(range(9))
-    assert firsts == pytest.approx([0.1, 0.19, 0.271] if keep else [0.1, 0.1, 0.1])
-
-
-class NormRecorder(SGD, frozen=True):
-    """SGD that shows the norm and count it was planned with in its learning rate."""
-
-    def plan(self, conditions):
-        return (conditions.norm * 10**conditions.count, 0.0)
-
-
-def test_a_long_model_is_updated_whole_with_its_norm_and_only_where_trained():
-    spec = ParameterSpec((Parameter("w", (200_000,)), Parameter("running", (3,), "statistic")))
-    parameters = np.zeros(spec.length, np.float32)
-
-    def gradient(parameters, x, y, out):
-        out.fill(2.0)
-        parameters[-3:] = 7.0
-        return 0.0
-
-    trainer = GradientTrainer(spec, gradient, [NormRecorder()], repeat(BATCH))
-    trainer.begin(parameters)
-    trainer.step()
-    norm = 2.0 * math.sqrt(200_000)
-    assert np.allclose(parameters[:-3], -2.0 * norm)
-    trainer.step()
-    assert np.allclose(parameters[:-3], -22.0 * norm)
-    assert (parameters[-3:] == 7.0).all()
-
-
-def test_a_step_allocates_nothing_of_the_models_length():
-    spec = ParameterSpec((Parameter("w", (2**21,)),))
-    trainer = GradientTrainer(spec, towards_one, [SGD(momentum=0.9)], repeat(BATCH))
-    trainer.begin(np.zeros(spec.length, np.float32))
-    trainer.step()
-    tracemalloc.start()
-    for _ in islice(repeat(None), 3):
-        trainer.step()
-    peak_bytes = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak_bytes < spec.nbytes / 50
-
-
-def test_a_diverging_model_neither_raises_nor_warns():
-    trainer = GradientTrainer(SPEC, towards_one, [SGD(learning_rate=1e6)], repeat(BATCH))
-    trainer.begin(np.zeros(3, np.float32))
-    losses = [trainer.step().loss for _ in range(30)]
-    assert not math.isfinite(losses[-1])
-
-
-@pytest.mark.parametrize("keep", [False, True])
-def test_a_trainer_goes_on_from_its_state(keep):
-    def make(seed):
-        data = Dataset.of(np.random.default_rng(0).normal(size=(10, 3)), np.arange(10))
-        optimizer = [SGD(learning_rate=0.1, momentum=0.9)]
-        return GradientTrainer(SPEC, towards_batch, optimizer, batches(data, 3, seed), keep_optimizer_state=keep)
-
-    trainer, again = make(1), make(2)
-    assert isinstance(trainer, ResumableTrainer)
-    parameters = np.zeros(3, np.float32)
-    trainer.begin(parameters)
-    for _ in range(6):
-        trainer.step()
-    state = {name: array.copy() for name, array in trainer.state().items()}
-    assert set(state) == ({"batches", "count", "optimizer.0"} if keep else {"batches"})
-    again.restore(state)
-    restored = parameters.copy()
-    trainer.begin(parameters)
-    again.begin(restored)
-    for _ in range(9):
-        assert trainer.step() == again.step()
-    assert np.array_equal(parameters, restored)
-
-
-def towards_batch(parameters, x, y, out):
-    """Half the squared distance from the batch's mean, and its gradient."""
-    np.subtract(parameters, x.mean(axis=0), out=out)
-    return float(0.5 * np.vdot(out, out))
-
-
-def test_a_state_of_another_trainer_is_refused():
-    trainer = GradientTrainer(SPEC, towards_one, [SGD()], repeat(BATCH), keep_optimizer_state=True)
-    for state in ({}, {"count": np.zeros(1, np.int64), "optimizer.0": np.zeros(4, np.float32)}):
-        with pytest.raises(ValueError, match="other arrays"):
-            trainer.restore(state)
-    trainer.restore(trainer.state())
-
-
-@pytest.mark.parametrize("learning_rate", [-1.0, 0.0, math.inf, math.nan, "fast", None])
-def test_a_number_out_of_its_range_is_named(learning_rate):
-    with pytest.raises(ConfigError, match=r"^SGD: .*learning_rate"):
-        GradientTrainer(SPEC, towards_one, [SGD(learning_rate=learning_rate)], repeat(BATCH))
-
-
 @pytest.mark.parametrize(
     ("losses", "mean", "variance"),
     [([None, None], None, None), ([None, 1.0, None, 3.0], 2.0, 1.0), ([2.0, None], 2.0, 0.0)],
@@ -378,26 +234,3 @@ def test_metrics_of_two_calls_are_joined_by_their_examples():
     assert second.after(first).metrics == pytest.approx({"f1": 0.6})
     assert second.after(trained(5, None)).metrics == {"f1": 0.9}
     assert trained(5, None).after(first).metrics == first.metrics
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_a_scaled_learning_rate_is_a_lower_one_until_it_is_scaled_back(momentum):
-    moved = []
-    for rate, factors in ((0.5, (1.0, 0.5, 1.0)), (0.5, (1.0, 1.0, 1.0)), (0.25, (1.0, 1.0, 1.0))):
-        trainer = GradientTrainer(
-            SPEC,
-            lambda parameters, x, y, out: out.fill(1.0),
-            [SGD(learning_rate=rate, momentum=momentum)],
-            repeat(BATCH),
-        )
-        vector, before = np.zeros(3, np.float32), 0.0
-        trainer.begin(vector)
-        steps = []
-        for factor in factors:
-            trainer.scale_learning_rate(factor)
-            trainer.step()
-            steps.append(before - float(vector[0]))
-            before = float(vector[0])
-        moved.append(steps)
-    scaled, whole, low = moved
-    assert scaled == pytest.approx([whole[0], low[1], whole[2]], rel=1e-6)

@@ -1,0 +1,103 @@
+"""A forward model run on random inputs, with parameters near its own and with random ones from small to large."""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import cached_property
+
+import numpy as np
+import onnxruntime
+from onnx import TensorProto, helper
+
+from edgeasync.autodiff.forward import ForwardGraph, open_session
+from edgeasync.autodiff.graph import FLOAT, Array, free_inputs, model_of, tensor, value_info
+from edgeasync.scores import SCALES, drawn
+
+DRAWS = (1.0, 4.0)
+"""Standard deviations of the random inputs of the runs."""
+
+ROWS = 5
+"""Examples in a run, if the batch is free."""
+
+MOVED = 0.3
+"""How far parameters move for a run, as a share of their size: all scores of a new model may be 0."""
+
+Runs = list[dict[str, Array]]
+"""Of each run, tensors by name."""
+
+
+class RandomRuns:
+    """Runs of a model, made when they are first asked for; each has the tensors of the sizes of those in `like`.
+
+    There are none if the model does not run on random inputs.
+    """
+
+    def __init__(self, prepared: ForwardGraph, like: Collection[str]) -> None:
+        self._prepared = prepared
+        sizes = {self._sizes(name) for name in like}
+        self._wanted = [
+            name
+            for node in prepared.nodes
+            for name in node.outputs
+            if name and prepared.dtypes[name] == FLOAT and self._sizes(name) in sizes
+        ]
+
+    def _sizes(self, name: str) -> tuple[str, ...]:
+        return tuple(sorted(str(size) for size in self._prepared.shapes[name] if size != 1))
+
+    @cached_property
+    def near(self) -> Runs:
+        """A few, with parameters moved a little: all scores of a new model may be 0."""
+        return self._run(self._near_feeds())
+
+    @cached_property
+    def wide(self) -> Runs:
+        """Those with parameters from small to large."""
+        return self._run(self._wide_feeds())
+
+    def _run(self, feeds: Iterable[Mapping[str, Array]]) -> Runs:
+        try:
+            run = self._session.run
+            return [dict(zip(self._wanted, run(self._wanted, each), strict=True)) for each in feeds]
+        except Exception:  # noqa: BLE001 - onnxruntime raises errors of its own
+            return []
+
+    @cached_property
+    def _session(self) -> onnxruntime.InferenceSession:
+        """What runs the model, with its parameters as inputs."""
+        prepared, shapes = self._prepared, self._prepared.shapes
+        used = {name for node in prepared.nodes for name in free_inputs(node)}
+        inputs = [value_info(name, prepared.dtypes[name], shapes[name]) for name in prepared.inputs]
+        inputs += [value_info(name, value.dtype, value.shape) for name, value in prepared.parameters.items()]
+        outputs = [
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, [None] * len(shapes[name]))
+            for name in self._wanted
+        ]
+        constants = [tensor(name, value) for name, value in prepared.constants.items() if name in used]
+        model = model_of(prepared.nodes, inputs, outputs, constants, opset=prepared.opset)
+        return open_session(model.SerializeToString())
+
+    def _near_feeds(self) -> Iterator[dict[str, Array]]:
+        for number, scale in enumerate(DRAWS):
+            generator = np.random.Generator(np.random.PCG64(number))
+            yield self._inputs(generator, scale) | {
+                name: value + drawn(value, MOVED, generator) for name, value in self._prepared.parameters.items()
+            }
+
+    def _wide_feeds(self) -> Iterator[dict[str, Array]]:
+        """Yield random inputs, and random parameters; running variances are none."""
+        nodes = self._prepared.nodes
+        variances = {name for node in nodes if node.op == "BatchNormalization" for name in node.inputs[3:]}
+        for number, scale in enumerate(SCALES):
+            generator = np.random.Generator(np.random.PCG64(number))
+            yield self._inputs(generator, DRAWS[number % len(DRAWS)]) | {
+                name: value if name in variances else drawn(value, scale, generator)
+                for name, value in self._prepared.parameters.items()
+            }
+
+    def _inputs(self, generator: np.random.Generator, scale: float) -> dict[str, Array]:
+        feeds: dict[str, Array] = {}
+        for name in self._prepared.inputs:
+            size = [ROWS if dim is None else dim for dim in self._prepared.shapes[name]]
+            kind = self._prepared.dtypes[name]
+            values = generator.standard_normal(size) * scale if kind == FLOAT else generator.integers(0, 2, size)
+            feeds[name] = values.astype(kind)
+        return feeds

@@ -1,0 +1,238 @@
+"""A model's file read, and brought to what can be differentiated: opset, inputs, output, first values."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import onnx
+from onnx import TensorProto, helper, inliner, numpy_helper, version_converter
+
+from edgeasync.autodiff.graph import Array, needed, read_nodes
+from edgeasync.autodiff.producers import producer_of
+from edgeasync.errors import GraphError, argument, native_reason
+
+OPSET_MIN, OPSET_MAX = 18, 23
+"""Opsets whose operators we differentiate as they are; older models are converted to the first."""
+
+_STANDARD = ("", "ai.onnx")
+
+ONNXRUNTIME = "com.microsoft"
+"""The domain of onnxruntime's own operators. Devices run some of them, which have no gradient."""
+
+_WIDER = {
+    **dict.fromkeys((TensorProto.DOUBLE, TensorProto.FLOAT16), TensorProto.FLOAT),
+    **dict.fromkeys((TensorProto.INT32, TensorProto.INT16, TensorProto.INT8), TensorProto.INT64),
+    **dict.fromkeys((TensorProto.UINT16, TensorProto.UINT8, TensorProto.BOOL), TensorProto.INT64),
+}
+"""What inputs of other kinds are fed as."""
+
+_MADE_OF = "pkg.torch.onnx.class_hierarchy"
+
+
+def load(data: bytes) -> onnx.ModelProto:
+    """Read a serialized model as it is; raises `GraphError` if it is none, or keeps values in other files."""
+    model = read(data)
+    for entry in model.graph.output:
+        if entry.type.HasField("tensor_type"):
+            entry.type.tensor_type.shape.SetInParent()  # onnx wants one there, and we measure them all
+    try:
+        onnx.checker.check_model(model)
+    except Exception as error:
+        raise GraphError(f"not a readable ONNX model: {native_reason(error)}; export the model again") from error
+    return model
+
+
+def read(data: bytes) -> onnx.ModelProto:
+    """Read a serialized model that need not be sound; raises `GraphError` if it keeps values in other files.
+
+    Such a file would be one of this machine, and its content would travel to all devices.
+    """
+    try:
+        model = onnx.load_model_from_string(data)
+    except Exception as error:
+        raise GraphError("not a readable ONNX model; choose another file, or export the model again") from error
+    tensor = None
+    for part in _parts(model):
+        if not _is_text(part):
+            raise GraphError("the model has a name or a text that is not UTF-8; export the model again")
+        if isinstance(part, onnx.TensorProto) and (
+            part.external_data or part.data_location == onnx.TensorProto.EXTERNAL
+        ):
+            tensor = part
+    if tensor is not None:
+        raise GraphError(
+            f"tensor {tensor.name!r} lies in an external file; save the model as one file, as torch does with "
+            "external_data=False, and onnx with onnx.save(onnx.load('model.onnx'), 'whole.onnx')"
+        )
+    return model
+
+
+def _parts(model: onnx.ModelProto) -> Iterator[Any]:
+    """Yield a model and every message in it, wherever that stands."""
+    waiting: list[Any] = [model]
+    while waiting:
+        part = waiting.pop()
+        yield part
+        if isinstance(part, onnx.TensorProto):
+            continue  # its values need not be copied to be looked at
+        for field, content in part.ListFields():
+            if field.type == field.TYPE_MESSAGE:
+                waiting += [content] if hasattr(content, "ListFields") else content
+
+
+def _is_text(part: Any) -> bool:
+    """Return whether all texts of a message are UTF-8: protobuf returns another one as bytes."""
+    if isinstance(part, onnx.TensorProto):
+        return isinstance(part.name, str)
+    return all(
+        isinstance(text, str)
+        for field, content in part.ListFields()
+        if field.type == field.TYPE_STRING
+        for text in ([content] if isinstance(content, str | bytes) else content)
+    )
+
+
+def parse(data: bytes) -> onnx.ModelProto:
+    """Read a serialized forward model and bring it to an opset we know; raises `GraphError`."""
+    model = load(data)
+    if not any(entry.domain in _STANDARD for entry in model.opset_import):
+        model.opset_import.append(helper.make_opsetid("", OPSET_MIN))  # it has no standard operator
+    opset = opset_of(model)
+    if opset > OPSET_MAX:
+        raise GraphError(f"the model is of opset {opset}; {producer_of(model).opset}")
+    try:
+        if model.functions:
+            model = inliner.inline_local_functions(model)
+        if opset < OPSET_MIN:
+            model = version_converter.convert_version(model, OPSET_MIN)
+    except Exception as error:
+        raise GraphError(
+            f"the model is of opset {opset} and onnx cannot convert it ({native_reason(error)}); "
+            f"{producer_of(model).opset}"
+        ) from error
+    return model
+
+
+def widen_inputs(model: onnx.ModelProto) -> None:
+    """Make a model take what devices have, int64 or float32, where it takes int32, float64 and the like.
+
+    A Cast in front of its nodes makes of that what they read.
+    """
+    graph = model.graph
+    values = {tensor.name for tensor in graph.initializer}
+    casts: dict[str, onnx.NodeProto] = {}
+    for entry in graph.input:
+        kind = entry.type.tensor_type.elem_type
+        if entry.name not in values and kind in _WIDER:
+            casts[entry.name] = helper.make_node("Cast", [entry.name], [f"{entry.name}::cast"], to=kind)
+            entry.type.tensor_type.elem_type = _WIDER[kind]
+    if not casts:
+        return
+    _read_instead({name: cast.output[0] for name, cast in casts.items()}, graph)
+    nodes = [*casts.values(), *graph.node]
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+def _read_instead(names: Mapping[str, str], graph: onnx.GraphProto) -> None:
+    """Make all nodes read other tensors, also those in the bodies of loops and branches."""
+    for node in graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                _read_instead(names, attribute.g)
+
+
+def opset_of(model: onnx.ModelProto) -> int:
+    """Return the version of the standard operators that a model is written in."""
+    return next((int(entry.version) for entry in model.opset_import if entry.domain in _STANDARD), 1)
+
+
+def choose_output(model: onnx.ModelProto, output: str | None) -> str:
+    """Return the tensor that the loss reads: without a name, the only output of floating-point values.
+
+    Raises `GraphError` if it is unclear or missing, or if a node before it is of a domain that no device runs.
+    """
+    names = [str(value.name) for value in model.graph.output]
+    if not names:
+        raise GraphError("the model has no output; export the model again")
+    if output is None:
+        chosen = [str(value.name) for value in model.graph.output if _may_be_float(value)] if names[1:] else names
+        if len(chosen) != 1:
+            dictionaries = [node.input[0] for node in model.graph.node if node.op_type == "ZipMap"]
+            name = (*dictionaries, *chosen, *names)[0]
+            _check_domains(model, name)  # else who follows the advice is refused again
+            raise GraphError(
+                f"the model has {len(names)} outputs ({', '.join(names)}); name the one to train: "
+                f"{argument('output', name)}, "
+                + ("of which a ZipMap makes dictionaries" if dictionaries else "for example")
+            )
+        output = chosen[0]
+    elif output not in {made for node in model.graph.node for made in node.output}:
+        raise GraphError(f"the model has no tensor {output!r}; its outputs are {', '.join(names)}")
+    _check_domains(model, output)
+    return output
+
+
+def _check_domains(model: onnx.ModelProto, output: str) -> None:
+    for node in needed(read_nodes(model.graph.node), [output]):
+        if node.domain not in ("", ONNXRUNTIME):
+            raise GraphError(
+                f"{node.where} is of the domain {node.domain!r}, which devices do not run; "
+                f"{producer_of(model).foreign}"
+            )
+
+
+def _may_be_float(value: onnx.ValueInfoProto) -> bool:
+    """Return whether a loss may read an output, by its type."""
+    floats = (TensorProto.UNDEFINED, TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)
+    return value.type.WhichOneof("value") in (None, "tensor_type") and value.type.tensor_type.elem_type in floats
+
+
+def initial_values(model: onnx.ModelProto) -> dict[str, Array]:
+    """Return the model's initializers by name, and arrays that Constant nodes hold.
+
+    Exporters store tensors that happen to be equal once, and name the others by Identity nodes. Those filled
+    with a single value, as all scales and biases of a new model are, become initializers of their own again;
+    others are weights that are tied on purpose.
+    """
+    values = {tensor.name: array_of(tensor, f"tensor {tensor.name!r}") for tensor in model.graph.initializer}
+    values |= held_by_constants(model)
+    for node in model.graph.node:
+        if node.op_type != "Identity" or stops_gradient(node):
+            continue
+        if node.input[0] in values and is_uniform(values[node.input[0]]):
+            values[node.output[0]] = values[node.input[0]].copy()
+    return values
+
+
+def stops_gradient(node: onnx.NodeProto) -> bool:
+    """Return whether torch's newer exporter made this Identity of a `detach`.
+
+    Of `torch.no_grad` it leaves nothing, nor does the older exporter of either.
+    """
+    made_of = next((entry.value for entry in node.metadata_props if entry.key == _MADE_OF), "")
+    return node.op_type == "Identity" and made_of.endswith("'aten.detach.default']")
+
+
+def held_by_constants(model: onnx.ModelProto) -> dict[str, Array]:
+    """Return the float32 arrays of Constant nodes, by the tensors they make, as paddle2onnx keeps weights."""
+    return {
+        node.output[0]: array_of(entry.t, f"tensor {node.output[0]!r}")
+        for node in model.graph.node
+        if node.op_type == "Constant"
+        for entry in node.attribute
+        if entry.name == "value" and entry.t.data_type == TensorProto.FLOAT and entry.t.dims
+    }
+
+
+def array_of(tensor: onnx.TensorProto, where: str) -> Array:
+    """Return the values of a tensor; raises `GraphError` if its type, shape and values contradict one another."""
+    try:
+        return numpy_helper.to_array(tensor)
+    except (ValueError, KeyError, TypeError) as error:
+        raise GraphError(f"{where} cannot be read ({native_reason(error)}); export the model again") from error
+
+
+def is_uniform(value: Array) -> bool:
+    """Return whether all values of an array are the same."""
+    return bool((value == value.flat[0]).all()) if value.size else True

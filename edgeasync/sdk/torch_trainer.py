@@ -1,0 +1,230 @@
+"""A trainer of a torch module, and the module whose parameters it trains."""
+
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from edgeasync.core.arrays.spool import TrainerState
+from edgeasync.data.dataset import Batches, Dataset, Features, Inputs, batches
+from edgeasync.errors import DataError
+from edgeasync.parameters import ParameterSpec, Vector
+from edgeasync.protocol.messages import Frozen
+from edgeasync.sdk.torch_copies import Copies
+from edgeasync.sdk.torch_losses import TorchLoss, are_scores
+from edgeasync.sdk.torch_modules import (
+    dump_states,
+    exchanged_of,
+    load_states,
+    rounds,
+    training,
+)
+from edgeasync.training.plan import LocalTraining
+from edgeasync.training.rounding import Rounding
+from edgeasync.training.trainer import StepResult
+
+LOG = logging.getLogger("edgeasync.torch")
+
+
+class TorchTrainer:
+    """Trains a module by an optimizer of torch; a step reads its loss alone."""
+
+    def __init__(
+        self,
+        spec: ParameterSpec,
+        module: nn.Module,
+        loss: TorchLoss,
+        optimizer: torch.optim.Optimizer,
+        *,
+        data: Dataset,
+        local: LocalTraining,
+        seed: int,
+        frozen: Frozen | None,
+    ) -> None:
+        self.spec, self.frozen = spec, frozen
+        self._held = HeldModule(spec, training(module))
+        self._loss = loss
+        self._optimizer = optimizer
+        self._stream = _stream(data, local.batch_size, seed, norms=_has_norms(module))
+        self._keeps = local.keep_optimizer_state
+        kind = "cross_entropy" if data.y.dtype.kind == "i" else "mse"
+        self._meter = local.make_meter(kind, ignored_label=loss.ignored_label)
+        self._factor = 1.0
+        self._told = False
+
+    def begin(self, parameters: Vector) -> None:
+        """Begin an assignment: from now on train this vector in place."""
+        self.spec.check(parameters)
+        self._held.begin(parameters)
+        if not self._keeps:
+            self.reset()
+
+    def reset(self) -> None:
+        """Forget the optimizer's state."""
+        self._optimizer.state.clear()
+
+    def scale_learning_rate(self, factor: float) -> None:
+        """Multiply the learning rate of every group by this factor; the groups themselves keep theirs."""
+        self._factor = factor
+
+    def step(self) -> StepResult:
+        """Take one step of the optimizer, on one batch."""
+        x, targets = next(self._stream)
+        y = tensor_of(targets, self._held.device)
+        self._optimizer.zero_grad()
+        found = self._scores(x)
+        loss = self._loss(found, y)
+        loss.backward()
+        with self._scaled():
+            self._optimizer.step()
+        self._held.note_step()
+        if self._meter is not None and self._fits(found, targets):
+            self._meter.add(found.detach().cpu().numpy(), targets)
+        return StepResult(float(loss.detach()), len(y))
+
+    def flush(self) -> None:
+        """Copy the parameters to the vector, where they are not views of it."""
+        self._held.flush()
+
+    @contextlib.contextmanager
+    def _scaled(self) -> Iterator[None]:
+        """Reduce the groups' learning rates for one step."""
+        if self._factor == 1.0:
+            yield
+            return
+        rates = [group["lr"] for group in self._optimizer.param_groups]
+        for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate * self._factor
+        try:
+            yield
+        finally:
+            for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
+
+    def _fits(self, found: Any, targets: npt.NDArray[Any]) -> bool:
+        """Return whether metrics can be told of what the module returned; says so once if they cannot."""
+        if not (fits := are_scores(found, targets)) and not self._told:
+            self._told = True
+            LOG.warning(
+                "metrics: the module's output is not one tensor of scores for the targets, so there are none"
+            )
+        return fits
+
+    def _scores(self, x: Features) -> Any:
+        try:
+            return returned(self._held.module, x, self._held.device)
+        except ValueError as error:
+            if len(x) > 1 or not _has_norms(self._held.module):
+                raise
+            raise DataError(
+                "a batch norm cannot learn from a batch of one example; give more data, and a batch_size over 2"
+            ) from error
+
+    def metrics(self) -> Mapping[str, float]:
+        """Return the metrics of the steps since the last call."""
+        return {} if self._meter is None else self._meter.take()
+
+    def state(self) -> TrainerState:
+        """Return the place in the data, torch's random numbers, and the optimizer's state if it is kept."""
+        state = {"batches": self._stream.state(), "random": torch.get_rng_state().numpy()}
+        return state | {"optimizer": dump_states([self._optimizer])} if self._keeps else state
+
+    def restore(self, state: TrainerState) -> None:
+        """Resume from a state; raises `ValueError` for the state of another trainer or of other data."""
+        if state.keys() != self.state().keys():
+            raise ValueError("a state of other arrays than this trainer's")
+        self._stream.restore(state["batches"])
+        if self._keeps:
+            load_states([self._optimizer], state["optimizer"])
+        torch.set_rng_state(torch.from_numpy(state["random"].copy()))
+
+
+class HeldModule:
+    """A module whose parameters are those of a vector.
+
+    On a CPU they are float32 views of it. Elsewhere they are copied at the beginning of an assignment, and by
+    `flush`.
+    """
+
+    def __init__(self, spec: ParameterSpec, module: nn.Module) -> None:
+        self.module = module
+        self._spec = spec
+        self._tensors = exchanged_of(module)
+        self.device = next(iter(self._tensors.values())).device
+        """Where it computes."""
+        self.shares_memory = self.device.type == "cpu"
+        self._copies = Copies()
+        self._vector: Vector | None = None
+        self._rounding: Rounding | None = None
+        self._is_ahead = False
+        """Whether steps have changed the module since the vector had its values."""
+
+    def begin(self, vector: Vector) -> None:
+        """Take the values of a vector."""
+        arrays = self._spec.views(vector)
+        if not self.shares_memory:
+            self._copies.write(self._tensors, arrays)
+            self._rounding = Rounding(vector, self._read) if rounds(self._tensors) else None
+            self._is_ahead = False
+        elif self._vector is not vector:
+            for name, tensor in self._tensors.items():
+                tensor.data = torch.from_numpy(arrays[name])
+        self._vector = vector
+
+    def note_step(self) -> None:
+        """Note that a step has changed the module."""
+        self._is_ahead = not self.shares_memory
+
+    def flush(self) -> None:
+        """Copy the parameters to the vector, where they are not views of it."""
+        if self._is_ahead:
+            assert self._vector is not None
+            self._read(self._vector)
+            if self._rounding is not None:
+                self._rounding.undo(self._vector)
+            self._is_ahead = False
+
+    def _read(self, vector: Vector) -> None:
+        self._copies.read(self._tensors, self._spec.views(vector))
+
+
+class _NoneAlone(Batches):
+    """Batches of which the last takes an example from the one before it, so that its own is not alone."""
+
+    def draw(self) -> npt.NDArray[np.int64]:
+        """Draw the next batch: the numbers of its examples."""
+        chosen, left = super().draw(), self.per_epoch - self._next
+        if left > 1:
+            return chosen
+        return chosen[:-1] if left else self._order[-2:]
+
+
+def _stream(data: Dataset, batch_size: int, seed: int, *, norms: bool) -> Batches:
+    """Return batches, each of two examples or more if there are batch norms, which do not take one alone.
+
+    With a `batch_size` of 2 one may be alone: nobody can give it one.
+    """
+    if not norms or batch_size < 3 or len(data) < batch_size or len(data) % batch_size != 1:
+        return batches(data, batch_size, seed)
+    return _NoneAlone(data, range(0, len(data), batch_size), seed)
+
+
+def _has_norms(module: nn.Module) -> bool:
+    return any(isinstance(each, nn.modules.batchnorm._BatchNorm) for each in module.modules())  # noqa: SLF001
+
+
+def tensor_of(array: npt.NDArray[Any], device: torch.device) -> Tensor:
+    """Return an array as a tensor on a device."""
+    return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+
+
+def returned(module: nn.Module, x: Features, device: torch.device) -> Any:
+    """Return what a module makes of examples; several inputs are given by their names."""
+    if isinstance(x, Inputs):
+        return module(**{name: tensor_of(array, device) for name, array in x.arrays.items()})
+    return module(tensor_of(x, device))
