@@ -36,11 +36,9 @@ class BaseLosses(msgspec.Struct, array_like=True):
         return median(self.recent[-RECENT:]) if self.recent else math.nan
 
     @property
-    def usual(self) -> tuple[float, float]:
-        """The medians of `recent` and of `before`; NaN while there are too few to judge the device's data by."""
-        if len(self.before) < DATA_MISMATCH_WINDOW:
-            return math.nan, math.nan
-        return median(self.recent), median(self.before)
+    def usual(self) -> float:
+        """The same, but NaN while there are too few to judge the device's data by."""
+        return self.newest if len(self.recent) >= RECENT else math.nan
 
 
 class DeviceMeasurements(msgspec.Struct, array_like=True):

@@ -257,7 +257,6 @@ class PolicyEngine:
         voter, voters_live = member.voter, self._voters_live
         reason = self._refuse_base(push, measurements)
         compared = reason is None and not stats.alone
-        base_loss, base_loss_before = measurements.base_losses.usual if compared else (math.nan, math.nan)
         observation = Observation(
             member.device_id,
             update.norm if compared else math.nan,
@@ -266,9 +265,8 @@ class PolicyEngine:
             voter,
             finite=math.isfinite(update.norm) and (stats.loss_mean is None or math.isfinite(stats.loss_mean)),
             known=reason is None or reason.reason == "rolled_back",
-            base_loss=base_loss,
-            base_loss_before=base_loss_before,
-            lateness=fleet.lateness(measurements.staleness) if reason is None else 1.0,
+            base_loss=measurements.base_losses.usual if compared else math.nan,
+            slowness=fleet.slowness(measurements.staleness, stats.local_steps) if reason is None else 1.0,
         )
         effects, roll_back = self.divergence.watch_device(
             observation, fleet, now_s, voters=self._members.voters, voters_live=voters_live, calms=compared
