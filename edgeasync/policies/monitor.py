@@ -39,9 +39,9 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
 
     `finite` says whether its values and its loss are, also of one whose norm is not compared and NaN. `known` says
     whether this run has had the version that it was trained from. `base_loss` is the device's usual loss of
-    the fleet's model in its last updates, NaN while there are too few. `slowness` is how many times as many updates
-    as usual the model needs to learn the device's data, 1 to 4: they are late, or of few steps. `voter` is the
-    device's key or, without keys, its id.
+    the fleet's model in its last updates, NaN while there are too few. `slowness` is how many times as many of the
+    device's updates as usual the model needs to learn its data, 1 to 4: they are late, or of few steps. `voter` is
+    the device's key or, without keys, its id.
 
     >>> from edgeasync.policies import Observation
     >>> Observation("pi", norm=1.2, local_steps=16, loss=0.3).finite
@@ -185,8 +185,8 @@ class RefusedDetector(_DeviceDetector, frozen=True, tag_field="kind", tag="refus
 class DataMismatchDetector(_DeviceDetector, frozen=True, tag_field="kind", tag="data_mismatch"):
     """Find a device whose data contradict the others': the model learns theirs sooner than its.
 
-    So it is with wrong labels, a broken sensor, inputs on another scale. The updates of such a device count, so that
-    after some time the model has learnt some of its data, too, and the difference gets smaller.
+    So it is with wrong labels, a broken sensor, inputs on another scale. The updates of such a device count, too:
+    after some time the model has learnt some of its data, and the difference gets smaller.
     """
 
     patient: ClassVar[bool] = True
@@ -196,8 +196,8 @@ class DataMismatchDetector(_DeviceDetector, frozen=True, tag_field="kind", tag="
     peak_share: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.5
     """A loss up to this share of the highest that the fleet's median has been is calm."""
     count_max: CountMax = 8
-    """Such updates in a row that begin an alarm. If they are staler than usual, or of fewer steps, up to four times
-    as many, since the model learns a slow device's data more slowly.
+    """Such updates in a row that begin an alarm. If they are staler than usual, or of fewer steps, up to four
+    times as many, since the model learns a slow device's data more slowly.
     """
 
     def cause(self, update: Observation, fleet: FleetMeasurements) -> Evidence | None:
