@@ -9,14 +9,14 @@ from edgeasync.measurements.medians import RECENT, add_recent, median, median_of
 EXAMPLES_RATE_WEIGHT = 0.3
 """Weight of the newest measurement in a device's moving average of examples per second."""
 
-DATA_MISMATCH_WINDOW = 8
-"""How many of a device's losses are compared with as many before them."""
+BASE_LOSSES_MAX = 8
+"""How many of a device's newest losses are kept, and as many of those before them."""
 
 
 class BaseLosses(msgspec.Struct, array_like=True):
     """What a device's newest updates told of the loss of the model that they were trained from.
 
-    `recent` has the finite ones of the last `DATA_MISMATCH_WINDOW` updates, `before` those of as many before them.
+    `recent` has the finite ones of the last `BASE_LOSSES_MAX` updates, `before` those of as many before them.
     """
 
     recent: list[float] = []
@@ -26,9 +26,9 @@ class BaseLosses(msgspec.Struct, array_like=True):
         """Record an update's."""
         if loss is None or not math.isfinite(loss):
             return
-        if len(self.recent) >= DATA_MISMATCH_WINDOW:
-            add_recent(self.before, self.recent[0], DATA_MISMATCH_WINDOW)
-        add_recent(self.recent, loss, DATA_MISMATCH_WINDOW)
+        if len(self.recent) >= BASE_LOSSES_MAX:
+            add_recent(self.before, self.recent[0], BASE_LOSSES_MAX)
+        add_recent(self.recent, loss, BASE_LOSSES_MAX)
 
     @property
     def newest(self) -> float:
@@ -36,11 +36,9 @@ class BaseLosses(msgspec.Struct, array_like=True):
         return median(self.recent[-RECENT:]) if self.recent else math.nan
 
     @property
-    def usual(self) -> tuple[float, float]:
-        """The medians of `recent` and of `before`; NaN while there are too few to judge the device's data by."""
-        if len(self.before) < DATA_MISMATCH_WINDOW:
-            return math.nan, math.nan
-        return median(self.recent), median(self.before)
+    def usual(self) -> float:
+        """The same, but NaN while there are too few to judge the device's data by."""
+        return self.newest if len(self.recent) >= RECENT else math.nan
 
 
 class DeviceMeasurements(msgspec.Struct, array_like=True):

@@ -7,8 +7,8 @@ import msgspec
 from edgeasync.measurements.medians import QUARTER, WINDOW, PastMedians
 from edgeasync.measurements.votes import DEVICES_MIN, Votes, VotesWithPeak
 
-LATENESS_MAX = 2.0
-"""The most that `lateness` says. Late updates count for less: the model needs more of them, but not any number."""
+SLOWNESS_MAX = 4.0
+"""The most that `slowness` says: the model needs more of such updates, but not any number."""
 
 STALENESS_WEIGHT = 0.1
 """Weight of the newest update in the moving average of staleness."""
@@ -79,11 +79,16 @@ class FleetMeasurements(msgspec.Struct, dict=True):
         """Record how many versions an update that counts is behind."""
         self.staleness_mean += (staleness - self.staleness_mean) * STALENESS_WEIGHT
 
-    def lateness(self, staleness: int) -> float:
-        """Return how many times as far behind as usual an update is, from 1 to `LATENESS_MAX`."""
-        if staleness <= self.staleness_mean:
-            return 1.0
-        return min(LATENESS_MAX, (1.0 + staleness) / (1.0 + self.staleness_mean))
+    def slowness(self, staleness: int, local_steps: int) -> float:
+        """Return how many times as many updates as usual the model needs to learn a device's data.
+
+        It is from 1 to `SLOWNESS_MAX`: as many times as the update is later, or of fewer steps, than is usual.
+        """
+        slowness = max(1.0, (1.0 + staleness) / (1.0 + self.staleness_mean))
+        per_step = self.gradients.median
+        if per_step > 0.0:  # nor before the first
+            slowness = max(slowness, self.lengths.median / per_step / local_steps)
+        return min(SLOWNESS_MAX, slowness)
 
     def observe_loss(
         self, voter: str, loss_mean: float | None, loss_variance: float | None, voters_live: int

@@ -309,7 +309,7 @@ class DetectorGuard(Guard):
         fleet = FleetMeasurements()
         before = _written(fleet)
         updates = [
-            Observation("device-1", 1.0, 8, 0.5, "device-1", base_loss=0.6, base_loss_before=0.7),
+            Observation("device-1", 1.0, 8, 0.5, "device-1", base_loss=0.6),
             Observation("device-1", math.nan, 8, math.nan, "device-1", finite=False),
             Observation("device-2", 1e6, 1, None, "device-2", known=False),
         ]

@@ -39,9 +39,9 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
 
     `finite` says whether its values and its loss are, also of one whose norm is not compared and NaN. `known` says
     whether this run has had the version that it was trained from. `base_loss` is the device's usual loss of
-    the fleet's model in its last updates, and `base_loss_before` in those before them; NaN while there are too
-    few. `lateness` is how many times as far behind as usual the update is, 1 to 2. `voter` is the device's key or,
-    without keys, its id.
+    the fleet's model in its last updates, NaN while there are too few. `slowness` is how many times as many of the
+    device's updates as usual the model needs to learn its data, 1 to 4: they are late, or of few steps. `voter` is
+    the device's key or, without keys, its id.
 
     >>> from edgeasync.policies import Observation
     >>> Observation("pi", norm=1.2, local_steps=16, loss=0.3).finite
@@ -56,8 +56,7 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
     finite: bool = True
     known: bool = True
     base_loss: float = math.nan
-    base_loss_before: float = math.nan
-    lateness: float = 1.0
+    slowness: float = 1.0
 
 
 class Evidence(msgspec.Struct, frozen=True):
@@ -100,7 +99,7 @@ class Detector(Protocol):
         """How many updates in a row must have a cause."""
 
     patient: ClassVar[bool]
-    """Whether it waits for more of them if they are late, up to `LATENESS_MAX` times as many."""
+    """Whether it waits for as many times more of them as the update's `slowness` says."""
 
     @property
     def remedy(self) -> Remedy:
@@ -184,34 +183,30 @@ class RefusedDetector(_DeviceDetector, frozen=True, tag_field="kind", tag="refus
 
 
 class DataMismatchDetector(_DeviceDetector, frozen=True, tag_field="kind", tag="data_mismatch"):
-    """Find a device whose data contradict the others': the model learns theirs, and never its.
+    """Find a device whose data contradict the others': the model learns theirs sooner than its.
 
-    So it is with wrong labels, a broken sensor, inputs on another scale. A device with rare classes, or a new one,
-    begins with a large loss, too, but its loss falls as its updates count.
+    So it is with wrong labels, a broken sensor, inputs on another scale. The updates of such a device count, too:
+    after some time the model has learnt some of its data, and the difference gets smaller.
     """
 
     patient: ClassVar[bool] = True
 
-    ratio_max: RatioMax = 6.0
+    ratio_max: RatioMax = 2.0
     """A loss over this multiple of the fleet's median may be alarming."""
-    peak_share: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.7
-    """A loss up to this share of the fleet's peak is calm."""
-    falling: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.5
-    """A loss under this share of itself, 8 updates ago, is calm."""
-    count_max: Annotated[int, Meta(ge=1, le=100_000)] = 6
-    """Such updates in a row that begin an alarm. If they are staler than usual, up to twice as many, since the
-    model learns a slow device's data more slowly.
+    peak_share: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.5
+    """A loss up to this share of the highest that the fleet's median has been is calm."""
+    count_max: CountMax = 8
+    """Such updates in a row that begin an alarm. If they are staler than usual, or of fewer steps, up to four
+    times as many, since the model learns a slow device's data more slowly.
     """
 
     def cause(self, update: Observation, fleet: FleetMeasurements) -> Evidence | None:
-        """Compare the device's median loss of the fleet's model with the others', the first ones, and its own."""
+        """Compare the device's median loss of the fleet's model with the others', now and at first."""
         own, votes = update.base_loss, fleet.base_losses
-        if math.isnan(own):  # first, since it runs with every update
-            return None
-        if not own > self.peak_share * votes.peak or len(votes) < DEVICES_MIN:
+        if not own > self.peak_share * votes.peak:  # first, since it runs with every update
             return None
         usual = votes.median
-        if own <= self.ratio_max * usual or own < self.falling * update.base_loss_before:
+        if own <= self.ratio_max * usual or len(votes) < DEVICES_MIN:
             return None
         return Evidence(
             f"the model does not fit its data (loss {own:.3g}, the fleet's {usual:.3g}): check labels and inputs",

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks import fairness_fleets
 from benchmarks.judgement import ALIKE, FLEETS, NAMED_WITHIN, SHORTENED_MAX, WEIGHT_MIN, Run, measure
 from benchmarks.judgement_fleet import FAULTS, FLIPPED, SPEEDS, Case
 
@@ -30,8 +31,22 @@ def test_those_who_come_late_are_where_the_others_were_at_first():
 
 
 @gate
-@pytest.mark.parametrize("fault", sorted(FAULTS.keys() - {FLIPPED}))
-def test_a_spoilt_device_is_named_soon_and_nobody_else(fault):
-    outcome = measure(Run(Case(1, speeds=ALIKE, data="smartwatch", spoilt={0: fault}), 6.0))
-    assert set(outcome.named) == {"device-1"}
-    assert outcome.named["device-1"] <= NAMED_WITHIN
+@pytest.mark.parametrize(
+    ("fault", "spoilt"),
+    [
+        *((fault, (0,)) for fault in sorted(FAULTS.keys() - {FLIPPED})),
+        ("labels off by one", (0, 1)),
+        ("one class", (0, 1)),
+    ],
+)
+def test_spoilt_devices_are_named_soon_and_nobody_else(fault, spoilt):
+    outcome = measure(Run(Case(1, speeds=ALIKE, data="smartwatch", spoilt=dict.fromkeys(spoilt, fault)), 6.0))
+    assert set(outcome.named) == {f"device-{number + 1}" for number in spoilt}
+    assert max(outcome.named.values()) <= NAMED_WITHIN
+
+
+@gate
+def test_a_slow_device_is_not_named_while_the_model_has_seen_little_of_its_data():
+    """A device of a person whom nobody else is like, which takes one step while the others take twelve."""
+    outcome = fairness_fleets.measure(fairness_fleets.Case("smartwatch by person, two slow", 1, until_s=12.0))
+    assert (outcome.refused, outcome.warned) == (0, {})

@@ -385,7 +385,7 @@ class DivergenceGuard:
             cause.calm, cause.found, cause.updates = 0, found, cause.updates + 1
             return []
         in_a_row = state.causes.pop(key, 0) + 1
-        if in_a_row < detector.count_max * (update.lateness if detector.patient else 1.0):
+        if in_a_row < detector.count_max * (update.slowness if detector.patient else 1.0):
             state.causes[key] = in_a_row
             return []
         cause = Cause(found, now_s, in_a_row)

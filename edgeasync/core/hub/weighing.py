@@ -94,7 +94,6 @@ class Weighing:
     ) -> Observation:
         """Return the update as the monitor sees it."""
         measurements = member.measurements
-        base_loss, base_loss_before = measurements.base_losses.usual if compared else (math.nan, math.nan)
         return Observation(
             member.device_id,
             update.norm if compared else math.nan,
@@ -103,9 +102,10 @@ class Weighing:
             member.voter,
             finite=math.isfinite(update.norm) and (stats.loss_mean is None or math.isfinite(stats.loss_mean)),
             known=reason is None or reason.reason == "rolled_back",
-            base_loss=base_loss,
-            base_loss_before=base_loss_before,
-            lateness=self.state.fleet.lateness(measurements.staleness) if reason is None else 1.0,
+            base_loss=measurements.base_losses.usual if compared else math.nan,
+            slowness=self.state.fleet.slowness(measurements.staleness, stats.local_steps)
+            if reason is None
+            else 1.0,
         )
 
     def _refuse_base(self, push: Push, measurements: DeviceMeasurements) -> Rejected | None:

@@ -59,7 +59,16 @@ def test_the_newest_losses_of_the_hubs_model_and_those_before_them_are_kept():
     for loss in (math.nan, None, math.inf, *range(25)):
         observe(history, base_loss=loss)
     assert history.base_losses == BaseLosses([float(n) for n in range(17, 25)], [float(n) for n in range(9, 17)])
-    assert (history.base_losses.usual, history.base_losses.newest) == ((20.5, 12.5), 22.0)
+    assert history.base_losses.newest == 22.0
+
+
+def test_a_devices_loss_of_the_hubs_model_is_usual_after_a_few():
+    history, seen = DeviceMeasurements(), []
+    for loss in (9.0, 1.0, 2.0, 8.0, 3.0, 4.0):
+        observe(history, base_loss=loss)
+        seen.append(history.base_losses.usual)
+    assert seen[4:] == [3.0, 3.0]
+    assert all(map(math.isnan, seen[:4]))
 
 
 def test_a_score_is_the_devices_own_or_its_loss():

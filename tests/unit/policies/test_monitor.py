@@ -130,29 +130,29 @@ def test_another_device_neither_begins_nor_delays_an_alarm():
 # -- data that the model does not learn ------------------------------------------------------------------------
 
 
-def mismatch(recent, before, *, fleet=0.05, peak=2.0, voters=4):
-    """What the detector says of a device with these losses of the fleet's model, beside a fleet with others."""
+def mismatch(own, *, fleet=0.05, peak=2.0, voters=4):
+    """What the detector says of a device with this loss of the fleet's model, beside a fleet with others."""
     history = FleetMeasurements()
     for number in range(voters):
         history.observe_base_loss(str(number), peak)
     history.base_losses.note_peak()
     for number in range(voters):
         history.observe_base_loss(str(number), fleet)
-    return DataMismatchDetector().cause(update(base_loss=recent, base_loss_before=before), history)
+    return DataMismatchDetector().cause(update(base_loss=own), history)
 
 
 @pytest.mark.parametrize(
     ("losses", "alarming"),
     [
-        ({"recent": 2.0, "before": 2.0}, True),
-        ({"recent": 2.0, "before": 4.0}, True),
-        ({"recent": math.nan, "before": math.nan}, False),  # too new to be judged
-        ({"recent": 2.0, "before": 4.1}, False),  # its loss falls
-        ({"recent": 1.4, "before": 1.4}, False),  # most has been learnt
-        ({"recent": 1.41, "before": 1.41}, True),
-        ({"recent": 2.0, "before": 2.0, "fleet": 0.34}, False),  # nobody has learnt much
-        ({"recent": 2.0, "before": 2.0, "voters": 2}, False),
-        ({"recent": 0.1, "before": 0.1, "fleet": 0.0, "peak": 0.12}, True),
+        ({"own": 2.0}, True),
+        ({"own": math.nan}, False),  # too new to be judged
+        ({"own": 1.0}, False),  # half has been learnt
+        ({"own": 1.01}, True),
+        ({"own": 2.0, "fleet": 1.0}, False),  # nobody has learnt much
+        ({"own": 2.01, "fleet": 1.0}, True),
+        ({"own": 2.0, "voters": 2}, False),
+        ({"own": 2.0, "voters": 0}, False),
+        ({"own": 0.1, "fleet": 0.0, "peak": 0.12}, True),
     ],
 )
 def test_whose_data_contradict_the_others(losses, alarming):
@@ -160,8 +160,8 @@ def test_whose_data_contradict_the_others(losses, alarming):
     assert (cause is not None) == alarming
     if cause is not None:
         usual = losses.get("fleet", 0.05)
-        assert cause.figures == {"loss": losses["recent"], "fleet_loss": usual}
-        figures = f"(loss {losses['recent']:.3g}, the fleet's {usual:.3g})"
+        assert cause.figures == {"loss": losses["own"], "fleet_loss": usual}
+        figures = f"(loss {losses['own']:.3g}, the fleet's {usual:.3g})"
         assert cause.words == f"the model does not fit its data {figures}: check labels and inputs"
 
 
@@ -389,17 +389,36 @@ def test_so_many_alarms_that_are_over_are_remembered():
 
 
 @pytest.mark.parametrize(
-    ("patient", "lateness", "needed"), [(False, 2.0, 2), (True, 1.0, 2), (True, 1.5, 3), (True, 2.0, 4)]
+    ("patient", "slowness", "needed"), [(False, 2.0, 2), (True, 1.0, 2), (True, 1.5, 3), (True, 2.0, 4)]
 )
-def test_a_patient_watch_waits_for_more_updates_if_they_are_late(patient, lateness, needed):
+def test_a_patient_detector_waits_for_more_updates_of_a_slow_device(patient, slowness, needed):
     guard = guard_of([Loud("device", count_max=2, patient=patient)], calm_updates=3)
-    begun = [bool(look(guard, "device", "a2", lateness=lateness)) for _ in range(5)]
+    begun = [bool(look(guard, "device", "a2", slowness=slowness)) for _ in range(5)]
     assert begun.index(True) + 1 == needed
 
 
-def test_lateness_is_measured_by_what_is_usual_and_bounded():
-    fleet = FleetMeasurements(staleness_mean=3.0)
-    assert [fleet.lateness(staleness) for staleness in (0, 3, 5, 1000)] == [1.0, 1.0, 1.5, 2.0]
+@pytest.mark.parametrize(
+    ("staleness", "local_steps", "slowness"),
+    [
+        (0, 12, 1.0),
+        (3, 12, 1.0),
+        (5, 12, 1.5),
+        (1000, 12, 4.0),
+        (0, 8, 1.5),
+        (5, 4, 3.0),
+        (0, 1, 4.0),
+        (0, 99, 1.0),
+    ],
+)
+def test_slowness_is_measured_by_what_is_usual_and_bounded(staleness, local_steps, slowness):
+    fleet = fleet_of([("a", 1.0, 12), ("b", 2.0, 12), ("c", 3.0, 12)])
+    fleet.staleness_mean = 3.0
+    assert fleet.slowness(staleness, local_steps) == pytest.approx(slowness)
+
+
+@pytest.mark.parametrize("fleet", [FleetMeasurements(), norms(norm=0.0)])
+def test_without_lengths_to_compare_steps_with_nobody_is_slow_by_them(fleet):
+    assert fleet.slowness(0, 1) == 1.0
 
 
 def test_the_fleets_alarm_ends_with_anybodys_calm():
