@@ -55,7 +55,7 @@ _HOMES = {
     "train": "sdk.train",
     "train_async": "sdk.train",
 }
-_MODULES = ("async_train", "callbacks", "data", "losses", "metrics", "networks", "nn", "policies", "simulation")
+_MODULES = ("async_train", "callbacks", "data", "losses", "metrics", "networks", "nn", "policies")
 _ADAPTERS = ("jax", "sklearn", "torch")
 """Modules for libraries that edgeasync does not bring along; each has the library's name."""
 

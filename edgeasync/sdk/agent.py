@@ -25,12 +25,12 @@ from edgeasync.runtime.device import Device, find_device
 from edgeasync.sdk import events
 from edgeasync.sdk.agent_worker import AgentWorker
 from edgeasync.sdk.callbacks import Callback, Callbacks
-from edgeasync.sdk.device_training import OwnTraining
 from edgeasync.sdk.keywords import AgentKeywords, LocalKeywords, show_keywords
 from edgeasync.sdk.models import as_dataset, check_training, local_training, maker_of
 from edgeasync.sdk.plan import as_path
 from edgeasync.sdk.service import Service
 from edgeasync.sdk.shares import Share, check_apart, count_workers, split
+from edgeasync.sdk.trainer_factory import OwnTraining
 from edgeasync.training.plan import LocalTraining
 from edgeasync.training.trainer import CoroutineTrainer, Trainer
 

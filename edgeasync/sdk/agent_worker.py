@@ -21,9 +21,9 @@ from edgeasync.runtime.agent_settings import AgentSettings
 from edgeasync.runtime.device import Device
 from edgeasync.runtime.workload import Workload
 from edgeasync.sdk import events
-from edgeasync.sdk.device_training import DeviceTraining, OwnTraining
 from edgeasync.sdk.participants import frozen_of
 from edgeasync.sdk.shares import Share
+from edgeasync.sdk.trainer_factory import OwnTraining, TrainerFactory
 
 INSTALL_S = 5.0
 """How long an evaluation waits for a model that is just being installed."""
@@ -55,7 +55,7 @@ class AgentWorker:
         self._settings, self._section = settings, settings.agent
         self._device = device
         self._own = own
-        self._training = DeviceTraining(self._section, part, own)
+        self._training = TrainerFactory(self._section, part, own)
         self._tell = tell
         self._on_report = on_report
         self._network, self._sense = network, sense

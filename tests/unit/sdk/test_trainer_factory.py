@@ -9,7 +9,7 @@ from edgeasync.config import to_table
 from edgeasync.data.dataset import Dataset
 from edgeasync.errors import ConfigError
 from edgeasync.runtime.agent_settings import AgentSection
-from edgeasync.sdk.device_training import DeviceTraining, OwnTraining
+from edgeasync.sdk.trainer_factory import OwnTraining, TrainerFactory
 from edgeasync.training.numpy_models import SoftmaxModel
 from edgeasync.training.plan import CodeModel, LocalTraining, ShippedModel, TrainingPlan
 
@@ -24,7 +24,7 @@ OWN = OwnTraining(
 def test_a_trainer_of_the_users_own_needs_a_function(model):
     settings = {} if model is None else to_table(TrainingPlan(model=model))
     welcome = SimpleNamespace(settings=settings, spec=MODEL.spec)
-    training = DeviceTraining(AgentSection(), SimpleNamespace(spec=MODEL.spec), OWN)
+    training = TrainerFactory(AgentSection(), SimpleNamespace(spec=MODEL.spec), OWN)
     with pytest.raises(ConfigError, match="give evaluate a function of the named arrays"):
         training.evaluator(DATA, "evaluate", welcome)
     assert training.evaluator(lambda _: 0.5, "evaluate", welcome)(MODEL.initial(0)).loss == 0.5
@@ -32,5 +32,5 @@ def test_a_trainer_of_the_users_own_needs_a_function(model):
 
 def test_a_model_in_numpy_evaluates_itself():
     welcome = SimpleNamespace(settings=to_table(TrainingPlan(model=MODEL)), spec=MODEL.spec)
-    found = DeviceTraining(AgentSection(), DATA, OWN).evaluator(DATA, "evaluate", welcome)(MODEL.initial(0))
+    found = TrainerFactory(AgentSection(), DATA, OWN).evaluator(DATA, "evaluate", welcome)(MODEL.initial(0))
     assert found.loss == pytest.approx(np.log(2))

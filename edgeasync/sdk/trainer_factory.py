@@ -41,7 +41,7 @@ class OwnTraining(NamedTuple):
     passes: int | None
 
 
-class DeviceTraining:
+class TrainerFactory:
     """Makes the trainer of a device once its hub has said what to train, and evaluates that model."""
 
     def __init__(self, section: AgentSection, part: Share, own: OwnTraining) -> None:
