@@ -1,4 +1,4 @@
-"""Functions of the package take few parameters, and are short."""
+"""Functions of the package take few parameters and are short; classes and files are not long either."""
 
 import ast
 from pathlib import Path
@@ -12,7 +12,13 @@ PUBLIC_PARAMETERS_MAX = 15
 
 PUBLIC = ("sdk/", "async_train/")
 LINES_MAX = 60
-"""With the docstring."""
+"""Of a function, with the docstring."""
+
+CLASS_LINES_MAX = 450
+ATTRIBUTES_MAX = 20
+"""Of an object: what its methods assign. A record (`msgspec.Struct`) may have more fields."""
+
+FILE_LINES_MAX = 500
 
 
 def functions(node, outer=()):
@@ -51,6 +57,31 @@ def test_no_function_takes_many_parameters_or_is_long():
     assert found == set(), "group what belongs together into a frozen struct, or split the function"
 
 
+def attributes(node):
+    """Return the names that a class's methods assign on `self`."""
+    stored = [
+        each for each in ast.walk(node) if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store)
+    ]
+    return {each.attr for each in stored if isinstance(each.value, ast.Name) and each.value.id == "self"}
+
+
+def large(tree):
+    """Return the names of the classes in a tree that are long, or whose objects have many attributes."""
+    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    return {
+        node.name
+        for node in classes
+        if node.end_lineno - node.lineno >= CLASS_LINES_MAX or len(attributes(node)) > ATTRIBUTES_MAX
+    }
+
+
+def test_no_class_and_no_file_is_large():
+    texts = {path.relative_to(PACKAGE).as_posix(): path.read_text("utf-8") for path in PACKAGE.rglob("*.py")}
+    found = {f"{place}: {name}" for place, text in texts.items() for name in large(ast.parse(text))}
+    assert found == set(), "give each responsibility a class, with a state of its own"
+    assert [place for place, text in texts.items() if len(text.splitlines()) > FILE_LINES_MAX] == []
+
+
 TEN = ", ".join("abcdefghij")
 
 
@@ -71,3 +102,19 @@ TEN = ", ".join("abcdefghij")
 )
 def test_what_is_over_a_limit_is_found(code, names):
     assert over(ast.parse(code), PARAMETERS_MAX) == names
+
+
+TWENTY = "; ".join(f"self.a{number} = self.b.c = 0" for number in range(20))
+
+
+@pytest.mark.parametrize(
+    ("body", "names"),
+    [
+        (f"  def f(self): {TWENTY}\n  def g(self): self.a0 = 0", set()),
+        (f"  def f(self): {TWENTY}\n  def g(self): self.d = 0", {"A"}),
+        ("  f()\n" * 449, set()),
+        ("  f()\n" * 450, {"A"}),
+    ],
+)
+def test_a_large_class_is_found(body, names):
+    assert large(ast.parse(f"class A:\n{body}")) == names
