@@ -357,21 +357,29 @@ FOLLOWS = ("ordered", "median", "peak")
 """What follows from votes is made when somebody asks for it."""
 
 
-def walk(value):
-    """Return all that is in an object, by the names of its attributes, but for what is not durable on purpose."""
+def walk(value, known=None):
+    """Return all that is in an object, by the names of its attributes, but for what is not durable on purpose.
+
+    Many parts hold the same state; `known` has what was walked already.
+    """
+    known = {} if known is None else known
     if isinstance(value, str | bytes | int | float | None):
         return repr(value)
     if isinstance(value, dict):
-        return [(walk(key), walk(item)) for key, item in value.items()]
+        return [(walk(key, known), walk(item, known)) for key, item in value.items()]
     if isinstance(value, set | frozenset):
-        return sorted(map(walk, value))
+        return sorted(walk(item, known) for item in value)
     if isinstance(value, list | tuple | deque):
-        return [type(value), getattr(value, "maxlen", None), *map(walk, value)]
+        return [type(value), getattr(value, "maxlen", None), *[walk(item, known) for item in value]]
+    if id(value) in known:
+        return known[id(value)][1]
     names = [*getattr(value, "__struct_fields__", ()), *getattr(value, "__dict__", ())]
     if isinstance(value, Votes):
         names += [name for name in FOLLOWS if hasattr(value, name)]
-    parts = {name: walk(getattr(value, name)) for name in names if name not in EXCLUDED}
-    return [type(value), *[(name, sorted(part) if name in UNORDERED else part) for name, part in parts.items()]]
+    parts = {name: walk(getattr(value, name), known) for name in names if name not in EXCLUDED}
+    found = [type(value), *[(name, sorted(part) if name in UNORDERED else part) for name, part in parts.items()]]
+    known[id(value)] = value, found  # the value, too: another may get the number of one that is gone
+    return found
 
 
 @pytest.fixture(autouse=True)
