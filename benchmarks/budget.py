@@ -5,19 +5,100 @@ handwritten digits with skewed labels in virtual time. Each may move 20 MB a day
 pace, too, and with a fixed interval of 16 local steps, until it has spent as many bytes.
 """
 
+import argparse
 import math
 import statistics
 from dataclasses import dataclass
 
-from benchmarks.budget_fleet import SPEEDS, Case, Spent, spend
 from benchmarks.policies_fleet import TARGET
-from benchmarks.pool import measure_in_processes
-from benchmarks.report import Form, Results, make_parser, show_progress, show_results
+from benchmarks.processes import measure_groups
+from benchmarks.report import Form, Results, benchmark, show_progress
+from benchmarks.virtual_fleet import EXAMPLES_MIN, STEP_S, Member, VirtualFleet, split_digits
 from edgeasync.config import ByteCount
-from edgeasync.core.hub.settings import Limits
+from edgeasync.core.hub.settings import CodecSettings, HubCoreSettings, Limits
+from edgeasync.data.partition import dirichlet
 from edgeasync.policies.frequency import FixedFrequency
-from edgeasync.policies.policy import Policy
+from edgeasync.policies.policy import Policy, PolicySet
 from edgeasync.protocol.messages import DAY_S
+from edgeasync.training.numpy_models import MlpModel
+from simulation.link import LinkProfile
+
+MODEL = MlpModel(inputs=64, hidden=(512, 64), classes=10)
+SPEEDS = (1, 1, 1, 1, 1, 1, 3, 10)
+MBIT_20 = LinkProfile(up_bytes_per_s=2.5e6, down_bytes_per_s=2.5e6, delay_s=0.02)
+ALPHA = 0.3
+LEARNING_RATE = 0.05
+CONSECUTIVE = 3
+"""How many evaluations in a row must be at or over the target."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run, evaluated every `evaluate_s`. It ends after `seconds`, or `bytes_max` of each device."""
+
+    policy: PolicySet
+    seed: int
+    limits: Limits
+    evaluate_s: float
+    seconds: float
+    bytes_max: float = math.inf
+
+
+@dataclass(frozen=True)
+class Moment:
+    """An evaluation: the accuracy, after this time and these bytes of all devices."""
+
+    now_s: float
+    nbytes: int
+    accuracy: float
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What a run did: its evaluations, and each device's bytes of each whole day."""
+
+    moments: tuple[Moment, ...]
+    days: tuple[tuple[int, ...], ...]
+
+    def reached(self, target: float) -> Moment | None:
+        """Return the first of the evaluations in a row at or over the target."""
+        good = [moment.accuracy >= target for moment in self.moments]
+        for first in range(len(good) - CONSECUTIVE + 1):
+            if all(good[first : first + CONSECUTIVE]):
+                return self.moments[first]
+        return None
+
+    def accuracy_at(self, nbytes: float) -> float:
+        """Return the accuracy when the devices had sent and received that much."""
+        return [moment.accuracy for moment in self.moments if moment.nbytes <= nbytes][-1]
+
+
+def spend(case: Case) -> Spent:
+    """Train a fleet; its data and the model's first values are drawn from the seed."""
+    training, held_out = split_digits()
+    settings = HubCoreSettings(limits=case.limits, codec=CodecSettings())
+    fleet = VirtualFleet(MODEL, case.seed, policy=case.policy, settings=settings)
+    parts = dirichlet(training, len(SPEEDS), ALPHA, case.seed, examples_min=EXAMPLES_MIN)
+    for speed, part in zip(SPEEDS, parts, strict=True):
+        fleet.add(Member(data=part, learning_rate=LEARNING_RATE, step_s=speed * STEP_S, link=MBIT_20))
+    clock, core = fleet.clock, fleet.hub.core
+    moments = [Moment(0.0, 0, fleet.accuracy(held_out))]
+    days: list[tuple[int, ...]] = []
+    sent = before = (0,) * len(SPEEDS)
+    version = core.version
+    while clock.now_s < case.seconds and sum(sent) < case.bytes_max * len(SPEEDS):
+        fleet.run(case.evaluate_s * len(moments))
+        sent = tuple([device.up.bytes_sent + device.down.bytes_sent for device in fleet.devices])
+        accuracy = moments[-1].accuracy
+        if core.version != version:
+            version, accuracy = core.version, fleet.accuracy(held_out)
+        moments.append(Moment(clock.now_s, sum(sent), accuracy))
+        if clock.now_s >= DAY_S * (len(days) + 1):
+            days.append(tuple([now - then for now, then in zip(sent, before, strict=True)]))
+            before = sent
+    core.check()
+    return Spent(tuple(moments), tuple(days))
+
 
 BUDGET = 20_000_000
 LEVELS = (1e6, 2e6, 5e6, 10e6, 19e6)
@@ -62,37 +143,28 @@ def row(runs: list[Spent]) -> dict[str, float]:
     columns = {"reached": float(sum(math.isfinite(one) for one in seconds)), "s": statistics.median(seconds)}
     for level in LEVELS:
         accuracies = [run.accuracy_at(len(SPEEDS) * level) for run in runs]
-        columns[f"at {level / 1e6:g} MB"] = round(statistics.fmean(accuracies), 4)
+        columns[f"at {level / 1e6:g} MB"] = statistics.fmean(accuracies)
     return columns
 
 
-def main() -> None:
+@benchmark("What a limit on a day's bytes buys.")
+def main(arguments: argparse.Namespace, results: Results) -> None:
     """Measure all runs."""
-    arguments = make_parser("What a limit on a day's bytes buys.").parse_args()
-    results, effort = Results(), EFFORTS[arguments.form]
-    wanted = cases(effort)
-    outcomes = iter(measure_in_processes(spend, [case for runs in wanted.values() for case in runs], "budget"))
-    found = {name: [next(outcomes) for _ in runs] for name, runs in wanted.items()}
+    effort = EFFORTS[arguments.form]
+    found = measure_groups(spend, cases(effort), "budget")
     show_progress(f"{TARGET:.0%} of the digits held out is the target; all times are virtual")
     title = f"{len(effort.seeds)} seeds"
     for name, runs in found.items():
-        results.add(title, name, {key: value for key, value in row(runs).items() if math.isfinite(value)})
+        results.add(title, name, {key: value for key, value in row(runs).items() if math.isfinite(value)}, 4)
     days = [nbytes for run in found[LIMITED] for day in run.days for nbytes in day]
     if days:
         results.add(title, LIMITED, {"most MB a day": max(days) / 1e6, "least MB a day": min(days) / 1e6})
         results.bound("the most bytes of a day", max(days), BUDGET)
-        results.ratios["the least bytes of a day over the limit"] = round(min(days) / BUDGET, 4)
-        results.targets["the least bytes of a day over the limit"] = KEPT_MIN
-    results.ratios["seeds that reach the target"] = results.figures[title][LIMITED]["reached"] / len(effort.seeds)
-    results.targets["seeds that reach the target"] = 1.0
-    for level in LEVELS:
-        name = f"at {level / 1e6:g} MB"
-        ratio = f"accuracy {name} over that of a fixed interval"
-        results.ratios[ratio] = round(
-            results.figures[title][LIMITED][name] / results.figures[title][FIXED][name], 4
-        )
-        results.targets[ratio] = 1.0
-    show_results(results, arguments)
+        results.ratio("the least bytes of a day over the limit", min(days) / BUDGET, KEPT_MIN)
+    ours, fixed = (results.figures[title][name] for name in (LIMITED, FIXED))
+    results.ratio("seeds that reach the target", ours["reached"] / len(effort.seeds), 1.0)
+    for name in (name for name in ours if name.startswith("at ")):
+        results.ratio(f"accuracy {name} over that of a fixed interval", ours[name] / fixed[name], 1.0)
 
 
 if __name__ == "__main__":

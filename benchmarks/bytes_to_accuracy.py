@@ -6,6 +6,7 @@ along the published chain down. Whole models, for those that join or come back, 
 float32. All that crosses a link counts: headers, heartbeats and what is lost on the way, too.
 """
 
+import argparse
 import math
 import statistics
 from collections.abc import Mapping
@@ -13,10 +14,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-from benchmarks.policies_fleet import TARGET, Case, Outcome, Scenario, measure_all
+from benchmarks.policies_fleet import TARGET, Case, Outcome, Scenario, measure
+from benchmarks.policies_fleet import compare as compare_policies
 from benchmarks.policies_rules import RULES
-from benchmarks.report import Form, Results, make_parser, show_progress, show_results
-from benchmarks.simulated import DIGITS
+from benchmarks.processes import measure_groups
+from benchmarks.report import Form, Results, benchmark, show_progress
+from benchmarks.virtual_fleet import DIGITS
 from edgeasync.core.hub.settings import FLOAT32, CodecSettings
 from edgeasync.policies.policy import Policy, PolicySet
 from edgeasync.training.numpy_models import MlpModel
@@ -81,11 +84,8 @@ def codecs() -> dict[str, CodecSettings]:
 def tune_asgd(scenario: Scenario, seeds: tuple[int, ...]) -> PolicySet:
     """Return plain asynchronous SGD, an update for every step, with the learning rate that reaches it soonest."""
     grid = RULES["ASGD"]
-    cases = [Case(policy, scenario, seed, only_to_target=True) for policy in grid.values() for seed in seeds]
-    outcomes = iter(measure_all(cases, f"tuning, {scenario.name}"))
-    times = {
-        label: statistics.median([next(outcomes).reached_s for _ in seeds]) for label in grid
-    }  # fmt: skip
+    found = compare_policies(grid, scenario, seeds, only_to_target=True)
+    times = {label: statistics.median([run.reached_s for run in runs]) for label, runs in found.items()}
     return grid[min(times, key=times.__getitem__)]
 
 
@@ -98,24 +98,18 @@ def compare(title: str, model: MlpModel, effort: Effort, results: Results) -> No
         for name, settings in codecs().items()
     }
     runs[ASGD] = (tune_asgd(plain, effort.tuning), plain)
-    cases = [
-        Case(policy, scenario, seed, only_to_target=True) for policy, scenario in runs.values() for seed in seeds
-    ]
-    outcomes = iter(measure_all(cases, title))
-    found = {name: [next(outcomes) for _ in seeds] for name in runs}
+    cases = {name: [Case(*run, seed, only_to_target=True) for seed in seeds] for name, run in runs.items()}
+    found = measure_groups(measure, cases, title)
     for name, reached in found.items():
-        row = columns(reached, found[PLAIN], limit_s)
-        results.add(title, name, {key: round(value, 3) for key, value in row.items()})
+        results.add(title, name, columns(reached, found[PLAIN], limit_s))
     table = results.figures[title]
     no_slower = [name for name in found if name != ASGD and table[name]["time of none / this"] >= TIME_MIN]
     best = min(no_slower, key=lambda name: table[name]["MB"])
-    for ratio, value, target in (
-        (f"{title}: bytes of none / best ({best})", table[best]["bytes of none / this"], BYTES_SAVED_MIN),
-        (f"{title}: time of none / best", table[best]["time of none / this"], TIME_MIN),
-        (f"{title}: bytes of {ASGD} / best", table[ASGD]["MB"] / table[best]["MB"], BYTES_SAVED_ON_ASGD_MIN),
-    ):
-        results.ratios[ratio] = round(value, 3)
-        results.targets[ratio] = target
+    row = table[best]
+    results.ratio(f"{title}: bytes of none / best ({best})", row["bytes of none / this"], BYTES_SAVED_MIN)
+    results.ratio(f"{title}: time of none / best", row["time of none / this"], TIME_MIN)
+    saved = table[ASGD]["MB"] / row["MB"]
+    results.ratio(f"{title}: bytes of {ASGD} / best", saved, BYTES_SAVED_ON_ASGD_MIN)
 
 
 def columns(runs: list[Outcome], plain: list[Outcome], limit_s: float) -> dict[str, float]:
@@ -135,15 +129,13 @@ def columns(runs: list[Outcome], plain: list[Outcome], limit_s: float) -> dict[s
     }
 
 
-def main() -> None:
+@benchmark("Bytes and time until a simulated fleet has learnt, by codec.")
+def main(arguments: argparse.Namespace, results: Results) -> None:
     """Compare the codecs on both models."""
-    arguments = make_parser("Bytes and time until a simulated fleet has learnt, by codec.").parse_args()
-    results = Results()
     show_progress(f"{TARGET:.0%} of the digits held out is the target; all times are virtual")
     effort = EFFORTS[arguments.form]
     for title, model in effort.models.items():
         compare(title, model, effort, results)
-    show_results(results, arguments)
 
 
 if __name__ == "__main__":

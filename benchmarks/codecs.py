@@ -1,22 +1,34 @@
-"""What codecs cost and keep: encoding a delta, decoding and adding it, in multiples of copying the same memory.
+"""What coding and folding cost in multiples of copying or adding the same memory, and which codec `auto` takes.
 
-Run as `python -m benchmarks.codecs`. All cases run on one thread, in turns. The delta is what a multilayer
+Run as `python -m benchmarks.codecs`. Codecs and folds run on one thread, in turns. The delta is what a multilayer
 perceptron with that number of parameters learns in sixteen local steps of SGD on the handwritten digits; features
-and hidden units that are never active leave some zeros in it.
+and hidden units that are never active leave some zeros in it. Then eight real agents learn digits on loopback for
+ten minutes, beside a busy process on each core: all must have one codec in the end, and change it twice at most.
 """
 
 import argparse
 import math
+import os
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 
-from benchmarks.report import Form, Results, make_parser, show_progress, show_results
+from benchmarks.agent_process import Member
+from benchmarks.processes import busy_loops
+from benchmarks.real_fleet import run_fleet
+from benchmarks.report import Form, Results, benchmark, show_progress
+from benchmarks.virtual_fleet import split_digits
+from edgeasync.core.arrays.hub_model import HubModel
+from edgeasync.core.hub.effects import Fold
 from edgeasync.data import load_digits
-from edgeasync.parameters import CHUNK, Vector
+from edgeasync.data.partition import iid
+from edgeasync.parameters import CHUNK, Parameter, ParameterSpec, Vector
+from edgeasync.policies.policy import Policy
+from edgeasync.policies.transforms import Conditions, plan_chain
 from edgeasync.protocol.codecs import STAGES, VectorCodec, VectorSource, make_codec
 from edgeasync.training.numpy_models import MlpModel
 
@@ -34,6 +46,21 @@ CODECS = (
     *("identity", "float16", "bfloat16", "int8", "int8(stochastic)", "int4", "int4(stochastic)", "sign"),
     *("top_k(0.01)", "top_k(0.01)+int8", "top_k(0.1)+int8"),
 )
+PARTS = ("codecs", "folds", "auto")
+FOLDED = {
+    Form.FULL: {"1M": 1_000_000, "10M": 10_000_000},
+    Form.SHORT: {"1M": 1_000_000, "10M": 10_000_000},
+    Form.QUICK: {"0.1M": 100_000},
+}
+GATHERED = 12
+"""Updates in a version of the default: a quorum of twenty devices."""
+
+FOLD_MIN = 0.33
+DEVICES = 8
+CHOICE_MODEL = MlpModel(inputs=64, hidden=(1024,), classes=10)
+CHOICE_S = {Form.FULL: 600.0, Form.SHORT: 90.0, Form.QUICK: 2.0}
+STEP_S = 0.05
+CHANGES_MAX = 2
 LOCAL_STEPS = 16
 BATCH = 32
 LEARNING_RATE = 0.05
@@ -113,26 +140,95 @@ def measure(label: str, model: MlpModel, rounds: int, results: Results) -> None:
         per_million = median * 1e6 / delta.size
         columns = {f"{what or 'both'}, us": per_million, f"{what or 'both'}, memcpys": median / memcpy}
         results.add(f"us per million, {label}", name, columns)
-    found = {
+    for name, ratio in {
         "memcpy / int8, decode and add": memcpy / medians["int8, decode and add"],
         "memcpy / top_k(0.01), encode": memcpy / medians["top_k(0.01), encode"],
         "numpy / float16, encode": medians["numpy float16, encode"] / medians["float16, encode"],
         "numpy / float16, decode and add": medians["numpy float16, decode and add"]
         / medians["float16, decode and add"],
-    }
-    results.ratios.update({f"{label}: {name}": ratio for name, ratio in found.items()})
-    results.targets.update({f"{label}: {name}": TARGETS[name] for name in found})
+    }.items():
+        results.ratio(f"{label}: {name}", ratio, TARGETS[name])
 
 
-def main() -> None:
-    """Measure and show."""
-    arguments: argparse.Namespace = make_parser(__doc__ or "").parse_args()
-    results = Results()
-    for label, model in MODELS[arguments.form].items():
-        show_progress(f"{label} parameters")
-        rounds = math.ceil(ROUNDS[arguments.form] / math.sqrt(max(1.0, model.spec.length / 1e6)))
-        measure(label, model, rounds, results)
-    show_results(results, arguments)
+def measure_folds(label: str, length: int, rounds: int, results: Results) -> None:
+    """Fold updates by the default policy, one alone and a quorum of them, beside one plain `w += s g`.
+
+    The plain sum is numpy's, in place and in slices that stay in the cache: no rule can do less.
+    """
+    random, policy = np.random.Generator(np.random.PCG64(1)), Policy()
+    model = HubModel(ParameterSpec((Parameter("w", (length,)),)), np.zeros(length, np.float32), 0, policy)
+    deltas = [random.normal(0.0, 1e-4, length).astype(np.float32) for _ in range(GATHERED)]
+    updates = [VectorSource(delta) for delta in deltas]
+    plain, scratch = np.zeros(length, np.float32), np.empty(CHUNK, np.float32)
+
+    def plain_sum() -> None:
+        for start in range(0, length, CHUNK):
+            part = slice(start, min(start + CHUNK, length))
+            out = scratch[: part.stop - part.start]
+            np.multiply(deltas[0][part], np.float32(0.5), out=out)
+            np.add(plain[part], out, out=plain[part])
+
+    def fold(count: int) -> None:
+        number = model.current.number + 1
+        plan = plan_chain(policy.optimizer, Conditions(1.0, number))
+        taken = Fold(number, tuple(range(count)), (1.0 / count,) * count, plan, measure=count > 1)
+        model.advance(model.fold(taken, updates[:count])[0])
+
+    medians = time_in_turns(
+        {
+            "w += s g": plain_sum,
+            "fold of 1": lambda: fold(1),
+            f"fold of {GATHERED}": lambda: fold(GATHERED),
+            "norm": lambda: model.norm(updates[0]),
+        },
+        rounds,
+    )
+    medians[f"fold of {GATHERED}, per update"] = medians.pop(f"fold of {GATHERED}") / GATHERED
+    results.add("folds, ms", label, {name: us / 1e3 for name, us in medians.items()})
+    for name, us in medians.items():
+        if "fold" in name:
+            results.ratio(f"{label}: w += s g over {name}", medians["w += s g"] / us, FOLD_MIN)
+
+
+def measure_choice(seconds: float, results: Results) -> None:
+    """Watch which codecs `push = "auto"` gives to equal devices on a busy machine, and how often others."""
+    codecs: dict[str, str] = {}
+    changes: Counter[str] = Counter()
+    members = [Member(part, STEP_S) for part in iid(split_digits()[0], DEVICES, 0)]
+    with busy_loops(os.cpu_count() or 1), run_fleet(CHOICE_MODEL, 0.1, members) as fleet:
+        until_s = time.monotonic() + seconds
+        while time.monotonic() < until_s:
+            time.sleep(0.5)
+            for device in fleet.devices:
+                name, codec = device["id"], device["push_codec"]
+                if device["updates_applied"] and codecs.setdefault(name, codec) != codec:
+                    codecs[name] = codec
+                    changes[name] += 1
+                    show_progress(f"{name} has {codec} now")
+    most, chosen = max(changes.values(), default=0), Counter(codecs.values())
+    title = f"auto, {DEVICES} devices, {seconds:.0f} s"
+    results.add(title, "all", {"codecs": len(chosen), "changes at most": most})
+    for codec, devices in chosen.items():
+        results.add(title, codec, {"devices": devices})
+    results.bound("codecs of equal devices", max(1, len(chosen)), 1)
+    results.bound("changes of a device's codec", max(0.01, most), CHANGES_MAX)
+
+
+@benchmark("What codecs and folds cost, and which codec `auto` takes.", PARTS)
+def main(arguments: argparse.Namespace, results: Results) -> None:
+    """Measure the parts that are asked for."""
+    form = arguments.form
+    if "codecs" in arguments.part:
+        for label, model in MODELS[form].items():
+            show_progress(f"{label} parameters")
+            rounds = math.ceil(ROUNDS[form] / math.sqrt(max(1.0, model.spec.length / 1e6)))
+            measure(label, model, rounds, results)
+    if "folds" in arguments.part:
+        for label, length in FOLDED[form].items():
+            show_progress(f"folds of {label} parameters")
+            measure_folds(label, length, ROUNDS[form], results)
+    if "auto" in arguments.part:
+        measure_choice(CHOICE_S[form], results)
 
 
 if __name__ == "__main__":

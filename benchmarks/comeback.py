@@ -15,7 +15,7 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
-from benchmarks.report import Form, Results, enforce_targets, make_parser, show_progress, show_results
+from benchmarks.report import Form, Results, benchmark, show_progress
 from tests.support.programs.crowds import churn, joins
 from tests.support.programs.kills import EXACT, OFTEN, SELDOM, kill_hubs
 from tests.support.programs.processes import Commands
@@ -147,33 +147,21 @@ def add_quantiles(results: Results, name: str, quantiles: list[float]) -> None:
     results.add("seconds", name, dict(zip(QUANTILES, quantiles, strict=True)))
 
 
-def parse() -> argparse.Namespace:
-    """Return the arguments."""
-    parser = make_parser("How soon a fleet is back after kills and restarts.")
-    parser.add_argument(
-        "--case", nargs="+", choices=CASES, help="only these [default: all; with --quick: no churn]"
-    )
-    return parser.parse_args()
-
-
-def main() -> None:
+@benchmark("How soon a fleet is back after kills and restarts.", CASES)
+def main(arguments: argparse.Namespace, results: Results) -> None:
     """Measure what is asked for."""
-    arguments = parse()
     effort = EFFORTS[arguments.form]
-    results = Results()
     work: dict[str, list[tuple[str, Measure]]] = {
         "kills": [(kills.name, partial(measure_kills, kills)) for kills in effort.kills],
         "churn": [("kills of devices", partial(measure_churn, effort))],
         "joins": [(f"{effort.joining:,} devices at once", partial(measure_joins, effort.joining))],
         "returns": [("a device that goes and comes back", partial(measure_returns, effort.returns))],
     }
-    for case in arguments.case or effort.cases:
+    for case in (case for case in arguments.part if case in effort.cases):
         for name, measure in work[case]:
             show_progress(f"{case}: {name}")
             with tempfile.TemporaryDirectory() as folder, Commands(folder) as commands:
                 measure(commands, results)
-    show_results(results, arguments)
-    enforce_targets(results, arguments)
 
 
 if __name__ == "__main__":

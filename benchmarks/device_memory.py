@@ -4,12 +4,13 @@ Run as `python -m benchmarks.device_memory`. It ends with exit code 1 if an agen
 needs Linux, which tells the peak.
 """
 
+import argparse
 import tempfile
 from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.processes import peak_resident_bytes
-from benchmarks.report import Form, Results, enforce_targets, make_parser, show_progress, show_results
+from benchmarks.report import Form, Results, benchmark, show_progress
 from edgeasync import nn
 from tests.support.models.graphs import LENET
 from tests.support.programs.processes import Commands, trained
@@ -66,21 +67,18 @@ def measure(case: Case, updates: int) -> int:
         return peak_resident_bytes(agent.pid)
 
 
-def main() -> None:
+@benchmark("The peak of a device's memory.")
+def main(arguments: argparse.Namespace, results: Results) -> None:
     """Measure all cases; the agent that took the most counts."""
-    arguments = make_parser("The peak of a device's memory.").parse_args()
     effort = EFFORTS[arguments.form]
-    results = Results()
     for case in CASES:
         peaks = []
         for number in range(effort.agents):
             show_progress(f"{case.name}: agent {number + 1} of {effort.agents}, {effort.updates} updates")
             peaks.append(measure(case, effort.updates))
         columns = {"peak": max(peaks) / MIB, "least peak": min(peaks) / MIB, "bound": case.bound_bytes / MIB}
-        results.add("resident memory, MiB", case.name, {name: round(value, 2) for name, value in columns.items()})
+        results.add("resident memory, MiB", case.name, columns, 2)
         results.bound(case.name, max(peaks), case.bound_bytes)
-    show_results(results, arguments)
-    enforce_targets(results, arguments)
 
 
 if __name__ == "__main__":

@@ -1,36 +1,40 @@
-"""The cost of durability: the hub's rates, its starts, and checkpoints of a large model.
+"""The cost of durability: the hub's rates, its starts, its history, and checkpoints of a large model.
 
-Run as `python -m benchmarks.durability`. Two real hubs take turns in every round, with the same clients: the one
-with a journal, and the one without, as in the exchange benchmark. Between them the time of the disk alone for the
-same bytes is measured.
+Run as `python -m benchmarks.durability`. First the rows of a history. Then real hubs take turns in every round,
+with the same clients: with a journal, with a history too, and with neither, as in the exchange benchmark. Between
+them the time of the disk alone for the same bytes is measured.
 """
 
+import argparse
 import itertools
-import multiprocessing
 import statistics
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from benchmarks.children import Child
-from benchmarks.durability_processes import (
-    ALWAYS_SAVING,
-    NEVER_RECOVERED,
-    WITH_JOURNAL,
-    WITHOUT_JOURNAL,
-    open_run,
-    write_and_sync_s,
-)  # fmt: skip
+import numpy as np
+
+from benchmarks.durability_history import measure_history
 from benchmarks.exchange import START_S, Bench, Case, Measured, median, paired_ratio
-from benchmarks.exchange_servers import Serve
-from benchmarks.processes import peak_resident_bytes
-from benchmarks.report import Form, Results, make_parser, show_progress, show_results
+from benchmarks.exchange_servers import LINEAGE, Serve
+from benchmarks.hub_process import ADDRESS, POLICY, make_settings, make_spec, serve_hub
+from benchmarks.processes import Children, peak_resident_bytes
+from benchmarks.report import Form, Results, benchmark, make_parser, show_progress
+from edgeasync.config import ByteCount
+from edgeasync.core.hub.settings import CheckpointSettings
 from edgeasync.durable.checkpoint import CheckpointStore
 from edgeasync.durable.disk import FolderDisk
+from edgeasync.durable.journal import SEGMENT_BYTES_MAX
+from edgeasync.durable.recovery import Rules
+from edgeasync.durable.run import HubRun
 from edgeasync.net.status import fetch_status
+from edgeasync.runtime.hub_settings import HubSection
 
 CASES = (
     Case("4 KB x 16", 1_000, 16, 16, 2.0, 1.0),
@@ -39,6 +43,22 @@ CASES = (
 )
 TINY_CASES = (Case("4 KB x 2", 1_000, 2, 2, 0.4), Case("1.2 MB x 1", 300_000, 1, 1, 0.5))
 """One whose journal is recovered, and one of which checkpoints are written."""
+
+JOURNAL_ALONE = CheckpointSettings(every="1000 hours", journal_bytes_max=ByteCount(1 << 50))
+"""No checkpoints but those at the beginning and the end."""
+
+BACK_TO_BACK = CheckpointSettings(every="0.02 seconds")
+"""The next checkpoint begins when the one before is written."""
+
+JOURNAL = HubSection(bind=ADDRESS, history_rows_max=0)
+PROBE_FILE = "probe"
+
+RECOVERABLE = make_settings(JOURNAL, checkpoint=JOURNAL_ALONE)
+WITH_JOURNAL: Serve = partial(serve_hub, settings=make_settings(JOURNAL))
+WITH_HISTORY: Serve = partial(serve_hub, settings=make_settings(HubSection(bind=ADDRESS)))
+WITHOUT_JOURNAL: Serve = serve_hub
+NEVER_RECOVERED: Serve = partial(serve_hub, settings=RECOVERABLE)
+ALWAYS_SAVING: Serve = partial(serve_hub, settings=make_settings(checkpoint=BACK_TO_BACK))
 
 TARGETS = {CASES[0].name: 0.5}
 ROUNDS = {Form.FULL: 7, Form.SHORT: 3, Form.QUICK: 1}
@@ -67,7 +87,7 @@ class Journaled:
 
 def run_rates(case: Case, results: Results, folder: str, rounds: int) -> None:
     """Compare the rates with a journal and without; add what the journal wrote."""
-    servers = {"journal": WITH_JOURNAL, "no journal": WITHOUT_JOURNAL}
+    servers = {"journal": WITH_JOURNAL, "history too": WITH_HISTORY, "no journal": WITHOUT_JOURNAL}
     measured: dict[str, list[Measured]] = {name: [] for name in servers}
     window_s = case.window_s
     journaled = []
@@ -77,13 +97,12 @@ def run_rates(case: Case, results: Results, folder: str, rounds: int) -> None:
             before = fetch_status(bench.addresses["journal"], START_S)
             measured["journal"].append(bench.measure("journal", 0.25 * window_s, window_s))
             after = fetch_status(bench.addresses["journal"], START_S)
-            measured["no journal"].append(bench.measure("no journal", 0.25 * window_s, window_s))
+            for name in ("history too", "no journal"):
+                measured[name].append(bench.measure(name, 0.25 * window_s, window_s))
             journaled.append(_between(before, after, folder, 0.25 * window_s))
         peaks = {name: round(peak_resident_bytes(process.pid) / 1e6) for name, process in bench.servers.items()}
     ratio_name = f"{case.name} journal / no journal"
-    results.ratios[ratio_name] = round(paired_ratio(measured["journal"], measured["no journal"]), 3)
-    if case.name in TARGETS:
-        results.targets[ratio_name] = TARGETS[case.name]
+    results.ratio(ratio_name, paired_ratio(measured["journal"], measured["no journal"]), TARGETS.get(case.name))
     disk = {"disk alone": median(turn.disk_updates_per_s for turn in journaled)}
     for name, turns in measured.items():
         results.add("updates per second", case.name, {name: median(turn.updates_per_s for turn in turns)})
@@ -102,22 +121,21 @@ def run_rates(case: Case, results: Results, folder: str, rounds: int) -> None:
 
 def run_starts(case: Case, results: Results, folder: str, rounds: int) -> None:
     """Kill a hub that has received updates, and time how long the next start takes to recover all of them."""
-    context = multiprocessing.get_context("forkserver")
     show_progress(f"recovery, {case.name}: making a journal")
-    with tempfile.TemporaryDirectory(dir=folder) as runs:
+    with tempfile.TemporaryDirectory(dir=folder) as runs, Children() as children:
         with Bench(case, runs, {"hub": NEVER_RECOVERED}) as bench:
             rate = bench.measure("hub", 0.0, case.window_s).updates_per_s
         found: list[tuple[float, int, int]] = []
         for number in range(rounds):
             show_progress(f"recovery, {case.name}: round {number + 1} of {rounds}")
-            child = Child(context, open_run, case.length, f"{runs}/hub")
+            child = children.start(open_run, case.length, f"{runs}/hub")
             found.append(child.hear(RECOVER_S))
             child.process.join()
     _, updates, entries = found[0]
     taken_s = statistics.median(seconds for seconds, _, _ in found)
-    results.ratios[f"{case.name} recovered / exchanged"] = round(updates / taken_s / rate, 3)
-    per_thousand_s = round(1e3 * taken_s / updates, 4)
-    results.add("recovery", case.name, {"updates": updates, "entries": entries, "s per 1,000": per_thousand_s})
+    results.ratio(f"{case.name} recovered / exchanged", updates / taken_s / rate)
+    columns = {"updates": updates, "entries": entries, "s per 1,000": 1e3 * taken_s / updates}
+    results.add("recovery", case.name, columns, 4)
 
 
 def run_saves(case: Case, results: Results, folder: str, rounds: int) -> None:
@@ -132,12 +150,50 @@ def run_saves(case: Case, results: Results, folder: str, rounds: int) -> None:
             for name in servers:
                 measured[name].append(bench.measure(name, 0.25 * window_s, window_s))
             taken_s.append(_save_s(f"{bench.folder}/saving"))
-    results.ratios[f"{case.name} saving / not"] = round(
-        paired_ratio(measured["saving"], measured["not saving"]), 3
-    )
+    results.ratio(f"{case.name} saving / not", paired_ratio(measured["saving"], measured["not saving"]))
     rates = {name: median(turn.updates_per_s for turn in turns) for name, turns in measured.items()}
     results.add("updates per second", f"{case.name}, no journal", rates)
     results.add("checkpoint", case.name, {"s from one to the next": median(taken_s)})
+
+
+def open_run(length: int, folder: str, pipe: "Connection[tuple[float, int, int], None]") -> None:
+    """Recover a run that `NEVER_RECOVERED` made; tell how many seconds it took, its updates and its entries."""
+    spec, settings = make_spec(length), RECOVERABLE.core_settings()
+
+    run = HubRun(FolderDisk(Path(folder)), Rules(spec, POLICY, settings))
+    begin_s = time.perf_counter()
+    run.open(
+        Rules.make_core,
+        lambda: (np.zeros(length, np.float32), 0),
+        lineage=LINEAGE,
+        draw_session=lambda: bytes(16),
+        created_s=0.0,
+    )
+    pipe.send((time.perf_counter() - begin_s, run.core.updates_applied, run.entries))
+
+
+def write_and_sync_s(folder: str, nbytes: int, seconds: float) -> float:
+    """Return the mean time that the disk takes to append and sync `nbytes`, repeated for `seconds`.
+
+    The files are as long as segments of the journal.
+    """
+    disk = FolderDisk(Path(folder))
+    content = np.random.default_rng(3).bytes(nbytes)
+    file, length, count = disk.create(PROBE_FILE), 0, 0
+    begin_s = time.perf_counter()
+    try:
+        while (elapsed_s := time.perf_counter() - begin_s) < seconds or not count:
+            if length > SEGMENT_BYTES_MAX:
+                file.close()
+                file, length = disk.create(PROBE_FILE), 0
+            file.write([content])
+            file.sync()
+            length += nbytes
+            count += 1
+    finally:
+        file.close()
+        disk.remove(PROBE_FILE)
+    return elapsed_s / count
 
 
 @contextmanager
@@ -162,15 +218,18 @@ def _save_s(run: str) -> float:
     return min(later - earlier for later, earlier in itertools.pairwise(begun_s))  # one may hold a pause
 
 
-def main() -> None:
+PARSER = make_parser("What the journal, the history and the checkpoints cost the hub.")
+PARSER.add_argument("--case", default="", help="only cases whose name begins so, such as '1 MB'")
+PARSER.add_argument("--folder", default=tempfile.gettempdir(), help="a folder on the disk to be measured")
+PARSER.add_argument("--rounds", type=int, help="turns of each server, 7 if left out, 3 with --short")
+
+
+@benchmark(PARSER)
+def main(arguments: argparse.Namespace, results: Results) -> None:
     """Run all cases, or those whose name begins with `--case`."""
-    parser = make_parser("What the journal and the checkpoints cost the hub.")
-    parser.add_argument("--case", default="", help="only cases whose name begins so, such as '1 MB'")
-    parser.add_argument("--folder", default=tempfile.gettempdir(), help="a folder on the disk to be measured")
-    parser.add_argument("--rounds", type=int, help="turns of each server, 7 if left out, 3 with --short")
-    arguments = parser.parse_args()
     rounds, folder = arguments.rounds or ROUNDS[arguments.form], arguments.folder
-    results = Results()
+    if not arguments.case:
+        measure_history(arguments.form, results)
     for case in TINY_CASES if arguments.form == Form.QUICK else CASES:
         if case.name.startswith(arguments.case):
             timed = case.in_form(arguments.form)
@@ -179,7 +238,6 @@ def main() -> None:
                 run_starts(timed, results, folder, rounds)
             else:
                 run_saves(timed, results, folder, rounds)
-    show_results(results, arguments)
 
 
 if __name__ == "__main__":

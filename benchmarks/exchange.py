@@ -5,20 +5,30 @@ client processes for all of them; a round gives each server its turn, one after 
 sleep. A ratio is the median over rounds of ours over the baseline's, from the same round.
 """
 
+import argparse
+import itertools
 import statistics
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
 from typing import Self
 
-from benchmarks.children import Child, Children
+import numpy as np
+
 from benchmarks.exchange_clients import Counted, Round, Window, run_clients
-from benchmarks.exchange_parts import measure_parts
-from benchmarks.exchange_servers import SERVERS, Serve
-from benchmarks.processes import cpu_seconds
-from benchmarks.report import Form, Results, make_parser, show_progress, show_results
+from benchmarks.exchange_servers import LINEAGE, SERVERS, Serve, make_assignment
+from benchmarks.hub_process import POLICY, make_spec
+from benchmarks.processes import Child, Children, cpu_seconds
+from benchmarks.report import Form, Results, benchmark, make_parser, show_progress
+from edgeasync.core.arrays.combine import norm_of
+from edgeasync.core.arrays.hub_model import HubModel
+from edgeasync.core.hub.effects import Fold
+from edgeasync.policies.transforms import Conditions, plan_chain
+from edgeasync.protocol import wire
+from edgeasync.protocol.codecs import VectorSource, make_codec
+from edgeasync.protocol.messages import Ack, Applied, ModelVersion, Push
 
 START_S = 30.0
 """How long a process may take to be ready."""
@@ -143,10 +153,7 @@ def run_case(case: Case, results: Results, rounds: int) -> None:
             for name in SERVERS:
                 measured[name].append(bench.measure(name, 0.25 * case.window_s, case.window_s))
     for baseline, target in (("fair", case.target_fair), ("bare", case.target_bare)):
-        ratio_name = f"{case.name} {baseline}"
-        results.ratios[ratio_name] = round(paired_ratio(measured["ours"], measured[baseline]), 3)
-        if target is not None:
-            results.targets[ratio_name] = target
+        results.ratio(f"{case.name} {baseline}", paired_ratio(measured["ours"], measured[baseline]), target)
     if case.cpu_us_max is not None:
         spent_us = median(turn.server_cpu_us for turn in measured["ours"])
         results.bound(f"{case.name} hub CPU an update, us", spent_us, case.cpu_us_max)
@@ -169,22 +176,69 @@ def median(values: Iterable[float]) -> float:
     return round(statistics.median(values), 2)
 
 
-def main() -> None:
+BATCHES = 7
+
+
+def measure_parts(length: int, seconds: float) -> dict[str, float]:
+    """Time every part for a model of `length` values; each gets about `seconds`."""
+    spec, policy = make_spec(length), POLICY
+    rng = np.random.default_rng(2)
+    codec = make_codec("identity", spec)
+    payload = codec.encode(VectorSource(rng.normal(0.0, 1e-3, length).astype(np.float32)))
+    base, checksum = ModelVersion(LINEAGE, 0), wire.checksum(payload)
+    push = Push(bytes(16), 1, base, 16, 512, 1.0, 0.1, 0.01, "identity", checksum, len(payload))
+    push_header = wire.encode(push)
+    update = codec.open(payload)
+    model = HubModel(spec, np.zeros(length, np.float32), 0, policy)
+    plan = plan_chain(policy.optimizer, Conditions(1.0, 0))
+    snapshot = model.current
+    assignment = make_assignment(snapshot, 2**63, len(payload), 0, Ack(1, Applied(1)))
+    coded = snapshot.payload(codec)[0]
+
+    def fold() -> None:
+        model.advance(model.fold(Fold(model.current.number + 1, (0,), (0.5,), plan), [update])[0])
+
+    return {
+        "header decode": _time(lambda: wire.decode(push_header), seconds),
+        "header encode": _time(lambda: wire.encode(assignment), seconds),
+        "checksum": _time(lambda: wire.checksum(payload), seconds),
+        "norm": _time(lambda: norm_of(update), seconds),
+        "fold": _time(fold, seconds),
+        "snapshot checksum": _time(lambda: wire.checksum(coded), seconds),
+    }
+
+
+def _time(work: Callable[[], object], seconds: float) -> float:
+    """Return microseconds per call: the median of batches that take about `seconds` in all."""
+    work()
+    start = time.perf_counter()
+    work()
+    count = max(1, int(seconds / BATCHES / max(time.perf_counter() - start, 1e-7)))
+    batches = []
+    for _ in range(BATCHES):
+        start = time.perf_counter()
+        for _ in itertools.repeat(None, count):
+            work()
+        batches.append((time.perf_counter() - start) / count)
+    return 1e6 * statistics.median(batches)
+
+
+PARSER = make_parser("Updates per second of the hub against blocking baselines.")
+PARSER.add_argument("--case", default="", help="only cases whose name begins so, such as '10 MB'")
+PARSER.add_argument("--rounds", type=int, help="turns of each server, 11 if left out, 3 with --short")
+
+
+@benchmark(PARSER)
+def main(arguments: argparse.Namespace, results: Results) -> None:
     """Run all cases, or those whose name begins with `--case`."""
-    parser = make_parser("Updates per second of the hub against blocking baselines.")
-    parser.add_argument("--case", default="", help="only cases whose name begins so, such as '10 MB'")
-    parser.add_argument("--rounds", type=int, help="turns of each server, 11 if left out, 3 with --short")
-    arguments = parser.parse_args()
     effort = EFFORTS[arguments.form]
-    results = Results()
     for case in TINY_CASES if arguments.form == Form.QUICK else CASES:
         if case.name.startswith(arguments.case):
             run_case(case.in_form(arguments.form), results, arguments.rounds or effort.rounds)
             show_progress(f"{case.name}: the parts by themselves")
-            parts = measure_parts(case.length, case.clients, effort.part_s)
+            parts = measure_parts(case.length, effort.part_s)
             for part, microseconds in parts.items():
-                results.add("parts in isolation, us per update", part, {case.name: round(microseconds, 2)})
-    show_results(results, arguments)
+                results.add("parts in isolation, us per update", part, {case.name: microseconds})
 
 
 if __name__ == "__main__":

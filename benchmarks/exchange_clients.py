@@ -157,7 +157,6 @@ class Client:
         self._payload = payload
         self._window = Window(0.0, 0.0)
         self._first_s = self._last_s = 0.0
-        self._missing = 0
         self._received = 0
         self._transfer = 0
         self._acknowledged = False

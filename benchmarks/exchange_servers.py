@@ -4,7 +4,6 @@
 blocking loop, without sessions, membership or an event loop. `bare` only moves bytes: it is the ceiling.
 """
 
-import asyncio
 import itertools
 import time
 from collections.abc import Callable
@@ -12,25 +11,17 @@ from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 import numpy as np
-import uvloop
 import zmq
-from msgspec.structs import replace
 
-from edgeasync.config import FilePath
+from benchmarks.hub_process import ADDRESS, POLICY, make_spec, serve_hub
 from edgeasync.core.arrays.buffers import BufferPool
 from edgeasync.core.arrays.combine import norm_of
 from edgeasync.core.arrays.hub_model import HubModel, Snapshot
-from edgeasync.core.hub.effects import Fold, HubReport
-from edgeasync.core.hub.settings import FLOAT32, CheckpointSettings, Limits, Liveness
-from edgeasync.durable.run import Durability
-from edgeasync.host.host_info import prepare_for_service
+from edgeasync.core.hub.effects import Fold
+from edgeasync.core.hub.settings import Limits
 from edgeasync.net.channel import COPY_BELOW_BYTES
 from edgeasync.net.hub_listener import QUEUED_MESSAGES_MAX
-from edgeasync.parameters import Parameter, ParameterSpec, Vector
-from edgeasync.policies.aggregation import ImmediateAggregator
-from edgeasync.policies.frequency import FixedFrequency
-from edgeasync.policies.optimizers import SGD
-from edgeasync.policies.policy import Policy
+from edgeasync.parameters import Vector
 from edgeasync.policies.staleness import Staleness
 from edgeasync.policies.transforms import Conditions, plan_chain
 from edgeasync.protocol import wire
@@ -49,97 +40,38 @@ from edgeasync.protocol.messages import (
     Welcome,
 )
 from edgeasync.protocol.transfers import CreditWindow, IncomingTransfer, OutgoingTransfer
-from edgeasync.runtime.hosted_model import HostedModel
-from edgeasync.runtime.hub import HubRuntime
-from edgeasync.runtime.hub_settings import HubSection, RunSettings
 
-ADDRESS = "tcp://127.0.0.1:*"
 LINEAGE = "0" * 16
-POLICY = Policy(aggregate=ImmediateAggregator(), optimizer=(SGD(),), frequency=FixedFrequency())
 PIECE_BYTES = int(Limits().piece_bytes)
 WINDOW_PIECES = 4
 """Pieces in flight when the credit window is fully open, as it is on a loopback link."""
 
-NEVER = CheckpointSettings(every="1000 hours")
-
+Socket = zmq.Socket[bytes]
 Frames = tuple[bytes, bytes, wire.Buffer | None]
-
-
-def make_spec(length: int) -> ParameterSpec:
-    """Return the layout of a model of one array."""
-    return ParameterSpec((Parameter("weights", (length,)),))
-
-
-def make_settings(
-    *,
-    durability: Durability = "checkpoint",
-    history_rows_max: int = 0,
-    policy: Policy = POLICY,
-    checkpoint: CheckpointSettings = NEVER,
-    liveness: Liveness | None = None,
-) -> RunSettings:
-    """Return the settings of the real hub in all benchmarks: float32 both ways.
-
-    It keeps no journal and no history unless told to, for neither do the baselines.
-    """
-    return RunSettings(
-        hub=HubSection(bind=ADDRESS, durability=durability, history_rows_max=history_rows_max),
-        policy=policy,
-        codec=FLOAT32,
-        checkpoint=checkpoint,
-        liveness=liveness or Liveness(),
-    )
-
-
-def make_hub(length: int, run: str, pipe: "Connection[Any, None]", settings: RunSettings) -> HubRuntime:
-    """Return the real hub on a model of zeros, in the folder `run`; it tells its address through the pipe."""
-
-    def on_report(report: HubReport) -> None:
-        if report.event == "listening":
-            pipe.send(report.detail)
-
-    return HubRuntime(
-        replace(settings, hub=replace(settings.hub, run=FilePath(run))),
-        HostedModel(spec=make_spec(length), initial=lambda: np.zeros(length, np.float32)),
-        on_report=on_report,
-    )
-
-
-def serve_ours(
-    length: int,
-    run: str,
-    pipe: "Connection[str, None]",
-    settings: RunSettings | None = None,
-) -> None:
-    """Run the real hub, as `edgeasync hub` would."""
-    prepare_for_service()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        hub = make_hub(length, run, pipe, settings or make_settings())
-        runner.run(hub.run())
 
 
 def serve_fair(length: int, run: str, pipe: "Connection[str, None]") -> None:  # noqa: ARG001
     """Run the baseline that does our work in a blocking loop."""
-    FairServer(*_bind(pipe), length).serve()
+    FairServer(_bind(pipe), length).serve()
 
 
 def serve_bare(length: int, run: str, pipe: "Connection[str, None]") -> None:  # noqa: ARG001
     """Run the baseline that only moves bytes."""
-    BareServer(*_bind(pipe), length).serve()
+    BareServer(_bind(pipe), length).serve()
 
 
 Serve = Callable[[int, str, "Connection[str, None]"], None]
 
 SERVERS: dict[str, Serve] = {
-    "ours": serve_ours,
+    "ours": serve_hub,
     "fair": serve_fair,
     "bare": serve_bare,
 }
 
 
-def _bind(pipe: "Connection[str, None]") -> "tuple[zmq.Context[zmq.Socket[bytes]], zmq.Socket[bytes]]":
+def _bind(pipe: "Connection[str, None]") -> Socket:
     """Make a ROUTER with the options of our hub and tell its address."""
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    context: zmq.Context[Socket] = zmq.Context()
     socket = context.socket(zmq.ROUTER)
     socket.set(zmq.ROUTER_MANDATORY, 1)
     socket.set(zmq.MAXMSGSIZE, max(wire.HEADER_BYTES_MAX, PIECE_BYTES))
@@ -149,17 +81,14 @@ def _bind(pipe: "Connection[str, None]") -> "tuple[zmq.Context[zmq.Socket[bytes]
     socket.set(zmq.LINGER, 0)
     socket.bind(ADDRESS)
     pipe.send(socket.getsockopt_string(zmq.LAST_ENDPOINT))
-    return context, socket
+    return socket
 
 
 class BlockingServer:
     """A blocking loop around a ROUTER: receives and sends with the copy modes of our `Channel`."""
 
-    def __init__(
-        self, context: "zmq.Context[zmq.Socket[bytes]]", socket: "zmq.Socket[bytes]", length: int
-    ) -> None:
+    def __init__(self, socket: Socket, length: int) -> None:
         self.spec = make_spec(length)
-        self._context = context
         self._socket = socket
         self._large = self.spec.nbytes >= COPY_BELOW_BYTES
 
@@ -216,10 +145,8 @@ class BlockingServer:
 class FairServer(BlockingServer):
     """Does all of our hub's work on a model, with the hub's own functions, one message after the other."""
 
-    def __init__(
-        self, context: "zmq.Context[zmq.Socket[bytes]]", socket: "zmq.Socket[bytes]", length: int
-    ) -> None:
-        super().__init__(context, socket, length)
+    def __init__(self, socket: Socket, length: int) -> None:
+        super().__init__(socket, length)
         self._policy = POLICY
         self._model = HubModel(self.spec, np.zeros(length, np.float32), 0, self._policy)
         self._buffers = BufferPool(self.spec.nbytes)
@@ -298,8 +225,9 @@ class FairServer(BlockingServer):
             del self._outgoing[peer]
 
     def _forget(self, peer: bytes) -> None:
-        for table in (self._incoming, self._outgoing, self._windows):
-            _drop(table, peer)
+        tables: tuple[dict[bytes, Any], ...] = (self._incoming, self._outgoing, self._windows)
+        for table in tables:
+            table.pop(peer, None)
 
     def _send(self, peer: bytes, message: Message, payload: wire.Buffer | None = None) -> None:
         self.send(peer, wire.encode(message), payload)
@@ -308,10 +236,8 @@ class FairServer(BlockingServer):
 class BareServer(BlockingServer):
     """Moves bytes: looks at the kind of a header and at lengths, and answers with frames made beforehand."""
 
-    def __init__(
-        self, context: "zmq.Context[zmq.Socket[bytes]]", socket: "zmq.Socket[bytes]", length: int
-    ) -> None:
-        super().__init__(context, socket, length)
+    def __init__(self, socket: Socket, length: int) -> None:
+        super().__init__(socket, length)
         vector: Vector = np.zeros(length, np.float32)
         self._payload = make_codec("identity", self.spec).encode(VectorSource(vector))
         self._in_pieces = len(self._payload) > PIECE_BYTES
@@ -349,8 +275,8 @@ class BareServer(BlockingServer):
         elif kind == Fetch.kind:
             self._assign(peer)
         else:
-            _drop(self._received, peer)
-            _drop(self._sent, peer)
+            self._received.pop(peer, None)
+            self._sent.pop(peer, None)
 
     def _piece(self, peer: bytes, payload: wire.Buffer | None) -> None:
         assert payload is not None
@@ -391,7 +317,3 @@ def make_assignment(
         transfer=transfer,
         ack=ack,
     )
-
-
-def _drop(table: dict[bytes, Any], peer: bytes) -> None:
-    table.pop(peer, None)

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks import smartwatch
-from benchmarks.simulated import DIGITS, EXAMPLES_MIN, split_digits
 from benchmarks.speech import VOICES, WORDS, speak
+from benchmarks.virtual_fleet import DIGITS, EXAMPLES_MIN, split_digits
 from edgeasync.data.dataset import Dataset
 from edgeasync.data.partition import dirichlet, iid
 from edgeasync.training.numpy_models import MlpModel

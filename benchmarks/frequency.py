@@ -7,27 +7,21 @@ are undone. The agents note their assignments; the hub's status gives communicat
 
 import argparse
 import itertools
-import json
-import math
 import multiprocessing
 import statistics
-import subprocess
-import sys
-import tempfile
-import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from ctypes import c_double
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from benchmarks.children import Child, Children
-from benchmarks.frequency_processes import Assigned, run_agent, run_link
-from benchmarks.report import Form, Results, make_parser, show_progress, show_results
+from benchmarks.agent_process import Assigned, Member
+from benchmarks.link_proxy import Proxy, proxied
+from benchmarks.real_fleet import RealFleet, run_fleet
+from benchmarks.report import Form, Results, benchmark, show_progress
+from benchmarks.virtual_fleet import DIGITS
 from edgeasync.data import load_digits
 from edgeasync.data.partition import iid
-from edgeasync.net.status import fetch_status
 from edgeasync.policies.frequency import AdaptiveFrequency
 
 DEVICES = 6
@@ -43,16 +37,6 @@ LEARNING_RATE = 0.01
 
 AGGREGATORS = ("quorum", "buffered", "immediate")
 SETTINGS = """
-[hub]
-bind = "tcp://127.0.0.1:*"
-run = "{run}"
-[model]
-kind = "mlp"
-inputs = 64
-hidden = [64]
-classes = 10
-[local]
-optimizer = [{{ kind = "sgd", learning_rate = {learning_rate} }}]
 [policy]
 aggregate = {{ kind = "{aggregate}" }}
 [policy.frequency]
@@ -95,23 +79,12 @@ EFFORTS = {
 }
 
 
-@dataclass(frozen=True)
-class Seen:
-    """A device as the hub describes it at a time."""
-
-    at_s: float
-    talk_share: float
-    communication_s: float
-    step_s: float
-    why: str
-
-
 @dataclass
 class Device:
-    """A device's assignments, and its descriptions in the hub's statuses."""
+    """A device's assignments, and its parts of the hub's statuses with their times."""
 
     assigned: list[Assigned] = field(default_factory=list)
-    seen: list[Seen] = field(default_factory=list)
+    seen: list[tuple[float, Mapping[str, Any]]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -128,87 +101,22 @@ class Phase:
     why: str
 
 
-class Hub:
-    """A real `edgeasync hub`, its events, and its status."""
+class Bench:
+    """A fleet of which one agent and one link are slowed down in mid-run, and what is seen of it."""
 
-    def __init__(self, aggregate: str, folder: Path) -> None:
-        settings = folder / "hub.toml"
-        table = SETTINGS.format(
-            run=folder / "run", aggregate=aggregate, frequency=FREQUENCY, learning_rate=LEARNING_RATE
-        )
-        settings.write_text(table)
-        self.alarms: list[str] = []
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "edgeasync", "hub", str(settings), "--json"], stdout=subprocess.PIPE, text=True
-        )
-        self.address = str(self._next_event()["detail"])
-        self._reader = threading.Thread(target=self._follow, daemon=True)
-        self._reader.start()
-
-    def look(self) -> tuple[float, dict[str, Any]]:
-        """Return the time and the hub's status."""
-        status = fetch_status(self.address, START_S)
-        return time.monotonic(), status
-
-    def close(self) -> None:
-        """End the process."""
-        self._process.terminate()
-        self._process.wait()
-        self._reader.join()
-
-    def _next_event(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError("the hub ended by itself")
-        return dict(json.loads(line))
-
-    def _follow(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            event = json.loads(line)
-            if event["event"] == "alarm":
-                self.alarms.append(f"{event['device']} {event['detail']}".strip())
-
-
-class Bench(Children):
-    """The processes of one run."""
-
-    def __init__(self, aggregate: str, effort: Effort, folder: str) -> None:
-        super().__init__("benchmarks.frequency")  # every process imports it as its main module
-        self._aggregate = aggregate
-        self._effort = effort
-        self._folder = Path(folder)
-        self._agents: list[Child] = []
-        self._step_s: list[c_double] = []
+    def __init__(self, fleet: RealFleet, proxy: Proxy, step_s: Sequence[c_double]) -> None:
+        self._fleet, self._proxy, self._step_s = fleet, proxy, step_s
         self.devices = {f"device-{number}": Device() for number in range(1, DEVICES + 1)}
 
-    def __enter__(self) -> Self:
-        self.hub = Hub(self._aggregate, self._folder)
-        host, _, port = self.hub.address.removeprefix("tcp://").partition(":")
-        self._bytes_per_s = multiprocessing.RawValue(c_double, math.inf)
-        link = self.start(run_link, host, int(port), self._bytes_per_s)
-        for number, part in enumerate(iid(load_digits(), DEVICES, 0), start=1):
-            address = f"tcp://127.0.0.1:{link.hear()}" if number == 2 else self.hub.address
-            step_s = multiprocessing.RawValue(c_double, self._effort.step_s)
-            self._agents.append(self.start(run_agent, address, number, part, step_s))
-            self._step_s.append(step_s)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        super().__exit__()
-        self.hub.close()
-
-    def run(self) -> dict[str, tuple[float, float]]:
+    def run(self, effort: Effort) -> dict[str, tuple[float, float]]:
         """Let all phases pass; return when each began and ended."""
-        for name, agent in zip(self.devices, self._agents, strict=True):
-            if not agent.pipe.poll(START_S):
-                raise TimeoutError(f"{name} was given nothing to do")
+        self._fleet.wait_until_trains()
         phases = {}
-        for name, seconds in self._effort.phases.items():
+        for name, seconds in effort.phases.items():
             throttled = name == "throttled"
-            self._step_s[0].value = self._effort.step_s * (SLOWDOWN if throttled else 1.0)
-            self._bytes_per_s.value = SLOW_BYTES_PER_S if throttled else math.inf
+            self._step_s[0].value = effort.step_s * (SLOWDOWN if throttled else 1.0)
+            for way in (self._proxy.up, self._proxy.down):
+                way.bytes_per_s = SLOW_BYTES_PER_S if throttled else None
             begun_s = time.monotonic()
             while (at_s := self._look()) < begun_s + seconds or self._fewest(begun_s, at_s) < EXCHANGES_MIN:
                 if at_s > begun_s + seconds + START_S:
@@ -225,14 +133,32 @@ class Bench(Children):
 
     def _look(self) -> float:
         """Note what hub and agents report; return the time of the hub's status."""
-        at_s, status = self.hub.look()
-        for device in status["devices"]:
-            seen = Seen(at_s, device["talk_share"], device["talk_s"], device["step_s"], device["why"])
-            self.devices[device["id"]].seen.append(seen)
-        for device, agent in zip(self.devices.values(), self._agents, strict=True):
+        devices, at_s = self._fleet.devices, time.monotonic()
+        for device in devices:
+            self.devices[device["id"]].seen.append((at_s, device))
+        for noted, agent in zip(self.devices.values(), self._fleet.agents, strict=True):
             while agent.pipe.poll():
-                device.assigned.append(agent.pipe.recv())
+                noted.assigned.append(agent.pipe.recv())
         return at_s
+
+
+def run_bench(aggregate: str, effort: Effort) -> dict[str, dict[str, Phase]]:
+    """Let a fleet run under an aggregator; return how each device came through each phase."""
+    step_s = [multiprocessing.RawValue(c_double, effort.step_s) for _ in range(DEVICES)]
+    parts = iid(load_digits(), DEVICES, 0)
+    settings = SETTINGS.format(aggregate=aggregate, frequency=FREQUENCY)
+    with run_fleet(DIGITS, LEARNING_RATE, (), more=settings) as fleet, proxied(fleet.address) as proxy:
+        for number, (part, own_s) in enumerate(zip(parts, step_s, strict=True), start=1):
+            fleet.start(Member(part, own_s, keys={"hub": proxy.address} if number == 2 else {}))
+        bench = Bench(fleet, proxy, step_s)
+        spans = bench.run(effort)
+        for event in fleet.events:
+            if event["event"] == "alarm":
+                show_progress(f"{aggregate}: alarm: {event['device']} {event['detail']}")
+    return {
+        name: {device: assess(found, *span) for device, found in bench.devices.items()}
+        for name, span in spans.items()
+    }
 
 
 def assess(device: Device, begun_s: float, ended_s: float) -> Phase:
@@ -250,16 +176,16 @@ def assess(device: Device, begun_s: float, ended_s: float) -> Phase:
     if len(settled) < 3:  # it never did
         settled = last_half
     periods_s = [after.at_s - before.at_s for before, after in itertools.pairwise(settled)]
-    seen = [entry for entry in device.seen if settled[0].at_s <= entry.at_s <= ended_s]
+    seen = [entry for at_s, entry in device.seen if settled[0].at_s <= at_s <= ended_s]
     return Phase(
         local_steps=usual,
         settled_after=settled_after,
         period_s=statistics.median(periods_s),
-        share=statistics.fmean([entry.talk_share for entry in seen]),
-        share_max=max(entry.talk_share for entry in seen),
-        communication_s=statistics.median([entry.communication_s for entry in seen]),
-        step_s=statistics.median([entry.step_s for entry in seen]),
-        why=seen[-1].why,
+        share=statistics.fmean([entry["talk_share"] for entry in seen]),
+        share_max=max(entry["talk_share"] for entry in seen),
+        communication_s=statistics.median([entry["talk_s"] for entry in seen]),
+        step_s=statistics.median([entry["step_s"] for entry in seen]),
+        why=seen[-1]["why"],
     )
 
 
@@ -281,8 +207,7 @@ def judge(aggregate: str, phases: dict[str, dict[str, Phase]], results: Results)
                 "talk share, %": 100.0 * phase.share,
                 "at most, %": 100.0 * phase.share_max,
             }
-            row = f"{device}: {phase.why}"
-            results.add(f"{aggregate}, {name}", row, {key: round(value, 3) for key, value in columns.items()})
+            results.add(f"{aggregate}, {name}", f"{device}: {phase.why}", columns)
     found = [phase for devices in phases.values() for phase in devices.values()]
     returned = [
         phase.local_steps / phases["undone"][device].local_steps for device, phase in phases["calm"].items()
@@ -294,39 +219,16 @@ def judge(aggregate: str, phases: dict[str, dict[str, Phase]], results: Results)
         ("interval undone over calm", min(min(ratio, 1.0 / ratio) for ratio in returned), RETURNED_MIN),
     ):
         bound = "" if title.startswith("interval") else "bound over worst "
-        results.ratios[f"{aggregate}: {bound}{title}"] = round(ratio, 3)
-        results.targets[f"{aggregate}: {bound}{title}"] = target
+        results.ratio(f"{aggregate}: {bound}{title}", ratio, target)
 
 
-def parse() -> argparse.Namespace:
-    """Return the arguments."""
-    parser = make_parser("How the adaptive frequency follows a slowed down agent and a throttled link.")
-    parser.add_argument(
-        "--aggregate",
-        nargs="+",
-        choices=AGGREGATORS,
-        help="only these [default: all; the first with --short and --quick]",
-    )
-    return parser.parse_args()
-
-
-def main() -> None:
+@benchmark("How the adaptive frequency follows a slowed down agent and a throttled link.", AGGREGATORS)
+def main(arguments: argparse.Namespace, results: Results) -> None:
     """Let a fleet run under every aggregator."""
-    arguments = parse()
     effort = EFFORTS[arguments.form]
-    results = Results()
-    for aggregate in arguments.aggregate or effort.aggregators:
+    for aggregate in (one for one in arguments.part if one in effort.aggregators):
         show_progress(f"{aggregate}: {sum(effort.phases.values()):g} s at least")
-        with tempfile.TemporaryDirectory() as folder, Bench(aggregate, effort, folder) as bench:
-            spans = bench.run()
-        phases = {
-            name: {device: assess(found, *span) for device, found in bench.devices.items()}
-            for name, span in spans.items()
-        }
-        judge(aggregate, phases, results)
-        for alarm in bench.hub.alarms:
-            show_progress(f"{aggregate}: alarm: {alarm}")
-    show_results(results, arguments)
+        judge(aggregate, run_bench(aggregate, effort), results)
 
 
 if __name__ == "__main__":

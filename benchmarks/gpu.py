@@ -7,28 +7,18 @@ code is 2.
 
 import argparse
 import json
-import os
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from benchmarks import surroundings
-from benchmarks.gpu_case import cases
-from benchmarks.report import (
-    UNFIT,
-    Form,
-    Results,
-    enforce_targets,
-    make_parser,
-    show_progress,
-    show_results,
-)
+from benchmarks.gpu_case import CASES
+from benchmarks.report import UNFIT, Form, Results, benchmark, make_parser, show_progress
+from benchmarks.runner import ended
 
 LIMIT_S = 290.0
 CASE_S = 100.0
@@ -52,11 +42,6 @@ STEP_OFF_MAX = 10.0
 Figures = Mapping[str, float]
 
 
-def has_gpu() -> bool:
-    """Return whether there is a GPU of NVIDIA; nothing large is imported for that."""
-    return "gpu" in surroundings.machine()
-
-
 def run_case(command: Sequence[str], limit_s: float) -> Figures:
     """Return the figures that a case prints; raises `RuntimeError` with what it said if it has none in time.
 
@@ -66,12 +51,11 @@ def run_case(command: Sequence[str], limit_s: float) -> Figures:
         process = subprocess.Popen(
             command, cwd=surroundings.ROOT, stdout=output, stderr=said, text=True, start_new_session=True
         )
-        try:
-            code: int | str = process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            code = f"none after {limit_s:.0f} s"
-        finally:
-            _end(process)
+        with ended(process):
+            try:
+                code: int | str = process.wait(limit_s)
+            except subprocess.TimeoutExpired:
+                code = f"none after {limit_s:.0f} s"
         output.seek(0)
         said.seek(0)
         lines, words = output.read().splitlines(), said.read()
@@ -79,13 +63,6 @@ def run_case(command: Sequence[str], limit_s: float) -> Figures:
         raise RuntimeError(f"exit code {code}: {words.strip()[-2000:]}")
     figures: Figures = json.loads(lines[-1])
     return figures
-
-
-def _end(process: "subprocess.Popen[str]") -> None:
-    """Kill what is left of a process's session."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 def measure(
@@ -127,8 +104,7 @@ def judge(found: Mapping[str, Figures | str], results: Results) -> None:
             continue
         infinite = float("inf")
         speed = f"{name}: steps/s joined over alone"
-        results.ratios[speed] = measured.get("joined over alone", 0.0)
-        results.targets[speed] = OVER_ALONE_MIN
+        results.ratio(speed, measured.get("joined over alone", 0.0), OVER_ALONE_MIN)
         lost = measured.get("accuracy alone %", infinite) - measured.get("accuracy joined %", 0.0)
         results.bound(f"{name}: held up, % of the time", _least(measured.get("held up %", infinite)), HELD_UP_MAX)
         off = 100 * abs(measured.get("ms a step alone", infinite) / STEP_MS - 1)
@@ -151,17 +127,6 @@ TABLES = {
         *("copies an exchange", "MB copied an exchange", "MB on the GPU beside the module's"),
         *("DtoH seen an exchange", "HtoD seen an exchange", "waits seen an exchange"),
     ),
-    "where JAX waits": (
-        *(
-            "ms in session.step",
-            "ms the loop reads",
-            "ms the loop adds",
-            "ms the agent reads",
-            "ms the agent stages",
-        ),
-        *("ms of the slowest step while it reads", "ms of the slowest step while it stages"),
-        *("ms of the longest pause while it reads", "ms of the longest pause while it stages"),
-    ),
     "accuracy": ("accuracy alone %", "accuracy joined %"),
     "fleet": ("updates", "updates/s", "s until the killed one is back"),
 }
@@ -173,29 +138,23 @@ def commands_of(names: Sequence[str], device: str, form: Form) -> dict[str, list
     return {name: [*case, name, "--device", device, "--form", form] for name in names}
 
 
-def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Return the arguments."""
-    parser = make_parser("What an exchange costs a GPU.")
-    names = list(cases())
-    parser.add_argument("--case", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names))
-    parser.add_argument("--limit-s", type=float, default=LIMIT_S, help="how long all of it may take")
-    parser.add_argument("--partial", type=Path, help="a file for the figures so far, written after each case")
-    parser.add_argument("--device", default="cuda", help=argparse.SUPPRESS)  # "cpu" stands for a GPU in tests
-    return parser.parse_args(arguments)
+NAMES = list(CASES)
+PARSER = make_parser("What an exchange costs a GPU.")
+PARSER.add_argument("--case", nargs="+", choices=NAMES, default=NAMES, metavar="NAME", help=", ".join(NAMES))
+PARSER.add_argument("--limit-s", type=float, default=LIMIT_S, help="how long all of it may take")
+PARSER.add_argument("--partial", type=Path, help="a file for the figures so far, written after each case")
+PARSER.add_argument("--device", default="cuda", help=argparse.SUPPRESS)  # "cpu" stands for a GPU in tests
 
 
-def main() -> None:
+@benchmark(PARSER)
+def main(arguments: argparse.Namespace, results: Results) -> None:
     """Measure all cases, and hold them to their bounds."""
-    arguments = parse()
-    if arguments.device != "cpu" and not has_gpu():
+    if arguments.device != "cpu" and "gpu" not in surroundings.machine():
         show_progress("this benchmark needs an NVIDIA GPU, and this machine has none that its driver tells of")
         sys.exit(UNFIT)
-    results = Results()
     commands = commands_of(arguments.case, arguments.device, arguments.form)
     found: Any = measure(arguments.case, commands, arguments.limit_s, arguments.partial)
     judge(found, results)
-    show_results(results, arguments)
-    enforce_targets(results, arguments)
 
 
 if __name__ == "__main__":

@@ -2,75 +2,36 @@
 
 import argparse
 import json
-from collections.abc import Callable
+from importlib import import_module
 
-from benchmarks.gpu_devices import Case, Figures
+from benchmarks.gpu_devices import Case
 from benchmarks.report import Form
 
-
-def cases() -> dict[str, Callable[[Case], Figures]]:
-    """Return how each case is measured; what a case does not need is not imported."""
-
-    def joined(kind: str) -> Callable[[Case], Figures]:
-        def measure(case: Case) -> Figures:
-            from benchmarks import gpu_torch  # noqa: PLC0415
-
-            return gpu_torch.joined(case, kind)
-
-        return measure
-
-    def waiting(case: Case) -> Figures:
-        from benchmarks import gpu_torch  # noqa: PLC0415
-
-        return gpu_torch.waiting(case)
-
-    def profiled(case: Case) -> Figures:
-        from benchmarks import gpu_torch  # noqa: PLC0415
-
-        return gpu_torch.profiled(case)
-
-    def agent(case: Case) -> Figures:
-        from benchmarks import gpu_torch  # noqa: PLC0415
-
-        return gpu_torch.agent(case)
-
-    def jax(case: Case) -> Figures:
-        from benchmarks import gpu_jax  # noqa: PLC0415
-
-        return gpu_jax.joined(case)
-
-    def tutorial(case: Case) -> Figures:
-        from benchmarks import gpu_fleet  # noqa: PLC0415
-
-        return gpu_fleet.tutorial(case)
-
-    def fleet(case: Case) -> Figures:
-        from benchmarks import gpu_fleet  # noqa: PLC0415
-
-        return gpu_fleet.fleet(case)
-
-    return {
-        "jax": jax,
-        "bfloat16": joined("bfloat16"),
-        "float16": joined("float16"),
-        "float32": joined("float32"),
-        "compile": joined("compile"),
-        "agent": agent,
-        "fleet": fleet,
-        "tutorial": tutorial,
-        "waiting": waiting,
-        "profiled": profiled,
-    }
+CASES = {
+    "jax": "gpu_jax:joined",
+    "bfloat16": "gpu_torch:joined",
+    "float16": "gpu_torch:joined",
+    "float32": "gpu_torch:joined",
+    "compile": "gpu_torch:joined",
+    "agent": "gpu_torch:agent",
+    "fleet": "gpu_fleet:fleet",
+    "tutorial": "gpu_fleet:tutorial",
+    "waiting": "gpu_torch:waiting",
+    "profiled": "gpu_torch:profiled",
+}
+"""By name, the module and the function that measures it; what a case does not need is not imported."""
 
 
 def main() -> None:
     """Measure the case, and print its figures as JSON."""
     parser = argparse.ArgumentParser(description="Measure one case of the GPU benchmark.")
-    parser.add_argument("name", choices=cases())
+    parser.add_argument("name", choices=CASES)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--form", type=Form, default=Form.FULL)
     given = parser.parse_args()
-    print(json.dumps(cases()[given.name](Case(given.device, given.form))))
+    module, _, function = CASES[given.name].partition(":")
+    measure = getattr(import_module(f"benchmarks.{module}"), function)
+    print(json.dumps(measure(Case(given.device, given.form, given.name))))
 
 
 if __name__ == "__main__":

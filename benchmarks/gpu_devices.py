@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.children import Child
+from benchmarks.processes import Child
 from benchmarks.report import Form
 from edgeasync import SGD, Hub, Policy
 from edgeasync.data import load_digits
@@ -59,6 +59,7 @@ class Case:
 
     device: str
     form: Form
+    name: str = "float32"
 
     @property
     def effort(self) -> Effort:

@@ -10,7 +10,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from benchmarks.children import Child
 from benchmarks.gpu_devices import (
     START_S,
     Case,
@@ -21,6 +20,7 @@ from benchmarks.gpu_devices import (
     open_hub,
     torch_model,
 )
+from benchmarks.processes import Child
 
 WIDTH = 64
 BATCH = 32
@@ -78,6 +78,15 @@ def _device(number: int, device: str, address: str, state: str, pipe: "Connectio
         agent.wait()
 
 
+def until(true: Callable[[], bool], what: str) -> None:
+    """Wait until it is true."""
+    until_s = time.monotonic() + START_S
+    while not true():
+        if time.monotonic() > until_s:
+            raise TimeoutError(what)
+        time.sleep(0.05)
+
+
 def fleet(case: Case) -> Figures:
     """Let one device on the GPU and two on the CPU train; kill the first one, and start it again."""
     from edgeasync.torch import load  # noqa: PLC0415
@@ -97,13 +106,6 @@ def fleet(case: Case) -> Figures:
         def applied(name: str) -> int:
             devices = {device["id"]: device for device in hub.status()["devices"]}
             return int(devices.get(name, {}).get("updates_applied", 0))
-
-        def until(true: Callable[[], bool], what: str) -> None:
-            until_s = time.monotonic() + START_S
-            while not true():
-                if time.monotonic() > until_s:
-                    raise TimeoutError(what)
-                time.sleep(0.05)
 
         def train_on(names: list[str]) -> None:
             """Wait until the hub has applied some updates more, and one of each of these at least."""

@@ -1,10 +1,7 @@
 """A case of the GPU benchmark: a tree of JAX that joins."""
 
 import os
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -30,23 +27,6 @@ LEARNING_RATE = 0.05
 SETTLE_S = 0.5
 
 
-SPENT = (
-    *("ms in session.step", "ms the loop reads", "ms the loop adds"),
-    *("ms the agent reads", "ms the agent stages"),
-)
-"""Milliseconds of an exchange. The first is the loop's, and has the next two in it."""
-
-
-@contextmanager
-def timed(spent_s: dict[str, float], name: str) -> Iterator[None]:
-    """Add the seconds that it takes."""
-    begun_s = time.perf_counter()
-    try:
-        yield
-    finally:
-        spent_s[name] += time.perf_counter() - begun_s
-
-
 class Loop:
     """A training loop of JAX: a compiled step on a batch, and products of matrices that draw it out.
 
@@ -59,21 +39,14 @@ class Loop:
 
         from edgeasync.jax.parameters import Params  # noqa: PLC0415
 
-        traffic, spent_s = self.traffic, self.spent_s = Traffic(), dict.fromkeys(SPENT, 0.0)
+        traffic = self.traffic = Traffic()
 
         class Counted(Params):
-            """Counts what a session copies, and times its calls: the loop's, and the agent's."""
+            """Counts what a session copies."""
 
             def begin_read(self, arrays: Any) -> Any:
                 traffic.count(4 * sum(array.size for array in arrays.values()))
-                with timed(spent_s, "ms the loop reads"):
-                    fill = super().begin_read(arrays)
-
-                def end() -> None:
-                    with timed(spent_s, "ms the agent reads"):
-                        fill()
-
-                return end
+                return super().begin_read(arrays)
 
             def write(self, arrays: Any) -> None:
                 traffic.count(4 * sum(array.size for array in arrays.values()))
@@ -82,12 +55,10 @@ class Loop:
 
             def stage(self, arrays: Any) -> None:
                 traffic.count(4 * sum(array.size for array in arrays.values()))
-                with timed(spent_s, "ms the agent stages"):
-                    super().stage(arrays)
+                super().stage(arrays)
 
             def add(self, arrays: Any) -> None:
-                with timed(spent_s, "ms the loop adds"):
-                    super().add(arrays)
+                super().add(arrays)
                 traffic.end_exchange()
 
         self._jax, self._case, self.products = jax, case, 0
@@ -129,8 +100,7 @@ class Loop:
             self.held.value, value = self._step(self.held.value, start)
             float(self._work(value, self._left, self.products))
             if session is not None:
-                with timed(self.spent_s, "ms in session.step"):
-                    session.step()
+                session.step()
         self._jax.block_until_ready(self.held.value)
         return time.perf_counter() - begun_s
 
@@ -165,13 +135,12 @@ def joined(case: Case) -> Figures:
                 alone.take(16)
                 other.take(16, session)
             begun, before_copies = session.exchanges, other.traffic.ended
-            other.spent_s.update(dict.fromkeys(SPENT, 0.0))
             for _ in range(effort.rounds):
                 time.sleep(SETTLE_S * case.on_gpu)
                 alone_s, had = alone.take(effort.steps), session.exchanges
                 joined_s = other.take(effort.steps, session)
                 turns.append((alone_s, joined_s, effort.steps, session.exchanges - had))
-            extra, spent_s = _used(device) - before, dict(other.spent_s)
+            extra = _used(device) - before
             exchanges = session.exchanges - begun
             figures = copied(before_copies, other.traffic.ended, exchanges) | summed_up(turns)
         if case.on_gpu and trees.gpu_of(other.held.value) is None:
@@ -179,38 +148,8 @@ def joined(case: Case) -> Figures:
         return {
             **figures,
             "MB on the GPU beside the module's": round(extra / 1e6, 3),
-            **{name: round(1000 * taken_s / exchanges, 2) for name, taken_s in spent_s.items()},
-            **held_up_by(alone, other.held),
             **accuracies(alone.accuracy(), other.accuracy()),
         }
-
-
-PROBES = 3
-
-
-def held_up_by(loop: Loop, held: Any) -> Figures:
-    """Return how long a loop, and any thread of Python, waits while the agent reads or stages."""
-    arrays = {parameter.name: np.zeros(parameter.shape, np.float32) for parameter in held.parameters}
-    waited_s: dict[str, list[float]] = {}
-
-    def probe(name: str, wait: Callable[[], object], call: Callable[[], object]) -> None:
-        thread = threading.Thread(target=call)
-        thread.start()
-        longest_s = 0.0
-        while True:
-            begun_s = time.perf_counter()
-            wait()
-            longest_s = max(longest_s, time.perf_counter() - begun_s)
-            if not thread.is_alive():
-                break
-        thread.join()
-        waited_s.setdefault(name, []).append(longest_s)
-
-    for _ in range(PROBES):
-        for what, wait in (("slowest step", lambda: loop.take(1)), ("longest pause", lambda: time.sleep(0.0005))):
-            probe(f"ms of the {what} while it reads", wait, held.begin_read(arrays))
-            probe(f"ms of the {what} while it stages", wait, lambda: held.stage(arrays))
-    return {name: round(1000 * float(np.median(each)), 2) for name, each in waited_s.items()}
 
 
 def _used(device: Any) -> int:

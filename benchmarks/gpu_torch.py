@@ -13,6 +13,7 @@ from torch import nn
 from benchmarks.gpu_devices import (
     OVERLAP_STEPS,
     START_S,
+    TRAINED,
     Case,
     Figures,
     accuracies,
@@ -41,7 +42,8 @@ SETTLE_S = 0.5
 class Loop:
     """A training loop: each step trains on a batch, works until it has taken its time, and looks at its loss."""
 
-    def __init__(self, case: Case, kind: str, work: "Work") -> None:
+    def __init__(self, case: Case, work: "Work") -> None:
+        kind = case.name
         self.case, self._work = case, work
         self.module = network(case.effort.width).to(case.device)
         self.optimizer = torch.optim.SGD(self.module.parameters(), lr=LEARNING_RATE)
@@ -55,8 +57,7 @@ class Loop:
 
     def step(self, *, looks: bool = True) -> None:
         """Take a step; one that does not look at its loss does not wait for the GPU."""
-        start = int(self._order.integers(len(self._x) - BATCH))
-        x, y = self._x[start : start + BATCH], self._y[start : start + BATCH]
+        x, y = self.batch()
         self.optimizer.zero_grad()
         with self._cast:
             loss = nn.functional.cross_entropy(self._forward(x), y)
@@ -72,6 +73,11 @@ class Loop:
         if looks:
             loss.item()
 
+    def batch(self) -> tuple[Any, Any]:
+        """Return the next batch."""
+        start = int(self._order.integers(len(self._x) - BATCH))
+        return self._x[start : start + BATCH], self._y[start : start + BATCH]
+
     def take(self, steps: int) -> float:
         """Take steps; return the seconds."""
         synchronize(self.case)
@@ -84,6 +90,16 @@ class Loop:
     def accuracy(self) -> float:
         """Return the accuracy on digits that it was not trained on."""
         return accuracy(self.module, self.case)
+
+
+class Plain(Loop):
+    """The loop that a trainer is held against: it brings each batch to the device."""
+
+    def batch(self) -> tuple[Any, Any]:
+        """Return the next batch."""
+        rows, (data, _) = self._order.permutation(TRAINED)[:BATCH], digits()
+        x, y = (torch.from_numpy(array[rows]).to(self.case.device) for array in data)
+        return x, y
 
 
 class Work:
@@ -131,13 +147,13 @@ def accuracy(module: nn.Module, case: Case) -> float:
     return float((found == y).mean())
 
 
-def joined(case: Case, kind: str, overlap_steps: int = OVERLAP_STEPS) -> Figures:
+def joined(case: Case, overlap_steps: int = OVERLAP_STEPS) -> Figures:
     """Measure a loop alone and joined, in turns; both take the same steps on the same data."""
     prepare(case)
     effort = case.effort
     with counted_links(case) as traffic, hub_process(torch_model, effort.width, overlap_steps) as address:
         work = Work(case)
-        alone, other = Loop(case, kind, work), Loop(case, kind, work)
+        alone, other = Loop(case, work), Loop(case, work)
         other.take(fit(alone.take, work.draw_out, effort.step_s))
         before = allocated(case)
         turns = []
@@ -166,7 +182,7 @@ def profiled(case: Case) -> Figures:
     """Let torch's profiler, and its watch for waits, look at a joined loop that does not look at its losses."""
     prepare(case)
     with hub_process(torch_model, case.effort.width, OVERLAP_STEPS) as address:
-        loop = Loop(case, "float32", Work(case))
+        loop = Loop(case, Work(case))
         with join(address(), loop.module, loop.optimizer, name="loop", timeout_s=START_S) as session:
             for _ in warm_up(session):
                 loop.take(16)
@@ -201,7 +217,7 @@ def _looked_at(loop: Loop, session: Any) -> Figures:
 
 def waiting(case: Case) -> Figures:
     """Measure a loop that waits for each exchange, as it does unless the hub allows overlap."""
-    return joined(case, "float32", overlap_steps=0)
+    return joined(case, overlap_steps=0)
 
 
 def agent(case: Case) -> Figures:
@@ -233,7 +249,7 @@ def _trained(case: Case) -> Figures:
     width, assignments = effort.width, max(2, effort.steps // 16)
     with counted_links(case) as traffic:
         work = Work(case)
-        plain = Plain(case, width, work, x, y)
+        plain = Plain(case, work)
         fit(plain.take, work.draw_out, effort.step_s)
 
         def loss(found: Any, targets: Any) -> Any:
@@ -265,28 +281,3 @@ def _trained(case: Case) -> Figures:
             **copied((0, 0), (traffic.copies, traffic.bytes), assignments),
             "MB on the GPU beside the module's": round(extra / 1e6, 3),
         }
-
-
-class Plain:
-    """The loop that a trainer is held against: it brings each batch to the device, and looks at each loss."""
-
-    def __init__(self, case: Case, width: int, work: Work, x: Any, y: Any) -> None:
-        self._case, self._work, self._x, self._y = case, work, x, y
-        self._module = network(width).to(case.device)
-        self._optimizer = torch.optim.SGD(self._module.parameters(), lr=LEARNING_RATE)
-        self._order = np.random.default_rng(0)
-
-    def take(self, steps: int) -> float:
-        """Take steps; return the seconds."""
-        begun_s = time.perf_counter()
-        for _ in range(steps):
-            rows = self._order.permutation(len(self._x))[:BATCH]
-            x, y = (torch.from_numpy(array[rows]).to(self._case.device) for array in (self._x, self._y))
-            self._optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(self._module(x), y)
-            self._work.do()
-            loss.backward()
-            self._optimizer.step()
-            loss.item()
-        synchronize(self._case)
-        return time.perf_counter() - begun_s

@@ -4,22 +4,33 @@ Run as `python -m benchmarks.idle`. Every device is a real connection that joins
 the pings spread evenly. In the second case two more devices exchange a model of ten million parameters all the
 while: answering heartbeats must not wait for their folds. How late the hub's event loop wakes is measured inside
 the hub, and at the same time inside a process that does nothing else, which tells what the machine itself adds.
+
+Then memory: devices join a hub, and a bare ROUTER in a process of its own. What both grow by is mostly libzmq's;
+the difference is ours. At last a hub with a large model has members whose connections are gone, as many again that
+are connected, and two that exchange.
 """
 
-import itertools
+import argparse
+import statistics
 import tempfile
 import time
 from dataclasses import dataclass
-from typing import Self
+from multiprocessing.connection import Connection
 
-from benchmarks.children import Child, Children
-from benchmarks.exchange_clients import Counted, Round, Window, run_clients
-from benchmarks.idle_processes import run_control, run_hub, run_idle_devices
-from benchmarks.processes import cpu_seconds, resident_bytes
-from benchmarks.report import Form, Results, make_parser, show_progress, show_results
+from benchmarks.exchange_servers import serve_bare
+from benchmarks.hub_bench import HubBench
+from benchmarks.hub_process import LEASE_S, allow_many_files, serve_probed_hub
+from benchmarks.processes import peak_resident_bytes
+from benchmarks.report import Form, Results, benchmark, show_progress
 
 LAG_BOUND_MS = 10.0
-DEVICE_PROCESSES = 2
+SMALL, LARGE = 1000, 2_500_000
+"""Values of the models whose hub's memory is measured: 4 KB and 10 MB."""
+
+MEMBER_BYTES_MAX = 4096
+HUB_BYTES_MAX = 320e6
+EXCHANGING = 2
+PARTS = ("lag", "memory")
 
 
 @dataclass(frozen=True)
@@ -33,113 +44,115 @@ class Case:
 
 @dataclass(frozen=True)
 class Effort:
-    """How much to measure, and how long; `settle_s` is the pause between the last join and the measurement."""
+    """How much to measure, and how long; `settle_s` is the pause between the last join and the measurement.
+
+    `members` join of which the memory is measured, in some rounds, and at a model of some length.
+    """
 
     cases: tuple[Case, ...]
     devices: int
     settle_s: float
     seconds: float
+    members: int
+    length: int
+    rounds: int
 
 
 CASES = (Case("idle", 1_000, 0), Case("idle + 2 x 10M exchanging", 10_000_000, 2))
 TINY_CASES = (CASES[0], Case("idle + 2 x 1M exchanging", 1_000_000, 2))
 EFFORTS = {
-    Form.FULL: Effort(CASES, 5_000, 2.0, 20.0),
-    Form.SHORT: Effort(CASES, 500, 2.0, 5.0),
-    Form.QUICK: Effort(TINY_CASES, 20, 0.2, 0.5),
+    Form.FULL: Effort(CASES, 5_000, 2.0, 20.0, 5_000, LARGE, 3),
+    Form.SHORT: Effort(CASES, 500, 2.0, 5.0, 5_000, LARGE, 1),
+    Form.QUICK: Effort(TINY_CASES, 20, 0.2, 0.5, 20, SMALL, 1),
 }
 
 
-class Bench(Children):
-    """The processes of one case."""
-
-    def __init__(self, case: Case, effort: Effort, folder: str) -> None:
-        super().__init__("benchmarks.idle_processes", "benchmarks.exchange_clients")
-        self._case = case
-        self._devices = effort.devices
-        self._effort = effort
-        self._folder = folder
-
-    def __enter__(self) -> Self:
-        self._hub = self.start(run_hub, self._case.length, f"{self._folder}/{self._case.length}")
-        self._address = str(self._hub.hear())
-        self._control = self.start(run_control)
-        self._bytes_before = resident_bytes(self._hub.process.pid)
-        return self
-
-    def measure(self) -> dict[str, float]:
-        """Let all devices join, then measure for some time; return the columns of the table."""
-        seconds = self._effort.seconds
-        joined_s = self._join()
-        bytes_joined = resident_bytes(self._hub.process.pid)
-        exchanging = self._start_exchanging(seconds)
-        time.sleep(self._effort.settle_s)
-        for child in (self._hub, self._control):
-            child.ask()
-        begin_s, cpu_s = time.monotonic(), cpu_seconds(self._hub.process.pid)
-        time.sleep(seconds)
-        looked, control = self._hub.ask(), self._control.ask()
-        elapsed_s = time.monotonic() - begin_s
-        cpu_s = cpu_seconds(self._hub.process.pid) - cpu_s
-        counted = [child.hear() for child in exchanging]
-        rate = sum(found.updates_per_s for found in counted if isinstance(found, Counted))
-        if looked.live != self._devices + self._case.exchanging:
-            raise RuntimeError(f"{looked.live} devices are left of {self._devices + self._case.exchanging}")
-        return {
-            "devices": self._devices,
-            "all joined, s": joined_s,
-            "hub CPU, %": 100.0 * cpu_s / elapsed_s,
-            "resident, MB": resident_bytes(self._hub.process.pid) / 1e6,
-            "bytes a device": (bytes_joined - self._bytes_before) / self._devices,
-            "pongs per second": looked.pings / elapsed_s,
-            "updates per second": rate,
-            "lag p50, ms": looked.lag_p50_ms,
-            "lag p99, ms": looked.lag_p99_ms,
-            "lag max, ms": looked.lag_max_ms,
-            "idle loop p99, ms": control.lag_p99_ms,
-        }
-
-    def _join(self) -> float:
-        """Start the idle devices; return how long it took until the last one was a member."""
-        start_s = time.monotonic()
-        bounds = [self._devices * number // DEVICE_PROCESSES for number in range(DEVICE_PROCESSES + 1)]
-        children = [
-            self.start(run_idle_devices, self._address, first, last) for first, last in itertools.pairwise(bounds)
-        ]
-        for child in children:
-            child.hear()
-        return time.monotonic() - start_s
-
-    def _start_exchanging(self, seconds: float) -> list[Child]:
-        """Start the devices that exchange; they stop shortly after the measurement."""
-        children = [self.start(run_clients, self._case.length) for _ in range(self._case.exchanging)]
-        for number, child in enumerate(children):
-            child.pipe.send(Round(self._address, (f"exchanging-{number}",)))
-        for child in children:
-            child.hear()
-        begin_s = time.monotonic() + self._effort.settle_s
-        for child in children:
-            child.pipe.send(Window(begin_s, begin_s + seconds + 0.5))
-        return children
+def measure_lag(case: Case, effort: Effort, bench: HubBench) -> dict[str, float]:
+    """Let all devices join, then measure for some time; return the columns of the table."""
+    devices, before, begun_s = effort.devices, bench.memory(), time.monotonic()
+    bench.join(0, devices)
+    joined_s, bytes_joined = time.monotonic() - begun_s, bench.memory()
+    exchanging = bench.exchange(case.exchanging, case.exchanging, effort.settle_s, effort.seconds + 0.5)
+    time.sleep(effort.settle_s)
+    cpu_s, looked, columns = bench.look(effort.seconds, devices + case.exchanging)
+    memory = bench.memory()
+    return {
+        "devices": devices,
+        "all joined, s": joined_s,
+        "hub CPU, %": 100.0 * cpu_s / effort.seconds,
+        "resident, MB": memory / 1e6,
+        "bytes a device": (bytes_joined - before) / devices,
+        "pongs per second": looked.pings / effort.seconds,
+        "updates per second": sum(child.hear().updates_per_s for child in exchanging),
+        **columns,
+    }
 
 
-def main() -> None:
-    """Measure both cases."""
-    parser = make_parser("Processor, memory and loop lag of a hub with thousands of idle devices.")
-    arguments = parser.parse_args()
+def run_bare(length: int, run: str, pipe: "Connection[str, None]") -> None:
+    """Run a ROUTER that answers a hello, and keeps nothing of a device."""
+    allow_many_files()
+    serve_bare(length, run, pipe)
+
+
+def bytes_a_device(devices: int, bench: HubBench) -> float:
+    """Return by how much a server grows for each device that joins."""
+    bench.join(0, 1)  # what the first device brings is the server's own
+    before = bench.memory()
+    bench.join(1, devices + 1)
+    return (bench.memory() - before) / devices
+
+
+def measure_devices(devices: int, rounds: int, results: Results) -> None:
+    """Compare what a device costs a hub and a bare ROUTER."""
+    beyond = []
+    for number in range(rounds):
+        show_progress(f"{devices:,} devices at a bare ROUTER and at a hub: {number + 1} of {rounds}")
+        grown = []
+        for serve in (run_bare, serve_probed_hub):
+            with tempfile.TemporaryDirectory() as folder, HubBench(SMALL, folder, serve) as bench:
+                grown.append(bytes_a_device(devices, bench))
+        bare, ours = grown
+        beyond.append(ours - bare)
+        columns = {"bare ROUTER": bare, "hub": ours, "difference": ours - bare}
+        results.add("bytes a device", f"round {number + 1}", columns, 0)
+    results.bound("bytes a device beyond a bare ROUTER", statistics.median_low(beyond), MEMBER_BYTES_MAX)
+
+
+def measure_large(devices: int, length: int, seconds: float, results: Results) -> None:
+    """Measure a hub's memory with all its members, of which half are gone, and its peak while two exchange."""
+    show_progress(f"{2 * devices:,} members, half of them connected, {4e-6 * length:g} MB of model")
+    with tempfile.TemporaryDirectory() as folder, HubBench(length, folder) as bench:
+        alone = bench.memory()
+        for gone in bench.join(0, devices):
+            gone.kill()
+        time.sleep(2 * LEASE_S)
+        bench.join(devices, 2 * devices - EXCHANGING)
+        (exchanging,) = bench.exchange(EXCHANGING, 1, 1.0, seconds)
+        joined = bench.memory()
+        exchanging.hear()
+        if not devices - EXCHANGING <= (live := bench.hub.ask().live) <= devices:
+            raise RuntimeError(f"{live} devices are live of {devices}")
+        peak = peak_resident_bytes(bench.hub.process.pid)
+    found = {"hub alone": alone, "all joined": joined, "peak, two exchanging": peak}
+    results.add("a large fleet, MB", "hub", {name: nbytes / 1e6 for name, nbytes in found.items()}, 1)
+    results.bound(f"{2 * devices:,} members, half connected, MB", joined / 1e6, HUB_BYTES_MAX / 1e6)
+
+
+@benchmark("Processor, memory and loop lag of a hub with thousands of idle devices.", PARTS)
+def main(arguments: argparse.Namespace, results: Results) -> None:
+    """Measure the parts that are asked for."""
     effort = EFFORTS[arguments.form]
-    results = Results()
-    for case in effort.cases:
+    for case in effort.cases if "lag" in arguments.part else ():
         name = f"{effort.devices:,} {case.name}"
         show_progress(f"{name}: {effort.seconds:g} s")
-        with tempfile.TemporaryDirectory() as folder, Bench(case, effort, folder) as bench:
-            columns = bench.measure()
+        with tempfile.TemporaryDirectory() as folder, HubBench(case.length, folder) as bench:
+            columns = measure_lag(case, effort, bench)
         for column, value in columns.items():
-            results.add("hub", column, {name: round(value, 3)})
-        ratio_name = f"{name}: 10 ms over loop lag p99"
-        results.ratios[ratio_name] = round(LAG_BOUND_MS / max(columns["lag p99, ms"], 0.1), 3)
-        results.targets[ratio_name] = 1.0
-    show_results(results, arguments)
+            results.add("hub", column, {name: value})
+        results.ratio(f"{name}: 10 ms over loop lag p99", LAG_BOUND_MS / max(columns["lag p99, ms"], 0.1), 1.0)
+    if "memory" in arguments.part:
+        measure_devices(effort.members, effort.rounds, results)
+        measure_large(effort.members, effort.length, effort.seconds / 2, results)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,9 @@
 import asyncio
 import contextlib
 import socket
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Self
 
 CHUNK_BYTES = 8 << 10
@@ -21,14 +22,19 @@ class Way:
         self.total = 0
         self.cuts: list[int] = []
         self.passed: list[tuple[float, int]] = []
-        self._bytes_per_s = bytes_per_s
+        self.bytes_per_s = bytes_per_s
         self._free_at_s = 0.0
+
+    @property
+    def chunk_bytes(self) -> int:
+        """How much passes at a time: 10 ms of a slow link."""
+        return CHUNK_BYTES if self.bytes_per_s is None else min(CHUNK_BYTES, int(LATENESS_S * self.bytes_per_s))
 
     async def let_pass(self, size: int) -> bool:
         """Wait as long as `size` bytes take; return whether the connection must break after them."""
-        if self._bytes_per_s is not None:
+        if self.bytes_per_s is not None:
             now_s = time.monotonic()
-            self._free_at_s = max(self._free_at_s, now_s - LATENESS_S) + size / self._bytes_per_s
+            self._free_at_s = max(self._free_at_s, now_s - LATENESS_S) + size / self.bytes_per_s
             if self._free_at_s > now_s:
                 await asyncio.sleep(self._free_at_s - now_s)
         self.total += size
@@ -42,17 +48,17 @@ class Way:
 class Proxy:
     """Listens on a port of this machine and forwards to another; rates in bytes a second each way."""
 
-    def __init__(self, bytes_per_s: float | None = None, on_bytes: Callable[[], None] | None = None) -> None:
+    def __init__(self, bytes_per_s: float | None = None) -> None:
         self.up, self.down = Way(bytes_per_s), Way(bytes_per_s)
         self.connections = 0
         self.address = ""
-        self._on_bytes = on_bytes or (lambda: None)
         self._sockets: set[socket.socket] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def start(self, target: tuple[str, int]) -> Self:
-        """Listen, and forward to that host and port."""
-        self._target = target
+    async def start(self, target: str) -> Self:
+        """Listen, and forward to that address."""
+        host, _, port = target.removeprefix("tcp://").rpartition(":")
+        self._target = host, int(port)
         self._loop = asyncio.get_running_loop()
         self._listener = _small(socket.socket())
         self._listener.bind(("127.0.0.1", 0))
@@ -103,9 +109,8 @@ class Proxy:
 
     async def _pump(self, source: socket.socket, sink: socket.socket, way: Way) -> None:
         with contextlib.suppress(OSError):
-            while data := await self._loop.sock_recv(source, CHUNK_BYTES):
+            while data := await self._loop.sock_recv(source, way.chunk_bytes):
                 cut = await way.let_pass(len(data))
-                self._on_bytes()
                 if cut:
                     return
                 await self._loop.sock_sendall(sink, data)
@@ -126,3 +131,26 @@ def _small(one: socket.socket) -> socket.socket:
     one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BUFFER_BYTES)
     one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return one
+
+
+@contextlib.contextmanager
+def proxied(target: str) -> Iterator[Proxy]:
+    """Forward to an address from a thread; the rates may be changed from outside."""
+    proxy, listening = Proxy(), threading.Event()
+
+    async def serve() -> None:
+        await proxy.start(target)
+        listening.set()
+        await ended.wait()
+        await proxy.stop()
+
+    loop, ended = asyncio.new_event_loop(), asyncio.Event()
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+    thread.start()
+    listening.wait()
+    try:
+        yield proxy
+    finally:
+        loop.call_soon_threadsafe(ended.set)
+        thread.join()
+        loop.close()

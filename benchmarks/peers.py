@@ -4,37 +4,157 @@ Run as `python -m benchmarks.peers`. Members are real processes. Before each is 
 50 Mbit/s in. Local steps take 20 ms without a core of this machine.
 """
 
+import argparse
 import asyncio
+import contextlib
 import itertools
-import multiprocessing
 import secrets
 import tempfile
+import threading
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, Self, TypeVar
 
 import numpy as np
 
+from benchmarks.agent_process import Waits
+from benchmarks.hub_process import make_spec
 from benchmarks.link_proxy import Proxy
-from benchmarks.peers_processes import Member, Noted, first_values, run_member
-from benchmarks.report import Form, Results, enforce_targets, make_parser, show_progress, show_results
-from benchmarks.simulated import split_digits
+from benchmarks.processes import Child, Children
+from benchmarks.report import Form, Results, benchmark, show_progress
+from benchmarks.virtual_fleet import split_digits
 from edgeasync import SGD, Stop, train
+from edgeasync.core.peer.effects import PeerReport
 from edgeasync.data.partition import iid
 from edgeasync.durable.keys import KeyPair
 from edgeasync.durable.peers_file import PeerEntry, Peers
+from edgeasync.parameters import Vector
 from edgeasync.protocol.peer_messages import Topology
+from edgeasync.protocol.wire import Buffer
+from edgeasync.runtime.peer import PeerMember, PeerModel, PeerRuntime
+from edgeasync.runtime.peer_settings import PeerSection
 from edgeasync.training.numpy_models import MlpModel
+
+Result = TypeVar("Result")
 
 MBIT_50 = 50e6 / 8
 STEP_S = 0.02
 LENGTH = 250_000
+"""Values of the model: 1 MB."""
+
+
+class Told(NamedTuple):
+    """The end of a round: when, of how many members, and the bytes sent by then, all and payload."""
+
+    at_s: float
+    members: int
+    sent: int
+    payload: int
+
+
+@dataclass(frozen=True)
+class Noted:
+    """What a member measured: mean seconds of a step before it had peers, and then steps, seconds and rounds."""
+
+    step_alone_s: float
+    steps: int
+    seconds: float
+    rounds: int
+    round_s: float
+    standstill_s: float
+    model: Vector
+
+
+class Timed(PeerRuntime):
+    """A peer that counts bytes of coded models, and seconds of its rounds and in which training stood still."""
+
+    payload_bytes_up = 0
+    round_s = standstill_s = round_began_s = 0.0
+
+    def send(self, peer: str, header: bytes, payload: Buffer | None) -> None:
+        """Count the bytes."""
+        self.payload_bytes_up += len(payload or b"")
+        super().send(peer, header, payload)
+
+    def between_steps(self, work: Callable[[Vector], Result], then: Callable[[Result], None]) -> None:
+        """Count the seconds in which training stands still."""
+
+        def timed(parameters: Vector) -> Result:
+            began_s = time.monotonic()
+            result = work(parameters)
+            self.standstill_s += time.monotonic() - began_s
+            return result
+
+        super().between_steps(timed, then)
+
+    def report(self, report: PeerReport) -> None:
+        """Count the seconds of whole rounds."""
+        if report.event == "round_started":
+            self.round_began_s = time.monotonic()
+        elif report.event == "round_done":
+            self.round_s += time.monotonic() - self.round_began_s
+        super().report(report)
+
+
+def first_values(number: int) -> Vector:
+    """Return the values that a member begins with."""
+    return np.random.default_rng(number).normal(size=LENGTH).astype(np.float32)
+
+
+def run_member(
+    number: int, peers: Peers, secret: bytes, section: PeerSection, pipe: "Connection[Any, Any]"
+) -> None:
+    """Take steps alone, then be a peer until the parent speaks; tell it of rounds, and last what was noted."""
+    trainer = Waits(make_spec(LENGTH), STEP_S)
+
+    def tell(report: PeerReport) -> None:
+        if report.event == "round_done":
+            names = report.detail.partition(": ")[2].split(", ")
+            pipe.send(Told(time.monotonic(), len(names), peer.bytes_up, peer.payload_bytes_up))
+
+    peer = Timed(
+        PeerMember(peers.peer[number], KeyPair.of(secret), peers, 1),
+        section,
+        PeerModel(trainer, first_values(number)),
+        on_report=tell,
+    )
+    pipe.send("ready")
+    alone_steps = pipe.recv()
+    began_s = time.monotonic()
+    for _ in range(alone_steps):
+        trainer.step()
+    step_alone_s = (time.monotonic() - began_s) / alone_steps
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+
+        def wait_for_parent() -> None:
+            with contextlib.suppress(EOFError):
+                pipe.recv()
+            loop.call_soon_threadsafe(peer.request_stop)
+
+        threading.Thread(target=wait_for_parent, daemon=True).start()
+        await peer.run()
+
+    began_s = time.monotonic()
+    asyncio.run(run())
+    pipe.send(
+        Noted(
+            step_alone_s,
+            peer.steps_total,
+            time.monotonic() - began_s,
+            peer.rounds,
+            peer.round_s,
+            peer.standstill_s,
+            peer.parameters,
+        )
+    )
+
+
 LEASE_S = 3.0
 ROUND_EVERY_S = 0.3
 PATIENCE_S = 120.0
@@ -61,24 +181,47 @@ EFFORTS = {
 }
 
 
-class Fleet:
-    """Member processes, and how to talk with them."""
+class Fleet(Children):
+    """Members in processes, each behind a proxy of its own, and what they told of their rounds."""
 
-    def __init__(self, processes: list[BaseProcess], pipes: list["Connection[Any, Any]"]) -> None:
-        self.processes = processes
-        self.pipes = pipes
-        self.rounds: list[list[tuple[str, float, int, int, int]]] = [[] for _ in pipes]
-        """What each member told of its rounds: event, when, how many members, and bytes sent by then."""
+    def __init__(self, effort: Effort, topology: Topology, count: int) -> None:
+        super().__init__("benchmarks.peers")
+        self._effort, self._topology = effort, topology
+        self._proxies = [Proxy(MBIT_50) for _ in range(count)]
+        self.members: list[Child] = []
+        self.rounds: list[list[Told]] = [[] for _ in range(count)]
+
+    async def __aenter__(self) -> Self:
+        pairs = [KeyPair.make() for _ in self._proxies]
+        binds = [f"tcp://127.0.0.1:{20_000 + secrets.randbelow(12_000)}" for _ in pairs]
+        for proxy, bind in zip(self._proxies, binds, strict=True):
+            await proxy.start(bind)
+        entries = tuple([
+            PeerEntry(name=f"member-{number}", address=proxy.address, key=pair.public.hex())
+            for number, (proxy, pair) in enumerate(zip(self._proxies, pairs, strict=True))
+        ])  # fmt: skip
+        for number, (pair, bind) in enumerate(zip(pairs, binds, strict=True)):
+            section = PeerSection(topology=self._topology, lease_s=LEASE_S, round_every_s=ROUND_EVERY_S, bind=bind)
+            self.members.append(self.start(run_member, number, Peers(peer=entries), pair.secret, section))
+        for member in self.members:
+            await asyncio.to_thread(member.hear)
+        for member in self.members:
+            member.pipe.send(self._effort.alone_steps)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        super().__exit__()
+        for proxy in self._proxies:
+            await proxy.stop()
 
     async def wait_for_rounds(self, member: int, count: int, members: int, since_s: float = 0.0) -> float:
         """Wait until a member has this number of rounds of this number of members, ended later; return when."""
         deadline_s = time.monotonic() + PATIENCE_S
         while True:
-            self._read()
-            found = [
-                when for event, when, size, *_ in self.rounds[member] if event == "round_done" and size == members
-            ]
-            found = [when for when in found if when > since_s]
+            for each, told in zip(self.members, self.rounds, strict=True):
+                while each.process.is_alive() and each.pipe.poll():
+                    told.append(each.pipe.recv())
+            found = [one.at_s for one in self.rounds[member] if one.members == members and one.at_s > since_s]
             if len(found) >= count:
                 return found[count - 1]
             if time.monotonic() > deadline_s:
@@ -88,82 +231,21 @@ class Fleet:
     async def end(self, members: list[int]) -> list[Noted]:
         """End these members; return what they measured."""
         for member in members:
-            self.pipes[member].send("end")
-        noted: dict[int, Noted] = {}
-        while len(noted) < len(members):
-            for member in set(members) - noted.keys():
-                while self.pipes[member].poll():
-                    said = self.pipes[member].recv()
-                    if isinstance(said, Noted):
-                        noted[member] = said
-                        break
-            await asyncio.sleep(0.01)
-        return [noted[member] for member in members]
+            self.members[member].pipe.send("end")
+        return [await asyncio.to_thread(self._noted, self.members[member]) for member in members]
 
-    def _read(self) -> None:
-        for pipe, rounds, process in zip(self.pipes, self.rounds, self.processes, strict=True):
-            while process.is_alive() and pipe.poll():
-                rounds.append(pipe.recv())
-
-
-@asynccontextmanager
-async def members(effort: Effort, topology: Topology, count: int, rate: float | None) -> AsyncIterator[Fleet]:
-    """Start members, each behind a proxy of its own; end them and the proxies on leaving."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["benchmarks.peers_processes"])
-    pairs = [KeyPair.make() for _ in range(count)]
-    proxies = [Proxy(rate) for _ in range(count)]
-    processes: list[BaseProcess] = []
-    pipes: list[Connection[Any, Any]] = []
-    try:
-        binds = []
-        for proxy in proxies:
-            port = 20_000 + secrets.randbelow(12_000)
-            await proxy.start(("127.0.0.1", port))
-            binds.append(f"tcp://127.0.0.1:{port}")
-        peers = Peers(
-            peer=tuple([
-                PeerEntry(name=f"member-{number}", address=proxy.address, key=pair.public.hex())
-                for number, (proxy, pair) in enumerate(zip(proxies, pairs, strict=True))
-            ])
-        )  # fmt: skip
-        for number, (pair, bind) in enumerate(zip(pairs, binds, strict=True)):
-            ours, theirs = context.Pipe()
-            member = Member(
-                number,
-                peers,
-                pair.secret,
-                bind,
-                topology,
-                LENGTH,
-                STEP_S,
-                effort.alone_steps,
-                LEASE_S,
-                ROUND_EVERY_S,
-            )
-            process: BaseProcess = context.Process(target=run_member, args=(member, theirs), daemon=True)
-            process.start()
-            theirs.close()
-            processes.append(process)
-            pipes.append(ours)
-        for pipe in pipes:
-            await asyncio.to_thread(pipe.recv)
-        for pipe in pipes:
-            pipe.send("go")
-        yield Fleet(processes, pipes)
-    finally:
-        for process in processes:
-            process.kill()
-            process.join()
-        for proxy in proxies:
-            await proxy.stop()
+    @staticmethod
+    def _noted(member: Child) -> Noted:
+        while not isinstance(said := member.hear(PATIENCE_S), Noted):
+            pass
+        return said
 
 
 async def measure_rounds(effort: Effort, topology: Topology, results: Results) -> None:
     """Let members exchange a model of 1 MB at 50 Mbit/s; compare time and bytes with their bounds."""
     count, numbers = effort.members, list(range(effort.members))
     show_progress(f"{topology}: {count} members, 1 MB, 50 Mbit/s, {effort.rounds} rounds")
-    async with members(effort, topology, count, MBIT_50) as fleet:
+    async with Fleet(effort, topology, count) as fleet:
         first_s = await fleet.wait_for_rounds(0, 1, count)
         for number in numbers:
             await fleet.wait_for_rounds(number, effort.rounds, count, first_s)
@@ -172,7 +254,7 @@ async def measure_rounds(effort: Effort, topology: Topology, results: Results) -
     hidden = [_hidden(each) for each in noted]
     sent = [_bytes_of_round(rounds, count) for rounds in told]
     theory = 4 * LENGTH * (2 * (count - 1) / count if topology == "ring" else count - 1)
-    mean = np.mean([first_values(number, LENGTH) for number in numbers], axis=0, dtype=np.float64)
+    mean = np.mean([first_values(number) for number in numbers], axis=0, dtype=np.float64)
     title = f"{topology}, {count} members, a model of 1 MB at 50 Mbit/s, steps of 20 ms"
     found = {
         "rounds": median(each.rounds for each in noted),
@@ -189,13 +271,9 @@ async def measure_rounds(effort: Effort, topology: Topology, results: Results) -
         * max(float(np.abs(each.model - mean).max()) for each in noted),
     }
     for name, value in found.items():
-        results.add(title, name, {"": round(value, 4)})
-    results.ratios[f"{topology}: hidden over 0.9"] = round(median(hidden) / HIDDEN_MIN, 3)
-    results.targets[f"{topology}: hidden over 0.9"] = 1.0
-    results.ratios[f"{topology}: theory over all bytes sent"] = round(
-        theory / median(total for total, _ in sent), 3
-    )
-    results.targets[f"{topology}: theory over all bytes sent"] = 0.95
+        results.add(title, name, {"": value}, 4)
+    results.ratio(f"{topology}: hidden over 0.9", median(hidden) / HIDDEN_MIN, 1.0)
+    results.ratio(f"{topology}: theory over all bytes sent", theory / median(total for total, _ in sent), 0.95)
     results.bound(f"{topology}: difference from the mean", found["largest difference from the mean, 1e-6"], 1.0)
 
 
@@ -205,36 +283,30 @@ def _hidden(noted: Noted) -> float:
     return 1.0 - lost_s / noted.round_s
 
 
-def _bytes_of_round(rounds: list[tuple[str, float, int, int, int]], count: int) -> tuple[float, float]:
+def _bytes_of_round(rounds: list[Told], count: int) -> tuple[float, float]:
     """Return the bytes that a member sent between the ends of its whole rounds: all, and payload; the medians."""
-    ends = [
-        (total, payload) for event, _, size, total, payload in rounds if event == "round_done" and size == count
-    ]
-    steps = [(after[0] - before[0], after[1] - before[1]) for before, after in itertools.pairwise(ends)]
-    return float(median(total for total, _ in steps)), float(median(payload for _, payload in steps))
+    pairs = list(itertools.pairwise(one for one in rounds if one.members == count))
+    total = median(after.sent - before.sent for before, after in pairs)
+    return float(total), float(median(after.payload - before.payload for before, after in pairs))
 
 
 async def measure_death(effort: Effort, topology: Topology, results: Results) -> None:
     """Kill a member in the middle of a round; compare when the others have their next round with the lease."""
     count = max(3, effort.members)
     show_progress(f"{topology}: one of {count} members is killed")
-    async with members(effort, topology, count, MBIT_50) as fleet:
+    async with Fleet(effort, topology, count) as fleet:
         first_s = await fleet.wait_for_rounds(0, 1, count)
         second_s = await fleet.wait_for_rounds(0, 2, count)
         await asyncio.sleep(ROUND_EVERY_S + (second_s - first_s - ROUND_EVERY_S) / 2)
-        fleet.processes[1].kill()
-        fleet.processes[1].join()
+        fleet.members[1].kill()
         killed_s = time.monotonic()
         others = [number for number in range(count) if number != 1]
         ends = [await fleet.wait_for_rounds(number, 1, count - 1, killed_s) for number in others]
         await fleet.end(others)
     round_s = second_s - first_s
-    results.add(
-        f"{topology}, one of {count} members is killed",
-        "next mean of the others after, s",
-        {"": max(ends) - killed_s},
-    )
-    results.add(f"{topology}, one of {count} members is killed", "lease and a round, s", {"": LEASE_S + round_s})
+    title = f"{topology}, one of {count} members is killed"
+    results.add(title, "next mean of the others after, s", {"": max(ends) - killed_s})
+    results.add(title, "lease and a round, s", {"": LEASE_S + round_s})
     results.bound(f"{topology}: next mean after a death", max(ends) - killed_s, LEASE_S + round_s)
 
 
@@ -262,24 +334,21 @@ def measure_learning(effort: Effort, results: Results) -> None:
         assert run.accuracy is not None
         found[topology] = run.accuracy
         columns = {"accuracy": run.accuracy, "loss": run.loss or 0.0, "seconds": time.monotonic() - began_s}
-        results.add(title, topology, {name: round(value, 4) for name, value in columns.items()})
+        results.add(title, topology, columns, 4)
     for topology in TOPOLOGIES:
         name = f"{topology}: accuracy and 1 point over the star's"
-        results.ratios[name] = round((found[topology] + POINTS_MAX) / found["star"], 3)
-        results.targets[name] = 1.0
+        results.ratio(name, (found[topology] + POINTS_MAX) / found["star"], 1.0)
 
 
-def main() -> None:
+@benchmark("Averaging without a hub.")
+def main(arguments: argparse.Namespace, results: Results) -> None:
     """Measure rounds on slow links, a death, and learning."""
-    arguments = make_parser(__doc__ or "").parse_args()
-    results, effort = Results(), EFFORTS[arguments.form]
+    effort = EFFORTS[arguments.form]
     for topology in TOPOLOGIES:
         asyncio.run(measure_rounds(effort, topology, results))
         if arguments.form != Form.QUICK or topology == "ring":
             asyncio.run(measure_death(effort, topology, results))
     measure_learning(effort, results)
-    show_results(results, arguments)
-    enforce_targets(results, arguments)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ record that part, too, is left as it is: it says since when nothing was measured
 import math
 import os
 import subprocess
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,9 +42,8 @@ def make_files(records: Mapping[str, Record], docs: Path = DOCS) -> dict[Path, s
     found: dict[Path, str] = {}
     for name, record in records.items():
         drawn = {docs / "results" / f"{name}-ratios.svg": draw_ratios(record)}
-        if name in BARS:
-            path, bars_of = BARS[name]
-            drawn[docs / path] = draw_bars(bars_of(record))
+        if name == "policies":
+            drawn[docs / "pictures/time-to-target.svg"] = draw_bars(time_to_target(record))
         if name == "scale":
             drawn[docs / "results/scale-curves.svg"] = draw_curves(scale(record))
         page = docs / "results" / f"{name}.md"
@@ -231,10 +230,6 @@ def _column(rows: Table, column: str) -> Panel:
     return {name: row.get(column) for name, row in rows.items()}
 
 
-def _as_they_are(labels: Iterable[str]) -> dict[str, str]:
-    return {label: label for label in labels}
-
-
 RULES = {
     "default": "edgeasync, default policy",
     "synchronous, all": "synchronous, waits for all",
@@ -262,38 +257,3 @@ def time_to_target(record: Record) -> Bars:
         {"seconds to 95 % accuracy": _column(rows, "s"), "megabytes sent": _column(rows, "MB")},
         f"20 simulated unequal devices, skewed data, float32, {JUDGED[record.form]}",
     )
-
-
-def exchange(record: Record) -> Bars:
-    """Return the rates of all servers."""
-    rows = record.figures["updates per second"]
-    labels = _as_they_are(next(iter(rows.values())))
-    return Bars("Updates per second", labels, rows, "Updates per second, by size of a model and number of clients")
-
-
-def durability(record: Record) -> Bars:
-    """Return the rates with a journal and without."""
-    rows = {name: row for name, row in record.figures["updates per second"].items() if "journal" in row}
-    labels = _as_they_are(next(iter(rows.values())))
-    return Bars("Updates per second", labels, rows, "Updates per second, by size of a model and number of clients")
-
-
-def bytes_to_accuracy(record: Record) -> Bars:
-    """Return time and traffic until 95 % by codec, the default first."""
-    first = next(iter(record.figures.values()))
-    panels = {
-        f"{title.removesuffix(' parameters')}: {column}": _column(rows, column)
-        for title, rows in record.figures.items()
-        for column in ("s", "MB")
-    }
-    labels = _as_they_are(sorted(first, key=lambda name: name != "the default"))
-    return Bars("Time and traffic by codec", labels, panels, "Until 95 % accuracy, by the parameters of a model")
-
-
-BARS: dict[str, tuple[str, Callable[[Record], Bars]]] = {
-    "policies": ("pictures/time-to-target.svg", time_to_target),
-    "exchange": ("results/exchange-bars.svg", exchange),
-    "durability": ("results/durability-bars.svg", durability),
-    "bytes_to_accuracy": ("results/bytes_to_accuracy-bars.svg", bytes_to_accuracy),
-}
-"""By benchmark: the picture of its figures, under docs, and what it shows."""

@@ -16,7 +16,8 @@ from benchmarks.policies_fleet import (
     Case,
     Outcome,
     Scenario,
-    measure_all,
+    compare,
+    measure,
     measure_one_place,
 )
 from benchmarks.policies_rules import (
@@ -28,7 +29,8 @@ from benchmarks.policies_rules import (
     SYNC_FIRST,
     Grid,
 )
-from benchmarks.report import Form, Results, make_parser, show_progress, show_results
+from benchmarks.processes import measure_groups
+from benchmarks.report import Form, Results, benchmark, make_parser, show_progress
 from edgeasync.core.hub.settings import FLOAT32, CodecSettings
 from edgeasync.policies.policy import Policy
 from simulation.population import FleetProfile
@@ -72,16 +74,14 @@ def tune(rules: Mapping[str, Grid], scenario: Scenario, effort: Effort) -> dict[
     chosen = {name: next(iter(grid.items())) for name, grid in rules.items()}
     if not effort.tuning:
         return chosen
-    labels = [(name, label) for name, grid in rules.items() if len(grid) > 1 for label in grid]
-    cases = [
-        Case(rules[name][label], scenario, seed, only_to_target=True)
-        for name, label in labels
-        for seed in effort.tuning
-    ]
-    outcomes = iter(measure_all(cases, f"tuning, {scenario.name}"))
+    cases = {
+        (name, label): [Case(policy, scenario, seed, only_to_target=True) for seed in effort.tuning]
+        for name, grid in rules.items()
+        for label, policy in grid.items()
+        if len(grid) > 1
+    }
     best: dict[str, tuple[float, float]] = {}
-    for name, label in labels:
-        found = [next(outcomes) for _ in effort.tuning]
+    for (name, label), found in measure_groups(measure, cases, f"tuning, {scenario.name}").items():
         standing = (
             statistics.median([outcome.reached_s for outcome in found]),
             -statistics.fmean([outcome.accuracy for outcome in found]),
@@ -96,9 +96,7 @@ def judge(
     chosen: Mapping[str, tuple[str, Policy]], scenario: Scenario, effort: Effort, results: Results
 ) -> dict[str, list[Outcome]]:
     """Measure the chosen policies on fresh seeds and note the figures; return the outcomes by rule."""
-    cases = [Case(policy, scenario, seed) for _, policy in chosen.values() for seed in effort.judging]
-    outcomes = iter(measure_all(cases, scenario.name))
-    found = {name: [next(outcomes) for _ in effort.judging] for name in chosen}
+    found = compare({name: policy for name, (_, policy) in chosen.items()}, scenario, effort.judging)
     for name, runs in found.items():
         label, _ = chosen[name]
         times_s = reached_s(runs, scenario.limit_s)
@@ -109,7 +107,7 @@ def judge(
             "in the end, %": 100.0 * statistics.median([run.accuracy for run in runs]),
         }
         row = f"{name} ({label})" if label else name
-        results.add(scenario.name, row, {title: round(value, 3) for title, value in columns.items()})
+        results.add(scenario.name, row, columns)
     return found
 
 
@@ -128,8 +126,7 @@ def note_ratio(
 ) -> None:
     """Note their time over ours: the median of the ratios on each seed."""
     times = zip(reached_s(theirs, limit_s), reached_s(ours, limit_s), strict=True)
-    results.ratios[name] = round(statistics.median([other / own for other, own in times]), 3)
-    results.targets[name] = target
+    results.ratio(name, statistics.median([other / own for other, own in times]), target)
 
 
 def compare_unequal(partition: str, codec: str, effort: Effort, one_place: list[float], results: Results) -> None:
@@ -149,8 +146,7 @@ def compare_unequal(partition: str, codec: str, effort: Effort, one_place: list[
         note_ratio(results, title, ours=ours, theirs=theirs, limit_s=scenario.limit_s, target=target)
     differences = [100.0 * (run.accuracy - alone) for run, alone in zip(ours, one_place, strict=True)]
     title = f"{at} accuracy in the end - one place's, points"
-    results.ratios[title] = round(statistics.median(differences), 3)
-    results.targets[title] = -ACCURACY_LOST_MAX[partition]
+    results.ratio(title, statistics.median(differences), -ACCURACY_LOST_MAX[partition])
 
 
 def compare_even(partition: str, codec: str, effort: Effort, results: Results) -> None:
@@ -164,28 +160,21 @@ def compare_even(partition: str, codec: str, effort: Effort, results: Results) -
     note_ratio(results, title, ours=found[DEFAULT], theirs=found[SYNC_ALL], limit_s=scenario.limit_s, target=0.91)
 
 
-def parse() -> argparse.Namespace:
-    """Return the arguments."""
-    parser = make_parser("Time, bytes and accuracy of update policies on a simulated fleet.")
-    parser.add_argument(
-        "--codec", nargs="+", choices=CODECS, help="what updates and models travel as, for all rules"
-    )
-    return parser.parse_args()
+PARSER = make_parser("Time, bytes and accuracy of update policies on a simulated fleet.")
+PARSER.add_argument("--codec", nargs="+", choices=CODECS, help="what updates and models travel as, for all rules")
 
 
-def main() -> None:
+@benchmark(PARSER)
+def main(arguments: argparse.Namespace, results: Results) -> None:
     """Compare the rules in every scenario."""
-    arguments = parse()
     effort = EFFORTS[arguments.form]
-    results = Results()
     show_progress(f"{TARGET:.0%} of the digits held out is the target; all times are virtual")
     one_place = [measure_one_place(seed, effort.one_place_epochs) for seed in effort.judging]
-    results.add("one place", "plain SGD", {"in the end, %": round(100.0 * statistics.median(one_place), 3)})
+    results.add("one place", "plain SGD", {"in the end, %": 100.0 * statistics.median(one_place)})
     for codec in arguments.codec or effort.codecs:
         for partition in PARTITIONS:
             compare_unequal(partition, codec, effort, one_place, results)
             compare_even(partition, codec, effort, results)
-    show_results(results, arguments)
 
 
 if __name__ == "__main__":

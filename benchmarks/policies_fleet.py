@@ -1,6 +1,6 @@
 """One training run of a simulated fleet under one policy, and many of them on all cores.
 
-`measure(policy, scenario, seed)` is one run; `measure_all` makes many runs in processes. To study a variant of a
+`measure(case)` is one run. To study a variant of a
 policy, call `compare({"label": Policy(...), ...}, scenario, seeds)`.
 """
 
@@ -9,8 +9,17 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.pool import measure_in_processes
-from benchmarks.simulated import BATCH, DIGITS, EXAMPLES_MIN, LIVENESS, accuracy_of, split_digits, start_device
+from benchmarks.processes import measure_groups
+from benchmarks.virtual_fleet import (
+    BATCH,
+    DIGITS,
+    EXAMPLES_MIN,
+    LIVENESS,
+    Member,
+    VirtualFleet,
+    accuracy_of,
+    split_digits,
+)
 from edgeasync.core.hub.settings import FLOAT32, CodecSettings, HubCoreSettings, Limits
 from edgeasync.data.dataset import Dataset, batches
 from edgeasync.data.partition import dirichlet, iid
@@ -18,9 +27,6 @@ from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import PolicySet
 from edgeasync.training.gradient_trainer import GradientTrainer
 from edgeasync.training.numpy_models import MlpModel
-from simulation.clock import VirtualClock
-from simulation.fleet import SimulatedDevice
-from simulation.hub import SimulatedHub
 from simulation.population import FleetProfile, draw_fleet, switch_off_and_on
 
 LEARNING_RATE = 0.2
@@ -58,20 +64,17 @@ class Scenario:
 class Outcome:
     """The outcome of a run. If it missed the target, `reached_s` is infinite and `reached_mb` counts all bytes.
 
-    `accuracy` is the one at the end. Updates and versions are the hub's counts when the run was over.
+    `accuracy` is the one at the end.
     """
 
     reached_s: float
     reached_mb: float
     accuracy: float
-    updates: int
-    rejected: int
-    versions: int
 
 
 @dataclass(frozen=True)
 class Case:
-    """One run."""
+    """One run; with `only_to_target` it ends when the target is reached."""
 
     policy: PolicySet
     scenario: Scenario
@@ -82,104 +85,72 @@ class Case:
 class Watch:
     """Evaluates the hub's model at fixed times."""
 
-    def __init__(
-        self,
-        clock: VirtualClock,
-        hub: SimulatedHub,
-        devices: list[SimulatedDevice],
-        held_out: Dataset,
-        scenario: Scenario,
-    ) -> None:
+    def __init__(self, fleet: VirtualFleet, held_out: Dataset, target: float) -> None:
         self.reached_s = math.inf
         self.reached_mb = 0.0
         self.accuracies: list[float] = []
-        self._clock = clock
-        self._hub = hub
-        self._devices = devices
-        self._held_out = held_out
-        self._target = scenario.target
-        self._model = scenario.model
+        self._fleet, self._held_out, self._target = fleet, held_out, target
         self._version = -1
         self._run: list[tuple[float, float]] = []
         self._evaluate()
 
+    def has_reached(self) -> bool:
+        """Return whether the target was reached."""
+        return math.isfinite(self.reached_s)
+
     def _evaluate(self) -> None:
-        if self._version != self._hub.core.version:
-            self._version = self._hub.core.version
-            accuracy = accuracy_of(self._model, self._hub.model, self._held_out)
+        fleet = self._fleet
+        if self._version != fleet.hub.core.version:
+            self._version = fleet.hub.core.version
+            accuracy = fleet.accuracy(self._held_out)
         else:
             accuracy = self.accuracies[-1]
         self.accuracies.append(accuracy)
-        if math.isinf(self.reached_s):
-            sent = sum(device.up.bytes_sent + device.down.bytes_sent for device in self._devices)
-            self.reached_mb = sent / 1e6
-            self._run = [*self._run, (self._clock.now_s, self.reached_mb)] if accuracy >= self._target else []
+        if not self.has_reached():
+            self.reached_mb = fleet.bytes_sent / 1e6
+            reached = (fleet.clock.now_s, self.reached_mb)
+            self._run = [*self._run, reached] if accuracy >= self._target else []
             if len(self._run) == CONSECUTIVE:
                 self.reached_s, self.reached_mb = self._run[0]
-        self._clock.at(EVALUATE_S * len(self.accuracies), self._evaluate)
+        fleet.clock.at(EVALUATE_S * len(self.accuracies), self._evaluate)
 
 
-def measure(policy: PolicySet, scenario: Scenario, seed: int, *, only_to_target: bool = False) -> Outcome:
-    """Train a fleet; devices, their data, the model's first values and all else are drawn from the seed.
-
-    `only_to_target` ends the run when the target is reached.
-    """
+def measure(case: Case) -> Outcome:
+    """Train a fleet; devices, their data, the model's first values and all else are drawn from the seed."""
+    scenario, seed = case.scenario, case.seed
     training, held_out = split_digits()
     profile = scenario.fleet
     if scenario.alpha is None:
         parts = iid(training, profile.devices, seed)
     else:
         parts = dirichlet(training, profile.devices, scenario.alpha, seed, examples_min=EXAMPLES_MIN)
-    clock = VirtualClock()
-    hub = SimulatedHub(
-        clock,
-        spec=scenario.model.spec,
-        initial=scenario.model.initial(seed),
-        policy=policy,
-        settings=HubCoreSettings(
-            liveness=LIVENESS,
-            limits=Limits(updates_held_max=4 * profile.devices, snapshots_max=4 * profile.devices),
-            codec=scenario.codec,
-        ),
-        seed=seed,
+    most = 4 * profile.devices
+    settings = HubCoreSettings(
+        liveness=LIVENESS, limits=Limits(updates_held_max=most, snapshots_max=most), codec=scenario.codec
     )
-    hub.start()
-    devices = []
-    for number, (drawn, part) in enumerate(zip(draw_fleet(profile, seed), parts, strict=True)):
-        device = start_device(
-            clock,
-            hub,
-            scenario.model,
-            number,
-            part,
+    fleet = VirtualFleet(scenario.model, seed, policy=case.policy, settings=settings)
+    for drawn, part in zip(draw_fleet(profile, seed), parts, strict=True):
+        member = Member(
+            data=part,
             learning_rate=scenario.learning_rate,
             step_s=drawn.step_s,
             link=drawn.link,
-            seed=seed,
             name=drawn.device_id,
         )
+        device = fleet.add(member)
         if profile.churn is not None:
-            switch_off_and_on(clock, device, profile.churn, f"{seed}/{drawn.device_id}")
-        devices.append(device)
-    watch = Watch(clock, hub, devices, held_out, scenario)
+            switch_off_and_on(fleet.clock, device, profile.churn, f"{seed}/{drawn.device_id}")
+    watch = Watch(fleet, held_out, scenario.target)
     last = round(scenario.final_s / EVALUATE_S)
-    if only_to_target:
-        clock.run(lambda: math.isfinite(watch.reached_s), scenario.limit_s)
+    if case.only_to_target:
+        fleet.run(scenario.limit_s, watch.has_reached)
         final = watch.accuracies[-last:]
     else:
-        clock.run(lambda: False, scenario.horizon_s)
+        fleet.run(scenario.horizon_s)
         final = watch.accuracies[-last:]
-        clock.run(lambda: math.isfinite(watch.reached_s), scenario.limit_s)
-    core = hub.core
-    core.check()
-    return Outcome(
-        reached_s=watch.reached_s,
-        reached_mb=watch.reached_mb,
-        accuracy=statistics.fmean(final),
-        updates=core.updates_applied,
-        rejected=core.updates_rejected,
-        versions=core.version,
-    )
+        fleet.run(scenario.limit_s, watch.has_reached)
+    fleet.hub.core.check()
+    return Outcome(watch.reached_s, watch.reached_mb, statistics.fmean(final))
 
 
 def measure_one_place(seed: int, epochs: int = ONE_PLACE_EPOCHS) -> float:
@@ -196,19 +167,15 @@ def measure_one_place(seed: int, epochs: int = ONE_PLACE_EPOCHS) -> float:
     return statistics.fmean(accuracies[-20:])
 
 
-def measure_all(cases: Sequence[Case], what: str) -> list[Outcome]:
-    """Make all runs, on all cores; return their outcomes in the same order."""
-    return measure_in_processes(_measure, cases, what)
-
-
 def compare(
     policies: Mapping[str, PolicySet], scenario: Scenario, seeds: Sequence[int], *, only_to_target: bool = False
 ) -> dict[str, list[Outcome]]:
     """Measure policies on the same seeds; return each one's outcomes by its label."""
-    cases = [Case(policy, scenario, seed, only_to_target) for policy in policies.values() for seed in seeds]
-    outcomes = iter(measure_all(cases, scenario.name))
-    return {label: [next(outcomes) for _ in seeds] for label in policies}
-
-
-def _measure(case: Case) -> Outcome:
-    return measure(case.policy, case.scenario, case.seed, only_to_target=case.only_to_target)
+    return measure_groups(
+        measure,
+        {
+            label: [Case(each, scenario, seed, only_to_target) for seed in seeds]
+            for label, each in policies.items()
+        },
+        scenario.name,
+    )

@@ -1,39 +1,84 @@
 """A fleet of real processes on one machine: a hub with its defaults, and agents whose steps take a given time."""
 
-import asyncio
 import json
-import multiprocessing
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from ctypes import c_double
-from multiprocessing.process import BaseProcess
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import uvloop
-from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
-
-from benchmarks.frequency_processes import PacedTrainer
-from benchmarks.real_story import Story, read_story
+from benchmarks.agent_process import Member, run_agent
+from benchmarks.processes import Child, Children
 from benchmarks.report import Form
-from edgeasync.data.dataset import Dataset
-from edgeasync.durable.identity import DeviceIdentity
+from edgeasync.durable.run_events import Line, ReplayedUpdate, RunEvent
+from edgeasync.durable.run_replay import RunReplay
 from edgeasync.net.status import fetch_status
-from edgeasync.protocol.messages import Welcome
-from edgeasync.runtime.agent import AgentRuntime
+from edgeasync.parameters import Vector
 from edgeasync.training.numpy_models import MlpModel
-from edgeasync.training.plan import read_plan
-from edgeasync.training.trainer import Trainer
-from tests.support.parts.agents import agent_parts
+
+LAST = 8
+"""The accuracy at the end is the mean over this many models, a second apart."""
+
+
+@dataclass(frozen=True)
+class Story:
+    """A run that has ended.
+
+    `models` are of its last seconds, `devices` are the devices' parts of the status, and `steps` counts all local
+    steps. `alarms` are in their order. `warned` says after how many of its own updates a device was first warned
+    of, in the order of the warnings.
+    """
+
+    models: Sequence[Vector]
+    devices: Sequence[Mapping[str, Any]]
+    steps: int
+    alarms: Sequence[RunEvent]
+    warned: Mapping[str, int]
+    rollbacks: int
+
+
+def read_story(run: Path) -> Story:
+    """Replay the journal of a run; raises `RuntimeError` if it no longer begins with the run."""
+    models: deque[Vector] = deque(maxlen=LAST)
+    updates: Counter[str] = Counter()
+    alarms: list[RunEvent] = []
+    warned: dict[str, int] = {}
+    steps, next_s = 0, 0.0
+    replay = RunReplay(run)
+
+    def note(line: Line) -> bool:
+        nonlocal steps, next_s
+        if isinstance(line, ReplayedUpdate) and line.outcome != "duplicate":
+            updates[line.device] += 1
+            steps += line.local_steps
+        elif isinstance(line, RunEvent) and line.event == "alarm":
+            alarms.append(line)
+            if line.device:
+                warned.setdefault(line.device, updates[line.device])
+        if line.hub_s >= next_s:
+            models.append(replay.snapshot.vector)
+            next_s = line.hub_s + 1.0
+        return True
+
+    try:
+        if replay.beginning.version:
+            raise RuntimeError(f"{run}: the journal begins at version {replay.beginning.version}; run it shorter")
+        replay.tell(note)
+        models.append(replay.snapshot.vector)
+        return Story(models, replay.devices(), steps, alarms, warned, replay.summary()["rollbacks"])
+    finally:
+        replay.close()
+
 
 SETTINGS = """
 [hub]
 bind = "tcp://127.0.0.1:*"
-run = "{run}"
+run = "run"
 quiet = {quiet}
 [model]
 kind = "mlp"
@@ -42,6 +87,7 @@ hidden = {hidden}
 classes = {model.classes}
 [local]
 optimizer = [{{ kind = "sgd", learning_rate = {learning_rate} }}]
+{more}
 """
 
 ANSWER_S = 60.0
@@ -63,21 +109,13 @@ EFFORTS = {
 """Of benchmarks that repeat a virtual run on processes."""
 
 
-class Member(NamedTuple):
-    """A device: its data, the seconds of a local step, and what wraps its trainer, if anything does."""
-
-    data: Dataset
-    step_s: float
-    wrap: Callable[[Trainer], Trainer] | None = None
-
-
 class RealFleet:
-    """A hub and its agents, while they run; `run_fleet` makes it."""
+    """A hub, and its agents in processes of their own; `run_fleet` makes it. Agents are `device-1` and so on."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._agents: list[BaseProcess] = []
-        command = [sys.executable, "-m", "edgeasync", "hub", str(folder / "hub.toml"), "--json"]
+    def __init__(self, folder: Path, children: Children) -> None:
+        self._folder, self._children = folder, children
+        self.agents: list[Child] = []
+        command = [sys.executable, "-m", "edgeasync", "hub", "hub.toml", "--json"]
         with (folder / "events").open("wb") as events:
             self._hub = subprocess.Popen(command, stdout=events, cwd=folder)
 
@@ -97,96 +135,67 @@ class RealFleet:
         lines = (self._folder / "events").read_text(encoding="utf-8").splitlines()
         return [json.loads(line) for line in lines]
 
-    def start(self, members: Sequence[Member]) -> None:
-        """Start the agents once the hub listens."""
-        self.address = self._wait_for_address()
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["benchmarks.real_fleet"])
-        for number, member in enumerate(members):
-            process = context.Process(target=run_agent, args=(self.address, number, *member), daemon=True)
-            process.start()
-            self._agents.append(process)
+    def updates_of(self, name: str) -> int:
+        """Return how many updates of a device are in the model."""
+        return sum(device["updates_applied"] for device in self.devices if device["id"] == name)
 
-    def train(self, seconds: float) -> Story:
-        """Let the agents train for this time since each has had an answer, end them, and read the run."""
+    def wait_until_listens(self) -> None:
+        """Wait for the hub's address."""
         until_s = time.monotonic() + ANSWER_S
-        while sum(device["pushes_answered"] > 0 for device in self.devices) < len(self._agents):
+        while time.monotonic() < until_s and self._hub.poll() is None:
+            for event in self.events:
+                if event["event"] == "listening":
+                    self.address = str(event["detail"])
+                    return
+            time.sleep(0.05)
+        raise RuntimeError("the hub did not begin")
+
+    def start(self, member: Member) -> None:
+        """Start an agent."""
+        self.agents.append(self._children.start(run_agent, self.address, len(self.agents) + 1, member))
+
+    def wait_until_trains(self) -> None:
+        """Wait until each agent has had an answer."""
+        until_s = time.monotonic() + ANSWER_S
+        while sum(device["pushes_answered"] > 0 for device in self.devices) < len(self.agents):
             if time.monotonic() > until_s:
                 raise RuntimeError("not all devices train")
             time.sleep(0.2)
+
+    def train(self, seconds: float) -> Story:
+        """Let the agents train for this time since each has had an answer, end them, and read the run."""
+        self.wait_until_trains()
         time.sleep(seconds)
         self.end()
         return read_story(self._folder / "run")
 
     def end(self) -> None:
         """End the agents, then the hub."""
-        for each in self._agents:
+        for each in self.agents:
             each.kill()
-        for each in self._agents:
-            each.join()
         self._hub.terminate()
         self._hub.wait()
-
-    def _wait_for_address(self) -> str:
-        until_s = time.monotonic() + ANSWER_S
-        while time.monotonic() < until_s and self._hub.poll() is None:
-            for event in self.events:
-                if event["event"] == "listening":
-                    return str(event["detail"])
-            time.sleep(0.05)
-        raise RuntimeError("the hub did not begin")
 
 
 @contextmanager
 def run_fleet(
-    model: MlpModel, learning_rate: float, members: Sequence[Member], *, quiet: bool = True
+    model: MlpModel, learning_rate: float, members: Sequence[Member], *, quiet: bool = True, more: str = ""
 ) -> Iterator[RealFleet]:
-    """Let a hub and its agents train until the block ends; agents are called `device-1` and so on."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    """Let a hub and its agents train until the block ends; `more` are lines of the hub's settings."""
+    with tempfile.TemporaryDirectory() as name, Children("benchmarks.agent_process") as children:
         text = SETTINGS.format(
-            run=folder / "run",
             quiet=str(quiet).lower(),
             model=model,
             hidden=list(model.hidden),
             learning_rate=learning_rate,
+            more=more,
         )
-        (folder / "hub.toml").write_text(text, encoding="utf-8")
-        fleet = RealFleet(folder)
+        Path(name, "hub.toml").write_text(text, encoding="utf-8")
+        fleet = RealFleet(Path(name), children)
         try:
-            fleet.start(members)
+            fleet.wait_until_listens()
+            for member in members:
+                fleet.start(member)
             yield fleet
         finally:
             fleet.end()
-
-
-@contextmanager
-def busy_loops(count: int) -> Iterator[None]:
-    """Keep this many cores busy until the block ends."""
-    with ExitStack() as stack:
-        for _ in range(count):
-            process = multiprocessing.get_context("spawn").Process(target=_spin, daemon=True)
-            process.start()
-            stack.callback(process.kill)
-        yield
-
-
-def _spin() -> None:
-    while True:
-        pass
-
-
-def run_agent(
-    address: str, number: int, data: Dataset, step_s: float, wrap: Callable[[Trainer], Trainer] | None
-) -> None:
-    """Train for the hub until killed, with steps of this time."""
-
-    def make_trainer(welcome: Welcome) -> Trainer:
-        trainer = read_plan(welcome.settings).make_trainer(data, number)
-        return PacedTrainer(wrap(trainer) if wrap else trainer, c_double(step_s))
-
-    threadpool_limits(1)  # a small device has few cores, and here many share them
-    identity = DeviceIdentity(f"device-{number + 1}", f"{number:032x}", 1)
-    agent = AgentRuntime(*agent_parts(make_trainer, identity=identity, hub=address, examples=len(data)))
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(agent.run())

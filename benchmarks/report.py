@@ -8,7 +8,7 @@ were taken on and are shown beside its description.
 import argparse
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -18,6 +18,9 @@ MEANINGLESS = ": a smoke run on tiny sizes, whose figures mean nothing"
 
 UNFIT = 2
 """The exit code of a benchmark that this machine cannot run, such as one without a GPU."""
+
+INTERRUPTED = 130
+"""The exit code of a shell's command that Ctrl-C ended."""
 
 NEED_HARDWARE = ("gpu",)
 """Benchmarks that may end so."""
@@ -37,14 +40,20 @@ class Results:
     figures: dict[str, Table] = field(default_factory=dict)
     targets: dict[str, float] = field(default_factory=dict)
 
-    def add(self, title: str, row: str, columns: Mapping[str, float]) -> None:
-        """Add columns to a row of a table of figures; both are made where they are missing."""
-        self.figures.setdefault(title, {}).setdefault(row, {}).update(columns)
+    def add(self, title: str, row: str, columns: Mapping[str, float], digits: int = 3) -> None:
+        """Add columns to a row of a table of figures, rounded; both are made where they are missing."""
+        rounded = {name: round(float(value), digits) for name, value in columns.items()}
+        self.figures.setdefault(title, {}).setdefault(row, {}).update(rounded)
+
+    def ratio(self, name: str, value: float, target: float | None = None) -> None:
+        """Add a ratio, and what it should reach."""
+        self.ratios[name] = round(value, 4)
+        if target is not None:
+            self.targets[name] = round(target, 4)
 
     def bound(self, name: str, measured: float, bound: float) -> None:
         """Add the ratio of a bound and what must not exceed it: 1 or more keeps it."""
-        self.ratios[name + BOUND] = round(bound / max(measured, 1e-9), 3)
-        self.targets[name + BOUND] = 1.0
+        self.ratio(name + BOUND, bound / max(measured, 1e-9), 1.0)
 
 
 class Form(StrEnum):
@@ -55,12 +64,38 @@ class Form(StrEnum):
     QUICK = "quick"
 
 
-def make_parser(description: str) -> argparse.ArgumentParser:
-    """Return a parser with the arguments that all benchmarks have; `form` is one of them."""
+def make_parser(description: str, parts: Iterable[str] = ()) -> argparse.ArgumentParser:
+    """Return a parser with the arguments of all benchmarks: `form`, and `part` if there are parts."""
     parser = argparse.ArgumentParser(description=description)
+    if names := list(parts):
+        parser.add_argument("--part", nargs="+", choices=names, default=names, help="only these [default: all]")
     parser.add_argument("--json", action="store_true", help="print one JSON object: machine, ratios, figures")
     add_forms(parser, Form.FULL)
     return parser
+
+
+def benchmark(
+    parser: argparse.ArgumentParser | str, parts: Iterable[str] = ()
+) -> Callable[[Callable[[argparse.Namespace, Results], None]], Callable[[], None]]:
+    """Make the `main` of a benchmark: it reads the arguments, measures, shows what it found, and enforces targets.
+
+    Instead of a parser a description will do.
+    """
+    parser = make_parser(parser, parts) if isinstance(parser, str) else parser
+
+    def decorate(measure: Callable[[argparse.Namespace, Results], None]) -> Callable[[], None]:
+        def main() -> None:
+            arguments, results = parser.parse_args(), Results()
+            try:
+                measure(arguments, results)
+            except KeyboardInterrupt:
+                sys.exit(INTERRUPTED)
+            show_results(results, arguments)
+            enforce_targets(results, arguments)
+
+        return main
+
+    return decorate
 
 
 def add_forms(parser: argparse.ArgumentParser, default: Form | str) -> None:

@@ -4,6 +4,7 @@ Run as `python -m benchmarks.rest`. In virtual time a quiet fleet stands beside 
 eight real agents learn digits on loopback, at full pace and quiet; in the end `edgeasync wake` wakes them.
 """
 
+import argparse
 import statistics
 import subprocess
 import sys
@@ -11,11 +12,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.pool import measure_in_processes
-from benchmarks.real_fleet import Member, RealFleet, run_fleet
-from benchmarks.report import Form, Results, enforce_targets, make_parser, show_results
-from benchmarks.rest_fleet import HOUR_S, RATES, Case, Change, Outcome, measure
-from benchmarks.simulated import DIGITS, split_digits
+from benchmarks.agent_process import Member
+from benchmarks.processes import measure_groups
+from benchmarks.real_fleet import RealFleet, run_fleet
+from benchmarks.report import Form, Results, benchmark
+from benchmarks.rest_fleet import HOUR_S, Case, Change, Outcome, measure
+from benchmarks.virtual_fleet import DIGITS, LEARNING_RATES, split_digits
 from edgeasync.data.partition import iid
 
 BYTES_SHARE_MAX = {"LAN": 0.01, "2 Mbit/s": 0.03}
@@ -55,23 +57,25 @@ EFFORTS = {
 def judge(data: str, effort: Effort, results: Results) -> None:
     """Compare quiet fleets with those at full pace, and hold them to the bars."""
     changes = [change for change in effort.changes if data == "digits" or change != "slowest"]
-    pairs = [(link, "nothing") for link in BYTES_SHARE_MAX] + [("LAN", change) for change in changes]
-    long = 2.0 if effort.wakes else effort.hours
-    cases = [
-        case
-        for link, change in pairs
-        for seed in effort.seeds
-        for case in (
-            Case(seed, data, link, quiet=False, change=change, hours=effort.hours),  # type: ignore[arg-type]
-            Case(seed, data, link, change=change, hours=long if change == "nothing" else effort.hours),  # type: ignore[arg-type]
-        )
+    pairs: list[tuple[str, Change]] = [(link, "nothing") for link in BYTES_SHARE_MAX] + [
+        ("LAN", change) for change in changes
     ]
-    cases += [Case(seed, data, change=change) for change in effort.wakes for seed in effort.seeds]
-    outcomes = iter(measure_in_processes(measure, cases, data))
+    long = 2.0 if effort.wakes else effort.hours
+    hours = effort.hours
+    cases: dict[tuple[str, str, bool], list[Case]] = {
+        (link, change, quiet): [
+            Case(seed, data, link, quiet, change=change, hours=long if quiet and change == "nothing" else hours)
+            for seed in effort.seeds
+        ]
+        for link, change in pairs
+        for quiet in (False, True)
+    }
+    cases |= {("LAN", one, True): [Case(seed, data, change=one) for seed in effort.seeds] for one in effort.wakes}
+    outcomes = measure_groups(measure, cases, data)
     for link, change in pairs:
-        found = [(next(outcomes), next(outcomes)) for _ in effort.seeds]
+        found = list(zip(outcomes[link, change, False], outcomes[link, change, True], strict=True))
         name = f"{data}, {link}" if change == "nothing" else f"{data}, {change}"
-        compare(name, found, effort.hours * HOUR_S, results)
+        compare(name, found, hours * HOUR_S, results)
         if change == "nothing" and effort.wakes:
             share = statistics.fmean(
                 quiet.sent(HOUR_S, 2 * HOUR_S) / (full.sent(*PLATEAU_S) * HOUR_S / (PLATEAU_S[1] - PLATEAU_S[0]))
@@ -80,8 +84,7 @@ def judge(data: str, effort: Effort, results: Results) -> None:
             results.add("quiet", name, {"second hour's bytes, share": share})
             results.bound(f"{name}: second hour's bytes", share, BYTES_SHARE_MAX[link])
     for change in effort.wakes:
-        runs = [next(outcomes) for _ in effort.seeds]
-        periods = [run.woke_s / run.period_s for run in runs]
+        periods = [run.woke_s / run.period_s for run in outcomes["LAN", change, True]]
         name = f"{data}, {change}"
         results.add("waking", name, {"periods, mean": statistics.fmean(periods), "longest": max(periods)})
         results.bound(f"{name}: periods until full pace", max(periods), PERIODS_MAX)
@@ -104,10 +107,10 @@ def judge_processes(full_s: float, quiet_s: float, results: Results) -> None:
     """Compare a quiet real fleet's bytes in the last quarter of its time with one at full pace, and wake it."""
     parts = iid(split_digits()[0], REAL_DEVICES, 0)
     members = [Member(part, REAL_STEP_S) for part in parts]
-    with run_fleet(DIGITS, RATES["digits"], members, quiet=False) as fleet:
+    with run_fleet(DIGITS, LEARNING_RATES["digits"], members, quiet=False) as fleet:
         time.sleep(LEARNT_S)
         pace = _bytes_per_s(fleet, full_s)
-    with run_fleet(DIGITS, RATES["digits"], members) as fleet:
+    with run_fleet(DIGITS, LEARNING_RATES["digits"], members) as fleet:
         time.sleep(0.75 * quiet_s)
         share = _bytes_per_s(fleet, 0.25 * quiet_s) / pace
         cadence = fleet.status["cadence"]
@@ -142,19 +145,14 @@ def _wake(fleet: RealFleet) -> float:
     return time.monotonic() - begun_s
 
 
-def main() -> None:
-    """Judge both data sets."""
-    parser = make_parser("What a quiet hub saves, and what it costs.")
-    parser.add_argument("--data", nargs="+", choices=("digits", "smartwatch"))
-    arguments = parser.parse_args()
+@benchmark("What a quiet hub saves, and what it costs.", ("digits", "smartwatch", "processes"))
+def main(arguments: argparse.Namespace, results: Results) -> None:
+    """Judge both data sets, then real processes."""
     effort = EFFORTS[arguments.form]
-    results = Results()
-    for data in arguments.data or effort.data:
+    for data in (one for one in effort.data if one in arguments.part):
         judge(data, effort, results)
-    if effort.real_s[0] and not arguments.data:
+    if effort.real_s[0] and "processes" in arguments.part:
         judge_processes(*effort.real_s, results)
-    show_results(results, arguments)
-    enforce_targets(results, arguments)
 
 
 if __name__ == "__main__":

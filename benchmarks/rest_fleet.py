@@ -12,29 +12,22 @@ from typing import Literal
 import numpy as np
 
 from benchmarks import smartwatch
-from benchmarks.simulated import BATCH, DIGITS, accuracy_of, split_digits
+from benchmarks.virtual_fleet import BATCH, DIGITS, LEARNING_RATES, Member, VirtualFleet, split_digits
 from edgeasync.core.arrays.hub_model import Snapshot
 from edgeasync.core.hub.events import Evaluated
 from edgeasync.core.hub.settings import HubCoreSettings, Limits
 from edgeasync.data.dataset import Batch, Dataset, batches
 from edgeasync.data.partition import iid
 from edgeasync.parameters import Vector
-from edgeasync.policies.optimizers import SGD
-from edgeasync.policies.policy import Policy
 from edgeasync.training.evaluation import NumpyEvaluator
-from edgeasync.training.gradient_trainer import GradientTrainer
 from edgeasync.training.numpy_models import Array, Labels, MlpModel
-from simulation.clock import VirtualClock
-from simulation.fleet import SimulatedDevice
 from simulation.hub import SimulatedHub
 from simulation.link import LinkProfile
-from simulation.training import SimulatedWorkload
 
 SPEEDS = (1.0, 1.0, 1.0, 1.0, 1.0, 3.0)
 STEP_S = 0.4
 """A local step of the fastest devices; at full pace a period is five of them, and the exchange."""
 
-RATES = {"digits": 0.1, "smartwatch": 0.05}
 TARGETS = {"digits": 0.95, "smartwatch": 0.84}
 SAMPLE_S = 5.0
 HOUR_S = 3600.0
@@ -85,7 +78,7 @@ class Outcome:
         return self.bytes_at[round(until_s / SAMPLE_S) - 1] - self.bytes_at[round(from_s / SAMPLE_S) - 1]
 
 
-class _EvaluatingHub(SimulatedHub):
+class EvaluatingHub(SimulatedHub):
     """A simulated hub with held-out data."""
 
     evaluator: NumpyEvaluator
@@ -117,55 +110,43 @@ class _Person:
         return loss
 
 
-class _Run:
-    """A fleet in virtual time, and what is done to it."""
+class _Run(VirtualFleet):
+    """A fleet, and what is done to it."""
+
+    hub: EvaluatingHub
 
     def __init__(self, case: Case) -> None:
-        self.case = case
-        self.outcome = Outcome()
-        self.clock = VirtualClock()
+        self.case, self.outcome = case, Outcome()
         self.people: list[_Person] = []
-        self.devices: list[SimulatedDevice] = []
-        self.model, parts, self._newcomer, self.held_out = _data(case)
-        self.hub = _EvaluatingHub(
-            self.clock,
-            spec=self.model.spec,
-            initial=self.model.initial(case.seed),
-            policy=Policy(),
-            settings=HubCoreSettings(
-                limits=Limits(updates_held_max=64, snapshots_max=64),
-                held_out=case.held_out,
-                quiet=case.quiet,
-            ),
-            seed=case.seed,
+        model, parts, self._newcomer, self.held_out = _data(case)
+        settings = HubCoreSettings(
+            limits=Limits(updates_held_max=64, snapshots_max=64), held_out=case.held_out, quiet=case.quiet
         )
-        self.hub.start()
-        self.hub.evaluator = NumpyEvaluator(self.model, self.held_out)
+        super().__init__(model, case.seed, settings=settings, make_hub=EvaluatingHub)
+        self.hub.evaluator = NumpyEvaluator(model, self.held_out)
         for part, speed in zip(parts, SPEEDS, strict=True):
-            self._add(part, speed)
+            self._join(part, speed)
 
     @property
     def resting(self) -> bool:
         """Whether the fleet rests."""
         return self.hub.core.policy_engine.pacing.rest.state.resting
 
-    def _add(self, part: Dataset, speed: float) -> None:
-        case, spec, number = self.case, self.model.spec, len(self.people)
-        person = _Person(self.model, part, 1000 * case.seed + number)
-        optimizer = (SGD(learning_rate=RATES[case.data]),)
-        rate = LINKS[case.link] * 4 * spec.length / MODEL_BYTES
-        device = SimulatedDevice(
-            self.hub,
-            f"device-{number + 1}",
-            GradientTrainer(spec, person.gradient, optimizer, iter(person)),
-            step_s=speed * STEP_S,
-            link=LinkProfile(rate, rate, 0.005),
-            workload=SimulatedWorkload(examples=len(part)),
-            seed=case.seed,
-        )
-        device.start()
+    def _join(self, part: Dataset, speed: float) -> None:
+        case = self.case
+        person = _Person(self.model, part, 1000 * case.seed + len(self.people))
+        rate = LINKS[case.link] * 4 * self.model.spec.length / MODEL_BYTES
         self.people.append(person)
-        self.devices.append(device)
+        self.add(
+            Member(
+                data=part,
+                learning_rate=LEARNING_RATES[case.data],
+                step_s=speed * STEP_S,
+                link=LinkProfile(rate, rate, 0.005),
+                stream=person,
+                gradient=person.gradient,
+            )
+        )
 
     def plan(self) -> None:
         """Arrange what changes."""
@@ -182,7 +163,7 @@ class _Run:
     def _change_data(self) -> None:
         self.outcome.period_s = self.hub.core.policy_engine.describe()["cadence"]["rest_period_s"]
         if self.case.change == "joins":
-            self._add(self._newcomer, 1.0)
+            self._join(self._newcomer, 1.0)
             return
         for person in self.people:
             person.labels = np.roll(np.arange(self.model.classes), 1)
@@ -190,8 +171,8 @@ class _Run:
     def sample(self, now_s: float) -> None:
         """Note how the fleet does."""
         outcome = self.outcome
-        outcome.accuracies.append(accuracy_of(self.model, self.hub.model, self.held_out))
-        outcome.bytes_at.append(sum(one.up.bytes_sent + one.down.bytes_sent for one in self.devices))
+        outcome.accuracies.append(self.accuracy(self.held_out))
+        outcome.bytes_at.append(self.bytes_sent)
         if outcome.accuracies[-1] >= TARGETS[self.case.data]:
             outcome.reached_s = min(outcome.reached_s, now_s)
         if now_s > CHANGE_S and not self.resting:
@@ -203,7 +184,7 @@ def measure(case: Case) -> Outcome:
     run = _Run(case)
     run.plan()
     for number in range(1, round(case.hours * HOUR_S / SAMPLE_S) + 1):
-        run.clock.run(lambda: False, number * SAMPLE_S)
+        run.run(number * SAMPLE_S)
         run.sample(number * SAMPLE_S)
     run.hub.core.check()
     return run.outcome

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -16,13 +15,10 @@ from typing import Any, Literal
 
 from benchmarks import surroundings
 from benchmarks.records import RESULTS, make_record, write_record
-from benchmarks.report import NEED_HARDWARE, UNFIT, Form, show_progress
+from benchmarks.report import INTERRUPTED, NEED_HARDWARE, UNFIT, Form, show_progress
 
 GRACE_S = 20.0
 """How long an interrupted benchmark may take to end its own processes and to remove its files."""
-
-INTERRUPTED = 130
-"""The exit code of a shell's command that Ctrl-C ended."""
 
 Outcome = Literal["measured", "missed a bound", "failed", "not for this machine"]
 
@@ -50,7 +46,7 @@ def run_all(names: Sequence[str], form: Form, folder: Path = RESULTS, *, root: P
 
 
 def run_one(name: str, form: Form, folder: Path, root: Path) -> Outcome:
-    """Run one benchmark, show its progress, and write its record if it has found something."""
+    """Run one benchmark, and write its record if it has found something."""
     before: dict[str, Any] = {
         "benchmark": name,
         "date": datetime.now(UTC).date().isoformat(),
@@ -85,18 +81,12 @@ def _run(name: str, flags: list[str], root: Path) -> tuple[int, str]:
     """
     with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", f"benchmarks.{name}", *flags],
-            cwd=root,
-            stdout=output,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
+            [sys.executable, "-m", f"benchmarks.{name}", *flags], cwd=root, stdout=output, start_new_session=True
         )
-        with _progress_shown(process, name) as silent, _ended(process):
+        with ended(process):
             try:
                 code = process.wait()
             except KeyboardInterrupt:
-                silent.set()
                 process.send_signal(signal.SIGINT)
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(GRACE_S)
@@ -106,7 +96,7 @@ def _run(name: str, flags: list[str], root: Path) -> tuple[int, str]:
 
 
 @contextmanager
-def _ended(process: "subprocess.Popen[str]") -> Iterator[None]:
+def ended(process: "subprocess.Popen[Any]") -> Iterator[None]:
     """Kill what is left of a process's session in the end."""
     try:
         yield
@@ -114,26 +104,3 @@ def _ended(process: "subprocess.Popen[str]") -> Iterator[None]:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-@contextmanager
-def _progress_shown(process: "subprocess.Popen[str]", name: str) -> Iterator[threading.Event]:
-    """Show what a process says on standard error, until the event that is yielded is set.
-
-    The thread that reads is not waited for long: a process that outlives the benchmark may hold the pipe open.
-    """
-    silent = threading.Event()
-
-    def show() -> None:
-        assert process.stderr is not None
-        with process.stderr as lines:
-            for line in lines:
-                if not silent.is_set():
-                    show_progress(f"  {name}: {line.rstrip()}")
-
-    reader = threading.Thread(target=show, daemon=True)
-    reader.start()
-    try:
-        yield silent
-    finally:
-        reader.join(1.0)

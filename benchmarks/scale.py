@@ -7,14 +7,18 @@ pushes; it has a figure of its own beside them, the flush. Then a real hub with 
 the same. It ends with exit code 1 if the core misses a bound.
 """
 
+import argparse
 import itertools
 import statistics
+import tempfile
 import time
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 
-from benchmarks.report import Form, Results, enforce_targets, make_parser, show_progress, show_results
-from benchmarks.scale_sockets import measure_sockets
+from benchmarks.hub_bench import HubBench
+from benchmarks.hub_process import serve_probed_hub
+from benchmarks.report import Form, Results, benchmark, show_progress
 from edgeasync.core.hub.effects import Assign, Fold, SendToDevice
 from edgeasync.core.hub.events import Folded, HubEvent, HubReceived, PushArrived, Ticked
 from edgeasync.core.hub.hub_core import HubCore
@@ -25,7 +29,10 @@ from edgeasync.policies.policy import Policy
 from edgeasync.protocol.messages import Fetch, Hello, ModelVersion, Ping, Push, Welcome
 
 LINEAGE = "00c0ffee00c0ffee"
-SPEC = ParameterSpec((Parameter("weights", (1000,)),))
+LENGTH = 1000
+"""Values of the model: 4 KB."""
+
+SPEC = ParameterSpec((Parameter("weights", (LENGTH,)),))
 PERIOD_S = 1.0
 """The time from one exchange of a device to its next."""
 
@@ -42,12 +49,8 @@ ROUNDS = {Form.FULL: 20, Form.SHORT: 8, Form.QUICK: 3}
 EVENTS_MIN = 4000
 
 
-@dataclass(frozen=True)
-class Costs:
-    """Microseconds of an event of each kind, the usual one and the slowest."""
-
-    usual: dict[str, float]
-    slowest: dict[str, float]
+Costs = dict[str, tuple[float, float]]
+"""Microseconds of an event of each kind, the usual one and the slowest."""
 
 
 class Bench:
@@ -117,24 +120,97 @@ def measure(devices: int, rounds: int) -> Costs:
         if sequence == 1:
             bench.times_s = {kind: times for kind, times in bench.times_s.items() if kind in ("join", "fetch")}
     bench.core.check()
-    return Costs(
-        {kind: 1e6 * statistics.fmean(times) for kind, times in bench.times_s.items()},
-        {kind: 1e6 * max(times) for kind, times in bench.times_s.items()},
-    )
+    return {kind: (1e6 * statistics.fmean(times), 1e6 * max(times)) for kind, times in bench.times_s.items()}
 
 
 def add(results: Results, name: str, costs: Costs) -> None:
     """Add a fleet's row to both tables."""
-    usual = {f"{kind}, us": round(microseconds, 1) for kind, microseconds in costs.usual.items()}
-    slowest = {f"{kind}, ms": round(microseconds / 1e3, 2) for kind, microseconds in costs.slowest.items()}
-    results.add("the core alone, mean", name, usual)
-    results.add("the core alone, slowest", name, slowest)
+    for kind, (usual, slowest) in costs.items():
+        results.add("the core alone, mean", name, {f"{kind}, us": usual})
+        results.add("the core alone, slowest", name, {f"{kind}, ms": slowest / 1e3})
 
 
-def main() -> None:
+PINGS_PER_S = 2000.0
+"""Of all devices together, however many they are: only so can the cost of a ping be compared."""
+
+BEYOND_S = 3.0
+"""How much longer devices push: they must not leave before the hub is asked at the end, and it may be busy."""
+
+PUSHING_PROCESSES = 4
+SERVE = partial(serve_probed_hub, policy=Policy(), time_events=True)
+
+
+@dataclass(frozen=True)
+class Sockets:
+    """How many connections, how long a pause before the measurement, and how long that takes."""
+
+    connections: tuple[int, ...]
+    settle_s: float
+    seconds: float
+
+
+SOCKETS = {
+    Form.FULL: Sockets((20, 200, 2000), 2.0, 15.0),
+    Form.SHORT: Sockets((20, 200, 2000), 1.0, 3.0),
+    Form.QUICK: Sockets((20,), 0.1, 0.5),
+}
+
+
+def measure_pings(connections: int, effort: Sockets, bench: HubBench) -> dict[str, float]:
+    """Let devices join and then only ping; return the columns of the table."""
+    before, begun_s = bench.hub.ask(), time.monotonic()
+    bench.join(0, connections, heartbeat_s=connections / PINGS_PER_S)
+    joined_s, joined = time.monotonic() - begun_s, bench.hub.ask()
+    time.sleep(effort.settle_s)
+    cpu_s, looked, columns = bench.look(effort.seconds, connections)
+    return {
+        "all joined, s": joined_s,
+        "hub CPU a join, us": 1e6 * (joined.cpu_s - before.cpu_s) / connections,
+        "hub CPU a ping, us": 1e6 * cpu_s / max(1, looked.pings),
+        "pings per second": looked.pings / effort.seconds,
+        "slowest event, ms": looked.slowest_event_ms,
+        **columns,
+    }
+
+
+def measure_pushes(connections: int, effort: Sockets, bench: HubBench) -> dict[str, float]:
+    """Let devices join and push as soon as they are answered; return the columns of the table."""
+    devices = bench.exchange(connections, PUSHING_PROCESSES, effort.settle_s, effort.seconds + BEYOND_S)
+    time.sleep(effort.settle_s)
+    cpu_s, looked, columns = bench.look(effort.seconds, connections)
+    for child in devices:
+        child.hear()
+    return {
+        "hub CPU a push, us": 1e6 * cpu_s / max(1, looked.pushes),
+        "pushes per second": looked.pushes / effort.seconds,
+        "slowest event, ms": looked.slowest_event_ms,
+        **columns,
+    }
+
+
+def measure_sockets(form: Form, results: Results) -> None:
+    """Measure hubs with more and more connections, each with a new hub for pings and for pushes."""
+    effort = SOCKETS[form]
+    pushes: dict[int, float] = {}
+    for connections in effort.connections:
+        name = f"{connections:,} connections"
+        show_progress(f"{name}: {effort.seconds:g} s of pings, {effort.seconds:g} s of pushes")
+        for title, measure in (
+            ("joins and pings, real sockets", measure_pings),
+            ("pushes of 4 KB, real sockets", measure_pushes),
+        ):
+            with tempfile.TemporaryDirectory() as folder, HubBench(LENGTH, folder, SERVE) as bench:
+                columns = measure(connections, effort, bench)
+            results.add(title, name, columns)
+        pushes[connections] = columns["hub CPU a push, us"]
+    fewest, most = min(pushes), max(pushes)
+    ratio = pushes[fewest] / pushes[most]
+    results.ratio(f"real sockets: hub CPU a push, {fewest} connections over {most:,}", ratio)
+
+
+@benchmark("What a message costs the hub as the fleet grows.")
+def main(arguments: argparse.Namespace, results: Results) -> None:
     """Measure fleets of growing size, in the core alone and through real sockets."""
-    arguments = make_parser("What a message costs the hub as the fleet grows.").parse_args()
-    results = Results()
     prepare_for_service()
     found = {}
     for devices in DEVICES[arguments.form]:
@@ -142,14 +218,12 @@ def main() -> None:
         found[devices] = measure(devices, ROUNDS[arguments.form])
         add(results, f"{devices:,} devices", found[devices])
     most = max(found)
-    results.bound("push at 20 devices, us", found[20].usual["push"], PUSH_US_MAX)
-    results.bound(
-        f"push at {most:,} over 20 devices", found[most].usual["push"] / found[20].usual["push"], GROWTH_MAX
-    )
-    results.bound(f"slowest event at {most:,}, ms", max(found[most].slowest.values()) / 1e3, SLOWEST_MS_MAX)
+    (few_us, _), (many_us, _) = (found[devices]["push"] for devices in (20, most))
+    results.bound("push at 20 devices, us", few_us, PUSH_US_MAX)
+    results.bound(f"push at {most:,} over 20 devices", many_us / few_us, GROWTH_MAX)
+    slowest_us = max(slowest for _, slowest in found[most].values())
+    results.bound(f"slowest event at {most:,}, ms", slowest_us / 1e3, SLOWEST_MS_MAX)
     measure_sockets(arguments.form, results)
-    show_results(results, arguments)
-    enforce_targets(results, arguments)
 
 
 if __name__ == "__main__":

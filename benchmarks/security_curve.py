@@ -4,9 +4,9 @@ Run as `python -m benchmarks.security_curve`. One client pushes messages with a 
 is answered by a small one. It ends with exit code 1 if encryption takes more of the processor than its bounds.
 """
 
+import argparse
 import asyncio
 import itertools
-import multiprocessing
 import statistics
 import threading
 import time
@@ -17,8 +17,8 @@ from typing import Any
 import uvloop
 import zmq
 
-from benchmarks.children import PATIENCE_S, Child
-from benchmarks.report import Form, Results, enforce_targets, make_parser, show_progress, show_results
+from benchmarks.processes import PATIENCE_S, Children
+from benchmarks.report import Form, Results, benchmark, show_progress
 from edgeasync.durable.keys import KeyPair
 from edgeasync.net.channel import Channel
 from edgeasync.net.curve import FRAME_BYTES, serve_keys, use_keys
@@ -163,14 +163,17 @@ def serve(name: str, case: Case, counted: int, keys: tuple[bytes, bytes] | None,
     pipe.send(meter.turn)
 
 
-def push(address: str, case: Case, messages: int, hub: bytes | None, secret: bytes) -> None:
-    """Run the client as a process: send the messages, `window` of them ahead of the answers."""
+def push(address: str, case: Case, messages: int, keys: tuple[bytes, bytes] | None, _: object) -> None:
+    """Run the client as a process: send the messages, `window` of them ahead of the answers.
+
+    `keys` are its own secret one and the server's public one.
+    """
     context = zmq.Context()
     dealer = context.socket(zmq.DEALER)
     dealer.set(zmq.LINGER, 0)
     dealer.set(zmq.RCVTIMEO, int(1000 * PATIENCE_S))
-    if hub is not None:
-        use_keys(dealer, KeyPair.of(secret), hub)
+    if keys is not None:
+        use_keys(dealer, KeyPair.of(keys[0]), keys[1])
     dealer.connect(address)
     payload = bytes(case.payload_bytes)
     for number in range(messages + case.window):
@@ -184,18 +187,13 @@ def push(address: str, case: Case, messages: int, hub: bytes | None, secret: byt
 
 def measure(name: str, case: Case, form: Form, *, keys: bool) -> Turn:
     """Give a server its turn."""
-    processes = multiprocessing.get_context("spawn")
     hub, client, counted = KeyPair.make(), KeyPair.make(), case.messages[form]
     total = max(1, int(WARM_UP * counted)) + counted
-    given = (hub.secret, client.public) if keys else None
-    server = Child(processes, serve, name, case, counted, given)
-    address = server.hear()
-    public = hub.public if keys else None
-    pusher = processes.Process(target=push, args=(address, case, total, public, client.secret), daemon=True)
-    pusher.start()
-    turn = server.hear()
-    for process in (server.process, pusher):
-        process.join(PATIENCE_S)
+    with Children() as children:
+        server = children.start(serve, name, case, counted, (hub.secret, client.public) if keys else None)
+        address = server.hear()
+        children.start(push, address, case, total, (client.secret, hub.public) if keys else None)
+        turn = server.hear()
     assert isinstance(turn, Turn)
     return turn
 
@@ -217,21 +215,16 @@ def measure_case(case: Case, form: Form, results: Results) -> None:
     share = rate["channel", True] / rate["channel", False]
     if case.payload_bytes == MIB:
         results.bound("CPU of encryption, a MiB", more_us / 1e3, CPU_MS_PER_MIB_MAX)
-        results.ratios["1 MiB: messages under CURVE over plain"] = round(share, 3)
     else:
         results.bound("CPU of encryption, a message of 4 KiB", more_us, CPU_US_PER_MESSAGE_MAX)
-        results.ratios["4 KiB: messages under CURVE over plain"] = round(share, 3)
-        results.targets["4 KiB: messages under CURVE over plain"] = SHARE_OF_MESSAGES_MIN
+        results.ratio("4 KiB: messages under CURVE over plain", share, SHARE_OF_MESSAGES_MIN)
 
 
-def main() -> None:
+@benchmark("What encryption costs a hub.")
+def main(arguments: argparse.Namespace, results: Results) -> None:
     """Measure and show."""
-    arguments = make_parser("What encryption costs a hub.").parse_args()
-    results = Results()
     for case in CASES:
         measure_case(case, arguments.form, results)
-    show_results(results, arguments)
-    enforce_targets(results, arguments)
 
 
 if __name__ == "__main__":

@@ -6,19 +6,122 @@ exchanges, and no device may be lost. The hub's loop must wake in time, its memo
 `edgeasync hub --check` prints, and memory and files come back within a minute.
 """
 
+import argparse
+import asyncio
 import tempfile
 import time
+from collections import Counter
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
-from benchmarks.children import Child, Children
-from benchmarks.processes import resident_bytes
-from benchmarks.report import Form, Results, enforce_targets, make_parser, show_progress, show_results
-from benchmarks.security_floods_flooders import ENROLLED, FLOODS, NAME, Target, run_flood
-from benchmarks.security_floods_processes import Seen, run_devices, run_hub
+import uvloop
+
+from benchmarks.agent_process import Waits
+from benchmarks.hub_process import ADDRESS, Looked, allow_many_files, make_hub, make_spec, run_probed
+from benchmarks.processes import Child, Children, resident_bytes
+from benchmarks.report import Form, Results, benchmark, show_progress
+from benchmarks.security_floods_flooders import ENROLLED, FLOODS, LENGTH, NAME, Target, run_flood
+from edgeasync.config import FilePath
+from edgeasync.core.device.effects import DeviceReport
+from edgeasync.core.hub.effects import HubReport
+from edgeasync.core.hub.settings import Limits, Liveness
 from edgeasync.durable.device_keys import DeviceKeys
+from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.durable.keys import HubKeys, KeyPair
+from edgeasync.policies.aggregation import ImmediateAggregator
+from edgeasync.policies.frequency import FixedFrequency
+from edgeasync.policies.optimizers import SGD
+from edgeasync.policies.policy import Policy
+from edgeasync.runtime.agent import AgentRuntime
+from edgeasync.runtime.hub_settings import HubSection, RunSettings
+from tests.support.parts.agents import agent_parts
+
+POLICY = Policy(aggregate=ImmediateAggregator(), optimizer=(SGD(),), frequency=FixedFrequency(local_steps=1))
+DEVICES_MAX = 1_000
+STEP_S = 0.98
+"""One exchange a second, and a little for the exchange."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the hub's process has seen since the last question."""
+
+    lag_p99_ms: float
+    lag_max_ms: float
+    lost: int
+    live: int
+    denied: dict[str, int]
+
+
+def run_hub(run: str, keys: str, pipe: "Connection[Any, None]") -> None:
+    """Run a hub with keys; send the most memory it may need and its address, then what it has seen when asked."""
+    allow_many_files()
+    lost: Counter[str] = Counter()
+
+    def note(report: HubReport) -> None:
+        if report.event == "listening":
+            pipe.send(most_bytes)
+        lost[report.device_id] += report.event == "lost" and report.device_id.startswith("honest")
+
+    settings = RunSettings(
+        hub=HubSection(bind=ADDRESS, keys=FilePath(keys)),
+        policy=POLICY,
+        limits=Limits(devices_max=DEVICES_MAX),
+        liveness=Liveness(heartbeat_s=2.0, lease_s=6.0),
+    )
+    hub = make_hub(LENGTH, run, pipe, settings, note)
+    most_bytes = sum(part.nbytes for part in hub.most_memory())
+
+    def describe(looked: Looked) -> Seen:
+        members = hub.core.members.members
+        live = sum(member.live and name.startswith("honest") for name, member in members.items())
+        seen = Seen(looked.lag_p99_ms, looked.lag_max_ms, lost.total(), live, hub.describe()["denied"])
+        lost.clear()
+        return seen
+
+    run_probed(hub.run, pipe, describe)
+
+
+def run_devices(folder: str, names: tuple[str, ...], pipe: "Connection[Any, Any]") -> None:
+    """Run agents with keys; tell when all have had an answer, and then how many answers there were when asked."""
+
+    async def serve() -> None:
+        loop = asyncio.get_running_loop()
+        answered: Counter[str] = Counter()
+        everybody = asyncio.Event()
+
+        def note(name: str, report: DeviceReport) -> None:
+            answered[name] += report.event == "answered"
+            if len(+answered) == len(names) and not everybody.is_set():
+                everybody.set()
+                pipe.send(None)
+
+        def answer() -> None:
+            pipe.recv()
+            pipe.send(answered.total())
+
+        loop.add_reader(pipe.fileno(), answer)
+        spec = make_spec(LENGTH)
+        agents = [
+            AgentRuntime(
+                *agent_parts(
+                    lambda _: Waits(spec, STEP_S, 0.001),
+                    identity=DeviceIdentity(name, f"{number + 1:032x}", 1),
+                    keys=DeviceKeys(Path(folder) / name),
+                ),
+                on_report=lambda report, name=name: note(name, report),  # type: ignore[misc]
+            )
+            for number, name in enumerate(names)
+        ]
+        async with asyncio.TaskGroup() as group:
+            for agent in agents:
+                group.create_task(agent.run())
+                await asyncio.sleep(1.0 / len(agents))  # so that they exchange evenly over the second
+
+    uvloop.run(serve())
+
 
 DEVICES = 20
 KEPT_MIN = 0.8
@@ -52,7 +155,7 @@ class Bench(Children):
     """A hub, its honest devices, and a flooder now and then."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__("benchmarks.security_floods_processes", "benchmarks.security_floods_flooders")
+        super().__init__("benchmarks.security_floods", "benchmarks.security_floods_flooders")
         self._folder = folder
 
     def __enter__(self) -> Self:
@@ -63,7 +166,7 @@ class Bench(Children):
         for name in names:
             keys.allow(name, "device", DeviceKeys(self._folder / name).own().public)
         self._hub = self.start(run_hub, str(self._folder / "run"), str(keys.folder))
-        self.address, self.most_bytes = self._hub.hear()
+        self.most_bytes, self.address = self._hub.hear(), self._hub.hear()
         for name in names:
             DeviceKeys(self._folder / name).know(keys.pair().public, (self.address,), name)
         self._target = Target(self.address, keys.pair().public, pair.secret)
@@ -73,14 +176,14 @@ class Bench(Children):
 
     def watch(self, seconds: float) -> tuple[float, int, Seen]:
         """Return exchanges a second, the most memory, and what the hub has seen in the meantime."""
-        self._ask_hub()
-        before, begin_s = self._answered(), time.monotonic()
+        self._hub.ask()
+        before, begin_s = self._devices.ask(), time.monotonic()
         most = 0
         while time.monotonic() < begin_s + seconds:
             most = max(most, self.memory())
             time.sleep(LOOK_S)
-        rate = (self._answered() - before) / (time.monotonic() - begin_s)
-        return rate, most, self._ask_hub()
+        rate = (self._devices.ask() - before) / (time.monotonic() - begin_s)
+        return rate, most, self._hub.ask()
 
     def flood(self, name: str) -> Child:
         """Begin a flood; kill it to end it."""
@@ -105,14 +208,6 @@ class Bench(Children):
             time.sleep(LOOK_S)
         return time.monotonic() - begin_s
 
-    def _answered(self) -> int:
-        return int(self._devices.ask())
-
-    def _ask_hub(self) -> Seen:
-        seen = self._hub.ask()
-        assert isinstance(seen, Seen)
-        return seen
-
 
 def measure(effort: Effort, results: Results) -> None:
     """Measure a quiet time, then each flood."""
@@ -131,12 +226,10 @@ def measure(effort: Effort, results: Results) -> None:
             flooder.kill()
             back_s = bench.back_s(nbytes, files)
             denied = sum(seen.denied.values()) - before
-            rest = {"back after, s": round(back_s, 1), "denied": float(denied)}
+            rest = {"back after, s": back_s, "denied": denied}
             results.add("floods", name, _columns(rate, usual, seen, most) | rest)
-            results.ratios[f"{name}: exchanges kept"] = round(rate / usual, 3)
-            results.targets[f"{name}: exchanges kept"] = KEPT_MIN
-            results.ratios[f"{name}: devices that were not lost"] = 1.0 - seen.lost / DEVICES
-            results.targets[f"{name}: devices that were not lost"] = 1.0
+            results.ratio(f"{name}: exchanges kept", rate / usual, KEPT_MIN)
+            results.ratio(f"{name}: devices that were not lost", 1.0 - seen.lost / DEVICES, 1.0)
             results.bound(f"{name}: loop lag p99", seen.lag_p99_ms, LAG_BOUND_MS)
             results.bound(f"{name}: memory", most, bench.most_bytes)
             results.bound(f"{name}: memory and files back", back_s, BACK_S)
@@ -144,7 +237,7 @@ def measure(effort: Effort, results: Results) -> None:
 
 
 def _columns(rate: float, usual: float, seen: Seen, most: int) -> dict[str, float]:
-    columns = {
+    return {
         "exchanges/s": rate,
         "kept, %": 100.0 * rate / usual,
         "lost": seen.lost,
@@ -153,16 +246,12 @@ def _columns(rate: float, usual: float, seen: Seen, most: int) -> dict[str, floa
         "lag max, ms": seen.lag_max_ms,
         "memory, MiB": most / 2**20,
     }
-    return {column: round(value, 3) for column, value in columns.items()}
 
 
-def main() -> None:
+@benchmark("What floods take from twenty honest devices.")
+def main(arguments: argparse.Namespace, results: Results) -> None:
     """Measure and show."""
-    arguments = make_parser("What floods take from twenty honest devices.").parse_args()
-    results = Results()
     measure(EFFORTS[arguments.form], results)
-    show_results(results, arguments)
-    enforce_targets(results, arguments)
 
 
 if __name__ == "__main__":

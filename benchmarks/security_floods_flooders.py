@@ -12,14 +12,15 @@ from typing import Any
 import msgspec
 import zmq
 
-from benchmarks.exchange_servers import make_spec
-from benchmarks.idle_processes import allow_many_files
-from benchmarks.security_floods_processes import LENGTH
+from benchmarks.hub_process import allow_many_files, make_spec
 from edgeasync.durable.keys import KeyPair
 from edgeasync.net.curve import use_keys
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Fetch, Hello, ModelVersion, Push, StatusRequest, Welcome
 from tests.support.security import zmtp
+
+LENGTH = 250_000
+"""A model of 1 MB."""
 
 SHARE = 0.5
 """Of a core."""

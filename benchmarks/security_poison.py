@@ -1,14 +1,20 @@
-"""What two hostile keys of ten do to a fleet, by what they send and what they say of it.
+"""What two hostile keys of ten do to a fleet, and devices whose data are spoilt; and whom the hub warns of.
 
-Run as `python -m benchmarks.security_poison`. Simulated fleets learn digits in virtual time; all runs are drawn
-from seeds. The bars: a hub that has `admitted` its devices loses at most 6 points against a fleet without hostile
+Run as `python -m benchmarks.security_poison`. Simulated fleets learn in virtual time; all runs are drawn from
+seeds. The bars: a hub that has `admitted` its devices loses at most 6 points against a fleet without hostile
 keys and never ends under 85 %, one that is `open` loses at most 3. Of the attacks that are long, not finite, or on
 labels that mean nothing, each hostile device is warned of before any honest one and within 30 of its own
 exchanges, in 14 of 15 runs. An operator who excludes whom the hub warns of ends within 1 point of the fleet
 without hostile keys. Without keys, hostile machines with many names are held to no bar.
 
-The two attacks that cost most also run on real processes, alone and beside two busy loops, by the bars of
-`admitted`.
+Spoilt devices say the truth, of data that mean nothing: shuffled labels, labels off by one, inputs a thousand
+times too large, a constant input, or one label for all, for one or two of ten. Each is warned of within 30
+exchanges of its own in 14 of 15 runs. If it is excluded then, the fleet ends within 2 points of one without it. A
+flipped axis of a smartwatch is held to no bar: everybody wore the watch on both arms, which mirrors that axis. On
+clean data at most one device is warned of in all runs of 200 exchanges.
+
+The two attacks that cost most, and shuffled labels, also run on real processes, alone and beside two busy loops,
+by the bars of `admitted`.
 """
 
 import argparse
@@ -17,19 +23,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks import real_fleet
-from benchmarks.report import Form, Results, enforce_targets, make_parser, show_progress, show_results
+from benchmarks.processes import measure_groups
+from benchmarks.report import Form, Results, benchmark, make_parser, show_progress
 from benchmarks.security_poison_fleet import (
     ATTACKS,
+    BAD,
     CLAIMS,
+    DATA,
+    FAULTS,
+    FLIPPED,
+    GONE,
+    HARDEST,
     NEVER,
     POLICIES,
     SHUFFLED,
+    SMARTWATCH,
     UPDATES,
     Case,
     Outcome,
-    measure_all,
+    measure,
+    measure_attack,
 )
-from benchmarks.security_poison_processes import HARDEST, measure_attack
 
 POINTS_LOST_MAX = {"admitted": 6.0, "open": 3.0}
 POINTS_LOST_OBEYED_MAX = 1.0
@@ -44,23 +58,35 @@ NAMES = 50
 
 LEAST = 0.01
 CLEAN = "without hostile keys"
-PARTS = ("simulated", "processes")
+PARTS = ("simulated", "processes", "clean", "spoilt")
+UNBOUND = "digits, Dirichlet 0.1"
+"""There a spoilt device may have only one class, and then some faults are none: its figures are printed."""
+
+SPOILT_POINTS_MAX = 2.0
+WARNED_CLEAN_MAX = 1
 
 
 @dataclass(frozen=True)
 class Effort:
-    """Which attacks and claims, with which seeds, for how many updates."""
+    """Which attacks and claims, and which data with which faults, with which seeds, for how many updates.
+
+    Updates are of honest devices: under attack, beside spoilt devices, and where all data are clean.
+    """
 
     attacks: tuple[str, ...]
     claims: tuple[str, ...]
+    data: tuple[str, ...]
+    faults: tuple[str, ...]
     seeds: range
-    updates: int
+    updates: tuple[int, int, int]
 
 
+UNDER_ATTACK = (*ATTACKS, SHUFFLED)
+LONG = (UPDATES, 1500, 2000)
 EFFORTS = {
-    Form.FULL: Effort(tuple(ATTACKS), tuple(CLAIMS), range(1, 16), UPDATES),
-    Form.SHORT: Effort(tuple(ATTACKS), ("true", "good"), range(1, 3), UPDATES),
-    Form.QUICK: Effort(("flip",), ("true",), range(1, 2), 20),
+    Form.FULL: Effort(UNDER_ATTACK, tuple(CLAIMS), DATA, tuple(FAULTS), range(1, 16), LONG),
+    Form.SHORT: Effort(UNDER_ATTACK, ("true", "good"), ("digits", SMARTWATCH), tuple(FAULTS), range(1, 3), LONG),
+    Form.QUICK: Effort(("flip",), ("true",), ("digits",), ("one class",), range(1, 2), (20, 20, 20)),
 }
 
 
@@ -82,7 +108,7 @@ def note(title: str, row: str, clean: float, outcomes: list[Outcome], results: R
         "honest warned of": float(sum(outcome.honest_warned for outcome in outcomes)),
         "rollbacks": float(sum(outcome.rollbacks for outcome in outcomes)),
     }
-    results.add(title, row, {name: round(value, 3) for name, value in columns.items()})
+    results.add(title, row, columns)
 
 
 def is_warned(outcome: Outcome) -> bool:
@@ -92,7 +118,7 @@ def is_warned(outcome: Outcome) -> bool:
 
 def judge(name: str, effort: Effort, results: Results) -> None:
     """Measure a policy without hostile keys and under every attack, and hold it to its bars."""
-    policy, updates = POLICIES[name], effort.updates
+    policy, updates = POLICIES[name], effort.updates[0]
     rows = {CLEAN: [Case(policy, seed, updates=updates) for seed in effort.seeds]}
     for attack in effort.attacks:
         for claims in effort.claims:
@@ -105,9 +131,7 @@ def judge(name: str, effort: Effort, results: Results) -> None:
                 Case(policy, seed, attack, names=NAMES, keyed=False, updates=updates) for seed in effort.seeds
             ]
             rows[f"{attack}, {NAMES} names without keys"] = names
-    outcomes = iter(measure_all([case for cases in rows.values() for case in cases], name))
-    found = {row: [next(outcomes) for _ in cases] for row, cases in rows.items()}
-    note_all(name, name, found, results)
+    note_all(name, name, measure_groups(measure, rows, name), results)
 
 
 def judge_processes(attacks: Sequence[str], effort: real_fleet.Effort, results: Results) -> None:
@@ -139,36 +163,83 @@ def note_all(title: str, trust: str, found: Mapping[str, list[Outcome]], results
             results.bound(f"{title}: {what} at worst ({worst})", max(of_kind[worst], LEAST), most)
     if trust == "admitted":
         accuracies = [one.accuracy for row, runs in found.items() if "says" in row for one in runs]
-        results.ratios[f"{title}: lowest accuracy over 85 %"] = round(100.0 * min(accuracies) / ACCURACY_MIN, 3)
-        results.targets[f"{title}: lowest accuracy over 85 %"] = 1.0
+        results.ratio(f"{title}: lowest accuracy over 85 %", 100.0 * min(accuracies) / ACCURACY_MIN, 1.0)
     for attack in WARNED_OF:
         if f"{attack}, says true" in found:
             runs = found[f"{attack}, says true"]
             share = f"{title}, {attack}: runs in which the hostile are warned of in time"
-            results.ratios[share] = round(sum(map(is_warned, runs)) / len(runs), 3)
-            results.targets[share] = round(RUNS_MIN, 3)
+            results.ratio(share, sum(map(is_warned, runs)) / len(runs), round(RUNS_MIN, 3))
 
 
-def parse() -> argparse.Namespace:
-    """Return the arguments."""
-    parser = make_parser("What hostile keys do to a fleet.")
-    parser.add_argument("--trust", nargs="+", choices=POLICIES, default=list(POLICIES))
-    parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS))
-    return parser.parse_args()
+def judge_clean(effort: Effort, results: Results) -> None:
+    """Count the devices that are warned of on clean data."""
+    policy, updates, count = POLICIES["admitted"], effort.updates[2], 0
+    cases = {
+        data: [Case(policy, seed, data=data, updates=updates) for seed in effort.seeds] for data in effort.data
+    }
+    for data, found in measure_groups(measure, cases, "clean").items():
+        warned = sum(one.honest_warned for one in found)
+        results.add("clean", data, {"accuracy, %": mean_accuracy(found), "devices warned of": warned})
+        count += warned
+    results.bound("clean: devices warned of in all runs", max(1, count), WARNED_CLEAN_MAX)
 
 
-def main() -> None:
+def judge_spoilt(effort: Effort, results: Results) -> None:
+    """Measure equal devices of which one or two of ten are spoilt, against the same fleets without those."""
+    rows = [
+        (data, bad, fault)
+        for data in effort.data
+        for bad in (1, BAD)
+        for fault in (GONE, *effort.faults)
+        if fault != FLIPPED or data == SMARTWATCH
+    ]
+    policy, updates = POLICIES["admitted"], effort.updates[1]
+    cases = {
+        (*row, obeys): [
+            Case(policy, seed, row[2], data=row[0], bad=row[1], obeys=obeys, updates=updates)
+            for seed in effort.seeds
+        ]
+        for row in rows
+        for obeys in (False, True)
+    }
+    outcomes = measure_groups(measure, cases, "spoilt devices")
+    for data, bad, fault in rows:
+        found, obeyed = (outcomes[data, bad, fault, obeys] for obeys in (False, True))
+        if fault == GONE:
+            without = mean_accuracy(found)
+            continue
+        row, lost_obeyed = f"{data}, {fault}, {bad}", without - mean_accuracy(obeyed)
+        columns = {
+            "warned of after, median": statistics.median(one.warned for one in found),
+            "at worst": max(one.warned for one in found),
+            "honest warned of": sum(one.honest_warned for one in found),
+            "lost, points": without - mean_accuracy(found),
+            "lost with the order given": lost_obeyed,
+        }
+        results.add("spoilt", row, columns)
+        if data != UNBOUND and fault != FLIPPED:
+            soon = [one.warned <= WARNED_WITHIN for one in found]
+            results.ratio(f"{row}: runs in which it is warned of soon", sum(soon) / len(soon), RUNS_MIN)
+            results.bound(f"{row}: points lost with the order given", max(LEAST, lost_obeyed), SPOILT_POINTS_MAX)
+
+
+PARSER = make_parser("What hostile keys do to a fleet.", PARTS)
+PARSER.add_argument("--trust", nargs="+", choices=POLICIES, default=list(POLICIES))
+
+
+@benchmark(PARSER)
+def main(arguments: argparse.Namespace, results: Results) -> None:
     """Judge the policies."""
-    arguments = parse()
-    results = Results()
     if "simulated" in arguments.part:
         for name in arguments.trust:
             judge(name, EFFORTS[arguments.form], results)
     if "processes" in arguments.part:
         attacks = HARDEST[:1] if arguments.form == Form.QUICK else HARDEST
         judge_processes(attacks, real_fleet.EFFORTS[arguments.form], results)
-    show_results(results, arguments)
-    enforce_targets(results, arguments)
+    if "clean" in arguments.part:
+        judge_clean(EFFORTS[arguments.form], results)
+    if "spoilt" in arguments.part:
+        judge_spoilt(EFFORTS[arguments.form], results)
 
 
 if __name__ == "__main__":

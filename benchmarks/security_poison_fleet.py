@@ -1,47 +1,54 @@
 """A simulated fleet in which some keys are hostile: what they send, what they say of it, and what becomes of it.
 
-Ten keys learn digits in virtual time, with their own cores and real encoded frames. A hostile device trains as the
-others do and then changes its update, so that it knows how long an honest one is.
+Ten keys learn in virtual time, with their own cores and real encoded frames. A hostile device trains as others do
+and then changes its update, so that it knows how long an honest one is. A spoilt one has data that mean nothing.
 """
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 import msgspec
 import numpy as np
 
-from benchmarks.pool import measure_in_processes
-from benchmarks.simulated import BATCH, DIGITS, LIVENESS, accuracy_of, split_digits
+from benchmarks import smartwatch
+from benchmarks.agent_process import Member as RealMember
+from benchmarks.processes import busy_loops
+from benchmarks.real_fleet import run_fleet
+from benchmarks.virtual_fleet import (
+    BATCH,
+    DIGITS,
+    EXAMPLES_MIN,
+    LAST,
+    LEARNING_RATES,
+    LINK,
+    STEP_S,
+    Member,
+    VirtualFleet,
+    accuracy_of,
+    split_digits,
+)
 from edgeasync.core.engine.sender import ANYBODY, Sender
-from edgeasync.core.hub.settings import FLOAT32, HubCoreSettings, Limits
 from edgeasync.data.dataset import Dataset, batches
-from edgeasync.data.partition import iid
+from edgeasync.data.partition import dirichlet, iid
 from edgeasync.parameters import ParameterSpec, Vector
-from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Push
 from edgeasync.protocol.wire import Buffer
-from edgeasync.training.gradient_trainer import GradientTrainer
+from edgeasync.training.numpy_models import MlpModel
 from edgeasync.training.trainer import StepResult, Trainer
-from simulation.clock import VirtualClock
 from simulation.fleet import SimulatedDevice
-from simulation.hub import SimulatedHub
 from simulation.population import FleetProfile, draw_fleet
-from simulation.training import SimulatedWorkload
 
 KEYS = 10
 BAD = 2
-LEARNING_RATE = 0.1
 UPDATES = 700
 """How many updates of honest devices a run has."""
 
 EVALUATE_S = 0.25
-LAST = 8
-"""The accuracy at the end is the mean of this many evaluations."""
-
 LIMIT_S = 300.0
 GROWTH = 1.05
 GROWS_MAX = 1000
@@ -49,6 +56,14 @@ POLICIES = {"admitted": Policy(trust="admitted"), "open": Policy(trust="open")}
 NEVER = 10**6
 
 PROFILE = FleetProfile(devices=KEYS, step_s=0.01, spread=3.0, stragglers=0.0, churn=None)
+
+SHUFFLED = "shuffled labels"
+FLIPPED = "flipped axis"
+"""A fault of the smartwatch alone."""
+
+ALPHAS = {"digits": None, "digits, Dirichlet 0.1": 0.1}
+SMARTWATCH = "smartwatch"
+DATA = (*ALPHAS, SMARTWATCH)
 
 Change = Callable[[Vector, np.random.Generator, int], Vector]
 """Makes the update that a hostile device sends of the one that it has learnt, for its exchange of this number."""
@@ -78,7 +93,6 @@ def _grows(update: Vector, random: np.random.Generator, exchange: int) -> Vector
     return update * np.float32(-(GROWTH ** min(exchange, GROWS_MAX)))
 
 
-SHUFFLED = "shuffled labels"
 ATTACKS: dict[str, Change] = {
     "flip": _times(-1.0),
     "x7": _times(-7.0),
@@ -88,9 +102,50 @@ ATTACKS: dict[str, Change] = {
     "NaN": _times(float("nan")),
     "drift": _drift,
     "grows": _grows,
-    SHUFFLED: _times(1.0),
 }
-"""The last is honest about what it has learnt, from labels that mean nothing."""
+
+Fault = Callable[[Dataset, int, np.random.Generator], Dataset]
+"""Makes a spoilt device's data of its own: the data, the number of classes, a source of chance."""
+
+
+def _shuffled(data: Dataset, classes: int, random: np.random.Generator) -> Dataset:  # noqa: ARG001
+    return Dataset(data.x, random.permutation(data.y))
+
+
+def _off_by_one(data: Dataset, classes: int, random: np.random.Generator) -> Dataset:  # noqa: ARG001
+    return Dataset(data.x, (data.y + 1) % classes)
+
+
+def _scaled(data: Dataset, classes: int, random: np.random.Generator) -> Dataset:  # noqa: ARG001
+    return Dataset(data.x * np.float32(1000.0), data.y)
+
+
+def _constant(data: Dataset, classes: int, random: np.random.Generator) -> Dataset:  # noqa: ARG001
+    return Dataset(np.repeat(data.x[:1], len(data), axis=0), data.y)
+
+
+def _one_class(data: Dataset, classes: int, random: np.random.Generator) -> Dataset:
+    return Dataset(data.x, np.full_like(data.y, random.integers(classes)))
+
+
+def _flipped_axis(data: Dataset, classes: int, random: np.random.Generator) -> Dataset:  # noqa: ARG001
+    x = data.x.copy().reshape(len(data), smartwatch.WINDOW, smartwatch.SENSORS)
+    x[:, :, 0] *= -1.0
+    return Dataset(x.reshape(data.x.shape), data.y)
+
+
+FAULTS: dict[str, Fault] = {
+    SHUFFLED: _shuffled,
+    "labels off by one": _off_by_one,
+    "inputs times 1000": _scaled,
+    "constant input": _constant,
+    "one class": _one_class,
+    FLIPPED: _flipped_axis,
+}
+"""Devices with a fault are honest about what they have learnt, from data that mean nothing."""
+
+GONE = "gone"
+"""Instead of an attack: the devices are not there."""
 
 CLAIMS: dict[str, dict[str, Any]] = {
     "true": {},
@@ -111,9 +166,9 @@ CLAIMS: dict[str, dict[str, Any]] = {
 class HostileTrainer:
     """Learns as another trainer does, and moves the parameters otherwise."""
 
-    def __init__(self, trainer: Trainer, change: Change, seed: int) -> None:
+    def __init__(self, trainer: Trainer, attack: str, seed: int) -> None:
         self._trainer = trainer
-        self._change = change
+        self._change = ATTACKS[attack]
         self._random = np.random.default_rng(seed)
         self._exchange = 0
 
@@ -157,7 +212,7 @@ class Case:
     """One run: how many keys are hostile, what they send and say, and under how many names each.
 
     Without `keyed` a name is all that the hub knows. If the operator `obeys`, each device that the hub warns of is
-    excluded a second later.
+    excluded a second later. If there are `data`, all devices are equally fast.
     """
 
     policy: Policy
@@ -168,6 +223,8 @@ class Case:
     keyed: bool = True
     obeys: bool = False
     updates: int = UPDATES
+    data: str = ""
+    bad: int = BAD
 
 
 @dataclass(frozen=True)
@@ -204,72 +261,71 @@ class Outcome:
 
 def measure(case: Case) -> Outcome:
     """Train a fleet; all is drawn from the seed."""
-    training, held_out = split_digits()
-    clock = VirtualClock()
-    hub = SimulatedHub(
-        clock,
-        spec=DIGITS.spec,
-        initial=DIGITS.initial(case.seed),
-        policy=case.policy,
-        settings=HubCoreSettings(
-            liveness=LIVENESS, limits=Limits(updates_held_max=256, snapshots_max=256), codec=FLOAT32
-        ),
-        seed=case.seed,
-    )
-    hub.start()
-    run = Run(case, clock, hub)
-    parts = iid(training, KEYS, case.seed)
+    model, parts, held_out = _data(case)
+    run = Run(case, model)
+    rate = LEARNING_RATES[SMARTWATCH if case.data == SMARTWATCH else "digits"]
     for number, (drawn, part) in enumerate(zip(draw_fleet(PROFILE, case.seed), parts, strict=True)):
-        hostile = bool(case.attack) and number < BAD
-        key = number.to_bytes(32, "big")
-        sender = Sender(key, drawn.device_id, "device") if case.keyed else ANYBODY
+        hostile = bool(case.attack) and number < case.bad
+        if hostile and case.attack == GONE:
+            continue
+        key, own = number.to_bytes(32, "big"), part
         names = [f"{drawn.device_id}/{name}" for name in range(case.names)] if hostile else [drawn.device_id]
-        own = part
-        if hostile and case.attack == SHUFFLED:
-            own = Dataset(part.x, np.random.default_rng([case.seed, number]).permutation(part.y))
+        if hostile and case.attack in FAULTS:
+            own = FAULTS[case.attack](part, model.classes, np.random.default_rng([case.seed, number]))
+        changes = hostile and case.attack in ATTACKS
         for place, name in enumerate(names):
             seed = 1000 * case.seed + 50 * number + place
-            optimizer = (SGD(learning_rate=LEARNING_RATE),)
-            trainer = GradientTrainer(DIGITS.spec, DIGITS.gradient, optimizer, batches(own, BATCH, seed))
-            device = LyingDevice(
-                hub,
-                name,
-                HostileTrainer(trainer, ATTACKS[case.attack], seed) if hostile else trainer,
-                step_s=drawn.step_s,
-                link=drawn.link,
-                workload=SimulatedWorkload(examples=len(part)),
-                seed=case.seed,
-                claims=CLAIMS[case.claims] if hostile else {},
+            member = Member(
+                data=part,
+                learning_rate=rate,
+                step_s=STEP_S if case.data else drawn.step_s,
+                link=LINK if case.data else drawn.link,
+                name=name,
+                stream=batches(own, BATCH, seed),
+                sender=Sender(key, drawn.device_id, "device") if case.keyed else ANYBODY,
+                wrap=partial(HostileTrainer, attack=case.attack, seed=seed) if changes else None,
+                make=partial(LyingDevice, claims=CLAIMS[case.claims] if hostile else {}),
             )
-            device.sender = sender
             (run.hostile if hostile else run.honest).append(name)
-            device.start()
-    return run.train(lambda: accuracy_of(DIGITS, hub.model, held_out))
+            run.add(member)
+    return run.train(held_out)
 
 
-class Run:
+def _data(case: Case) -> tuple[MlpModel, list[Dataset], Dataset]:
+    """Return the model, the devices' data, and what is held out."""
+    if case.data == SMARTWATCH:
+        people, held_out = smartwatch.split_by_person()
+        order = np.random.default_rng(case.seed).permutation(len(people))[:KEYS]
+        return smartwatch.MODEL, [people[person] for person in order], held_out
+    training, held_out = split_digits()
+    alpha = ALPHAS.get(case.data)
+    if alpha is None:
+        return DIGITS, iid(training, KEYS, case.seed), held_out
+    return DIGITS, dirichlet(training, KEYS, alpha, case.seed, examples_min=EXAMPLES_MIN), held_out
+
+
+class Run(VirtualFleet):
     """A fleet that trains, and an operator who reads the hub's warnings."""
 
-    def __init__(self, case: Case, clock: VirtualClock, hub: SimulatedHub) -> None:
+    def __init__(self, case: Case, model: MlpModel) -> None:
+        super().__init__(model, case.seed, policy=case.policy)
         self.honest: list[str] = []
         self.hostile: list[str] = []
         self._case = case
-        self._clock = clock
-        self._hub = hub
         self._read = 0
         self._warned: dict[str, int] = {}
         """After how many of its own updates a device was first warned of; in the order of the warnings."""
 
-    def train(self, accuracy: Callable[[], float]) -> Outcome:
+    def train(self, held_out: Dataset) -> Outcome:
         """Let the fleet train until the honest devices have sent enough."""
         accuracies: list[float] = []
-        clock, members = self._clock, self._hub.core.members
+        clock, members = self.clock, self.hub.core.members
         while self._applied < self._case.updates and clock.now_s < LIMIT_S:
-            clock.run(lambda: False, clock.now_s + EVALUATE_S)
-            accuracies = [*accuracies, accuracy()][-LAST:]
+            self.run(clock.now_s + EVALUATE_S)
+            accuracies = [*accuracies, self.accuracy(held_out)][-LAST:]
             self._read_warnings()
-        self._hub.core.check()
-        engine = self._hub.core.policy_engine
+        self.hub.core.check()
+        engine = self.hub.core.policy_engine
         sent = sum(members.measurements[name].updates for name in self.honest)
         waiting = sum(one.device_id in self.honest for one in engine.state.gathering.contributions)
         return Outcome.of(
@@ -282,19 +338,43 @@ class Run:
 
     @property
     def _applied(self) -> int:
-        members = self._hub.core.members.members
+        members = self.hub.core.members.members
         return sum(members[name].updates_applied for name in self.honest if name in members)
 
     def _read_warnings(self) -> None:
-        reports, self._read = self._hub.reports[self._read :], len(self._hub.reports)
+        reports, self._read = self.hub.reports[self._read :], len(self.hub.reports)
         for name in [report.device_id for _, report in reports if report.event == "alarm" and report.device_id]:
             if name in self._warned:
                 continue
-            self._warned[name] = self._hub.core.members.measurements[name].updates
+            self._warned[name] = self.hub.core.members.measurements[name].updates
             if self._case.obeys:
-                self._hub.order(name, "quarantine")
+                self.hub.order(name, "quarantine")
 
 
-def measure_all(cases: Sequence[Case], what: str) -> list[Outcome]:
-    """Make all runs, on all cores; return their outcomes in the same order."""
-    return measure_in_processes(measure, cases, what)
+HARDEST = ("x7", "grows", SHUFFLED)
+
+
+def measure_attack(attack: str, seed: int, seconds: float, loops: int) -> Outcome:
+    """Train a fleet beside some busy loops; without an attack all devices are honest."""
+    training, held_out = split_digits()
+    bad = BAD if attack else 0
+    members = []
+    for number, part in enumerate(iid(training, KEYS, seed)):
+        random, hostile = np.random.default_rng([seed, number]), number < bad
+        own = FAULTS[attack](part, DIGITS.classes, random) if hostile and attack in FAULTS else part
+        changes = hostile and attack in ATTACKS
+        wrap = partial(HostileTrainer, attack=attack, seed=seed + number) if changes else None
+        members.append(RealMember(own, STEP_S, wrap))
+    with busy_loops(loops), run_fleet(DIGITS, LEARNING_RATES["digits"], members) as fleet:
+        story = fleet.train(seconds)
+    names = [f"device-{number + 1}" for number in range(bad)]
+    honest = [device for device in story.devices if device["id"] not in names]
+    lost = sum(sum(device["updates_rejected"].values()) for device in honest)
+    applied = sum(device["updates_applied"] for device in honest)
+    return Outcome.of(
+        statistics.fmean([accuracy_of(DIGITS, model, held_out) for model in story.models]),
+        lost / max(1, lost + applied),
+        story.rollbacks,
+        story.warned,
+        names,
+    )

@@ -7,28 +7,94 @@ time, in a process that does nothing else. Then SIGTERM: both models are on disk
 with exit code 1 if a bound is broken.
 """
 
+import argparse
+import asyncio
 import contextlib
 import http.client
 import json
-import multiprocessing
-import signal
+import logging
 import socket
+import sys
 import tempfile
 import threading
 import time
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
-from benchmarks.children import Child
-from benchmarks.idle_processes import run_control
-from benchmarks.report import Form, Results, enforce_targets, make_parser, show_progress, show_results
-from benchmarks.service_processes import HUBS, run_agents, run_service
-from edgeasync import Run
+import numpy as np
+import uvloop
+from aiohttp import web
+
+from benchmarks.agent_process import Waits
+from benchmarks.hub_process import LagProbe, make_spec, run_control
+from benchmarks.processes import Child, Children
+from benchmarks.report import Form, Results, benchmark, show_progress
+from edgeasync import Agent, Hub, Policy, Run
+from edgeasync.host.host_info import prepare_for_service
+from edgeasync.policies.frequency import FixedFrequency
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+HUBS = ("one", "other")
+
+
+def run_service(port: int, run: str, length: int, pipe: "Connection[None, None]") -> None:  # noqa: ARG001
+    """Serve until SIGTERM, as the example does, with a route more: what the probe in its loop has measured."""
+    sys.path.insert(0, str(EXAMPLES))
+    from service import make_app  # type: ignore[import-not-found]  # noqa: PLC0415
+
+    prepare_for_service()
+    probe = LagProbe()
+
+    async def hold(_: web.Application) -> AsyncIterator[None]:
+        probing = asyncio.create_task(probe.run())
+        yield
+        probing.cancel()
+
+    async def look(_: web.Request) -> web.Response:
+        return web.json_response(asdict(probe.look()))
+
+    hubs = {
+        name: Hub(
+            {"weights": np.zeros(length, np.float32)},
+            run=f"{run}/{name}",
+            bind="tcp://127.0.0.1:*",
+            policy=Policy(frequency=FixedFrequency(local_steps=1)),
+            settings={"codec": {"push": "identity"}},
+        )
+        for name in HUBS
+    }
+    app = make_app(hubs, loss=0.0)
+    app.cleanup_ctx.append(hold)
+    app.add_routes([web.get("/lag", look)])
+    web.run_app(app, host="127.0.0.1", port=port, print=None, loop=uvloop.new_event_loop())
+
+
+def run_agents(addresses: Sequence[str], length: int, period_s: float, pipe: "Connection[None, None]") -> None:
+    """Train as one agent for each address, all in this process; say that they have joined, and wait to be told."""
+    logging.disable()  # that their hub is gone, in the end
+    agents = [
+        Agent(address, trainer=Waits(make_spec(length), period_s, 1e-6), name=f"device-{number}").start()
+        for number, address in enumerate(addresses)
+    ]
+    for agent in agents:
+        agent.wait_until_joined(60.0)
+    pipe.send(None)
+    pipe.recv()
+    for agent in agents:
+        agent.stop()
+    for agent in agents:
+        agent.wait()
+
 
 LAG_MS_MAX = 20.0
 END_S_MAX = 2.0
 AGENTS = 4
-UPDATES_PER_S = 10
+PERIOD_S = 0.38
+"""Of an agent's step, so that with the exchanges all push ten times a second."""
+
 DOWNLOAD_S = 1.0
 START_S = 60.0
 
@@ -91,22 +157,18 @@ class Client:
 
 def measure(effort: Effort, folder: str) -> dict[str, float]:
     """Measure one service; return the columns of the table."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["benchmarks.service_processes"])
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
-    service = context.Process(target=run_service, args=(port, folder, effort.length))
-    service.start()
-    control = agents = None
-    try:
+    with Children("benchmarks.service") as children:
+        service = children.start(run_service, port, folder, effort.length)
         client = Client(port)
         hubs = client.wait_until_up()
         for name in HUBS:
             client.follow(name)
-        control = Child(context, run_control)
         addresses = [hubs[name]["address"] for name in HUBS for _ in range(AGENTS // len(HUBS))]
-        agents = Child(context, run_agents, addresses, effort.length, AGENTS / UPDATES_PER_S)
+        control = children.start(run_control)
+        agents = children.start(run_agents, addresses, effort.length, PERIOD_S)
         agents.hear()
         time.sleep(effort.settle_s)
         control.ask()
@@ -125,10 +187,6 @@ def measure(effort: Effort, folder: str) -> dict[str, float]:
             if (left := Run.open(f"{folder}/{name}").version) < version:
                 raise RuntimeError(f"version {left} of {name} is on disk, but {version} was the newest")
         agents.pipe.send(None)
-    finally:
-        for process in (service, *(child.process for child in (control, agents) if child is not None)):
-            process.kill()
-            process.join()
     return {
         "updates per second": updates / seconds,
         "MB an update": 4 * effort.length / 1e6,
@@ -146,30 +204,26 @@ def _updates(client: Client) -> int:
     return sum(device["updates_applied"] for hub in hubs for device in hub["devices"])
 
 
-def _end_s(service: Any) -> float:
+def _end_s(service: Child) -> float:
     begun_s = time.monotonic()
-    assert service.pid is not None
-    signal_number = signal.SIGTERM
-    service.terminate()
-    service.join(START_S)
-    if service.exitcode != 0:
-        raise RuntimeError(f"the service ended with {service.exitcode} after signal {signal_number}")
+    service.process.terminate()
+    service.process.join(START_S)
+    if service.process.exitcode != 0:
+        raise RuntimeError(f"the service ended with {service.process.exitcode} after SIGTERM")
     return time.monotonic() - begun_s
 
 
-def main() -> None:
+@benchmark("Loop lag of a web service that holds two hubs.")
+def main(arguments: argparse.Namespace, results: Results) -> None:
     """Measure the service."""
-    arguments = make_parser("Loop lag of a web service that holds two hubs.").parse_args()
-    effort, results = EFFORTS[arguments.form], Results()
+    effort = EFFORTS[arguments.form]
     show_progress(f"{effort.seconds:g} s")
     with tempfile.TemporaryDirectory() as folder:
         columns = measure(effort, folder)
     for column, value in columns.items():
-        results.add("service", column, {"measured": round(value, 3)})
+        results.add("service", column, {"measured": value})
     results.bound("loop lag p99", columns["lag p99, ms"], LAG_MS_MAX)
     results.bound("SIGTERM to both models on disk", columns["SIGTERM to the end, s"], END_S_MAX)
-    show_results(results, arguments)
-    enforce_targets(results, arguments)
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ from typing import IO
 import numpy as np
 
 from benchmarks.processes import Used, used_by
-from benchmarks.simulated import DIGITS, split_digits
 from benchmarks.soak_counts import Answers
+from benchmarks.virtual_fleet import DIGITS, split_digits
 from edgeasync.data.partition import iid
 from tests.support.programs.processes import free_address
 

@@ -4,13 +4,14 @@ A supervisor runs it that does what systemd does. Run as `python -m benchmarks.s
 one takes longer than its bound.
 """
 
+import argparse
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.report import Form, Results, enforce_targets, make_parser, show_progress, show_results
+from benchmarks.report import Form, Results, benchmark, show_progress
 from edgeasync.host.notify import JOINED
 from edgeasync.ops.service.unit import Unit
 from tests.support.boards.supervisor import HANGING, Supervisor
@@ -70,19 +71,16 @@ def measure(name: str) -> float:
         return take(Supervisor(unit.text(), commands.folder, WatchdogSec=watchdog_s))
 
 
-def main() -> None:
+@benchmark("How soon an agent trains.")
+def main(arguments: argparse.Namespace, results: Results) -> None:
     """Time every case, and enforce the bounds on the medians."""
-    arguments = make_parser("How soon an agent trains.").parse_args()
-    results = Results()
     for name, (_, bound_s) in CASES.items():
         show_progress(name)
         rounds = [measure(name) for _ in range(ROUNDS[arguments.form])]
         median_s = statistics.median(rounds)
-        figures = {"median": round(median_s, 3), "worst": round(max(rounds), 3), "bound": bound_s}
+        figures = {"median": median_s, "worst": max(rounds), "bound": bound_s}
         results.add("seconds", name, figures)
         results.bound(name, median_s, bound_s)
-    show_results(results, arguments)
-    enforce_targets(results, arguments)
 
 
 if __name__ == "__main__":

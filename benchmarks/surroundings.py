@@ -6,6 +6,7 @@ What a system does not tell is left out, or `unknown`.
 import os
 import platform
 import subprocess
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -82,16 +83,13 @@ def disk(folder: str) -> dict[str, str]:
 
 def describe_disk(device: str, root: Path) -> dict[str, str]:
     """Describe a disk by its major and minor number; `root` has `proc` and `sys`."""
-    try:
-        mounts = (root / "proc/self/mountinfo").read_text("utf-8").splitlines()
-    except OSError:
-        mounts = []
-    systems = [line.partition(" - ")[2].split()[0] for line in mounts if line.split()[2] == device]
-    system = systems[0] if systems else "unknown"
-    return {
-        "file system": system,
-        "kind": "memory" if system == "tmpfs" else _kind(root / "sys/dev/block" / device),
-    }
+    system = "unknown"
+    with suppress(OSError):
+        for line in (root / "proc/self/mountinfo").read_text("utf-8").splitlines():
+            if line.split()[2] == device:
+                system = line.partition(" - ")[2].split()[0]
+    kind = "memory" if system == "tmpfs" else _kind(root / "sys/dev/block" / device)
+    return {"file system": system, "kind": kind}
 
 
 def _kind(block: Path) -> str:
@@ -103,11 +101,9 @@ def _kind(block: Path) -> str:
     for letters, kind in DISKS.items():
         if whole.name.startswith(letters):
             return kind
-    try:
-        rotates = (whole / "queue/rotational").read_text("ascii").strip() == "1"
-    except OSError:
-        return "unknown"
-    return "hard disk" if rotates else "SSD"
+    with suppress(OSError):
+        return "hard disk" if (whole / "queue/rotational").read_text("ascii").strip() == "1" else "SSD"
+    return "unknown"
 
 
 def _version_of(package: str) -> str:
@@ -118,9 +114,8 @@ def _version_of(package: str) -> str:
 
 
 def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

@@ -6,6 +6,7 @@ number of threads, in which blocks of steps alternate. Memory and start come fro
 side in turn.
 """
 
+import argparse
 import importlib.util
 import json
 import os
@@ -16,9 +17,8 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from benchmarks.report import Form, Results, make_parser, show_progress, show_results
+from benchmarks.report import Form, Results, benchmark, make_parser, show_progress
 
 TORCH = "torch==2.13.0"
 SIDES = ("ours", "torch")
@@ -65,13 +65,10 @@ def run_speed(folder: str, names: Sequence[str], threads: int, effort: Effort, r
     environment = {"OPENBLAS_NUM_THREADS": str(threads)}
     found = json.loads(run_module("train_step_speed", arguments, environment))
     for name, medians in found.items():
-        ratio_name = f"{name}/threads={threads}"
-        results.ratios[ratio_name] = round(medians["torch"]["step_ms"] / medians["ours"]["step_ms"], 3)
-        target = SPEED_TARGETS[name]
-        if target is not None:
-            results.targets[ratio_name] = target
+        ratio = medians["torch"]["step_ms"] / medians["ours"]["step_ms"]
+        results.ratio(f"{name}/threads={threads}", ratio, SPEED_TARGETS[name])
         for title, key in (("milliseconds per step", "step_ms"), ("cores busy", "cores")):
-            columns = {f"{side}, threads={threads}": round(medians[side][key], 4) for side in SIDES}
+            columns = {f"{side}, threads={threads}": medians[side][key] for side in SIDES}
             results.add(title, name, columns)
 
 
@@ -88,13 +85,12 @@ def run_fresh(folder: str, name: str, effort: Effort, results: Results) -> None:
             peaks_mb[side].append(told["peak_bytes"] / 1e6)
     peak_mb = {side: statistics.median(values) for side, values in peaks_mb.items()}
     start_s = {side: statistics.median(values) for side, values in starts_s.items()}
-    columns = {f"{side}, MB": round(peak_mb[side], 1) for side in SIDES}
-    columns["ours / torch"] = round(peak_mb["ours"] / peak_mb["torch"], 3)
+    columns = {f"{side}, MB": peak_mb[side] for side in SIDES}
+    columns["ours / torch"] = peak_mb["ours"] / peak_mb["torch"]
     results.add("peak memory", name, columns)
-    results.add("start to end of first step", name, {f"{side}, s": round(start_s[side], 3) for side in SIDES})
-    results.ratios[f"{name}/memory"] = round(peak_mb["torch"] / peak_mb["ours"], 3)
-    results.targets[f"{name}/memory"] = MEMORY_TARGET
-    results.ratios[f"{name}/start"] = round(start_s["torch"] / start_s["ours"], 3)
+    results.add("start to end of first step", name, {f"{side}, s": start_s[side] for side in SIDES})
+    results.ratio(f"{name}/memory", peak_mb["torch"] / peak_mb["ours"], MEMORY_TARGET)
+    results.ratio(f"{name}/start", start_s["torch"] / start_s["ours"])
 
 
 def run_module(module: str, arguments: list[str], environment: Mapping[str, str] | None = None) -> str:
@@ -104,23 +100,18 @@ def run_module(module: str, arguments: list[str], environment: Mapping[str, str]
     return done.stdout.decode()
 
 
-def parse() -> Any:
-    """Return the arguments, or leave with a sentence if torch is missing."""
-    parser = make_parser("A training step against torch's, and the memory and the start of training.")
-    parser.add_argument("--threads", type=int, nargs="+", help="cores a step may use [default: 1 2]")
-    parser.add_argument("--models", nargs="+", choices=SPEED_TARGETS, help="only these [default: all]")
-    arguments = parser.parse_args()
-    if importlib.util.find_spec("torch") is None:
-        parser.exit(2, f"this benchmark compares with torch, which is not installed: pip install {TORCH}\n")
-    return arguments
+PARSER = make_parser("A training step against torch's, and the memory and the start of training.")
+PARSER.add_argument("--threads", type=int, nargs="+", help="cores a step may use [default: 1 2]")
+PARSER.add_argument("--models", nargs="+", choices=SPEED_TARGETS, help="only these [default: all]")
 
 
-def main() -> None:
+@benchmark(PARSER)
+def main(arguments: argparse.Namespace, results: Results) -> None:
     """Measure the models that are asked for."""
-    arguments = parse()
+    if importlib.util.find_spec("torch") is None:
+        PARSER.exit(2, f"this benchmark compares with torch, which is not installed: pip install {TORCH}\n")
     effort = EFFORTS[arguments.form]
     models = arguments.models or effort.models
-    results = Results()
     with tempfile.TemporaryDirectory() as folder:
         show_progress("exporting the models and building their training graphs")
         run_module("train_step_prepare", [folder, *models])
@@ -129,7 +120,6 @@ def main() -> None:
         for name in FRESH_MODELS:
             if name in models:
                 run_fresh(folder, name, effort, results)
-    show_results(results, arguments)
 
 
 if __name__ == "__main__":

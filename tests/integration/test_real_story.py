@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from benchmarks.real_story import read_story
-from benchmarks.security_poison_fleet import ATTACKS, HostileTrainer
+from benchmarks.real_fleet import read_story
+from benchmarks.security_poison_fleet import HostileTrainer
 from edgeasync import Stop, train
 from tests.support.parts.hubs import SPEC, Adder
 
@@ -12,7 +12,7 @@ MODEL = {name: np.zeros(array.shape) for name, array in SPEC.views(np.zeros(SPEC
 
 
 def test_a_story_tells_the_last_model_the_steps_and_who_was_warned_of(tmp_path):
-    trainers = [Adder(), Adder(), HostileTrainer(Adder(), ATTACKS["NaN"], 1)]
+    trainers = [Adder(), Adder(), HostileTrainer(Adder(), "NaN", 1)]
     run = train(MODEL, trainers, run=tmp_path, until=Stop(updates=200))
     story = read_story(tmp_path)
     (bad,) = [device for device in story.devices if device["updates_rejected"]]

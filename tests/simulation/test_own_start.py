@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks.simulated import split_digits
+from benchmarks.virtual_fleet import split_digits
 from edgeasync.core.hub.settings import FLOAT32, HubCoreSettings
 from edgeasync.data.partition import iid
 from edgeasync.policies.aggregation import SynchronousAggregator

@@ -26,7 +26,7 @@ def test_a_fleet_that_has_learnt_rests_and_wakes_at_an_operators_word():
     run.clock.run(lambda: False, REST_S)
     core = run.hub.core
     assert run.resting
-    assert rest_fleet.accuracy_of(run.model, run.hub.model, run.held_out) > 0.95
+    assert run.accuracy(run.held_out) > 0.95
     cadence = core.status(run.clock.now_s)["cadence"]
     assert cadence["resting"]
     assert cadence["rest_period_s"] > 300.0

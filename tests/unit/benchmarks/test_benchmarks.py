@@ -30,10 +30,10 @@ def test_a_benchmark_is_found_by_its_main_and_a_part_of_one_is_not(tmp_path):
 
 
 def test_a_benchmark_that_fails_is_told_with_what_it_printed(capsys):
-    assert not run_benchmark("fold", ["--what"], quietly=True)
+    assert not run_benchmark("scale", ["--what"], quietly=True)
     printed = capsys.readouterr().out
     assert "unrecognized arguments: --what" in printed
-    assert re.search(r"^fold +[0-9.]+ s  exit code 2$", printed, re.MULTILINE)
+    assert re.search(r"^scale +[0-9.]+ s  exit code 2$", printed, re.MULTILINE)
 
 
 @pytest.mark.parametrize(("flag", "form"), [("", Form.FULL), ("--short", Form.SHORT), ("--quick", Form.QUICK)])
@@ -73,7 +73,7 @@ def test_numbers_have_three_digits(value, words):
         ("run --all", "run", Form.FULL, find_benchmarks()),
         ("run --all --short", "run", Form.SHORT, find_benchmarks()),
         ("--short run --all", "run", Form.SHORT, find_benchmarks()),
-        ("run --only fold codecs", "run", Form.FULL, ["fold", "codecs"]),
+        ("run --only scale codecs", "run", Form.FULL, ["scale", "codecs"]),
         ("plot", "plot", Form.FULL, None),
     ],
 )
@@ -86,9 +86,9 @@ def test_commands(arguments, command, form, only):
     ("arguments", "reason"),
     [
         ("run --all --quick", "the figures of a quick run mean nothing"),
-        ("run --only fold --quick", "the figures of a quick run mean nothing"),
+        ("run --only scale --quick", "the figures of a quick run mean nothing"),
         ("run", "one of the arguments --all --only is required"),
-        ("run --all --only fold", "not allowed with"),
+        ("run --all --only scale", "not allowed with"),
         ("run --only train_step_speed", "invalid choice"),
     ],
 )

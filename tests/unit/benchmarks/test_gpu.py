@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import gpu, gpu_devices, runner, surroundings
 from benchmarks.__main__ import run_benchmark
-from benchmarks.gpu_case import cases
+from benchmarks.gpu_case import CASES
 from benchmarks.report import BOUND, UNFIT, Results
 from benchmarks.runner import run_one
 
@@ -80,9 +80,9 @@ def test_a_case_that_failed_misses_its_bounds_and_others_have_none():
 
 
 def test_every_case_has_a_command_and_a_sentence():
-    assert set(gpu.JOINED) <= set(cases())
+    assert set(gpu.JOINED) <= set(CASES)
     page = (surroundings.ROOT / "docs/results/gpu.md").read_text()
-    assert all(f"`{name}`" in page for name in cases())
+    assert all(f"`{name}`" in page for name in CASES)
 
 
 class Clocked:
@@ -152,10 +152,10 @@ def test_without_a_gpu_it_ends_with_2_and_one_sentence(without_gpu, monkeypatch,
 def test_what_this_machine_cannot_run_has_not_failed(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(runner, "_run", lambda *_: (UNFIT, ""))
     assert run_one("gpu", "full", tmp_path, surroundings.ROOT) == "not for this machine"
-    assert run_one("fold", "full", tmp_path, surroundings.ROOT) == "failed"
+    assert run_one("scale", "full", tmp_path, surroundings.ROOT) == "failed"
     assert runner.run_all(["gpu"], "full", tmp_path) == 0
     assert "not for this machine: gpu" in capsys.readouterr().err
-    assert not run_benchmark("fold", ["--what"], quietly=True)
+    assert not run_benchmark("scale", ["--what"], quietly=True)
 
 
 def test_the_card_is_named_as_its_driver_does(monkeypatch, tmp_path):

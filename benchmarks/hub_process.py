@@ -1,4 +1,4 @@
-"""The processes of the idle benchmark: the hub with a probe in its loop, a loop with nothing else, the devices."""
+"""A real hub in a process of its own, on a model of zeros; with a probe in its loop, if that is asked for."""
 
 import asyncio
 import resource
@@ -9,29 +9,72 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
+import msgspec
 import numpy as np
 import uvloop
-import zmq
 
-from benchmarks.exchange_servers import POLICY, make_hub, make_settings
-from edgeasync.core.hub.effects import HubEffect
+from edgeasync.config import FilePath
+from edgeasync.core.hub.effects import HubEffect, HubReport
 from edgeasync.core.hub.events import HubEvent
 from edgeasync.core.hub.hub_core import HubCore
-from edgeasync.core.hub.settings import Liveness
+from edgeasync.core.hub.settings import FLOAT32, CheckpointSettings, Liveness
 from edgeasync.host.host_info import prepare_for_service
+from edgeasync.parameters import Parameter, ParameterSpec
+from edgeasync.policies.aggregation import ImmediateAggregator
+from edgeasync.policies.frequency import FixedFrequency
+from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
-from edgeasync.protocol import wire
-from edgeasync.protocol.messages import Hello, Ping, Welcome
+from edgeasync.runtime.hosted_model import HostedModel
+from edgeasync.runtime.hub import HubRuntime
+from edgeasync.runtime.hub_settings import HubSection, RunSettings
 
+ADDRESS = "tcp://127.0.0.1:*"
+POLICY = Policy(aggregate=ImmediateAggregator(), optimizer=(SGD(),), frequency=FixedFrequency())
+NEVER = CheckpointSettings(every="1000 hours")
+NO_JOURNAL = HubSection(bind=ADDRESS, durability="checkpoint", history_rows_max=0)
 HEARTBEAT_S = 1.0
 LEASE_S = 5.0
 PROBE_S = 0.005
-NAP_S = 0.001
-JOIN_TIMEOUT_MS = 30_000
-JOINING_MAX = 256
-"""How many hellos are in flight at a time."""
 
-SOCKETS_MAX = 65_535
+
+def make_spec(length: int) -> ParameterSpec:
+    """Return the layout of a model of one array."""
+    return ParameterSpec((Parameter("weights", (length,)),))
+
+
+def make_settings(hub: HubSection = NO_JOURNAL, **sections: Any) -> RunSettings:
+    """Return the settings of the real hub in all benchmarks: float32 both ways.
+
+    It keeps no journal and no history unless told to, for neither do the baselines.
+    """
+    return RunSettings(hub=hub, **{"policy": POLICY, "codec": FLOAT32, "checkpoint": NEVER} | sections)
+
+
+def make_hub(
+    length: int,
+    run: str,
+    pipe: "Connection[Any, None]",
+    settings: RunSettings,
+    note: Callable[[HubReport], None] = lambda _: None,
+) -> HubRuntime:
+    """Return the real hub on a model of zeros, in the folder `run`; it tells its address through the pipe."""
+
+    def on_report(report: HubReport) -> None:
+        note(report)
+        if report.event == "listening":
+            pipe.send(report.detail)
+
+    return HubRuntime(
+        msgspec.structs.replace(settings, hub=msgspec.structs.replace(settings.hub, run=FilePath(run))),
+        HostedModel(spec=make_spec(length), initial=lambda: np.zeros(length, np.float32)),
+        on_report=on_report,
+    )
+
+
+def serve_hub(length: int, run: str, pipe: "Connection[str, None]", settings: RunSettings | None = None) -> None:
+    """Run the real hub, as `edgeasync hub` would."""
+    prepare_for_service()
+    uvloop.run(make_hub(length, run, pipe, settings or make_settings()).run())
 
 
 @dataclass(frozen=True)
@@ -94,7 +137,7 @@ class SlowestEvent:
         return 1e3 * slowest_s
 
 
-def run_hub(
+def serve_probed_hub(
     length: int,
     run: str,
     pipe: "Connection[Looked | str, None]",
@@ -153,75 +196,10 @@ def run_probed(
         finally:
             probing.cancel()
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve())
-
-
-class IdleDevice:
-    """A member that does nothing but ping."""
-
-    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str, number: int) -> None:
-        self._number = number
-        self._ping = b""
-        self._socket = context.socket(zmq.DEALER)
-        self._socket.set(zmq.LINGER, 0)
-        self._socket.set(zmq.RCVTIMEO, JOIN_TIMEOUT_MS)
-        self._socket.connect(address)
-
-    def greet(self) -> None:
-        """Say hello."""
-        state_id = self._number.to_bytes(16, "little")
-        self._socket.send(wire.encode(Hello(f"idle-{self._number}", state_id, 1)))
-
-    def enter(self) -> None:
-        """Wait for the welcome."""
-        welcome = wire.decode(self._socket.recv())
-        if not isinstance(welcome, Welcome):
-            raise TypeError(f"{welcome} instead of a welcome")
-        self._ping = wire.encode(Ping(welcome.session, 0.0, 0))
-
-    def ping(self) -> None:
-        """Read the answers since the last ping, and send the next ping."""
-        try:
-            while True:
-                self._socket.recv(zmq.NOBLOCK)
-        except zmq.Again:
-            self._socket.send(self._ping, zmq.NOBLOCK)
-
-
-def run_idle_devices(
-    address: str, first: int, last: int, pipe: "Connection[None, None]", *, heartbeat_s: float = HEARTBEAT_S
-) -> None:
-    """Join as devices `first` to `last`, say so, and ping evenly over each heartbeat until killed."""
-    allow_many_files()
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    context.set(zmq.MAX_SOCKETS, SOCKETS_MAX)
-    devices = []
-    for start in range(first, last, JOINING_MAX):
-        joining = [IdleDevice(context, address, number) for number in range(start, min(start + JOINING_MAX, last))]
-        for device in joining:
-            device.greet()
-        for device in joining:
-            device.enter()
-        devices += joining
-    pipe.send(None)
-    _ping_evenly(devices, heartbeat_s)
+    uvloop.run(serve())
 
 
 def allow_many_files() -> None:
     """Let this process open as many files as it may: each connection is one or two."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _ping_evenly(devices: list[IdleDevice], heartbeat_s: float) -> None:
-    """Let every device ping once a heartbeat, at even distances."""
-    start_s = time.monotonic()
-    rate = len(devices) / heartbeat_s
-    sent = 0
-    while True:
-        due = int((time.monotonic() - start_s) * rate)
-        for turn in range(sent, due):
-            devices[turn % len(devices)].ping()
-        sent = due
-        time.sleep(NAP_S)

@@ -1,25 +1,19 @@
-"""What a row of a run's history costs the hub: processor and disk.
+"""What a row of a run's history costs the hub: processor and disk. Part of the benchmark `durability`.
 
-Run as `python -m benchmarks.history`. First the writer alone: a core decides about the updates of a fleet. Rows
-are gathered, as by the hub's loop, and every two seconds of the fleet's time they are written, as by its saving
-thread. The times are of processor. Then two real hubs take turns with the same clients: one with a history, one
-without. It ends with exit code 1 if a row misses a bound.
+The writer alone: a core decides about the updates of a fleet. Rows are gathered, as by the hub's loop, and every
+two seconds of the fleet's time they are written, as by its saving thread. The times are of processor.
 """
 
 import tempfile
 import time
-from functools import partial
 from pathlib import Path
 
-from benchmarks.exchange import Bench as Hubs
-from benchmarks.exchange import Case, Measured, median
-from benchmarks.exchange_servers import Serve, make_settings, serve_ours
-from benchmarks.report import Form, Results, enforce_targets, make_parser, show_progress, show_results
+from benchmarks.report import Form, Results, show_progress
 from benchmarks.scale import Bench
 from edgeasync.core.hub.effects import HubEffect
 from edgeasync.core.hub.events import HubEvent
 from edgeasync.durable.disk import FolderDisk
-from edgeasync.durable.history import HISTORY_FILE, ROWS_MAX, read_rows
+from edgeasync.durable.history import HISTORY_FILE, read_rows
 from edgeasync.durable.history_writer import FLUSH_S, HistoryWriter
 from edgeasync.host.host_info import prepare_for_service
 
@@ -31,18 +25,6 @@ RATES = (100, 1000)
 
 ROWS = {Form.FULL: 200_000, Form.SHORT: 40_000, Form.QUICK: 2_000}
 EVENTS_AT_ONCE = 32
-ROUNDS = {Form.FULL: 9, Form.SHORT: 3, Form.QUICK: 1}
-
-CASES = (
-    Case("4 KB x 1, about 1,000 a second", 1_000, 1, 1, 4.0, 2.0),
-    Case("4 KB x 16, as fast as can be", 1_000, 16, 2, 4.0, 2.0),
-)
-TINY_CASES = (Case("4 KB x 2", 1_000, 2, 1, 0.4),)
-
-SERVERS: dict[str, Serve] = {
-    "history": partial(serve_ours, settings=make_settings(durability="journal", history_rows_max=ROWS_MAX)),
-    "no history": partial(serve_ours, settings=make_settings(durability="journal")),
-}
 
 
 class Writing(Bench):
@@ -102,49 +84,22 @@ def measure_rows(rate: int, rows: int, rows_max: int) -> dict[str, float]:
         kept = len(read_rows(FolderDisk(Path(folder))).updates)
         read_s = time.thread_time() - begun_s
     return {
-        "us per row": round(1e6 * bench.spent_s / (rows // rate * rate), 2),
-        "bytes per row": round(nbytes / kept, 1),
+        "us per row": 1e6 * bench.spent_s / (rows // rate * rate),
+        "bytes per row": nbytes / kept,
         "rows kept": kept,
-        "ms to read them": round(1e3 * read_s, 1),
+        "ms to read them": 1e3 * read_s,
     }
 
 
-def run_hubs(case: Case, results: Results, rounds: int) -> None:
-    """Compare two real hubs."""
-    measured: dict[str, list[Measured]] = {name: [] for name in SERVERS}
-    with tempfile.TemporaryDirectory() as folder, Hubs(case, folder, SERVERS) as bench:
-        for number in range(rounds):
-            show_progress(f"{case.name}: round {number + 1} of {rounds}")
-            for name in sorted(SERVERS, reverse=bool(number % 2)):
-                measured[name].append(bench.measure(name, 0.25 * case.window_s, case.window_s))
-    for name, turns in measured.items():
-        results.add("hub CPU, us per update", case.name, {name: median(turn.server_cpu_us for turn in turns)})
-        results.add("updates per second", case.name, {name: median(turn.updates_per_s for turn in turns)})
-    differences = [
-        ours.server_cpu_us - theirs.server_cpu_us
-        for ours, theirs in zip(measured["history"], measured["no history"], strict=True)
-    ]
-    results.add("hub CPU, us per update", case.name, {"difference of the rounds": median(differences)})
-
-
-def main() -> None:
-    """Measure rows alone, then hubs."""
-    arguments = make_parser("What a row of a run's history costs the hub.").parse_args()
-    results, rows = Results(), ROWS[arguments.form]
+def measure_history(form: Form, results: Results) -> None:
+    """Measure rows at each rate, with all of them kept and thinned."""
+    rows = ROWS[form]
     prepare_for_service()
     for rate in RATES:
         for name, rows_max in (("", 10 * rows), (", thinned again and again", rows // 5)):
             show_progress(f"{rows:,} rows at {rate} a second{name}")
             found = measure_rows(rate, rows, rows_max)
-            results.add("a row", f"{rate:,} updates a second{name}", found)
+            results.add("a row of the history", f"{rate:,} updates a second{name}", found, 2)
             if not name:
                 results.bound(f"us per row at {rate:,} a second", found["us per row"], ROW_US_MAX)
                 results.bound(f"bytes per row at {rate:,} a second", found["bytes per row"], ROW_BYTES_MAX)
-    for case in TINY_CASES if arguments.form == Form.QUICK else CASES:
-        run_hubs(case.in_form(arguments.form), results, ROUNDS[arguments.form])
-    show_results(results, arguments)
-    enforce_targets(results, arguments)
-
-
-if __name__ == "__main__":
-    main()
