@@ -104,7 +104,7 @@ def enrol(
     printer.result(
         {"name": name, "token": token.text(), "expires_s": valid_s},
         token.text(),
-        f"on the device, within {within}, once: edgeasync agent --enrol TOKEN --data FILE",
+        f"on the device, within {within}, once: edgeasync agent (or peer) --enrol TOKEN --data FILE",
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edgeasync.core.device.effects import DeviceReport
-from edgeasync.durable.peers_file import PeerEntry, Peers, write_peers
+from edgeasync.durable.peers_file import PeerEntry, Peers, read_peers, write_peers
 from edgeasync.errors import AddressError, ProtocolError, StorageError
 from edgeasync.net.address import host_of
 from edgeasync.net.credentials import Credentials
@@ -25,8 +25,9 @@ CONNECT_S = 5.0
 class PeerFinder:
     """Asks a hub who the others are, and writes a list that has changed into `file`. Used on one loop.
 
-    What a hub says of a name, an address or a key replaces what the list said of it. It takes nobody out of the
-    list: a hub that has started again does not know yet who is there. `on_trouble` is called with a sentence,
+    What a hub says of a name, an address or a key replaces what the list says of it. It takes nobody out of the
+    list: a hub that has started again does not know yet who is there. It is the list as it is in the file: who was
+    deleted there stays out. `on_trouble` is called with a sentence,
     `give_up` with an error that waiting would not cure: the keys do not fit.
     """
 
@@ -93,7 +94,7 @@ class PeerFinder:
 
     def _on_report(self, report: DeviceReport) -> None:
         if report.event != "enrolled":
-            self._tell(f"no peers are found through the hub: {report.detail}")
+            self._tell(f"the hub, which finds peers for this one: {report.detail}")
 
     def _tell(self, sentence: str) -> None:
         if not self._told:
@@ -122,9 +123,9 @@ class PeerFinder:
             host_of(entry.address)
         if self._own not in found:
             raise ValueError(f"this device, {self._own.name}, stands there otherwise or not at all")
-        peers = self._peers.with_found(found)
+        listed = read_peers(self._file) if self._file.exists() else self._peers
+        peers = listed.with_found(found)
         self._access.joined()
-        if peers != self._peers:
+        if peers != listed:
             write_peers(self._file, peers)
-            self._peers = peers
         self._heard_s, self._told = self._loop.time(), ""

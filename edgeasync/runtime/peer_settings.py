@@ -10,6 +10,7 @@ from msgspec.structs import force_setattr
 from edgeasync.config import FilePath, Section, whole_address
 from edgeasync.core.arrays.peer_round import check_peer_codec
 from edgeasync.graphs.onnx_model import OnnxModel
+from edgeasync.net.address import host_of
 from edgeasync.protocol.messages import PEER_ADDRESS_PATTERN, OtherFrozen
 from edgeasync.protocol.peer_messages import Topology
 from edgeasync.runtime.device_settings import DeviceSection
@@ -83,6 +84,8 @@ class PeerSection(DeviceSection, frozen=True):
             raise ValueError(
                 f"address {self.address!r}: write tcp://HOST:PORT, as the other devices reach this one"
             )
+        if self.address is not None and host_of(self.address) in ("0.0.0.0", "::"):  # noqa: S104
+            raise ValueError(f"address {self.address!r} is every address of this device: write one of them")
         check_peer_codec(self.codec)
         if self.steps_max is not None and self.epochs is not None:
             raise ValueError("steps_max and epochs say the same: give one of the two")

@@ -6,7 +6,7 @@
 import pytest
 
 from benchmarks.security_poison_fleet import POLICIES, Case, measure
-from edgeasync.core.hub import membership
+from edgeasync.core.hub import member
 from edgeasync.core.hub.reported_stats import clamp
 from tests.support.simulation.harness import run
 
@@ -69,7 +69,7 @@ def test_no_honest_device_is_clamped_whatever_dies(monkeypatch):
         )
         return claims
 
-    monkeypatch.setattr(membership, "clamp", watch)
+    monkeypatch.setattr(member, "clamp", watch)
     for seed in range(10):
         assert not run(seed).failure
     assert clamped == []

@@ -150,7 +150,7 @@ class HubReport(msgspec.Struct, frozen=True):
 
 
 class Save(msgspec.Struct, frozen=True, gc=False):
-    """Write the current model to disk."""
+    """Write a checkpoint."""
 
 
 class EndHub(msgspec.Struct, frozen=True, gc=False):

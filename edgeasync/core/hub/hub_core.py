@@ -344,8 +344,6 @@ class HubCore:
             self.policy_engine.state.ancestry.branch(resumed.lineage, self.version)
         self.members.resume(now_s, connected=not resumed.lineage)
 
-    # -- checkpoints and the end -----------------------------------------------------------------------------
-
     # -- status and checks -----------------------------------------------------------------------------------
 
     def status(self, now_s: float) -> dict[str, Any]:

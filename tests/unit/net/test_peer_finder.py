@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from edgeasync.durable.keys import KeyPair
-from edgeasync.durable.peers_file import PeerEntry, Peers, read_peers
+from edgeasync.durable.peers_file import PeerEntry, Peers, read_peers, write_peers
 from edgeasync.net.credentials import Credentials
 from edgeasync.net.network import ZmqNetwork
 from edgeasync.net.peer_finder import PeerFinder
@@ -93,3 +93,22 @@ def test_more_peers_than_a_list_may_have_are_refused(hear):
     found, told = hear(FoundPeers((listed(0), *many)))
     assert found is None
     assert "over 64 peers with those of before" in told[0]
+
+
+def test_who_was_deleted_from_the_list_stays_out_when_others_come(tmp_path):
+    file = tmp_path / "peers.toml"
+
+    async def run():
+        network = ZmqNetwork()
+        finder = PeerFinder(
+            Credentials(("tcp://127.0.0.1:9",)), network, entry(0), Peers((entry(0), entry(1))),
+            file, on_trouble=print, give_up=print,
+        )  # fmt: skip
+        finder.begin()
+        write_peers(file, Peers((entry(0),)))  # after its key was revoked
+        finder._on_message(wire.encode(FoundPeers((listed(0), listed(2)))), None)
+        finder.close()
+        network.close()
+
+    asyncio.run(run())
+    assert [each.name for each in read_peers(file).peer] == ["pi-0", "pi-2"]

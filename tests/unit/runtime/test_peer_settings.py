@@ -22,6 +22,7 @@ def read(text):
         ("[peer]\nenrol = 'edgeasync1_'", "enrol goes with hub"),
         ("[peer]\naddress = 'tcp://h:1'", "address goes with hub"),
         ("[peer]\nhub = 'tcp://h:1'\naddress = 'ipc://here'", "address 'ipc://here': write tcp://HOST:PORT"),
+        ("[peer]\nhub = 'tcp://h:1'\naddress = 'tcp://0.0.0.0:5600'", "is every address of this device"),
         ("[peer]\nmicro_batch_size = 8", "peer: unknown key `micro_batch_size`"),  # that is in [local]
         ("[peer]\ntopology = 'star'", "peer.topology: 'star' is not known; choose from all_to_all, ring"),
         ("[peer]\ncodec = 'top_k(0.1)'", "top_k"),
