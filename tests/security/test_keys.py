@@ -280,7 +280,7 @@ def test_what_people_see_has_the_token_on_a_line_of_its_own(tmp_path):
     run_command(tmp_path, "keys", "init", "--address", "tcp://hub.example:5555")
     first, second = run_command(tmp_path, "keys", "enrol", "pi-1").stdout.splitlines()
     assert Token.read(first).name == "pi-1"
-    assert "agent --enrol" in second
+    assert "edgeasync agent (or peer) --enrol" in second
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ class Fleet:
         return {device.engine.core.welcome.session for device in self.devices}
 
     def state_ids(self):
-        return {device._state_id for device in self.devices}
+        return {device.engine.core._greeting.own.state_id for device in self.devices}
 
 
 @pytest.fixture

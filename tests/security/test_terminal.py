@@ -71,7 +71,7 @@ def test_json_is_as_it_was(capsys):
 
 
 def test_an_error_is_one_line_of_text(monkeypatch, capsys):
-    def refuse():
+    def refuse(**_):
         raise RefusedError(EVIL)
 
     monkeypatch.setattr(main, "app", refuse)

@@ -7,7 +7,7 @@ import pytest
 from edgeasync.config import ByteCount, parse_toml
 from edgeasync.core.device.data_quota import HEADERS_BYTES, RECORD_EVERY_S, RECORDS_A_DAY
 from edgeasync.core.device.limits import DeviceLimits
-from edgeasync.core.hub import membership
+from edgeasync.core.hub import arrivals
 from edgeasync.core.hub.settings import DAY_S, HubCoreSettings, Limits, Liveness
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.policy import Policy
@@ -165,7 +165,7 @@ def test_devices_with_limits_of_their_own_do_not_hold_up_the_others(limited):
 
 
 def test_a_device_keeps_its_limit_though_its_hub_does_not_care(monkeypatch):
-    monkeypatch.setattr(membership, "_own_day", lambda profile, now_s: None)
+    monkeypatch.setattr(arrivals, "_own_day", lambda profile, now_s: None)
     lab = Lab(Limits(), LIMIT)
     before = [0] * 4
     for day in range(3):
@@ -232,7 +232,7 @@ def test_a_crash_at_any_moment_forgets_no_byte():
 
 
 def test_a_crash_while_a_device_rests_makes_its_day_an_hour_longer_at_most(monkeypatch):
-    monkeypatch.setattr(membership, "_own_day", lambda profile, now_s: None)
+    monkeypatch.setattr(arrivals, "_own_day", lambda profile, now_s: None)
     lab = Lab(Limits(), LIMIT)
     lab.until(20 * 3600.0)
     device = lab.devices[0]
