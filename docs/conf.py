@@ -21,7 +21,6 @@ nitpicky = False
 default_role = "code"
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
-autodoc_preserve_defaults = True
 
 smartquotes = False
 myst_enable_extensions = ["colon_fence"]
