@@ -39,14 +39,14 @@ TRUSTS = {"admitted": Policy(trust="admitted"), "open": Policy(trust="open")}
 
 @dataclass(frozen=True)
 class Fleet:
-    """Honest, unequal devices: the kind of their data, how slow some are, how late the first comes.
+    """Honest, unequal devices: the kind of their data, by number how slow some are and how many seconds late.
 
     The hub may be killed in the middle.
     """
 
     data: str
     slow: Mapping[int, float] = field(default_factory=dict)
-    late_s: float = 0.0
+    late: Mapping[int, float] = field(default_factory=dict)
     killed: bool = False
     local: tuple[str, ...] = ()
     """Arrays that each device keeps to itself."""
@@ -68,14 +68,14 @@ FLEETS = {
     "one with ten times the data": Fleet("ten times the data"),
     "one with twenty examples": Fleet("twenty examples"),
     "one slow by ten": Fleet("even", {0: 10.0}),
-    "one late by two minutes": Fleet("even", late_s=120.0),
+    "one late by two minutes": Fleet("even", late={0: 120.0}),
     "one whose data change": Fleet("changing data"),
 }
 
 
 @dataclass(frozen=True)
 class Case:
-    """One run: its fleet and seed, whom the hub trusts, and how long it lasts after the last device has come."""
+    """One run: a fleet, a seed, whom the hub trusts, and how many seconds it lasts once all devices are there."""
 
     fleet: str
     seed: int
@@ -121,7 +121,7 @@ def measure(case: Case) -> Outcome:
     """Train the fleet, and one machine with all data and as many examples."""
     fleet = FLEETS[case.fleet]
     data = MAKERS[fleet.data](case.seed)
-    until_s = fleet.late_s + case.until_s
+    until_s = max(fleet.late.values(), default=0.0) + case.until_s
     settings = msgspec.structs.replace(SETTINGS, quiet=True)
     run = VirtualFleet(data.model, case.seed, policy=TRUSTS[case.trust], settings=settings, durable=fleet.killed)
     clock, hub = run.clock, run.hub
@@ -132,7 +132,7 @@ def measure(case: Case) -> Outcome:
             stream=_stream(part, 1000 * case.seed + number, clock, until_s / 2.0),
             learning_rate=data.learning_rate,
             step_s=fleet.slow.get(number, 1.0) * STEP_S,
-            start_s=0.0 if number else fleet.late_s,
+            start_s=fleet.late.get(number, 0.0),
             keeps=fleet.killed,
             local=local[number],
         )
