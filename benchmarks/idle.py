@@ -5,9 +5,9 @@ the pings spread evenly. In the second case two more devices exchange a model of
 while: answering heartbeats must not wait for their folds. How late the hub's event loop wakes is measured inside
 the hub, and at the same time inside a process that does nothing else, which tells what the machine itself adds.
 
-Then memory: devices join a hub, and a bare ROUTER in a process of its own. What both grow by is mostly libzmq's;
-the difference is ours. At last a hub with a large model has members whose connections are gone, as many again that
-are connected, and two that exchange.
+For memory, devices join a hub and then, in another process, a bare ROUTER. Most of what a device costs is libzmq's
+in both; the difference is ours. The last case is a hub with a large model: half of its members are connected, the
+other half are gone, and two exchange.
 """
 
 import argparse

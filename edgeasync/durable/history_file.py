@@ -216,7 +216,7 @@ class HistoryFile:
 
 
 class _Seen:
-    """What rows say together: the numbers of the last ones, and which updates wait."""
+    """The number of the last row of each kind, and the updates that still wait."""
 
     def __init__(self) -> None:
         self.updates = self.evaluations = 0

@@ -14,7 +14,7 @@ BASE_LOSSES_MAX = 8
 
 
 class BaseLosses(msgspec.Struct, array_like=True):
-    """What a device's newest updates told of the loss of the model that they were trained from.
+    """A device's losses of the hub's model, measured before it trained each of its newest updates.
 
     `recent` has the finite ones of the last `BASE_LOSSES_MAX` updates, `before` those of as many before them.
     """

@@ -227,4 +227,4 @@ class PeerTraining:
 
 
 def _nothing(_: Vector) -> None:
-    """Do nothing, as a job for a trainer that waits for one."""
+    """Do nothing: this job only wakes a trainer that waits for jobs."""

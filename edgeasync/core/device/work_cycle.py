@@ -162,7 +162,7 @@ class WorkCycle:
         return self._train_on()
 
     def pause(self, *, training: bool) -> list[DeviceEffect]:
-        """Continue without the hub, as long as that takes; or take no steps until the pause is over."""
+        """Begin a pause of the exchanges: keep `training` without the hub, or take no steps until it is over."""
         self.overlap.pause = "training" if training else "still"
         return self.cut_off()
 

@@ -74,7 +74,7 @@ class DeviceEngine:
         """The payload of a model that waits until the steps of a delay are done."""
         self._payload: wire.Buffer = b""
         self._codec: VectorCodec | None = None
-        """The payload of the update that has no answer, and what coded it."""
+        """The payload of the unanswered update, and the codec that wrote it."""
         self._random = np.random.Generator(np.random.PCG64(core.random_seed))
         self._kept = KeptWork(spool)
 

@@ -257,9 +257,7 @@ class HubEngine:
         match message:
             case Ping():
                 self._shell.send(peer, wire.encode(Pong(message.sent_s)), None)
-            case StatusRequest() | Wake() if not self.bounds.is_too_often(
-                message, peer, self._sender, self._now_s
-            ):
+            case StatusRequest() | Wake() if not self._is_too_often(peer, message):
                 self._send_status(peer)
             case Credit() if payload is None:
                 self._deliveries.send_pieces(peer, message, self._now_s)
