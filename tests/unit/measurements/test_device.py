@@ -5,25 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeasync.measurements.device import BaseLosses, DeviceMeasurements
-from edgeasync.measurements.fleet import FleetMeasurements
 from edgeasync.measurements.medians import RECENT
 
 ANY = st.floats() | st.sampled_from([0.0, -0.0, 5e-324, 1e200, 1.7e308, -1.7e308, math.inf, -math.inf, math.nan])
-
 STEPS = st.sampled_from([1, 8, 2**31])
 
 
 def observe(history, **fields):
     usual = {"local_steps": 8, "examples": 64, "step_s": 0.25, "loss_mean": 0.5, "loss_variance": 0.25}
     history.observe(**usual | fields)
-
-
-def look(fleet, voter="a", *, norm=1.0, local_steps=8, score=0.5, staleness=0, **fields):
-    usual = {"voters_live": 1, "loss_mean": 0.5, "loss_variance": 0.25}
-    fleet.observe_norm(voter, norm, local_steps)
-    fleet.observe_score(voter, score)
-    fleet.observe_loss(voter, **usual | fields)
-    fleet.observe_staleness(staleness)
 
 
 def test_times_are_medians_of_the_last_few_cycles():
@@ -81,12 +71,10 @@ def test_a_score_is_the_devices_own_or_its_loss():
 
 
 def test_an_update_without_a_loss_is_no_fault():
-    history, fleet = DeviceMeasurements(), FleetMeasurements()
+    history = DeviceMeasurements()
     for _ in range(5):
         observe(history, loss_mean=None, loss_variance=None)
-        look(fleet, loss_mean=None, loss_variance=None, score=history.score)
     assert math.isnan(history.score)
-    assert (fleet.losses, fleet.loss_variances, len(fleet.scores)) == ([], [], 0)
     observe(history, loss_mean=None, loss_variance=None, score=0.25)
     assert history.score == 0.25
 

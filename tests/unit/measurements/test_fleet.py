@@ -12,17 +12,9 @@ from edgeasync.measurements.medians import WINDOW
 from edgeasync.policies.monitor import Monitor, Observation
 
 STEPS = st.sampled_from([1, 8, 2**31])
-
 LOSS = st.floats(-LOSS_MAX, LOSS_MAX) | st.sampled_from([-LOSS_MAX, LOSS_MAX, math.inf, -math.inf, math.nan])
-
 VARIANCE = st.floats(0.0, VARIANCE_MAX) | st.sampled_from([VARIANCE_MAX, math.inf, math.nan])
-
 """Numbers as the hub lets them through: `ReportedStats` has them within these bounds."""
-
-
-def observe(history, **fields):
-    usual = {"local_steps": 8, "examples": 64, "step_s": 0.25, "loss_mean": 0.5, "loss_variance": 0.25}
-    history.observe(**usual | fields)
 
 
 def look(fleet, voter="a", *, norm=1.0, local_steps=8, score=0.5, staleness=0, **fields):
@@ -31,6 +23,13 @@ def look(fleet, voter="a", *, norm=1.0, local_steps=8, score=0.5, staleness=0, *
     fleet.observe_score(voter, score)
     fleet.observe_loss(voter, **usual | fields)
     fleet.observe_staleness(staleness)
+
+
+def test_an_update_without_a_loss_leaves_the_fleets_losses_as_they_are():
+    fleet = FleetMeasurements()
+    for _ in range(5):
+        look(fleet, loss_mean=None, loss_variance=None, score=math.nan)
+    assert (fleet.losses, fleet.loss_variances, len(fleet.scores)) == ([], [], 0)
 
 
 def test_the_voters_median_over_the_last_quarter_stands_for_now():
