@@ -51,18 +51,25 @@ def accuracies(*programs):
 
 
 def alone(folder, optimizer, *, epochs=EPOCHS, batch_size=32, layers=None, transform=TRANSFORM):
-    """Return the accuracy, in percent, of one loop with these steps."""
+    """Return the lowest accuracy, in percent, of one loop with these steps, over three orders of the examples.
+
+    The order alone moves it by up to a point: a test that compares with one order depends on that order's luck.
+    """
     train, test = (data.MNIST(folder / "data", train=train, transform=transform) for train in (True, False))
-    model = nn.Sequential(nn.Flatten(), *(layers or (nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))))
-    loss_fn, used = nn.CrossEntropyLoss(), optimizer(model.parameters())
-    loader = data.DataLoader(train, batch_size=batch_size, shuffle=True)
-    for _ in range(epochs):
-        for inputs, targets in loader:
-            used.zero_grad()
-            loss_fn(model(inputs), targets).backward()
-            used.step()
-    ((inputs, targets),) = data.DataLoader(test, batch_size=len(test))
-    return 100 * float(np.mean(np.asarray(model.eval()(inputs)).argmax(1) == targets))
+    ((test_inputs, test_targets),) = data.DataLoader(test, batch_size=len(test))
+    loss_fn = nn.CrossEntropyLoss()
+    found = []
+    for seed in range(3):
+        model = nn.Sequential(nn.Flatten(), *(layers or (nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))))
+        used = optimizer(model.parameters())
+        loader = data.DataLoader(train, batch_size=batch_size, shuffle=True, seed=seed)
+        for _ in range(epochs):
+            for inputs, targets in loader:
+                used.zero_grad()
+                loss_fn(model(inputs), targets).backward()
+                used.step()
+        found.append(100 * float(np.mean(np.asarray(model.eval()(test_inputs)).argmax(1) == test_targets)))
+    return min(found)
 
 
 def with_momentum(parameters):
