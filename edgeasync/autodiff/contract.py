@@ -1,4 +1,4 @@
-"""The interface of a training graph, written and read. `docs/training_graph.md` is its specification.
+"""The interface of a training graph, written and read. `docs/reference/training_graph.md` is its specification.
 
 - inputs: the forward model's own, `target`, and one for each trained parameter and running statistic, by its name;
 - outputs: `loss`, `loss_weight`, the forward model's own, `<parameter>.grad` and `<statistic>.new`;

@@ -87,7 +87,7 @@ class Policy(Section, frozen=True):
     """Whom the hub expects. `admitted`: it bounds each update, and warns of odd devices. `open`: it also combines
     updates robustly (`combine` and `optimizer`, unless you set them, are `centred_clip` and `sgd`), and a device
     with an alarm is on probation. If it is left out: `open` for a hub that is `insecure` beyond loopback without
-    keys, `admitted` for every other hub. [Devices that lie](/policies.md#devices-that-lie).
+    keys, `admitted` for every other hub. [Devices that lie](/train/policies.md#devices-that-lie).
     """
     staleness: StalenessPolicy = PolynomialStaleness()
     """The weight of an update by its staleness."""
@@ -120,7 +120,7 @@ class Policy(Section, frozen=True):
     """How many local steps a device takes before its next exchange."""
     overlap_steps_max: Annotated[int, Meta(ge=0, le=2**31)] = 0
     """The most local steps that a device takes while it waits for its next assignment; 0: none.
-    [Policies](/policies.md#which-for-which-fleet) says when it helps.
+    [Policies](/train/policies.md#which-for-which-fleet) says when it helps.
     """
     delay_steps: Annotated[int, Meta(ge=0, le=2**31)] = 0
     """A device uses the answer to an update exactly this many local steps after it has sent the update, and trains

@@ -1,4 +1,4 @@
-"""An agent's settings file as frozen structs. `docs/settings/index.md` lists every key.
+"""An agent's settings file as frozen structs. `docs/reference/settings/index.md` lists every key.
 
 Apart from a hub's, so that a device loads nothing of a hub.
 """
@@ -48,7 +48,7 @@ class AgentSection(DeviceSection, frozen=True):
     """
     spool: Literal["identity", "full"] = "identity"
     """What the device keeps over a power cut: who it is (`identity`), or also its unanswered update (`full`).
-    `full` keeps the trainer's state and the model, too: [What a device keeps](/settings/agent.md#agent).
+    `full` keeps the trainer's state and the model, too: [What a device keeps](/reference/settings/agent.md#agent).
     """
     local: Patterns = ()
     """Arrays that stay on this device, a pattern such as `head.*`. The hub may name others: [Local
@@ -56,7 +56,7 @@ class AgentSection(DeviceSection, frozen=True):
     """
     hub_key: str | None = None
     """The hub's public key, to ask for admission without a token: 64 hexadecimal digits. The device waits until a
-    person at the hub accepts its key: [Keys](/hub/keys.md#or-let-a-device-knock).
+    person at the hub accepts its key: [Keys](/operate/keys.md#or-let-a-device-knock).
     """
     insecure: bool = False
     """Speak to a hub beyond this machine without keys. Anybody on the way could read and change the messages.

@@ -1,4 +1,4 @@
-"""A hub's settings file as frozen structs. `docs/settings/index.md` lists every key."""
+"""A hub's settings file as frozen structs. `docs/reference/settings/index.md` lists every key."""
 
 from collections.abc import Mapping
 from typing import Annotated, ClassVar
@@ -47,7 +47,7 @@ class HubSection(Section, frozen=True):
     """
     run: FilePath = FilePath("runs/default")
     """Folder of this run, made if missing. If the folder holds a run, the hub resumes it. If the folder holds only
-    a `model.safetensors`, the run begins with that model. [Crashes, backups, moving](/durability.md) lists its
+    a `model.safetensors`, the run begins with that model. [Crashes, backups, moving](/operate/durability.md) lists its
     files.
     """
     seed: Annotated[int, Meta(ge=0, lt=2**62)] = 0
@@ -61,12 +61,12 @@ class HubSection(Section, frozen=True):
     """
     history_rows_max: Annotated[int, Meta(ge=0, le=1_000_000)] = ROWS_MAX
     """Most rows of the run's history; 0: no history. It has one for each update and each evaluation, of about 30
-    bytes: [The history](/durability.md#the-history).
+    bytes: [The history](/operate/durability.md#the-history).
     """
     stop: StopCondition = StopCondition()
     """When training ends; `[hub.stop]`."""
     quiet: bool | None = None
-    """Let the fleet rest while the model stands still: [Rest](/policies.md#rest). Without this key it does if
+    """Let the fleet rest while the model stands still: [Rest](/train/policies.md#rest). Without this key it does if
     nothing in `stop` ends the run and `policy.frequency` is `adaptive`. `true` needs an `adaptive` frequency.
     """
     frozen: OtherFrozen = "refuse"
@@ -75,7 +75,7 @@ class HubSection(Section, frozen=True):
     """
     keys: FilePath | None = None
     """Folder of this hub's keys, made by `edgeasync keys init`. With it the hub encrypts every connection and lets
-    in only listed keys: [Keys](/hub/keys.md).
+    in only listed keys: [Keys](/operate/keys.md).
     """
     knocking: bool = False
     """Record unknown keys, for `edgeasync keys pending`. It needs `keys`."""
@@ -102,7 +102,7 @@ class RunSettings(Section, frozen=True):
     local: LocalTraining = LocalTraining()
     """How a device trains between two exchanges."""
     policy: Policy = Policy()
-    """How the hub weighs, gathers and applies updates; [Policies](/policies.md) says which kind suits which fleet.
+    """How the hub weighs, gathers and applies updates; [Policies](/train/policies.md) says which kind suits which fleet.
     """
     evaluation: EvaluationSettings = EvaluationSettings()
     """On which data the hub evaluates the model, and how often."""

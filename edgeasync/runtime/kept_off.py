@@ -25,7 +25,7 @@ class KeptOff:
             return ""
         more = ", ".join(f"{count} {reason}" for reason, count in sorted((counts - self._told).items()))
         self._told, self._tell_at_s = counts, now_s + TELL_S
-        return f"kept off by bounds: {more}; docs/hub/bounds.md says what each is"
+        return f"kept off by bounds: {more}; docs/operate/bounds.md says what each is"
 
     def counts(self, denied: Mapping[Any, int]) -> dict[str, int]:
         """Return how many were not let in, and what was cut short, by the reason."""

@@ -1,4 +1,4 @@
-"""A peer's settings file as frozen structs. `docs/settings/index.md` lists every key."""
+"""A peer's settings file as frozen structs. `docs/reference/settings/index.md` lists every key."""
 
 import re
 from collections.abc import Mapping

@@ -70,7 +70,7 @@ class Agent(Service):
       says why. Without it, and once it has joined, the agent waits as long as needed.
     - `on_report`: called on the agent's loop with what happens: `report.event`, `report.detail`.
     - Other keys of `[agent]` and `[limits]` in a settings file, such as `threads` or `local_steps_max`
-      (docs/settings/index.md). With several workers, a limit is of each.
+      (docs/reference/settings/index.md). With several workers, a limit is of each.
 
     It is ready at once; `wait_until_joined` waits for the hub.
 

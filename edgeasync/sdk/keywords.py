@@ -40,7 +40,7 @@ class GraphKeywords(TypedDict, total=False):
 
 
 class DeviceKeywords(TypedDict, total=False):
-    """Keys of `[agent]` and `[limits]` in a settings file, by their names (docs/settings/agent.md)."""
+    """Keys of `[agent]` and `[limits]` in a settings file, by their names (docs/reference/settings/agent.md)."""
 
     state: str | Path | None
     enrol: str | None

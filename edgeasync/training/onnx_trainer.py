@@ -1,6 +1,6 @@
 """Training an ONNX training graph on stock onnxruntime, with parameters and gradients as views of flat vectors.
 
-The graph follows the contract of `docs/training_graph.md`. Nothing is copied in a step but the running
+The graph follows the contract of `docs/reference/training_graph.md`. Nothing is copied in a step but the running
 statistics: onnxruntime reads the parameters where they are and writes gradients where the optimizer reads them.
 """
 

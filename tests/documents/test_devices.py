@@ -10,7 +10,7 @@ from edgeasync.ops.service.installation import FOLDER, PROGRAM
 from edgeasync.ops.service.unit import Unit
 
 ROOT = Path(__file__).parents[2]
-UNITS = {"edgeasync-agent.service": "docs/devices/install.md", "edgeasync-hub.service": "docs/hub/deploy.md"}
+UNITS = {"edgeasync-agent.service": "docs/devices/install.md", "edgeasync-hub.service": "docs/operate/deploy.md"}
 
 
 @pytest.mark.parametrize("name", UNITS)

@@ -1,4 +1,4 @@
-"""docs/hub/events.md and docs/reference/json.md name what the code says, all of it and no more."""
+"""docs/operate/events.md and docs/reference/json.md name what the code says, all of it and no more."""
 
 import ast
 import re
@@ -27,7 +27,7 @@ from edgeasync.core.peer.effects import ReportName as PeerEvent
 from edgeasync.policies.catalogue import catalogue
 
 ROOT = Path(__file__).parents[2]
-EVENTS = (ROOT / "docs/hub/events.md").read_text("utf-8")
+EVENTS = (ROOT / "docs/operate/events.md").read_text("utf-8")
 RUNNING = "hub` and `edgeasync agent"
 PRINTS = re.compile(r"(self\._)?printer\.(event|figures)")
 JSON = (ROOT / "docs/reference/json.md").read_text("utf-8")

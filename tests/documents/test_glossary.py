@@ -10,7 +10,7 @@ PACKAGE = ROOT / "edgeasync"
 SOURCE = "\n".join(path.read_text() for path in sorted(PACKAGE.rglob("*.py")))
 ROWS = [
     [cell.strip() for cell in line.strip("|").split("|")]
-    for line in (ROOT / "docs/glossary.md").read_text().splitlines()
+    for line in (ROOT / "docs/concepts/glossary.md").read_text().splitlines()
     if line.startswith("| ")
 ][1:]
 FILES = sorted(set(re.findall(r"`([a-z_/0-9]+/[a-z_0-9]+\.py)`", (ROOT / "docs/architecture.md").read_text())))

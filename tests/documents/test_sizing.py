@@ -10,7 +10,7 @@ from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.runtime.hub_settings import RunSettings
 from edgeasync.runtime.memory import THREADS_BYTES, most_memory
 
-HUB = Path(__file__).parents[2] / "docs/hub"
+HUB = Path(__file__).parents[2] / "docs/operate"
 PROCESS_BYTES = (64 << 20) + THREADS_BYTES
 WORDS = {"thousand": 10**3, "million": 10**6}
 

@@ -1,4 +1,4 @@
-"""The diagrams of docs/states.md are those of the code."""
+"""The diagrams of docs/concepts/states.md are those of the code."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from docs.draw import PICTURES, STATES, moves
 from edgeasync.errors import TransitionError
 from edgeasync.states import check_move
 
-DOCUMENT = PICTURES.parent / "states.md"
+DOCUMENT = PICTURES.parent / "concepts/states.md"
 TABLES = {name: table for name, (_, table, _) in STATES.items()}
 
 

@@ -1,11 +1,11 @@
-"""docs/training_graph.md names every operator that has a gradient, and no other, and what to write for others."""
+"""docs/reference/training_graph.md names every operator that has a gradient, and no other, and what to write for others."""
 
 import re
 from pathlib import Path
 
 from edgeasync.autodiff.rules import INSTEAD, RULES
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "training_graph.md"
+DOCUMENT = Path(__file__).parents[2] / "docs/reference/training_graph.md"
 
 
 def test_the_document_names_the_operators_that_have_a_gradient():

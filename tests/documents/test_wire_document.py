@@ -1,4 +1,4 @@
-"""docs/wire.md is what others write their agents from: it must not drift from the structs."""
+"""docs/reference/wire.md is what others write their agents from: it must not drift from the structs."""
 
 import ast
 import json
@@ -44,7 +44,7 @@ from edgeasync.protocol.transfers import PIECE_BYTES_MIN
 from edgeasync.runtime.hub import HubRuntime
 
 DOCS = Path(__file__).parents[2] / "docs"
-TEXT = (DOCS / "wire.md").read_text(encoding="utf-8")
+TEXT = (DOCS / "reference/wire.md").read_text(encoding="utf-8")
 JSON = (DOCS / "reference" / "json.md").read_text(encoding="utf-8")
 every_message = pytest.mark.parametrize("kind", MESSAGES, ids=lambda kind: MESSAGES[kind].__name__)
 
