@@ -1,4 +1,4 @@
-"""Records the demo as it runs in a terminal: `python -m docs.record` writes docs/pictures/demo.svg.
+"""Records the demo as it runs in a terminal: `python -m docs.record` writes docs/pictures/demo.svg (extra `test`).
 
 The picture plays at the speed of the run. A reader who prefers less motion sees its last frame.
 """
@@ -6,9 +6,9 @@ The picture plays at the speed of the run. A reader who prefers less motion sees
 import asyncio
 import os
 import pty
-import subprocess
 import sys
 import tempfile
+import termios
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -34,9 +34,14 @@ async def record(command: Sequence[str], folder: Path) -> list[list[str]]:
     stream = pyte.ByteStream(screen)
     stream.feed(f"$ {Path(command[0]).name} {' '.join(command[1:])}\r\n".encode())
     ours, theirs = pty.openpty()
-    size = {"COLUMNS": str(COLUMNS), "LINES": str(ROWS), "TERM": "xterm-256color"}
-    process = subprocess.Popen(
-        command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=folder, env={**os.environ, **size}
+    termios.tcsetwinsize(theirs, (ROWS, COLUMNS))
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        cwd=folder,
+        env={**os.environ, "TERM": "xterm-256color"},
     )
     os.close(theirs)
     loop = asyncio.get_running_loop()
@@ -54,7 +59,7 @@ async def record(command: Sequence[str], folder: Path) -> list[list[str]]:
     while not ended.is_set():
         await asyncio.wait([asyncio.create_task(ended.wait())], timeout=FRAME_S)
         frames.append([row.rstrip() for row in screen.display])
-    if code := process.wait():
+    if code := await process.wait():
         sys.exit(f"{' '.join(command)} ended with exit code {code}")
     return frames
 
@@ -63,6 +68,7 @@ def draw(frames: Sequence[Sequence[str]], title: str) -> str:
     """Return the frames as an SVG that plays them: a strip of all frames that moves up behind a window."""
     height = ROWS * CELL_HEIGHT + 2 * MARGIN
     width = round(COLUMNS * CELL_WIDTH + 2 * MARGIN)
+    size = f'{width} {height + TITLE_HEIGHT}" width="{width}" height="{height + TITLE_HEIGHT}'
     seconds = FRAME_S * len(frames) + LAST_FRAME_S
     moves = "".join(
         f"{100 * number * FRAME_S / seconds:.2f}%{{transform:translateY({-number * height}px)}}"
@@ -79,8 +85,7 @@ def draw(frames: Sequence[Sequence[str]], title: str) -> str:
     dots = [f'<circle cx="{20 + 18 * at}" cy="17" r="5" fill="{colour}"/>' for at, colour in enumerate(DOTS)]
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height + TITLE_HEIGHT}" '
-            f'width="{width}" height="{height + TITLE_HEIGHT}" role="img">',
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}" role="img">',
             f"<title>{escape(title)}</title>",
             "<style>",
             f"text{{font:13px ui-monospace,'DejaVu Sans Mono',monospace;fill:{INK};white-space:pre}}",
@@ -89,8 +94,7 @@ def draw(frames: Sequence[Sequence[str]], title: str) -> str:
             "@media (prefers-reduced-motion:reduce){.strip{animation:none}}",
             "</style>",
             f'<rect width="{width}" height="{height + TITLE_HEIGHT}" rx="8" fill="{PAPER}"/>',
-            f'<path d="M0 {TITLE_HEIGHT} V8 A8 8 0 0 1 8 0 H{width - 8} A8 8 0 0 1 {width} 8 V{TITLE_HEIGHT} z" '
-            f'fill="{BAR}"/>',
+            f'<path d="M0 {TITLE_HEIGHT} V8 a8 8 0 0 1 8 -8 h{width - 16} a8 8 0 0 1 8 8 v26 z" fill="{BAR}"/>',
             *dots,
             f'<text x="{width / 2:g}" y="22" text-anchor="middle">{escape(title)}</text>',
             f'<svg y="{TITLE_HEIGHT}" width="{width}" height="{height}"><g class="strip">',

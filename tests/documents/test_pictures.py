@@ -3,6 +3,7 @@
 import pytest
 
 from docs.draw import PICTURES, drawings, layers
+from docs.svg import STYLE
 
 DRAWINGS = drawings()
 
@@ -10,6 +11,11 @@ DRAWINGS = drawings()
 @pytest.mark.parametrize("name", DRAWINGS)
 def test_a_picture_is_what_is_drawn_today(name):
     assert (PICTURES / name).read_text("utf-8") == DRAWINGS[name](), "run python -m docs.draw"
+
+
+@pytest.mark.parametrize("name", sorted({path.name for path in PICTURES.glob("*.svg")} - {"demo.svg"}))
+def test_a_picture_has_the_style_of_all(name):
+    assert f"<style>{STYLE}</style>" in (PICTURES / name).read_text("utf-8")
 
 
 def test_every_layer_of_the_contract_is_drawn():

@@ -1,4 +1,4 @@
-"""The pages of docs/reference/settings show every table of settings; every settings file that we print or ship is read."""
+"""docs/reference/settings shows every table of settings; every settings file that we print or ship is read."""
 
 import re
 import tomllib
@@ -16,7 +16,9 @@ from edgeasync.runtime.hub_settings import HubSettings
 from edgeasync.runtime.hub_start import make_hub
 from tests.support.pages.documents import ROOT
 
-PAGES = {path.stem: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs/reference/settings").glob("*.md"))}
+PAGES = {
+    path.stem: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs/reference/settings").glob("*.md"))
+}
 MARKED = [place for text in PAGES.values() for place in re.findall(r"<!-- generated: settings (\S+) -->", text)]
 TABLES = settings_tables()
 HUB_FILES = ["examples/hub.toml"]

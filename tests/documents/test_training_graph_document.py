@@ -1,4 +1,4 @@
-"""docs/reference/training_graph.md names every operator that has a gradient, and no other, and what to write for others."""
+"""docs/reference/training_graph.md names the operators with a gradient, and the replacements that refusals name."""
 
 import re
 from pathlib import Path
