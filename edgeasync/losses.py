@@ -1,7 +1,7 @@
 """What training makes small: losses as objects, for `train(loss=...)` and `Hub(loss=...)`.
 
-Each is a table of a settings file, too: `loss = { kind = "huber", delta = 0.5 }`. `docs/reference/training_graph.md` defines
-them. Nothing here needs the `onnx` package.
+Each is a table of a settings file, too: `loss = { kind = "huber", delta = 0.5 }`.
+`docs/reference/training_graph.md` defines them. Nothing here needs the `onnx` package.
 
 >>> import numpy as np
 >>> from edgeasync import Stop, losses, nn, train

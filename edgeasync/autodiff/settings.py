@@ -27,8 +27,8 @@ class GraphSettings(Section, frozen=True):
     train: Annotated[tuple[str, ...], Meta(min_length=1)] | None = None
     """Parameters to train, a pattern such as `head.*`. Parameters that no pattern matches stay as they are.
     Without it all parameters are trained but those that [the file says were
-    frozen](/reference/training_graph.md#what-is-trained). Those that a pattern matches are trained even if the exporter may
-    have merged or computed them.
+    frozen](/reference/training_graph.md#what-is-trained). Those that a pattern matches are trained
+    even if the exporter may have merged or computed them.
     """
     freeze: tuple[str, ...] = ()
     """Parameters not to train, a pattern. It counts although `train` matches them."""

@@ -47,8 +47,8 @@ class HubSection(Section, frozen=True):
     """
     run: FilePath = FilePath("runs/default")
     """Folder of this run, made if missing. If the folder holds a run, the hub resumes it. If the folder holds only
-    a `model.safetensors`, the run begins with that model. [Crashes, backups, moving](/operate/durability.md) lists its
-    files.
+    a `model.safetensors`, the run begins with that model.
+    [Crashes, backups, moving](/operate/durability.md) lists its files.
     """
     seed: Annotated[int, Meta(ge=0, lt=2**62)] = 0
     """Seed of the model's first values. It has no effect on an ONNX model, which brings its values, or when the
@@ -66,8 +66,8 @@ class HubSection(Section, frozen=True):
     stop: StopCondition = StopCondition()
     """When training ends; `[hub.stop]`."""
     quiet: bool | None = None
-    """Let the fleet rest while the model stands still: [Rest](/train/policies.md#rest). Without this key it does if
-    nothing in `stop` ends the run and `policy.frequency` is `adaptive`. `true` needs an `adaptive` frequency.
+    """Let the fleet rest while the model stands still: [Rest](/train/policies.md#rest). Without this
+    key it does if nothing in `stop` ends the run and `policy.frequency` is `adaptive`. `true` needs an `adaptive` frequency.
     """
     frozen: OtherFrozen = "refuse"
     """What to do with a device whose frozen arrays differ: refuse it, or warn and let it train. A device that is
@@ -102,8 +102,8 @@ class RunSettings(Section, frozen=True):
     local: LocalTraining = LocalTraining()
     """How a device trains between two exchanges."""
     policy: Policy = Policy()
-    """How the hub weighs, gathers and applies updates; [Policies](/train/policies.md) says which kind suits which fleet.
-    """
+    """How the hub weighs, gathers and applies updates. [Policies](/train/policies.md) says which kind suits
+    which fleet."""
     evaluation: EvaluationSettings = EvaluationSettings()
     """On which data the hub evaluates the model, and how often."""
     codec: CodecSettings = CodecSettings()

@@ -1,7 +1,7 @@
 """The losses of a training graph in numpy, as sums over examples, so that the batches of a data set add up.
 
-`docs/reference/training_graph.md` defines them. Scores and targets are float32 arrays of one shape; only `cross_entropy`
-takes scores (n, classes, ...) and class numbers int64 (n, ...).
+`docs/reference/training_graph.md` defines them. Scores and targets are float32 arrays of one shape;
+only `cross_entropy` takes scores (n, classes, ...) and class numbers int64 (n, ...).
 """
 
 from collections.abc import Sequence

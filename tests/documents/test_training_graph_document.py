@@ -1,4 +1,4 @@
-"""docs/reference/training_graph.md names the operators with a gradient, and the replacements that refusals name."""
+"""docs/reference/training_graph.md names the operators with a gradient, and replacements for others."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The checksum of arrays that do not travel: docs/reference/wire.md says how it is made, and others compute it by that."""
+"""The checksum of arrays that do not travel, as docs/reference/wire.md defines it for other implementations."""
 
 import hashlib
 
