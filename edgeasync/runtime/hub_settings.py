@@ -66,9 +66,9 @@ class HubSection(Section, frozen=True):
     stop: StopCondition = StopCondition()
     """When training ends; `[hub.stop]`."""
     quiet: bool | None = None
-    """Let the fleet rest while the model stands still: [Rest](/train/policies.md#rest). Without this
-    key it does if nothing in `stop` ends the run and `policy.frequency` is `adaptive`. `true` needs an `adaptive` frequency.
-    """
+    """Let the fleet rest while the model stands still: [Rest](/train/policies.md#rest). Without this key it
+    does if nothing in `stop` ends the run and `policy.frequency` is `adaptive`. `true` needs an `adaptive`
+    frequency."""
     frozen: OtherFrozen = "refuse"
     """What to do with a device whose frozen arrays differ: refuse it, or warn and let it train. A device that is
     refused ends with exit code 5: [Frozen parameters](/train/join.md#frozen-parameters).
