@@ -1,4 +1,4 @@
-"""The functions that docs/architecture.md names on the way of an update run, in that order."""
+"""The functions that docs/architecture.md names on the path of an update run, in that order."""
 
 import re
 import sys
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 WAY = (
     (ROOT / "docs/architecture.md")
     .read_text()
-    .partition("## The way of an update")[2]
+    .partition("## The path of an update")[2]
     .partition("If the answer")[0]
 )
 STEPS = re.findall(r"`([A-Z]\w+\.\w+)`", WAY)

@@ -118,7 +118,7 @@ class CodecSettings(Section, frozen=True):
     """For the whole model, which the hub sends to a device that joins, comes back, or has missed too much:
     `identity`, `float16` or `bfloat16`. If a value does not fit, the model travels as `identity`. With `delta =
     "int8"` a device that joins later or comes back gets the whole model in `int8`, half as long, and its next
-    differences correct it; [decision 0026](/decisions/0026-a-coarse-model-for-who-comes-back.md).
+    differences correct it; [decision 0014](/decisions/0014-send-deltas-along-one-published-chain.md).
     """
     delta: str = "int8"
     """For the differences between versions, which the hub sends to all other devices: any codec but `auto`.
