@@ -1,4 +1,4 @@
-"""Handwritten digits in five lines: four workers in this process train a network and export it."""
+"""Train handwritten digits in five lines, with four workers in this process, and export the network."""
 
 from edgeasync import nn, train
 from edgeasync.data import load_digits

@@ -2,7 +2,7 @@
 
     python digits_cnn.py digits-cnn.onnx
 
-No torch: `edgeasync.nn` writes the ONNX graph. A model exported from elsewhere does as well.
+`edgeasync.nn` writes the ONNX graph without torch. You can also export a model with another library.
 """
 
 import sys

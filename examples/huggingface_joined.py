@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer as one of many: `python huggingface_joined.py tcp://HUB:5555 NAME STATE_FOLDER`."""
+"""Join Hugging Face's Trainer to a hub: `python huggingface_joined.py tcp://HUB:5555 NAME STATE_FOLDER`."""
 
 # pyright: reportMissingImports=false, reportUntypedBaseClass=false
 
@@ -24,7 +24,7 @@ config = BertConfig(
 )
 model = BertForSequenceClassification(config)
 words = torch.from_numpy(np.random.default_rng(0).integers(2, 32, (1200, 12)))
-sorts = (words[:, 0] > 16).long()  # of the first word
+sorts = (words[:, 0] > 16).long()  # whether the first word is in the upper half
 arguments = TrainingArguments(
     output_dir="unused",
     num_train_epochs=10,

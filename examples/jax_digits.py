@@ -1,4 +1,4 @@
-"""A loss in JAX and an optimizer of optax, trained by four workers: digits with a perceptron."""
+"""Train digits on four workers with a JAX loss and an optax optimizer."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def loss(params: Any, x: Any, y: Any) -> Any:
     return optax.losses.softmax_cross_entropy_with_integer_labels(scores(params, x), y).mean()
 
 
-# Adam has momentum of its own, so the hub gets none: both together would multiply.
+# Adam has momentum, so the hub uses none: two momentums would multiply.
 run = edgeasync.train(
     edgeasync.jax.model(params, loss, optax.adam(0.01), predict=scores),
     (x[:1400], y[:1400]),

@@ -1,4 +1,4 @@
-"""A hub that is killed in the middle of training, and resumes: no update is lost, none counts twice.
+"""Kill a hub during training and resume it: no update is lost or counted twice.
 
 python kill_and_resume.py --kills 3
 """
@@ -19,7 +19,7 @@ def serve(told: Connection, address: str) -> None:
     network = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
     with Hub(network, input_shape=(64,), run=RUN, bind=address) as hub:
         told.send(hub.address)
-        told.recv()  # until it is told to end, or killed
+        told.recv()  # blocks until the parent says to end, or kills it
         hub.finish("enough")
         hub.wait()
 
@@ -44,7 +44,7 @@ def main() -> None:
                 time.sleep(0.01)
             if number > kills:
                 break
-            hub.kill()  # by SIGKILL: it can write nothing more
+            hub.kill()  # SIGKILL: the hub cannot write anything more
             hub.join()
             answered = agent.updates_answered
             hub, told, _ = start(address)

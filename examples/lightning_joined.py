@@ -1,4 +1,4 @@
-"""Lightning's Trainer as one of many: `python lightning_joined.py tcp://HUB:5555 NAME STATE_FOLDER`."""
+"""Join Lightning's Trainer to a hub: `python lightning_joined.py tcp://HUB:5555 NAME STATE_FOLDER`."""
 
 # pyright: reportMissingImports=false, reportUntypedBaseClass=false
 

@@ -1,8 +1,8 @@
-"""Part the handwritten digits among devices: one .npz of examples each, and one that no device gets.
+"""Split the handwritten digits among devices: one .npz for each, and one held out for evaluation.
 
     python make_digits.py --devices 4 --alpha 0.5 --seed 0 --out digits
 
-A small alpha gives every device few kinds of digits, a large one gives all of them the same mixture.
+With a small alpha each device gets few kinds of digits, with a large one all get the same mixture.
 """
 
 import argparse
@@ -13,10 +13,10 @@ import numpy as np
 from edgeasync.data import dirichlet, load_digits
 
 HELD_OUT = 0.2
-"""Share of the digits kept back to measure the model with."""
+"""Share of the digits held out to evaluate the model."""
 
 EXAMPLES_MIN = 32
-"""A device with less than a batch would teach little."""
+"""A device needs at least one batch."""
 
 
 def main() -> None:

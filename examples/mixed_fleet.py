@@ -1,4 +1,4 @@
-"""One fleet of three kinds: a device trains the model by torch, one by its ONNX graph, one by numpy alone.
+"""Train one model on three kinds of devices: with torch, with an ONNX graph, and with numpy alone.
 
 python mixed_fleet.py --updates 300
 """
@@ -23,7 +23,7 @@ module = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.
 
 
 class Perceptron:
-    """The same model in numpy: the hub needs its arrays' names and shapes, not its kind."""
+    """The same model in numpy. The hub compares only names and shapes of its arrays."""
 
     parameters: Mapping[str, Any] = {name: array.numpy() for name, array in module.state_dict().items()}
 

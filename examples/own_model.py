@@ -1,4 +1,4 @@
-"""A model of your own in numpy: a line through points, by the gradient of its squared error."""
+"""Train your own numpy model: fit a line with the gradient of the squared error."""
 
 from typing import Any
 

@@ -1,8 +1,8 @@
-"""A model of your own: forecast a sensor's next reading from its last four, by linear regression.
+"""Write your own trainer: predict a sensor's next reading from its last four by linear regression.
 
     python own_trainer.py --updates 300
 
-What edgeasync asks of a trainer is `spec`, `begin` and `step`. Data, loss and optimizer are the trainer's own.
+edgeasync calls a trainer's `spec`, `begin` and `step`. The trainer chooses its data, loss and optimizer.
 """
 
 import argparse
@@ -21,7 +21,7 @@ TRUTH = {"weight": [0.0, 0.0, -0.6, 1.2], "bias": [0.3]}
 
 
 def readings(seed: int) -> Iterator[float]:
-    """Stand for a sensor: a value that swings about 0.75 and is pushed about by noise."""
+    """Simulate a sensor: yield a value that oscillates around 0.75, with noise."""
     generator = np.random.default_rng(seed)
     noise = generator.uniform(0.2, 0.6)
     before, last = 0.75, 0.75
@@ -31,14 +31,14 @@ def readings(seed: int) -> Iterator[float]:
 
 
 class Forecast:
-    """The trainer: windows of readings in, a step of gradient descent on the squared error."""
+    """Train on windows of readings by gradient descent on the squared error."""
 
     def __init__(self, sensor: Iterator[float]) -> None:
         self.spec = SPEC
         self._sensor = sensor
 
     def begin(self, parameters: Vector) -> None:
-        """The hub's newest model: named views of it, to be trained in place."""
+        """Keep named views of the hub's newest model, to train it in place."""
         arrays = SPEC.views(parameters)
         self._weight, self._bias = arrays["weight"], arrays["bias"]
 

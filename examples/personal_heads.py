@@ -1,8 +1,8 @@
-"""Ten people with a smartwatch share all layers but the last, of which each device keeps one of its own.
+"""Share all layers but the last among ten people with a smartwatch; each device keeps its own last layer.
 
     python personal_heads.py --passes 60
 
-Each device then recognises what its person does later. The same fleet with one model for all is the comparison.
+Each device is then evaluated on its person's later recordings, and compared with one model for all.
 """
 
 import argparse
@@ -23,7 +23,7 @@ def flat(data: Dataset) -> Dataset:
 
 
 def accuracies(local: list[str], passes: int) -> np.ndarray:
-    """Train a fleet, and return each device's accuracy on its own person's later windows."""
+    """Train a fleet, and return each device's accuracy on the later windows of its person."""
     model = MlpModel(inputs=600, hidden=(64,), classes=7)
     hub = Hub(model, local=local, run=f"runs/heads-{len(local)}", bind="tcp://127.0.0.1:*")
     with hub, ExitStack() as stack:

@@ -1,8 +1,8 @@
-"""Three pumps learn together how a healthy one vibrates; each then finds faults in its own stream.
+"""Train three pumps together on healthy vibrations, then detect faults in each pump's stream.
 
     python sensor_anomalies.py --epochs 30
 
-An autoencoder of GRUs gives a window of readings back. What it gives back badly is unlike any healthy pump.
+A GRU autoencoder reconstructs windows of readings. A large error signals a fault.
 """
 
 import argparse
@@ -18,8 +18,8 @@ WINDOW, HIDDEN = 32, 16
 FAULTS = {"stuck": 300, "knocking": 600, "drift": 900}
 
 network = nn.Sequential(
-    nn.GRU(2, HIDDEN),  # a window becomes its last state ...
-    nn.Linear(HIDDEN, 6),  # ... and that becomes six numbers
+    nn.GRU(2, HIDDEN),  # encode a window in its last state ...
+    nn.Linear(HIDDEN, 6),  # ... and compress that to six numbers
     nn.Linear(6, WINDOW * HIDDEN),
     nn.Reshape(WINDOW, HIDDEN),
     nn.GRU(HIDDEN, HIDDEN, return_sequences=True),
@@ -28,7 +28,7 @@ network = nn.Sequential(
 
 
 def stream(pump: int, *, faulty: bool = False) -> Iterator[np.ndarray]:
-    """Yield windows of two vibrations, one after the other, without end; each fault is in one window."""
+    """Yield consecutive windows of two vibrations without end; each fault affects one window."""
     generator = np.random.default_rng(pump)
     speed, time = 0.3 + 0.02 * pump, np.arange(WINDOW)
     for number in range(10**9):
@@ -60,7 +60,7 @@ session = onnxruntime.InferenceSession(run.export("pump.onnx"))
 
 
 def errors(windows: np.ndarray) -> np.ndarray:
-    """Return how badly each window is given back."""
+    """Return the mean squared reconstruction error of each window."""
     (given_back,) = session.run(None, {"x": windows})
     return np.asarray(((np.asarray(given_back) - windows) ** 2).mean(axis=(1, 2)))
 

@@ -1,12 +1,12 @@
-"""A web service that trains two models, with aiohttp on uvloop: two hubs on the service's own event loop.
+"""Train two models in a web service (aiohttp, uvloop), with two hubs on the service's event loop.
 
     python service.py --port 8080 --run runs/service
 
-    curl http://127.0.0.1:8080/hubs                    where they listen, and how far they are
-    curl http://127.0.0.1:8080/hubs/small/events       what happens, as server-sent events
+    curl http://127.0.0.1:8080/hubs                    addresses and versions of both hubs
+    curl http://127.0.0.1:8080/hubs/small/events       events, as server-sent events
     curl http://127.0.0.1:8080/hubs/small/model -O     the newest version, as .npz
 
-Agents join by `edgeasync agent --hub ADDRESS --data FILE`. SIGTERM ends the service with both models on disk.
+Agents join with `edgeasync agent --hub ADDRESS --data FILE`. On SIGTERM the service saves both models.
 """
 
 import argparse
@@ -31,7 +31,7 @@ ANYWHERE = "tcp://127.0.0.1:*"
 
 
 async def end_by_rule(hub: Hub, loss: float) -> None:
-    """The service's own rule: a hub ends once a device has a lower loss than this."""
+    """Finish the hub once a device reports a loss below `loss`."""
     async for event in hub.events():
         if isinstance(event, UpdateEvent) and event.loss is not None and event.loss < loss:
             hub.finish(f"{event.device} has a loss of {event.loss:.3g}")
@@ -52,7 +52,7 @@ def make_app(hubs: Mapping[str, Hub], loss: float) -> web.Application:
     app = web.Application()
     app[HUBS] = hubs
     app.cleanup_ctx.append(hold)
-    app.on_shutdown.append(stop)  # before the service waits for its streams, which then end
+    app.on_shutdown.append(stop)  # ends the event streams, for which the service then waits
     app.add_routes([
         web.get("/hubs", show),
         web.get("/hubs/{name}/events", stream),

@@ -1,4 +1,4 @@
-"""A scikit-learn pipeline whose last step is trained by four workers: cross-validated, then kept in a file."""
+"""Cross-validate and pickle a scikit-learn pipeline whose last step trains on four workers."""
 
 import pickle
 from pathlib import Path

@@ -1,8 +1,8 @@
-"""Which exercise does a smartwatch see? One person a device, and two people of whom no device knows anything.
+"""Recognise exercises from smartwatch data: one person a device, two people held out.
 
     python smartwatch.py --held-out 9 10 --compare
 
-With --compare the same network also trains on everybody's windows in one place, as often.
+With --compare, the same network also trains in one place on all windows, for as many passes.
 """
 
 import argparse
@@ -34,7 +34,7 @@ network = nn.Sequential(
 
 
 def in_one_place(data: Dataset, held_out: Dataset, epochs: int, seed: int) -> float | None:
-    """Return the accuracy of a plain loop over everybody's windows; its learning rate was searched for as well."""
+    """Return the accuracy of a plain loop over all windows. Its learning rate was tuned, too."""
     model = nn.to_onnx(network, data.x.shape[1:], seed=seed)
     built = build_training_graph(model.SerializeToString(), GraphSettings())
     steps = epochs * len(data) // BATCH
@@ -60,10 +60,10 @@ def main() -> None:
     held_out = joined([windows(who) for who in arguments.held_out])
     versions = epochs * sum(map(len, devices)) // (BATCH * LOCAL_STEPS * len(devices))
     policy = Policy(
-        aggregate=QuorumAggregator(share=1.0, patience=100.0),  # the devices are equal: a version has all of them
+        aggregate=QuorumAggregator(share=1.0, patience=100.0),  # equally fast: each version averages all
         frequency=FixedFrequency(local_steps=LOCAL_STEPS),
         optimizer=(*Policy().optimizer, CosineSchedule(updates=versions)),
-        monitor=Monitor(detectors=(), clip=0.0),  # a person who moves unlike the others counts as much
+        monitor=Monitor(detectors=(), clip=0.0),  # no clipping: unusual movements count fully
     )
     began_s = time.monotonic()
     run = train(

@@ -1,4 +1,4 @@
-"""A hub for the loops that join: `python torch_hub.py ADDRESS torch|lightning|huggingface FOLDER`."""
+"""Run a hub for the joined loops: `python torch_hub.py ADDRESS torch|lightning|huggingface FOLDER`."""
 
 # pyright: reportMissingImports=false
 
@@ -13,7 +13,7 @@ import edgeasync
 
 
 def make_module(loop: str) -> Any:
-    """Return a module with the arrays of that loop's model, under the same names."""
+    """Return a module whose arrays have the names and shapes of that loop's model."""
     if loop == "huggingface":
         from transformers import BertConfig, BertForSequenceClassification  # noqa: PLC0415 - large
 

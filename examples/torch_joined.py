@@ -1,4 +1,4 @@
-"""The loop of torch_loop.py, as one of many: `python torch_joined.py tcp://HUB:5555 NAME STATE_FOLDER`."""
+"""Join the loop of torch_loop.py to a hub: `python torch_joined.py tcp://HUB:5555 NAME STATE_FOLDER`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Trains digits as torch's tutorials do: in one process, on all the data."""
+"""Train digits as in torch's tutorials: in one process, on all data."""
 
 import torch
 from torch import nn

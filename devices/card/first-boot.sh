@@ -1,6 +1,6 @@
 #!/bin/sh
-# Runs as root at a card's first start: cloud-init is told to by the file vendor-data, which prepare.sh has written.
-# Installs what lies beside it, without a network, and starts the agent. Run it again by hand if it was cut off.
+# Installs the agent from this folder, without a network, and starts it. cloud-init runs this as root at the first
+# boot, because of the file vendor-data from prepare.sh. If it was interrupted, run it again by hand.
 set -eu
 here=$(dirname "$(readlink -f "$0")")
 settings=''
@@ -10,4 +10,4 @@ for file in "$here"/data/*; do
     if [ -f "$file" ]; then install -o edgeasync -g edgeasync -m 600 "$file" /var/lib/edgeasync/; fi
 done
 /opt/edgeasync/current/bin/edgeasync service install agent
-rm -rf "$here/agent.toml" "$here/data" # this partition can be read by everybody on the board
+rm -rf "$here/agent.toml" "$here/data" # every user of the board can read this partition

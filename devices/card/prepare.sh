@@ -1,10 +1,12 @@
 #!/bin/sh
-# Puts an agent on a card that Raspberry Pi Imager has written, so that the board joins its hub when it first starts:
+# Copies an agent to a card from Raspberry Pi Imager, so that the board joins its hub at its first boot:
 #   prepare.sh BOOT BUNDLE SETTINGS.toml DATA [TOKEN]
-# BOOT is where the card's first partition is mounted, BUNDLE a folder made by `edgeasync bundle`, DATA the board's
-# examples (they get the name that the settings give them), TOKEN what `edgeasync keys enrol NAME --valid-hours 24`
-# printed on the hub's machine. Without a TOKEN the settings say how the board comes in.
-# The card's system is one with cloud-init: Raspberry Pi OS Trixie, 64 bits.
+# BOOT     where the card's first partition is mounted
+# BUNDLE   folder made by `edgeasync bundle`
+# DATA     the board's examples; copied under the file name in the settings
+# TOKEN    from `edgeasync keys enrol NAME --valid-hours 24` on the hub's machine. Without it the settings must
+#          contain enrol, hub_key or insecure.
+# The card's system needs cloud-init, as in 64-bit Raspberry Pi OS Trixie.
 set -eu
 
 fail() {
@@ -51,7 +53,7 @@ if [ -n "$token" ]; then
 else
     cp "$settings" "$boot/edgeasync/agent.toml"
 fi
-# Not user-data: Imager writes that, and cloud-init runs this script whatever stands there.
+# Not user-data, which Imager writes: cloud-init runs vendor-data in any case.
 printf '#!/bin/sh\n%s\n' "$start" >"$boot/vendor-data"
 sync
 echo "prepare.sh: $boot is ready; unmount it, put the card into the board, and switch it on"

@@ -1,4 +1,4 @@
-"""Several processes train a model of this very script, which has no main guard: `python async_sgd.py [DATA]`."""
+"""Train a class of this script, without a main guard, in two processes: `python async_sgd.py [DATA]`."""
 
 import sys
 

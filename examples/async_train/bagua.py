@@ -1,4 +1,4 @@
-"""A loop of torch whose models are averaged, by Bagua's names: `torchrun --nproc-per-node 2 bagua.py [DATA]`."""
+"""Average the models of a torch loop, with Bagua's names: `torchrun --nproc-per-node 2 bagua.py [DATA]`."""
 
 import sys
 
@@ -20,7 +20,7 @@ torch.manual_seed(0)
 model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 algorithm = AsyncModelAverageAlgorithm(sync_interval_ms=20, warmup_steps=10, checkpoint_dir="ckpt")
-model = model.with_bagua([optimizer], algorithm)  # pyright: ignore[reportCallIssue] - torch knows no such name
+model = model.with_bagua([optimizer], algorithm)  # pyright: ignore[reportCallIssue] - torch does not declare it
 
 
 def accuracy() -> float:
@@ -31,7 +31,7 @@ def accuracy() -> float:
 
 for epoch in range(20):
     if epoch == 10:
-        model.bagua_algorithm.abort(model)  # nothing is sent or received
+        model.bagua_algorithm.abort(model)  # stop exchanging
         print(f"accuracy of its own model: {accuracy():.2%}")
         model.bagua_algorithm.resume(model)
     for inputs, targets in loader:

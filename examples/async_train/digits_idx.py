@@ -1,4 +1,4 @@
-"""Writes the handwritten digits as IDX files under MNIST's names: `python digits_idx.py [FOLDER]`."""
+"""Write the handwritten digits as IDX files with MNIST's names: `python digits_idx.py [FOLDER]`."""
 
 import gzip
 import struct
@@ -10,21 +10,21 @@ import numpy as np
 from edgeasync.data import load_digits
 
 TRAINED = 1400
-"""The number of examples for training; the others are for the test."""
+"""Number of training examples; the rest is the test set."""
 
 
 def digits() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """Return images (n, 8, 8) of bytes and their labels, for training and for the test."""
+    """Return uint8 images (n, 8, 8) and their labels, for training and for the test."""
     found = load_digits()
     images = np.round(found.x * 255).astype(np.uint8).reshape(-1, 8, 8)
-    # The digits are sorted by writer; the last writers' are harder.
+    # The digits are sorted by writer, and the last writers are harder to read.
     order = np.random.default_rng(0).permutation(len(images))
     images, labels = images[order], found.y.astype(np.uint8)[order]
     return (images[:TRAINED], labels[:TRAINED]), (images[TRAINED:], labels[TRAINED:])
 
 
 def write_idx_digits(folder: Path, *, zipped: bool = False) -> Path:
-    """Write the four files of MNIST into a folder, which is made; return it. `zipped` ones end in `.gz`."""
+    """Write MNIST's four files to a folder, created if missing, and return it. `zipped` adds `.gz`."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, (images, labels) in zip(("train", "t10k"), digits(), strict=True):
         for kind, array in (("images-idx3", images), ("labels-idx1", labels)):

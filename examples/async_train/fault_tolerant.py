@@ -1,4 +1,4 @@
-"""Training that may be killed at any moment and started again: `python fault_tolerant.py [DATA]`."""
+"""Train; after a kill, run the same command to continue: `python fault_tolerant.py [DATA]`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Steps of 64 examples, of which only 16 are held at a time: `python gradient_accumulation.py [DATA]`."""
+"""Take steps of 64 examples with only 16 in memory: `python gradient_accumulation.py [DATA]`."""
 
 import sys
 

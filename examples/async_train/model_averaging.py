@@ -1,6 +1,6 @@
-"""Averages models of several processes: `torchrun --nproc-per-node 2 model_averaging.py [DATA]`.
+"""Average the models of several processes: `torchrun --nproc-per-node 2 model_averaging.py [DATA]`.
 
-Without torch set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT for each process.
+Without torch, set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT for each process.
 """
 
 import argparse
@@ -37,7 +37,7 @@ with AsyncModelAverager(
 ) as averager:
     for epoch in range(30):
         if epoch == 10:
-            averager.abort()  # nothing is sent or received
+            averager.abort()  # stop exchanging
             print(f"accuracy of its own model: {averager.evaluate(test_loader):.2%}")
             averager.resume()
         for inputs, targets in loader:

@@ -1,4 +1,4 @@
-"""Holds a model for the workers of worker.py, which run beside it: `python parameter_server.py [DATA]`."""
+"""Serve a model to the workers of worker.py: `python parameter_server.py [DATA]`."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""Exchanges often at first, and rarely later, with thresholds: `python warm_up_and_monitor.py [DATA]`."""
+"""Exchange often during warm-up, and alert at a threshold: `python warm_up_and_monitor.py [DATA]`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Trains on its part of the data for parameter_server.py: `python worker.py [DATA] --part 0`, and with 1."""
+"""Train on a part of the data for parameter_server.py: `python worker.py [DATA] --part 0`, and `--part 1`."""
 
 import argparse
 import logging

@@ -1,6 +1,6 @@
-"""Code of your own for `edgeasync hub` and `edgeasync agent`: a level that nine of ten readings stay below.
+"""Run your own model and trainer as daemons: predict a level that nine of ten readings stay below.
 
-No loss of edgeasync asks for a quantile, so hub and devices load this package. Each machine needs it:
+edgeasync has no quantile loss, so hub and devices load this package. Each machine needs it:
 
     export PYTHONPATH=$PWD/examples
     python -m forecast.readings readings.npz --seed 1
@@ -20,7 +20,7 @@ SPEC = ParameterSpec((Parameter("weight", (WINDOW,)), Parameter("bias", (1,))))
 
 
 def model() -> tuple[ParameterSpec, dict[str, np.ndarray]]:
-    """For the hub, `[model] factory = "forecast:model"`: the arrays, and the values to begin with."""
+    """Return the arrays and their initial values, for the hub: `[model] factory = "forecast:model"`."""
     return SPEC, {"weight": np.zeros(WINDOW), "bias": np.zeros(1)}
 
 
@@ -35,7 +35,7 @@ def gradient(parameters: Vector, x: np.ndarray, y: np.ndarray, out: Vector) -> f
 
 
 def trainer(welcome: Any, data: Dataset) -> GradientTrainer:
-    """For an agent, `--trainer forecast:trainer`: `welcome` is what the hub says, `data` the file of `--data`."""
+    """Return a trainer for an agent: `--trainer forecast:trainer`. `data` is the file of `--data`."""
     local = welcome.settings["local"]  # the hub's [local]
     stream = batches(data, local["batch_size"], seed=0)
     return GradientTrainer(SPEC, gradient, [SGD(learning_rate=0.05)], stream)

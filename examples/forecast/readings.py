@@ -1,4 +1,4 @@
-"""Write the readings of a made sensor: windows of four, and the reading after each."""
+"""Write a simulated sensor's readings: windows of four, each with the reading that follows."""
 
 import argparse
 from pathlib import Path
@@ -9,7 +9,7 @@ WINDOW = 4
 
 
 def readings(seed: int, count: int) -> np.ndarray:
-    """A value that swings about 0.75 and is pushed about by noise."""
+    """Return values that oscillate around 0.75, with noise."""
     generator = np.random.default_rng(seed)
     values = [0.75, 0.75]
     while len(values) < count:
@@ -18,7 +18,7 @@ def readings(seed: int, count: int) -> np.ndarray:
 
 
 def windows(seed: int, count: int = 1000) -> tuple[np.ndarray, np.ndarray]:
-    """Windows of readings, and the reading after each."""
+    """Return windows of readings, and the reading that follows each."""
     values = readings(seed, count + WINDOW)
     return np.lib.stride_tricks.sliding_window_view(values, WINDOW)[:-1].copy(), values[WINDOW:]
 

@@ -1,4 +1,4 @@
-"""Policies of one's own, as a package: the hub's machine needs it, and every agent's that uses the codec.
+"""Package your own policies and codec. Install it on the hub, and for its codec on every agent.
 
 pip install examples/own_policy
 edgeasync policies krum
@@ -15,7 +15,7 @@ from edgeasync.policies import Plugin, RowCombiner, Staleness
 
 
 class Hinge(Plugin, frozen=True):
-    """Count an update fully up to so many versions of staleness, and less and less beyond."""
+    """Count an update fully up to `free` versions of staleness, and ever less beyond."""
 
     paper = "FedAsync, Xie et al. 2019 (arXiv:1903.03934)"
     free: Annotated[float, Meta(ge=0.0, le=1e6)] = 4.0
@@ -28,11 +28,11 @@ class Hinge(Plugin, frozen=True):
 
 
 class Krum(RowCombiner, frozen=True):
-    """Take the update that is nearest to its neighbours, and leave out the others."""
+    """Use only the update that is nearest to its neighbours."""
 
     paper = "Blanchard et al. 2017 (NIPS)"
     faulty: Annotated[int, Meta(ge=0, le=1000)] = 1
-    """Devices that may lie."""
+    """Most devices that may send arbitrary updates."""
 
     def combine(self, rows: npt.NDArray[np.float32], out: npt.NDArray[np.float32]) -> None:
         apart = np.array([[float(np.add.reduce((one - other) ** 2)) for other in rows] for one in rows])
@@ -42,7 +42,7 @@ class Krum(RowCombiner, frozen=True):
 
 
 class Bytes:
-    """Code each value in a byte, in steps of the largest one's 127th part."""
+    """Encode each value in one byte, in steps of 1/127 of the largest absolute value."""
 
     needs_feedback = True
 
