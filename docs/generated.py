@@ -12,6 +12,7 @@ import typer
 
 import edgeasync
 from docs.draw import BOUND
+from docs.messages import messages
 from edgeasync import errors, nn
 from edgeasync.autodiff.check import GradientCheck
 from edgeasync.autodiff.inspection import Inspection
@@ -314,15 +315,70 @@ def _type(hint: Any) -> str:
 # -- errors -----------------------------------------------------------------------------------------------------
 
 
-def exit_codes() -> dict[int, str]:
-    """Return the exit codes of the error tree, each with what it stands for."""
-    found = {
-        error.exit_code: (error.__doc__ or "").rstrip(".")
+def error_tree() -> list[type[errors.EdgeAsyncError]]:
+    """Return every class of the error tree in order of exit codes, the one for bugs last."""
+    found = [
+        error
         for error in vars(errors).values()
         if isinstance(error, type) and issubclass(error, errors.EdgeAsyncError)
-        if error is not errors.TransitionError
-    }
-    return dict(sorted(found.items()))
+    ]
+    return sorted(found, key=lambda error: (error is errors.TransitionError, error.exit_code))
+
+
+def exit_codes() -> dict[int, str]:
+    """Return the exit codes of the error tree, each with its meaning."""
+    found: dict[int, str] = {}
+    for error in error_tree():
+        found.setdefault(error.exit_code, _parts_of(error)["when"].rstrip("."))
+    return found
+
+
+def error_classes() -> str:
+    """Return a table of the error tree, from the docstrings of its classes."""
+    rows = []
+    for error in error_tree():
+        parts = _parts_of(error)
+        rows.append([f"`{error.__name__}`", str(error.exit_code), parts["when"], parts["Cause"], parts["Cure"]])
+    return table(["class", "exit code", "when", "cause", "cure"], rows)
+
+
+def _parts_of(error: type[errors.EdgeAsyncError]) -> dict[str, str]:
+    """Return the first line of a docstring, and its paragraphs `Cause:` and `Cure:`."""
+    words = inspect.cleandoc(error.__doc__ or "")
+    found = {"when": words.partition("\n")[0]}
+    for name, said in re.findall(r"^(Cause|Cure): (.*?)(?=^Cure: |\n\n|\Z)", words, re.MULTILINE | re.DOTALL):
+        sentence = " ".join(said.split())
+        found[name] = sentence[:1].upper() + sentence[1:]
+    return found
+
+
+GROUPS = {
+    "Refuse": "A hub's refusals of a device or operator, which prints the sentence.",
+    "Finding": "Findings of `edgeasync doctor`, each with its cure.",
+    "ValueError": "Invalid settings and arguments. A command prefixes most of these with the key's path.",
+}
+"""Introductions to the messages outside the error tree."""
+
+
+def error_messages() -> str:
+    """Return every message in the source, by class and module, with values as names in angle brackets."""
+    parts: dict[str, dict[str, list[str]]] = {}
+    order = [error.__name__ for error in error_tree()] + ["Refuse", "Finding", "ValueError", "TypeError"]
+    for message in sorted(messages(), key=lambda each: (each.module, each.line)):
+        texts = parts.setdefault(message.error, {}).setdefault(message.module, [])
+        if message.text not in texts:
+            texts.append(message.text)
+    lines = []
+    for error in sorted(parts, key=lambda name: (order.index(name) if name in order else len(order), name)):
+        lines += [f"### {error}", *filter(None, [GROUPS.get(error, "")])]
+        for module, texts in parts[error].items():
+            lines += [f"**`{module}`**", "\n".join(f"- {_code(text)}" for text in texts)]
+    return "\n\n".join(lines)
+
+
+def _code(text: str) -> str:
+    """Return text as code that may have backticks itself."""
+    return f"`` {text} ``" if "`" in text else f"`{text}`"
 
 
 GENERATORS: dict[str, Callable[[], str]] = {
@@ -334,4 +390,6 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "policies_keys": policies_keys,
     "inspection_keys": inspection_keys,
     "check_keys": check_keys,
+    "error_classes": error_classes,
+    "error_messages": error_messages,
 }
