@@ -91,11 +91,28 @@ def _calls(tree: ast.AST, errors: set[str]) -> Iterator[tuple[str, ast.Call, lis
                 seen.add(node)
                 places = SENTENCES.get(name, (0,))
                 given = [node.args[place] for place in places if place < len(node.args)]
-                ways = [_meant(each, scope, functions) for each in given]
-                for way in ways[0] if len(ways) == 1 else ():
-                    yield name, node, [way]
-                if len(ways) > 1:
-                    yield name, node, [way[0] for way in ways]
+                if len(given) == 1:
+                    yield from ((name, node, [way]) for way in _meant(given[0], scope, functions))
+                elif given:
+                    yield name, node, [_last_meant(each, node, scope) for each in given]
+
+
+def _last_meant(words: ast.expr, call: ast.Call, scope: ast.AST) -> ast.expr:
+    """Return what a variable was last set to above a call."""
+    if isinstance(words, ast.Name):
+        above = [node for node in _assignments(words.id, scope) if node.lineno < call.lineno]
+        return max(above, key=lambda node: node.lineno).value if above else words
+    return words
+
+
+def _assignments(name: str, scope: ast.AST) -> list[ast.Assign]:
+    """Return the statements that set a variable."""
+    return [
+        node
+        for node in ast.walk(scope)
+        if isinstance(node, ast.Assign)
+        and any(isinstance(target, ast.Name) and target.id == name for target in node.targets)
+    ]
 
 
 def _meant(words: ast.expr, scope: ast.AST, functions: dict[str, ast.FunctionDef]) -> list[ast.expr]:
@@ -104,12 +121,7 @@ def _meant(words: ast.expr, scope: ast.AST, functions: dict[str, ast.FunctionDef
         return [*_meant(words.body, scope, functions), *_meant(words.orelse, scope, functions)]
     found: list[ast.expr] = []
     if isinstance(words, ast.Name):
-        found = [
-            node.value
-            for node in ast.walk(scope)
-            if isinstance(node, ast.Assign)
-            and any(isinstance(target, ast.Name) and target.id == words.id for target in node.targets)
-        ]
+        found = [node.value for node in _assignments(words.id, scope)]
     elif isinstance(words, ast.Call) and isinstance(words.func, ast.Name) and words.func.id in functions:
         returned = ast.walk(functions[words.func.id])
         found = [node.value for node in returned if isinstance(node, ast.Return) and node.value is not None]
