@@ -1,6 +1,6 @@
-"""Draws the pictures that follow from code: `python -m docs.draw` writes docs/pictures.
+"""Draws pictures from the code: `python -m docs.draw` writes them to docs/pictures.
 
-Measured results are drawn by `python -m benchmarks plot`.
+`python -m benchmarks plot` draws the measured results.
 """
 
 import tomllib
@@ -37,9 +37,10 @@ BOX_WIDTH, BOX_HEIGHT = 118.0, 38.0
 
 
 class Layout:
-    """Where the states of a table stand, and which of them are drawn as one group.
+    """The positions of a table's states in a diagram, and the groups of states that share a frame.
 
-    `bends` moves the middle of an arrow to its left, `shifts` the whole arrow, by state or group at its two ends.
+    `bends` moves the middle of an arrow to its left, `shifts` the whole arrow. Keys are the pair of states or
+    groups at its ends.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Layout:
         self.shifts = shifts or {}
 
     def area(self, name: str) -> tuple[float, float, float, float]:
-        """Return the middle, half the width and half the height of a state or a group."""
+        """Return centre, half width and half height of a state or group."""
         if name not in self.groups:
             return *self.places[name], BOX_WIDTH / 2, BOX_HEIGHT / 2
         inner = [self.places[state] for state in self.groups[name]]
@@ -159,7 +160,7 @@ STATES: dict[str, tuple[str, Table, Layout]] = {
 
 
 def moves(table: Table, groups: Mapping[str, tuple[str, ...]]) -> Iterator[tuple[str, str]]:
-    """Yield the arrows of a table; what every state of a group may do, once for the group."""
+    """Yield the arrows of a table. A move of every state of a group becomes one arrow of the group."""
     shared = {
         (group, after)
         for group, states in groups.items()
@@ -175,7 +176,7 @@ def moves(table: Table, groups: Mapping[str, tuple[str, ...]]) -> Iterator[tuple
 
 
 def arrow(layout: Layout, start: str, end: str, *, both: bool) -> str:
-    """Return an arrow from border to border."""
+    """Return an arrow between the borders of two areas."""
     here, there = layout.area(start), layout.area(end)
     x0, y0, x1, y1 = *here[:2], *there[:2]
     if start in layout.groups:  # straight out of a group, towards the state
@@ -195,7 +196,7 @@ def arrow(layout: Layout, start: str, end: str, *, both: bool) -> str:
 
 
 def _border(inside: Point, towards: Point, area: tuple[float, float, float, float]) -> Point:
-    """Return where the way from a point in an area crosses the area's border."""
+    """Return where the line from a point inside an area crosses the area's border."""
     x, y, half_width, half_height = area
     dx, dy = towards[0] - inside[0], towards[1] - inside[1]
     reach = []
@@ -208,7 +209,7 @@ def _border(inside: Point, towards: Point, area: tuple[float, float, float, floa
 
 
 def draw_states(name: str) -> str:
-    """Return the diagram of a table of states."""
+    """Draw the diagram of a table of states."""
     title, table, layout = STATES[name]
     parts = []
     for group in layout.groups:
@@ -272,7 +273,7 @@ HOLDS = {
 
 
 def layers() -> list[list[str]]:
-    """Return the layers of the import contract, the highest first; those of one row do not know one another."""
+    """Return the layers of the import contract, highest first. Layers of one row do not import one another."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     contract = project["tool"]["importlinter"]["contracts"][0]
     rows = [[name.strip() for name in row.split("|")] for row in contract["layers"]]
@@ -280,7 +281,7 @@ def layers() -> list[list[str]]:
 
 
 def draw_layers() -> str:
-    """Return the layers as a stack of boxes."""
+    """Draw the layers as a stack of boxes."""
     parts = []
     width, height, gap = 720.0, 46.0, 8.0
     rows = layers()
@@ -321,7 +322,7 @@ FILES = (
 # -- staleness --------------------------------------------------------------------------------------------------
 
 BOUND = 10.0
-"""The limit of `constant`, which has none by default."""
+"""`staleness_max` in the plot of `constant`, which has no limit by default."""
 
 SHOWN: dict[str, StalenessPolicy] = {
     "constant": ConstantStaleness(staleness_max=BOUND),
@@ -332,7 +333,7 @@ SHOWN: dict[str, StalenessPolicy] = {
 
 
 def draw_staleness(kind: str) -> str:
-    """Return the weight of an update by its staleness in versions, 0 to 20; a cross where it is refused."""
+    """Draw an update's weight by its staleness, 0 to 20 versions, with a cross where it is rejected."""
     policy = SHOWN[kind]
     left, top, width, height, most = 46.0, 18.0, 300.0, 110.0, 20
     parts = []
@@ -361,7 +362,7 @@ def draw_staleness(kind: str) -> str:
 
 
 def drawings() -> dict[str, Callable[[], str]]:
-    """Return what draws each file of docs/pictures that is drawn."""
+    """Return file name -> function that draws it, for docs/pictures."""
     found: dict[str, Callable[[], str]] = {
         "layers.svg": draw_layers,
     }

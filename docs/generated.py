@@ -1,4 +1,4 @@
-"""Writes the parts of the pages that follow from code: a page marks each by `<!-- generated: NAME -->`."""
+"""Generates parts of pages from the code, at each mark `<!-- generated: NAME -->`."""
 
 import inspect
 import re
@@ -12,6 +12,7 @@ import typer
 
 import edgeasync
 from docs.draw import BOUND
+from docs.messages import messages
 from edgeasync import errors, nn
 from edgeasync.autodiff.check import GradientCheck
 from edgeasync.autodiff.inspection import Inspection
@@ -31,7 +32,7 @@ MARK = re.compile(r"^<!-- generated: (\w+)(?: (\S+))? -->$", re.MULTILINE)
 
 
 def fill(text: str) -> str:
-    """Return a page with every mark followed by what is generated for it."""
+    """Insert the generated part after every mark of a page."""
 
     def generate(found: re.Match[str]) -> str:
         part = settings(found[2]) if found[1] == "settings" else GENERATORS[found[1]]()
@@ -41,7 +42,7 @@ def fill(text: str) -> str:
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """Return a Markdown table."""
+    """Format a Markdown table."""
     lines = [list(head), *map(list, rows)]
     lines.insert(1, ["---"] * len(lines[0]))
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
@@ -51,12 +52,12 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def commands() -> str:
-    """Return every command with its arguments and options, from the code that reads them."""
+    """Describe every command with its arguments and options."""
     return "\n\n".join(_command(command, name) for name, command in every_command())
 
 
 def every_command() -> list[tuple[str, Any]]:
-    """Return all commands that can be run, with their names, those of `model` among them."""
+    """Return name and command of every command, subcommands such as `model build` included."""
     root = typer.main.get_command(app)
     found: list[tuple[str, Any]] = []
     for name, command in root.commands.items():  # type: ignore[attr-defined]
@@ -90,7 +91,7 @@ def _command(command: Any, name: str) -> str:
 
 
 def _default(parameter: Any) -> str:
-    """Return a default that the help text does not name itself."""
+    """Return the default, unless the help text has it."""
     if parameter.required:
         return " Required."
     if parameter.default in (None, False) or "[default" in parameter.help:
@@ -102,7 +103,7 @@ def _default(parameter: Any) -> str:
 
 
 def settings_tables() -> dict[str, type]:
-    """Return every table of the settings files by its place, such as `hub:model.mlp`; a file as `agent:`."""
+    """Return every table of the settings files by its place: `hub:model.mlp`, or `agent:` for a whole file."""
     return {
         f"{file.removesuffix('.toml')}:{path}": struct
         for file, whole in FILES.items()
@@ -111,7 +112,7 @@ def settings_tables() -> dict[str, type]:
 
 
 def settings(place: str) -> str:
-    """Return the keys of a table of a settings file, from the struct that declares them."""
+    """Describe the keys of a settings table from the struct that declares them."""
     rows = [_setting(key) for key in keys_of(settings_tables()[place])]
     return table(["key", "type", "default", "meaning"], rows)
 
@@ -126,13 +127,13 @@ def _setting(key: SettingKey) -> list[str]:
 # -- policies ---------------------------------------------------------------------------------------------------
 
 DRAWN_FOR = {"constant": f"`staleness_max = {BOUND:g}`"}
-"""What is not a default in the plots of weights."""
+"""Kind -> settings of its plot that are not defaults."""
 
 ARXIV = re.compile(r"arXiv:(\d+\.\d+)")
 
 
 def policies() -> str:
-    """Return every kind of every part of a policy, with its paper, and the weight functions as plots."""
+    """Describe every kind of every part of a policy, with papers and plots of weights."""
     parts: dict[str, list[Kind]] = {}
     for kind in catalogue():
         parts.setdefault(kind.part, []).append(kind)
@@ -156,12 +157,12 @@ def _part(part: str, kinds: list[Kind], shown: list[tuple[str, tuple[SettingKey,
         if part == "staleness":
             lines.append(f"![The weight of an update under {kind.kind}](../pictures/staleness-{kind.kind}.svg)")
             if kind.kind in DRAWN_FOR:
-                lines.append(f"Drawn for {DRAWN_FOR[kind.kind]}. A cross: refused as `stale`.")
+                lines.append(f"Drawn for {DRAWN_FOR[kind.kind]}. A cross means rejected as `stale`.")
         lines.append(f"```toml\n[policy]\n{kind.example}\n```")
         if default and str(kind.default) not in kind.example:
-            lines.append(f"The default policy has it as `{kind.default}`.")
+            lines.append(f"In the default policy it is `{kind.default}`.")
         if chosen := ", ".join(f"`{name}`" for name in kind.chosen):
-            lines.append(f"Choose {chosen} yourself: there is no default, and the value above is an example.")
+            lines.append(f"There is no default for {chosen}. The value above is an example.")
     return "\n\n".join(lines)
 
 
@@ -186,14 +187,14 @@ NAMES = {
     "Policies": ("Policy", "SGD", "Adam"),
     "Errors": ("EdgeAsyncError",),
 }  # fmt: skip
-"""Every public name, by what it is for."""
+"""Heading -> public names under it."""
 
 MODULES: tuple[str, ...] = edgeasync._MODULES  # noqa: SLF001 - they are not among the names
 """The public modules."""
 
 
 def public_names() -> dict[str, Any]:
-    """Return all that is public but the modules, by its whole name."""
+    """Return every public class, function and value by its full name."""
     found = {f"edgeasync.{name}": getattr(edgeasync, name) for name in edgeasync.__all__}
     for name in MODULES:
         module = getattr(edgeasync, name)
@@ -202,11 +203,11 @@ def public_names() -> dict[str, Any]:
 
 
 VALUES = {"Vector": "The type of a model's parameters: a one-dimensional, C-contiguous numpy array of float32."}
-"""What is said of public names that are neither classes nor functions."""
+"""Descriptions of public names that are neither classes nor functions."""
 
 
 def python() -> str:
-    """Return directives that describe every public name: the groups, then the rest of each module."""
+    """Return a directive for every public name: the groups, then the remaining names of each module."""
     said = {name for names in NAMES.values() for name in names}
     groups = {group: list(names) for group, names in NAMES.items()}
     for module in MODULES:
@@ -220,7 +221,7 @@ def python() -> str:
 
 
 def _describe(name: str, value: Any) -> str:
-    """Return a directive."""
+    """Return the directive for one name."""
     if name in VALUES:
         directive = f"{{py:data}} edgeasync.{name}\n\n{VALUES[name]}"
     elif isinstance(value, type) and issubclass(value, msgspec.Struct):
@@ -240,13 +241,13 @@ def _describe(name: str, value: Any) -> str:
 
 
 def _fence_examples(words: str) -> str:
-    """Return a docstring as Markdown: in it `>>>` would begin a quotation."""
+    """Fence the examples of a docstring, because `>>>` begins a quotation in Markdown."""
     parts = words.split("\n\n")
     return "\n\n".join(f"```pycon\n{part}\n```" if part.startswith(">>>") else part for part in parts)
 
 
 def _argument(field: msgspec.structs.FieldInfo) -> str:
-    """Return a field as an argument; a default that is a table of settings as an ellipsis."""
+    """Format a field as an argument, with an ellipsis for a default that is a settings table."""
     if field.required:
         return field.name
     known = isinstance(field.default, str | int | float | None)
@@ -273,7 +274,7 @@ def runs_keys() -> str:
 
 
 def inspection_keys() -> str:
-    """Return the keys of the object of `edgeasync model inspect --json`, but `arrays`."""
+    """Return the keys of the object of `edgeasync model inspect --json`, except `arrays`."""
     return _keys(Inspection)
 
 
@@ -314,15 +315,70 @@ def _type(hint: Any) -> str:
 # -- errors -----------------------------------------------------------------------------------------------------
 
 
-def exit_codes() -> dict[int, str]:
-    """Return the exit codes of the error tree, each with what it stands for."""
-    found = {
-        error.exit_code: (error.__doc__ or "").rstrip(".")
+def error_tree() -> list[type[errors.EdgeAsyncError]]:
+    """Return every class of the error tree in order of exit codes, the one for bugs last."""
+    found = [
+        error
         for error in vars(errors).values()
         if isinstance(error, type) and issubclass(error, errors.EdgeAsyncError)
-        if error is not errors.TransitionError
-    }
-    return dict(sorted(found.items()))
+    ]
+    return sorted(found, key=lambda error: (error is errors.TransitionError, error.exit_code))
+
+
+def exit_codes() -> dict[int, str]:
+    """Return the exit codes of the error tree, each with its meaning."""
+    found: dict[int, str] = {}
+    for error in error_tree():
+        found.setdefault(error.exit_code, _parts_of(error)["when"].rstrip("."))
+    return found
+
+
+def error_classes() -> str:
+    """Return a table of the error tree, from the docstrings of its classes."""
+    rows = []
+    for error in error_tree():
+        parts = _parts_of(error)
+        rows.append([f"`{error.__name__}`", str(error.exit_code), parts["when"], parts["Cause"], parts["Cure"]])
+    return table(["class", "exit code", "when", "cause", "cure"], rows)
+
+
+def _parts_of(error: type[errors.EdgeAsyncError]) -> dict[str, str]:
+    """Return the first line of a docstring, and its paragraphs `Cause:` and `Cure:`."""
+    words = inspect.cleandoc(error.__doc__ or "")
+    found = {"when": words.partition("\n")[0]}
+    for name, said in re.findall(r"^(Cause|Cure): (.*?)(?=^Cure: |\n\n|\Z)", words, re.MULTILINE | re.DOTALL):
+        sentence = " ".join(said.split())
+        found[name] = sentence[:1].upper() + sentence[1:]
+    return found
+
+
+GROUPS = {
+    "Refuse": "A hub's refusals of a device or operator, which prints the sentence.",
+    "Finding": "Findings of `edgeasync doctor`, each with its cure.",
+    "ValueError": "Invalid settings and arguments. A command prefixes most of these with the key's path.",
+}
+"""Introductions to the messages outside the error tree."""
+
+
+def error_messages() -> str:
+    """Return every message in the source, by class and module, with values as names in angle brackets."""
+    parts: dict[str, dict[str, list[str]]] = {}
+    order = [error.__name__ for error in error_tree()] + ["Refuse", "Finding", "ValueError", "TypeError"]
+    for message in sorted(messages(), key=lambda each: (each.module, each.line)):
+        texts = parts.setdefault(message.error, {}).setdefault(message.module, [])
+        if message.text not in texts:
+            texts.append(message.text)
+    lines = []
+    for error in sorted(parts, key=lambda name: (order.index(name) if name in order else len(order), name)):
+        lines += [f"### {error}", *filter(None, [GROUPS.get(error, "")])]
+        for module, texts in parts[error].items():
+            lines += [f"**`{module}`**", "\n".join(f"- {_code(text)}" for text in texts)]
+    return "\n\n".join(lines)
+
+
+def _code(text: str) -> str:
+    """Return text as code that may have backticks itself."""
+    return f"`` {text} ``" if "`" in text else f"`{text}`"
 
 
 GENERATORS: dict[str, Callable[[], str]] = {
@@ -334,4 +390,6 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "policies_keys": policies_keys,
     "inspection_keys": inspection_keys,
     "check_keys": check_keys,
+    "error_classes": error_classes,
+    "error_messages": error_messages,
 }

@@ -1,21 +1,21 @@
 """Every error edgeasync raises on purpose, and the exit code the command line gives it.
 
     EdgeAsyncError                1
-    ├── ConfigError               2   a setting, flag or file of settings is wrong
-    │   └── PluginError           2   code of somebody else's is missing, or does not do what it must
+    ├── ConfigError               2   a setting, flag or settings file is wrong
+    │   └── PluginError           2   a plugin is missing or misbehaves
     ├── DataError                 3   a device's local data cannot be used
-    ├── ProtocolError             4   a peer sent what the protocol does not allow
-    ├── ModelMismatchError        5   two sides speak of different models
-    ├── HubUnreachableError       6   nobody answers at the hub's address
-    ├── RefusedError              7   the hub refused this device for good
-    ├── AddressError              8   an address cannot be bound or understood
-    ├── StorageError              9   a file of a run or a device's state cannot be read or written
-    ├── GraphError               10   an ONNX graph cannot be trained, or is not one to trust
-    ├── AccessError              11   keys do not fit: the hub does not know this one, or is not the one meant
-    ├── CapacityError            12   this machine has less memory or fewer files than the hub may need
-    ├── UnfitError               13   `edgeasync doctor` found what keeps this device from training
-    ├── NoMemoryError            14   this device has not the memory for a local step
-    └── TransitionError           1   a state machine was about to make a move that it does not have: a defect
+    ├── ProtocolError             4   a peer violated the wire protocol
+    ├── ModelMismatchError        5   two sides have different models
+    ├── HubUnreachableError       6   no hub answers at the address
+    ├── RefusedError              7   the hub refused this device permanently
+    ├── AddressError              8   an address cannot be parsed, resolved or bound
+    ├── StorageError              9   a file cannot be read or written
+    ├── GraphError               10   an ONNX graph cannot be trained, or is unsafe to run
+    ├── AccessError              11   a key is not authorized, or belongs to another hub
+    ├── CapacityError            12   this machine is too small for the hub's limits
+    ├── UnfitError               13   `edgeasync doctor` found a problem that prevents training
+    ├── NoMemoryError            14   not enough memory for a local step
+    └── TransitionError           1   a state machine made an invalid transition: a bug in edgeasync
 
 The codes are a contract: scripts rely on them. Each message says what was wrong, where, and what to do.
 """
@@ -99,7 +99,14 @@ def _node(name: str, operator: str) -> str:
 
 
 class EdgeAsyncError(Exception):
-    """Root of the error tree. Every error that edgeasync raises on purpose is one of these.
+    """Something failed that has no class of its own.
+
+    Every error that edgeasync raises on purpose is an `EdgeAsyncError`, so you can catch them all by this class.
+
+    Cause: the message names it. The command line also exits with this code after an unexpected
+    exception.
+    Cure: do what the message says. Report an unexpected exception with `last-events.txt` from the
+    run or state folder.
 
     >>> from edgeasync import EdgeAsyncError, Run
     >>> try:
@@ -113,86 +120,162 @@ class EdgeAsyncError(Exception):
 
 
 class ConfigError(EdgeAsyncError):
-    """A setting, flag or file of settings is wrong."""
+    """A setting, flag or settings file is wrong.
+
+    Cause: a key or argument is misspelt, missing, out of bounds, or contradicts another one; or an
+    optional package is missing.
+    Cure: change the key, flag or argument that the message names. For an unknown key it suggests
+    the nearest one.
+    """
 
     exit_code = 2
 
 
 class PluginError(ConfigError):
-    """Code of somebody else's, a plugin, is missing here, or does not do what it must."""
+    """A plugin is missing or misbehaves.
+
+    Cause: the package with your policy, codec or trainer is not installed here, or the code returns
+    what its protocol does not allow.
+    Cure: install the package on this machine, or fix the method that the message names.
+    """
 
 
 class DataError(EdgeAsyncError):
-    """A device's local data cannot be used."""
+    """A device's local data cannot be used.
+
+    Cause: the file is missing, is not `.npz` or `.csv`, or its shapes, types or labels do not fit
+    the model.
+    Cure: correct the file or array that the message names.
+    """
 
     exit_code = 3
 
 
 class ProtocolError(EdgeAsyncError):
-    """A peer sent what the protocol does not allow."""
+    """A peer violated the wire protocol.
+
+    Cause: another version of edgeasync, another program at that address, or a corrupted or hostile
+    message.
+    Cure: install the same edgeasync version on both sides, and check what listens at the address.
+    """
 
     exit_code = 4
 
 
 class ModelMismatchError(EdgeAsyncError):
-    """Two sides speak of different models."""
+    """Two sides have different models.
+
+    Cause: a hub and its run folder, a hub and a device, or two peers disagree about the model, its
+    values or its frozen arrays.
+    Cure: for a hub, choose another run folder. On a device, drop `[model]` from its file, or load
+    the base model that the hub has.
+    """
 
     exit_code = 5
 
 
 class HubUnreachableError(EdgeAsyncError):
-    """Nobody answers at the hub's address."""
+    """No hub answers at the address.
+
+    Cause: the hub is not running, the address is wrong, or a network or firewall is in between.
+    Cure: start the hub, correct the address, or raise `--timeout-s`. An agent waits and retries
+    instead of raising this.
+    """
 
     exit_code = 6
 
 
 class RefusedError(EdgeAsyncError):
-    """The hub refused this device for good."""
+    """The hub refused this device permanently.
+
+    Cause: another live device uses the name, a newer start or state replaced this one, the device
+    is quarantined, or the versions differ.
+    Cure: rename the device, delete its state folder, or upgrade, as the message says.
+    """
 
     exit_code = 7
 
 
 class AddressError(EdgeAsyncError):
-    """An address cannot be bound or understood."""
+    """An address cannot be parsed, resolved or bound.
+
+    Cause: a typing error, an unknown host name, a port in use, or an address beyond this machine
+    without keys.
+    Cure: correct `--bind` or `--hub`. Beyond this machine use keys, or `--insecure` on a network
+    that you trust.
+    """
 
     exit_code = 8
 
 
 class StorageError(EdgeAsyncError):
-    """A file of a run or of a device's state cannot be read or written."""
+    """A file of a run, a device's state or keys cannot be read or written.
+
+    Cause: a full disk, missing permissions, a damaged file, another format, or another process that
+    uses the folder.
+    Cure: free space, correct the permissions, or restore the file that the message names.
+    """
 
     exit_code = 9
 
 
 class GraphError(EdgeAsyncError):
-    """An ONNX graph cannot be trained, or is not one to trust."""
+    """An ONNX graph cannot be trained, or is unsafe to run.
+
+    Cause: an operator without gradient, an output that does not fit the loss, a file changed by its
+    exporter, or a training graph that uses forbidden operators.
+    Cure: run `edgeasync model inspect`, then export the model or choose the output as the message
+    says.
+    """
 
     exit_code = 10
 
 
 class AccessError(EdgeAsyncError):
-    """Keys do not fit: the hub does not know this one, or is not the one that was meant."""
+    """A key is not authorized, or belongs to another hub.
+
+    Cause: the hub does not know this device's key, has revoked it, or is not the hub that the token
+    named.
+    Cure: enrol the device again, or connect it to the hub that it was enrolled at.
+    """
 
     exit_code = 11
 
 
 class CapacityError(EdgeAsyncError):
-    """This machine has less memory, or allows fewer files, than the hub may need."""
+    """This machine is too small for the hub's limits.
+
+    Cause: the limits allow more memory or connections than the machine has. Only `edgeasync hub
+    --check` raises this.
+    Cure: lower the limits that the message names, or use a larger machine.
+    """
 
     exit_code = 12
 
 
 class UnfitError(EdgeAsyncError):
-    """`edgeasync doctor` found something that keeps this device from training."""
+    """`edgeasync doctor` found a problem that prevents training.
+
+    Cause: at least one line of its report has the level `fail`.
+    Cure: follow the cure in each of these lines.
+    """
 
     exit_code = 13
 
 
 class NoMemoryError(EdgeAsyncError):
-    """This device has not the memory for a local step."""
+    """There is not enough memory for a local step.
+
+    Cause: the model, or a batch of it, does not fit into the free memory of this device or its GPU.
+    Cure: reduce `micro_batch_size`, the batch or the model, or free memory, as the message says.
+    """
 
     exit_code = 14
 
 
 class TransitionError(EdgeAsyncError):
-    """A state machine was about to make a move that its table does not have: a defect of edgeasync."""
+    """A state machine made an invalid transition.
+
+    Cause: a bug in edgeasync.
+    Cure: report it with the message and `last-events.txt`.
+    """

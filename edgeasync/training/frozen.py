@@ -24,7 +24,7 @@ class FrozenArray(NamedTuple):
 
 
 def frozen_checksum(framework: Framework, arrays: Iterable[FrozenArray]) -> Frozen | None:
-    """Return the checksum of arrays in any order, `None` without any; `docs/reference/wire.md` defines it.
+    """Return the checksum of arrays in any order, `None` without any; `docs/reference/wire/index.md` defines it.
 
     Values of any precision count as float32, integers as they are.
     """

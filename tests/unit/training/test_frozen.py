@@ -1,4 +1,4 @@
-"""The checksum of arrays that do not travel, as docs/reference/wire.md defines it for other implementations."""
+"""The checksum of arrays that do not travel, as docs/reference/wire defines it for other implementations."""
 
 import hashlib
 
