@@ -1,4 +1,4 @@
-"""The messages of the protocol, as typed and bounded structs. `docs/reference/wire/index.md` is their specification.
+"""The messages of the protocol, as typed and bounded structs. `docs/reference/wire` specifies them.
 
 A field's order is its place on the wire; new fields may only be added at the end, with a default.
 """
