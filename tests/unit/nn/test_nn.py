@@ -4,11 +4,7 @@ import numpy as np
 import onnx
 
 from edgeasync import nn
-from tests.support.models.layers import (
-    numbers,
-    parameters,
-    run,
-)
+from tests.support.models.layers import numbers, parameters, run
 from tests.unit.nn import (
     test_attention,
     test_basic,
