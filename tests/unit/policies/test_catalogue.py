@@ -41,11 +41,6 @@ def test_every_key_has_a_meaning_and_a_type(kind):
 
 
 @every_kind
-def test_its_paper_is_a_string(kind):
-    assert isinstance(kind.paper, str)
-
-
-@every_kind
 def test_its_example_has_the_defaults_or_values_to_begin_with(kind):
     """Never one that only fits: a rate of 1 would be read, and would do harm."""
     if kind.default is not None:
@@ -72,15 +67,6 @@ def test_every_part_is_there_and_has_its_default():
 def test_no_kind_stands_twice_in_a_part():
     names = [(kind.part, kind.kind) for kind in KINDS]
     assert len(names) == len(set(names))
-
-
-def test_a_staleness_policy_in_full():
-    (kind,) = [kind for kind in KINDS if (kind.part, kind.kind) == ("staleness", "polynomial")]
-    assert kind.paper.endswith("(arXiv:1903.03934)")
-    assert kind.example == 'staleness = { kind = "polynomial", exponent = 0.5 }'
-    exponent, limit = kind.parameters
-    assert (exponent.type, exponent.bounds, exponent.default) == ("number", "0 to 10", 0.5)
-    assert (limit.type, limit.bounds, limit.required, limit.default) == ("number", "0 or more", False, None)
 
 
 # -- made-up ones ----------------------------------------------------------------------------------------------

@@ -208,19 +208,6 @@ def test_momentum_follows_float64(seed, staleness):
         np.testing.assert_allclose(nesterov[count], 0.7 * (gradient + b * accelerated), rtol=1e-5, atol=1e-5)
 
 
-def test_nesterov_overtakes_heavy_ball_where_it_should():
-    """With the same momentum it swings less about the bottom of a parabola."""
-    ends = []
-    for stage in (SGD(momentum=0.9), Nesterov(momentum=0.9)):
-        w, state = np.ones(1, F), [np.zeros(1, F)]
-        for count in range(60):
-            gradient = w * F(0.5)
-            stage.apply(gradient, w, state, stage.plan(Conditions(1.0, count)))
-            w = w - gradient
-        ends.append(abs(float(w[0])))
-    assert ends[1] < ends[0] / 1000
-
-
 # -- Adam ----------------------------------------------------------------------------------------------------
 
 
@@ -339,11 +326,6 @@ def test_state_is_bounded_by_the_largest_gradient(seed, b, beta2):
 
 
 @every_kind
-def test_settings_come_back_as_they_were(stage):
-    assert convert(to_table(stage), type(stage), where="again") == stage
-
-
-@every_kind
 def test_every_kind_says_where_it_is_from(stage):
     assert "arXiv:" in stage.paper or "doi:" in stage.paper
     assert "paper" not in to_table(stage)
@@ -356,15 +338,11 @@ def test_every_kind_says_where_it_is_from(stage):
     ("table", "kind", "message"),
     [
         ({"kind": "sgd", "momentum": 1}, SGD, "momentum: expected `float` < 1.0"),
-        ({"kind": "sgd", "staleness_max": -1}, SGD, "staleness_max: expected `float` >= 0.0"),
-        ({"kind": "nesterov", "learning_rate": 0}, Nesterov, "learning_rate: expected `float` > 0.0"),
         ({"kind": "nesterov", "devices_min": 0}, Nesterov, "devices_min: expected `int` >= 1"),
         ({"kind": "nesterov", "warm_up": 4}, Nesterov, "unknown key `warm_up`"),
         ({"kind": "adam", "epsilon": 0}, Adam, "epsilon: expected `float` > 0.0"),
-        ({"kind": "adam", "beta2": 1}, Adam, "beta2: expected `float` < 1.0"),
         ({"kind": "clip_by_global_norm", "norm": 0}, ClipByGlobalNorm, "norm: expected `float` > 0.0"),
         ({"kind": "weight_decay"}, WeightDecay, "missing key `rate`"),
-        ({"kind": "weight_decay", "rate": 2}, WeightDecay, "rate: expected `float` <= 1.0"),
     ],
 )
 def test_what_makes_no_sense_is_refused(table, kind, message):
@@ -393,12 +371,9 @@ CLIP, SLOW = ClipByGlobalNorm(), CosineSchedule(updates=9)
     "chain",
     [
         [],
-        [SGD()],
-        [SLOW],
         [CLIP, SLOW, CLIP, SGD(learning_rate=0.5), CLIP, Nesterov(), SLOW],
         [CLIP, WeightDecay(rate=0.1), Adam(), WeightDecay(rate=0.1), SLOW],
         [SGD(), SGD(learning_rate=0.1), Adam(), Nesterov(momentum=0.0)],
-        [Nesterov(momentum=0.0), CLIP, SGD(momentum=0.9)],
         [Custom(), Nesterov()],
     ],
     ids=str,
@@ -411,12 +386,9 @@ def test_chains_that_make_sense(chain):
     ("chain", "message"),
     [
         ([Adam(), CLIP], "`clip_by_global_norm` at 1 comes after `adam` at 0, behind which the norm is not known"),
-        ([SLOW, Nesterov(), SLOW, CLIP], "`clip_by_global_norm` at 3 comes after `nesterov` at 1"),
         ([WeightDecay(rate=0.1), CLIP], "`clip_by_global_norm` at 1 comes after `weight_decay` at 0"),
-        ([Adam(), WeightDecay(rate=0.1), CLIP], "`clip_by_global_norm` at 2 comes after `adam` at 0"),
         ([Custom(), CLIP], "`clip_by_global_norm` at 1 comes after `Custom` at 0"),
         ([SGD(momentum=0.5), SGD(), Nesterov()], "`nesterov` at 2 keeps momentum, and so does `sgd` at 0"),
-        ([Adam(), Adam()], "`adam` at 1 keeps momentum, and so does `adam` at 0; leave out one"),
         ([Nesterov(), Adam()], "`adam` at 1 keeps momentum, and so does `nesterov` at 0"),
     ],
     ids=str,

@@ -155,8 +155,3 @@ def test_scaling_by_one_touches_nothing():
     scale(values, 1.0)
     with pytest.raises(ValueError, match="read-only"):
         scale(values, 0.5)
-
-
-def test_a_plan_of_another_chain_is_refused():
-    with pytest.raises(ValueError, match="zip"):
-        apply_chain([SGD(), SGD()], np.zeros(1, F), np.zeros(1, F), [], plan_chain([SGD()], Conditions(0.0, 0)))
