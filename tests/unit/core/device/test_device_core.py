@@ -281,13 +281,6 @@ def test_training_goes_on_while_the_hub_is_silent():
     assert effect.push.session == device.session
 
 
-def test_what_is_trained_on_goes_on_after_the_reconnect():
-    device = DeviceBench().training().reconnect()
-    assert (device.kinds, device.core.work.state) == ([DeviceReport], "training")
-    device.trained()
-    assert device.pushed == [1]
-
-
 def test_pongs_keep_the_link_and_measure_it():
     device = DeviceBench().training()
     for _ in range(100):

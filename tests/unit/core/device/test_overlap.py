@@ -60,12 +60,6 @@ def test_steps_that_went_on_from_a_diverged_update_do_not_count(outcome):
     assert (push.local_steps, push.overlap_steps) == (8, 0)
 
 
-def test_a_device_pauses_by_default_when_the_hub_is_gone():
-    device = DeviceBench().training()
-    device.hears(Goodbye("stopping"))
-    assert device.trained().effects == []
-
-
 def test_a_device_that_is_cut_off_trains_on_to_its_limit_and_merges_when_it_is_back():
     device = offline_bench(20)
     assert device.core.work.overlap.is_allowed

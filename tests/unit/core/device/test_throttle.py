@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -141,8 +141,3 @@ TestGoverned = Governed.TestCase
 TestGoverned.settings = settings(
     max_examples=repetitions("examples of a property"), stateful_step_count=30, deadline=None
 )
-
-
-@given(st.lists(st.floats(60.0, 90.0), max_size=30))
-def test_the_same_readings_give_the_same_paces(values):
-    assert paces(HOT, *degrees(*values)) == paces(HOT, *degrees(*values))

@@ -246,20 +246,6 @@ def test_an_update_that_never_left_takes_whatever_number_is_next():
     assert device.welcome(seq_last=9, checksum_last=1).pushed == [10]
 
 
-def test_a_push_the_hub_has_gone_past_is_given_up():
-    """A copy of this device went further. The push gets no answer; under a new number it could count twice."""
-    device = DeviceBench().training(seq_last=5).trained().reconnect(seq_last=9)
-    assert device.told == ["joined", "warning"]
-    assert device.said == [Fetch(device.session, device.core.work.held.version)]
-    device.assigned(20).give(ModelInstalled(assignment(20))).trained()
-    assert device.pushed == [10]
-
-
-def test_a_device_that_restarts_takes_the_hubs_word_for_its_numbers():
-    device = DeviceBench().training(seq_last=41).trained()
-    assert device.pushed == [42]
-
-
 # -- assignments ---------------------------------------------------------------------------------------------
 
 
@@ -336,19 +322,6 @@ def test_a_graph_that_is_kept_is_not_fetched():
     assert device.kinds == [DeviceReport, PrepareTraining, SendToHub]
     assert device.effects[0] == DeviceReport("graph", "from the cache, 1000 bytes")
     assert device.said == [Fetch(device.session, device.core.work.held.version)]
-
-
-def test_nothing_is_answered_before_the_graph_is_here():
-    key = ModelKey(SPEC.fingerprint, FINGERPRINT, "delta")
-    device = DeviceBench(recall=(KEPT, key)).welcome(**OFFER)
-    answer = Ack(KEPT.seq, Applied(1))
-    for message in (answer, assignment(1, answer)):
-        device.hears(message)
-        assert (device.ignored, device.core.work.state) == (
-            [f"{type(message).__name__} while fetching_graph"],
-            "fetching_graph",
-        )
-    device.core.check()
 
 
 def test_a_graph_that_is_missing_is_fetched_before_anything_else():
@@ -436,16 +409,6 @@ def test_a_graph_that_is_held_is_not_asked_for_after_a_reconnect():
     device.welcome(**OFFER)
     assert device.pushed == [1]
     assert device.kinds == [DeviceReport, SendPush]
-
-
-def test_what_is_known_of_a_graph_too_late_changes_nothing():
-    device = DeviceBench().welcome(**OFFER).give(GraphHeld(fetched=False))
-    for event in (GraphHeld(fetched=True), GraphMissing(), GraphBroken("late")):
-        assert device.give(event).effects == []
-    assert device.give(GraphForged()).ignored == ["GraphForged while idle"]
-    assert device.hears(GRAPH).ignored == ["Graph while idle"]
-    offline = wanting().hears(Goodbye("stopping"))
-    assert offline.give(GraphMissing()).effects == []
 
 
 @pytest.mark.parametrize("size", [0, 1001, 2**53])

@@ -6,7 +6,7 @@ import pytest
 
 from edgeasync.core.arrays.hub_model import HubModel
 from edgeasync.core.engine.hub_engine import HubEngine
-from edgeasync.core.engine.sender import ANYBODY, Sender
+from edgeasync.core.engine.sender import Sender
 from edgeasync.core.hub.divergence import PastAlarm
 from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.hub.settings import HubCoreSettings
@@ -103,14 +103,6 @@ def test_orders_are_for_operators_alone(sender, done, order):
         assert answers == [Refuse("not_allowed", "the key of pi is a device's; operators alone may do this")]
 
 
-@pytest.mark.parametrize(("trust", "refused"), [("open", True), ("admitted", False), (None, False)])
-def test_without_keys_an_open_hub_takes_no_orders(trust, refused):
-    bench = Bench(Policy(trust=trust), ANYBODY)
-    answers = bench.say(Order("pi", "quarantine"), ANYBODY) + bench.write()
-    assert [getattr(answer, "code", "status") for answer in answers] == ["not_allowed" if refused else "status"]
-    assert bench.orders == ([] if refused else ["pi"])
-
-
 def test_an_order_is_confirmed_once_it_is_durable_and_the_journal_leads_there():
     bench = Bench()
     assert bench.say(Order("pi", "quarantine")) == []
@@ -136,13 +128,6 @@ def test_an_order_that_waits_for_a_disk_that_fails_is_not_confirmed():
     assert bench.write() == []
     assert bench.say(Order("pi", "quarantine")) + bench.write() == [Status()]
     assert bench.orders == ["pi"]
-
-
-def test_an_unknown_name_is_refused_and_nothing_is_done():
-    bench = Bench()
-    (refuse,) = bench.say(Order("pi-2", "quarantine")) + bench.write()
-    assert (refuse.code, refuse.sentence) == ("unknown_device", "no device here is named pi-2")
-    assert bench.orders == []
 
 
 def test_orders_of_one_operator_are_bounded_as_its_requests_are():

@@ -12,7 +12,7 @@ from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
-from edgeasync.protocol.messages import Fetch, Ping
+from edgeasync.protocol.messages import Ping
 
 LEASE_S = 15.0
 
@@ -335,12 +335,3 @@ def test_nothing_is_ever_sent_to_no_one(hub_bench):
     hub.hello("b", peer=b"x")
     hub.give(HubStopRequested())
     assert [sent.peers for sent in hub.all_of(Broadcast)] == [(b"x",)]
-
-
-def test_a_fetch_of_a_lost_device_is_answered(hub_bench):
-    hub = hub_bench()
-    hub.join()
-    hub.tick(20.0)
-    hub.give(HubReceived(b"a 1", Fetch(hub.sessions["a"])))
-    assert hub.reports == ["rejoined"]
-    assert hub.one(Assign).version.number == 0

@@ -9,7 +9,7 @@ import pytest
 
 from edgeasync.core.arrays.hub_model import HubModel
 from edgeasync.core.hub.divergence import PAST_MAX, WATCHED_PER_MEMBER, Exclusion
-from edgeasync.core.hub.effects import Assign, Discard, Fold, HubReport, SendStatus
+from edgeasync.core.hub.effects import Assign, Discard, Fold, SendStatus
 from edgeasync.core.hub.events import PushArrived, Revoked
 from edgeasync.core.recovery.state import dump_state, load_state
 from edgeasync.policies.aggregation import (
@@ -150,15 +150,6 @@ def test_no_warning_refuses_a_finite_update_or_takes_its_weight(aggregator, odd)
     assert share > 0.05
     device = hub.core.status(hub.now_s)["devices"][3]
     assert device["updates_rejected"] == ({refused: 60} if refused else {})
-
-
-def test_by_default_nobody_is_on_probation():
-    hub = Bench(policy(monitor=LONG))
-    hub.round()
-    hub.send("d", 9.0)
-    assert hub.warned == ["d"]
-    assert hub.core.status(0.0)["alarms"][0]["remedy"] == "alert"
-    assert hub.weights[hub.send("d", 0.9)] == 1.0
 
 
 # -- fewer than three keys ---------------------------------------------------------------------------------------
@@ -516,13 +507,6 @@ def test_a_restart_of_a_device_changes_nothing(how):
     assert (seen.count(True), seen[-1]) == (8, True)
 
 
-def test_a_restart_on_probation_does_not_end_it():
-    hub = on_probation(combine=MeanCombiner())
-    for start in range(2, 5):
-        start_again(hub, "d", "leaves", start)
-        assert hub.weights[hub.send("d", 9.0)] == pytest.approx(0.25 / 9.0)
-
-
 # -- memory ------------------------------------------------------------------------------------------------------
 
 
@@ -558,12 +542,3 @@ def test_an_alarm_about_a_device_that_is_known_is_not_dropped():
         hub.send(name)
         hub.leave(name)
     assert hub.warned == ["a"]
-
-
-def test_a_warning_is_a_report_with_figures():
-    hub = Bench(policy(monitor=LONG))
-    hub.round()
-    hub.send("d", 9.0)
-    report = hub.one(HubReport)
-    assert (report.event, report.device_id, report.figures) == ("alarm", "d", {"times_usual": 9.0, "updates": 1})
-    assert report.detail.endswith("'edgeasync device quarantine d' excludes it")

@@ -159,15 +159,6 @@ def test_waiting_devices_are_told_to_fetch_when_there_is_no_room(hub_bench):
     assert assigned(hub) == [(hub.peers["a"], 1, None)]
 
 
-def test_an_aggregator_that_answers_now_buffers_without_a_wait(hub_bench):
-    hub = hub_bench(own_policy(aggregate=Buffer(2, answer="now")))
-    hub.join()
-    hub.push(seq=1)
-    assert assigned(hub) == [(hub.peers["a"], 0, Ack(1, Buffered(1)))]
-    hub.push(seq=2)
-    assert assigned(hub) == [(hub.peers["a"], 1, Ack(2, Applied(1)))]
-
-
 def test_a_deadline_is_kept_by_the_clock_alone(hub_bench):
     hub = hub_bench(own_policy(aggregate=Deadline(4.0)))
     for name in "abc":
@@ -202,16 +193,6 @@ def test_a_device_that_goes_makes_the_flush_due(hub_bench):
     assert hub.core.next_deadline_s() <= hub.now_s
     hub.tick()
     assert hub.one(Fold).number == 2
-
-
-def test_a_full_queue_forces_the_flush(hub_bench):
-    hub = hub_bench(own_policy(aggregate=Buffer(10**6)), limits={"updates_held_max": 3})
-    for name in "abcde":
-        hub.join(name)
-    for name in "abc":
-        hub.push(name, 1)
-    assert hub.one(Fold).handles == (100, 101, 102)
-    assert [ack for _, _, ack in assigned(hub)] == [Ack(1, Applied(1)), None, None]
 
 
 def test_updates_of_a_flush_by_the_clock_end_the_training(hub_bench):
