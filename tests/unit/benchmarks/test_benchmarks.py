@@ -9,7 +9,7 @@ import pytest
 from benchmarks import surroundings
 from benchmarks.__main__ import find_benchmarks, parse, run_benchmark
 from benchmarks.records import Record, make_record, read_records, write_record
-from benchmarks.report import Form, Results, enforce_targets, make_parser, number
+from benchmarks.report import Form, Results, enforce_targets, make_parser
 from tests.support.pages.results import made
 
 README = Path(__file__).parents[3] / "benchmarks" / "README.md"
@@ -36,11 +36,6 @@ def test_a_benchmark_that_fails_is_told_with_what_it_printed(capsys):
     assert re.search(r"^scale +[0-9.]+ s  exit code 2$", printed, re.MULTILINE)
 
 
-@pytest.mark.parametrize(("flag", "form"), [("", Form.FULL), ("--short", Form.SHORT), ("--quick", Form.QUICK)])
-def test_forms(flag, form):
-    assert make_parser("").parse_args(flag.split()).form == form
-
-
 @pytest.mark.parametrize(
     ("measured", "flags", "code"),
     [(10.0, [], None), (10.1, [], 1), (10.1, ["--short"], 1), (float("nan"), [], 1), (10.1, ["--quick"], None)],
@@ -55,14 +50,6 @@ def test_a_broken_bound_ends_in_1_and_a_quick_run_is_held_to_none(measured, flag
         ended = end.code
     assert ended == code
     assert ("a device: bound over measured" in capsys.readouterr().err) == (measured != 10.0)
-
-
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [(None, ""), (0.0, "0"), (7.0, "7"), (0.256, "0.26"), (-0.256, "-0.26"), (12.34, "12.3"), (1234.5, "1,234")],
-)
-def test_numbers_have_three_digits(value, words):
-    assert number(value) == words
 
 
 @pytest.mark.parametrize(

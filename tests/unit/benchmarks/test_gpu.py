@@ -111,12 +111,6 @@ def test_steps_of_every_precision_are_drawn_out_to_the_same_time(step_s, slow_st
     assert loop.take(1) == pytest.approx(0.010, rel=gpu_devices.FIT_WITHIN)
 
 
-def test_a_step_that_takes_longer_is_not_drawn_out():
-    loop = Clocked(0.02, 0.0003, 0.0, 0)
-    gpu_devices.fit(loop.take, loop.draw_out, 0.010)
-    assert loop.products == 0
-
-
 def test_copies_are_counted_between_two_models_that_were_taken():
     """A read that has begun is of an exchange that has yet to end."""
     traffic = gpu_devices.Traffic()
@@ -156,11 +150,3 @@ def test_what_this_machine_cannot_run_has_not_failed(monkeypatch, tmp_path, caps
     assert runner.run_all(["gpu"], "full", tmp_path) == 0
     assert "not for this machine: gpu" in capsys.readouterr().err
     assert not run_benchmark("scale", ["--what"], quietly=True)
-
-
-def test_the_card_is_named_as_its_driver_does(monkeypatch, tmp_path):
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\necho 'NVIDIA H100 80GB HBM3, 580.1'\n")
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    assert surroundings.machine()["gpu"] == "NVIDIA H100 80GB HBM3, driver 580.1"

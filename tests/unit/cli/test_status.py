@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from edgeasync.cli.output import Printer
-from edgeasync.cli.status import BOUNDS, REMEDIES, describe_status, device_table, print_status, print_whole
+from edgeasync.cli.status import BOUNDS, REMEDIES, describe_status, print_status, print_whole
 from edgeasync.core.hub.events import HubReceived
 from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.hub.settings import HubCoreSettings
@@ -269,13 +269,3 @@ def test_a_hub_of_an_earlier_version_is_shown_too():
         if key not in ("assigned_steps", "why", "step_s", "talk_s", "talk_share", "period_s", "bytes_up")
     }
     assert "shed" in shown(status | {"devices": [old | {"id": "shed"}]})
-
-
-def test_nothing_is_cut_at_80_columns():
-    console = Console(width=80, file=io.StringIO())
-    names = [f"greenhouse-{number}" for number in range(3)]
-    console.print(device_table([DEVICE | {"id": name} for name in names], dict.fromkeys(names, 4194303)))
-    text = console.file.getvalue()
-    assert "…" not in text
-    for word in (*names, "quarantined", "4194303", "1234567", "123457", "12.3 s"):
-        assert word in text

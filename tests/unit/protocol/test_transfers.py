@@ -1,6 +1,4 @@
-import itertools
 from collections import deque
-from random import Random
 
 import numpy as np
 import pytest
@@ -13,11 +11,9 @@ from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Credit, Piece
 from edgeasync.protocol.transfers import (
     PIECE_BYTES_MIN,
-    TRANSFER,
     CreditWindow,
     IncomingTransfer,
     OutgoingTransfer,
-    Transfer,
 )
 
 NOISE = np.random.default_rng(0).bytes(1 << 21)
@@ -393,56 +389,6 @@ def test_a_first_credit_must_name_a_place_before_the_end():
             sender.credit(Credit(7, offset), 0.0)
     ((piece, part),) = sender.credit(Credit(7, 99), 0.0)
     assert (piece.offset, len(part)) == (99, 1)
-
-
-def test_random_transfers_keep_to_the_table_and_make_every_move_of_it(monkeypatch):
-    made = set()
-    move = Transfer.move
-
-    def watched(transfer, state):
-        before = transfer.state
-        move(transfer, state)
-        made.add((before, transfer.state))
-
-    monkeypatch.setattr(Transfer, "move", watched)
-    for seed in range(200):
-        live(Random(seed))
-    possible = {(before, after) for before, following in TRANSFER.items() for after in following}
-    assert {(before, after) for before, after in made if before != after} == possible
-
-
-def live(random):
-    """Let one payload travel, cut off now and then, until one side has ended."""
-    sender, receiver, payload = pair(random.choice([1, 3]) * PIECE_BYTES_MIN)
-    granted, pieces = deque([receiver.credit()]), deque()
-    for number in itertools.count(8):
-        event = random.random()
-        if {sender.state, receiver.state} & {"complete", "corrupt", "dropped"}:
-            break
-        if event < 0.1:
-            random.choice([sender, receiver]).drop()
-        elif event < 0.3:
-            kept, sent = receiver.suspend(), sender.suspend()
-            assert (kept, sent) == (receiver.state == "suspended", sender.state == "suspended")
-            sender = OutgoingTransfer(number, payload, sender.window)
-            if kept and random.random() < 0.8:
-                assert receiver.resume(number, receiver.checksum, len(payload))
-            elif kept:
-                receiver.drop()
-                break
-            else:
-                receiver = IncomingTransfer(number, receiver.buffer, receiver.checksum)
-            granted, pieces = deque([receiver.credit()]), deque()
-        elif event < 0.6 and granted:
-            pieces.extend(sender.credit(granted.popleft(), 0.0))
-        elif pieces:
-            piece, part = pieces.popleft()
-            if event > 0.95:
-                with pytest.raises(ProtocolError):
-                    receiver.accept(piece, bytes(len(part)))
-            else:
-                receiver.accept(piece, part)
-                granted.append(receiver.credit())
 
 
 def test_vectors_travel_as_their_bytes():

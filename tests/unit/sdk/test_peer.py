@@ -1,7 +1,5 @@
 """What a `Peer` takes, and what of it an `Agent` refuses."""
 
-import inspect
-
 import numpy as np
 import pytest
 
@@ -63,10 +61,6 @@ def test_mistakes(tmp_path, arguments, said):
 def test_passes_need_data(tmp_path):
     with pytest.raises(ConfigError, match="give steps_max"):
         Peer(Still(), {"weight": np.zeros((40, 25))}, peers=FILE, state=tmp_path, epochs=1)
-
-
-def test_it_takes_few_arguments():
-    assert len(inspect.signature(Peer).parameters) <= 15
 
 
 def test_one_that_has_not_begun_has_no_model(tmp_path):

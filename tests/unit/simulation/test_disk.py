@@ -34,20 +34,6 @@ def test_it_holds_what_was_written():
             act("a")
 
 
-def test_a_closed_file_takes_nothing():
-    disk = SimulatedDisk()
-    file = written(disk, "a", b"x")
-    file.close()
-    file.close()
-    with pytest.raises(OSError) as raised:
-        file.write([b"y"])
-    assert raised.value.errno == errno.EBADF
-    file = written(disk, "b", b"x")
-    disk.crash()
-    with pytest.raises(OSError):
-        file.sync()
-
-
 @pytest.mark.parametrize("seed", range(200))
 def test_what_was_synced_outlives_a_power_cut(seed):
     random = Random(seed)
@@ -180,29 +166,6 @@ def test_a_failed_write_may_have_written_a_part():
             written(disk, "a", b"12345")
         sizes.add(disk.size("a"))
     assert sizes == set(range(6))
-
-
-def test_a_disk_that_is_read_only_can_be_read():
-    disk = SimulatedDisk()
-    file = written(disk, "a", b"x")
-    disk.read_only = True
-    acts = (
-        lambda: disk.create("b"),
-        lambda: file.write([b"y"]),
-        file.sync,
-        lambda: disk.truncate("a", 0),
-        lambda: disk.rename("a", "b"),
-        lambda: disk.remove("a"),
-        disk.sync_folder,
-    )
-    for act in acts:
-        with pytest.raises(OSError) as raised:
-            act()
-        assert raised.value.errno == errno.EROFS
-    assert disk.read("a") == b"x"
-    disk.heal()
-    file.write([b"y"])
-    assert disk.read("a") == b"xy"
 
 
 CUT = {1: {b"old"}, 2: {b"old"}, 3: {b"old"}, 4: {b"old", b"new"}, 5: {b"old", b"new"}, 6: {b"new"}}

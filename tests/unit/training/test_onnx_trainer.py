@@ -166,21 +166,6 @@ def test_statistics_move_in_place_and_new_vectors_take_their_turn():
         made.begin(np.zeros(3, np.float32))
 
 
-def test_momentum_begins_anew_or_is_kept():
-    graph = built(MLP, (8,))
-    moved = {}
-    for keep in (False, True):
-        made = trainer(
-            graph, numbers((50, 8)), LABELS, SGD(momentum=0.9), batch_size=50, keep_optimizer_state=keep
-        )
-        for _ in range(2):
-            vector = graph.initial.copy()
-            made.begin(vector)
-            made.step()
-        moved[keep] = float(np.linalg.norm(vector - graph.initial))
-    np.testing.assert_allclose(moved[True], 1.9 * moved[False], rtol=1e-4)
-
-
 # -- metrics ---------------------------------------------------------------------------------------------------
 
 

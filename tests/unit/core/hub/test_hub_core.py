@@ -344,8 +344,9 @@ def test_status_is_the_contract(hub_bench):
     (device,) = told["devices"]
     assert device == {
         **dict.fromkeys(("quarantine", "temperature_c", "bytes_per_day_max", "day_left_bytes")),
-        **dict.fromkeys(("updates_buffered", "updates_shortened", "bytes_up", "bytes_down", "day_bytes"), 0),
-        **dict.fromkeys(("staleness", "talk_s", "talk_share", "rest_s", "round_trip_s", "bandwidth_bytes_per_s"), 0),
+        **dict.fromkeys(("updates_buffered", "updates_shortened", "staleness", "talk_s", "talk_share"), 0),
+        **dict.fromkeys(("bytes_up", "bytes_down", "day_bytes", "bandwidth_bytes_per_s"), 0),
+        **dict.fromkeys(("rest_s", "round_trip_s"), 0),
         "id": "a", "state": "training", "local_steps": 8, "last_seen_s": 1.5, "examples_per_s": 32.0,
         "pushes_answered": 3, "updates_applied": 1, "duplicates": 1, "updates_rejected": {"future_version": 1},
         "weight_kept": 1.0, "loss": 0.5, "pace_percent": 100, "pace_reason": "", "assigned_steps": 16,
