@@ -6,7 +6,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from benchmarks import surroundings
 from benchmarks.__main__ import find_benchmarks, parse, run_benchmark
 from benchmarks.records import Record, make_record, read_records, write_record
 from benchmarks.report import Form, Results, enforce_targets, make_parser
@@ -100,38 +99,3 @@ def test_a_ratio_that_is_not_finite_misses_its_target(tmp_path):
     record = read_records(tmp_path)["fold"]
     assert record.ratios == {"a": None, "b": -0.5, "c": 0.9}
     assert record.missed() == ["a", "c"]
-
-
-@pytest.mark.parametrize(
-    ("system", "disk", "rotational", "kind"),
-    [
-        ("ext4", "nvme0n1/nvme0n1p2", "0", "NVMe"),
-        ("ext4", "mmcblk0/mmcblk0p1", "0", "SD card or eMMC"),
-        ("xfs", "vda/vda1", "1", "virtual disk"),
-        ("ext4", "sda/sda1", "1", "hard disk"),
-        ("ext4", "sda", "0", "SSD"),
-        ("tmpfs", "", "", "memory"),
-        ("overlay", "", "", "unknown"),
-    ],
-)
-def test_a_disk_is_described_without_its_name(system, disk, rotational, kind, tmp_path):
-    (tmp_path / "proc/self").mkdir(parents=True)
-    mounts = [
-        "21 1 7:0 / / rw - squashfs /dev/loop0 ro",
-        f"22 1 8:1 / /data rw,noatime shared:1 - {system} dev rw",
-    ]
-    (tmp_path / "proc/self/mountinfo").write_text("\n".join(mounts) + "\n")
-    if disk:
-        block, whole = tmp_path / "sys/devices" / disk, tmp_path / "sys/devices" / disk.partition("/")[0]
-        block.mkdir(parents=True)
-        (whole / "queue").mkdir()
-        (whole / "queue/rotational").write_text(f"{rotational}\n")
-        if block != whole:
-            (block / "partition").write_text("1\n")
-        (tmp_path / "sys/dev/block").mkdir(parents=True)
-        (tmp_path / "sys/dev/block/8:1").symlink_to(block)
-    assert surroundings.describe_disk("8:1", tmp_path) == {"file system": system, "kind": kind}
-
-
-def test_an_unknown_disk_is_said_to_be_unknown(tmp_path):
-    assert surroundings.describe_disk("8:1", tmp_path) == {"file system": "unknown", "kind": "unknown"}

@@ -7,7 +7,6 @@ import pytest
 
 from benchmarks import gpu, gpu_devices, runner, surroundings
 from benchmarks.__main__ import run_benchmark
-from benchmarks.gpu_case import CASES
 from benchmarks.report import BOUND, UNFIT, Results
 from benchmarks.runner import run_one
 
@@ -77,38 +76,6 @@ def test_a_case_that_failed_misses_its_bounds_and_others_have_none():
     gpu.judge({"jax": "no such device", "fleet": "it hangs", "agent": {"copies an exchange": 2.0}}, results)
     assert [results.ratios[name] for name in results.targets] == [0.0] * 5
     assert results.figures["cases that failed"] == {"jax": {"failed": 1.0}, "fleet": {"failed": 1.0}}
-
-
-def test_every_case_has_a_command_and_a_sentence():
-    assert set(gpu.JOINED) <= set(CASES)
-    page = (surroundings.ROOT / "docs/results/gpu.md").read_text()
-    assert all(f"`{name}`" in page for name in CASES)
-
-
-class Clocked:
-    """Steps of a device that is slow at first: seconds a step, and seconds a product."""
-
-    def __init__(self, step_s, product_s, slow_s, slow_steps):
-        self.step_s, self.product_s, self.slow_s, self.slow_steps = step_s, product_s, slow_s, slow_steps
-        self.products = self.taken = 0
-
-    def draw_out(self, products):
-        self.products = products
-
-    def take(self, steps):
-        taken_s = 0.0
-        for _ in range(steps):
-            self.taken += 1
-            taken_s += self.step_s + self.products * self.product_s + self.slow_s * (self.taken <= self.slow_steps)
-        return taken_s
-
-
-@pytest.mark.parametrize("step_s", [0.0008, 0.003, 0.0099])
-@pytest.mark.parametrize("slow_steps", [0, 11, 30, 50])
-def test_steps_of_every_precision_are_drawn_out_to_the_same_time(step_s, slow_steps):
-    loop = Clocked(step_s, 0.0003, 0.004, slow_steps)
-    assert gpu_devices.fit(loop.take, loop.draw_out, 0.010) == loop.taken
-    assert loop.take(1) == pytest.approx(0.010, rel=gpu_devices.FIT_WITHIN)
 
 
 def test_copies_are_counted_between_two_models_that_were_taken():

@@ -187,19 +187,6 @@ def test_another_models_checkpoint_is_named_and_left_alone():
     assert chosen(disk).skipped[0].startswith(f"{name}: is of another model (cccc")
 
 
-@pytest.mark.parametrize("number", [FORMAT - 1, FORMAT + 1])
-def test_another_format_is_named(number):
-    disk, _, (old, new) = stored(manifest(1), manifest(2))
-    disk.files[f"{new}.json"].live[:] = b'{"format": %d, "something": "else"}' % number
-    sentence = (
-        f"{new}: is of checkpoint format {number}, and this edgeasync reads format {FORMAT}; "
-        "start the version of edgeasync that wrote it, or choose another run folder"
-    )
-    assert (chosen(disk).name, chosen(disk).skipped) == (old, [sentence])
-    with pytest.raises(StorageError, match=f"reads format {FORMAT};"):
-        chosen(disk, new)
-
-
 def test_a_manifest_under_anothers_name_is_damaged():
     disk, _, (old, new) = stored(manifest(1), manifest(2))
     disk.files[f"{new}.json"] = disk.files[f"{old}.json"]

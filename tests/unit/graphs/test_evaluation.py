@@ -337,6 +337,13 @@ def test_the_vector_is_read_where_it_is_in_batches():
     np.testing.assert_array_equal(vector, before)
 
 
+def test_a_model_that_diverged_has_a_loss_that_is_no_number():
+    graph, vector = prepared(of(MLP, (8,)))
+    made = evaluator(of(MLP, (8,)), graph, numbers((9, 8)), LABELS[:9])
+    vector[:] = np.nan
+    assert math.isnan(made(vector).loss)
+
+
 def test_fewer_of_large_examples_at_a_time():
     model = of(nn.Sequential(nn.Conv2d(1, 1, 8), nn.MaxPool2d(8), nn.Flatten(), nn.Linear(225, 3)), (1, 128, 128))
     graph, vector = prepared(model)

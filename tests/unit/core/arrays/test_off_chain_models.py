@@ -81,19 +81,6 @@ def test_a_coarse_whole_model_is_corrected_by_the_next_difference():
     assert 0 < device.apart < 2e-4
 
 
-def test_who_was_away_for_ten_versions_takes_a_quarter_of_a_model():
-    hub = Hub()
-    device = Device(hub)
-    device.catch_up()
-    hub.step(10)
-    assert device.catch_up() == (0.25, "difference"), "the hub knows what it holds"
-    exact = Device(hub, "b", coarse=False)
-    assert exact.catch_up() == (0.5, "whole float16")
-    exact.coarse = True
-    hub.step(10)
-    assert exact.catch_up() == (0.25, "whole int8"), "the chain does not reach back"
-
-
 def test_who_stays_holds_the_chains_model_in_the_end():
     hub = Hub()
     device = Device(hub)
@@ -116,17 +103,6 @@ def test_only_so_many_devices_are_remembered_and_none_for_ever():
     hub.step()
     assert Device(hub, "later").catch_up()[1] == "whole int8"
     assert len(hub.publisher._off_chain) == 1
-
-
-def test_a_version_under_another_checksum_is_not_led_on_from():
-    hub = Hub()
-    device = Device(hub, coarse=False)
-    device.catch_up()
-    hub.step()
-    device.held ^= 1
-    assert device.catch_up()[1] == "whole float16"
-    hub.step()
-    assert device.catch_up()[1] == "difference"
 
 
 @pytest.mark.parametrize(

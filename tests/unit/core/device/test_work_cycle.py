@@ -42,7 +42,6 @@ from edgeasync.protocol.messages import (
     FetchGraph,
     Goodbye,
     Hello,
-    Ping,
     Refuse,
     Rejected,
 )
@@ -130,26 +129,44 @@ def test_a_push_is_repeated_under_its_number_until_it_is_answered():
     assert device.kinds == [DeviceReport, ResolvePush, InstallModel]
 
 
-def test_a_transfer_that_moves_is_given_time():
-    device = DeviceBench().training().trained()
+def wanting(seed=0):
+    """Return a device that has asked for the hub's graph."""
+    return DeviceBench(seed).welcome(**OFFER).give(GraphMissing())
+
+
+WORK = {
+    "push": (lambda seed: DeviceBench(seed).training().trained(), SendPush),
+    "fetch": (lambda seed: DeviceBench(seed).welcome(), Fetch),
+    "graph": (wanting, FetchGraph),
+}
+"""Devices that wait for an answer, and what they say again."""
+
+
+@pytest.mark.parametrize("work", ["push", "graph"])
+def test_a_transfer_that_moves_is_given_time(work):
+    make, kind = WORK[work]
+    device = make(0)
+    if work == "graph":
+        device.hears(GRAPH)
     said_s = device.now_s
     for _ in range(10):
         device.give(TransferMoved(), device.now_s + 10.0)
         device.tick()
+        assert not any(isinstance(said, Fetch | FetchGraph) for said in device.said)
         assert device.pushed == []
-    device.until(SendPush)
+    device.until(kind)
     assert device.now_s == said_s + 100.0 + LEASE_S
 
 
-@pytest.mark.parametrize("work", ["fetch", "push"])
-def test_busy_is_tried_again_but_never_too_early(work):
+@pytest.mark.parametrize(("make", "kind"), WORK.values(), ids=WORK)
+def test_busy_is_tried_again_but_never_too_early(make, kind):
     pauses = []
     for seed in range(20):
-        device = DeviceBench(seed).welcome() if work == "fetch" else DeviceBench(seed).training().trained()
+        device = make(seed)
         said_s = device.now_s
         device.hears(Refuse("busy", "later", 0.5))
         assert device.effects == []
-        assert isinstance(device.until(Fetch if work == "fetch" else SendPush), Fetch | SendPush)
+        assert isinstance(device.until(kind), kind)
         pauses.append(device.now_s - said_s)
         assert device.pushed in ([], [1])
     assert min(pauses) >= 0.5
@@ -337,34 +354,11 @@ def test_a_graph_that_is_missing_is_fetched_before_anything_else():
     assert device.pushed == [1]
 
 
-def wanting():
-    """Return a device that has asked for the hub's graph."""
-    return DeviceBench().welcome(**OFFER).give(GraphMissing())
-
-
 def test_a_graph_that_does_not_come_is_asked_for_again():
     device = wanting()
     since_s = device.now_s
     assert device.until(FetchGraph) == FetchGraph(device.session)
     assert device.now_s == since_s + LEASE_S
-
-
-def test_a_graph_that_moves_is_given_time():
-    device = wanting().hears(GRAPH)
-    since_s = device.now_s
-    for _ in range(10):
-        device.give(TransferMoved(), device.now_s + 10.0)
-        assert device.tick().said in ([], [Ping(device.session, device.now_s, 0)])
-    device.until(FetchGraph)
-    assert device.now_s == since_s + 100.0 + LEASE_S
-
-
-def test_a_busy_hub_is_asked_for_its_graph_again():
-    device = wanting()
-    since_s = device.now_s
-    assert device.hears(Refuse("busy", "later", 0.5)).effects == []
-    device.until(FetchGraph)
-    assert 0.5 <= device.now_s - since_s <= 0.75 + 1e-9
 
 
 def test_a_graph_that_comes_in_broken_is_asked_for_again():

@@ -1,6 +1,5 @@
 """A device's transfers by themselves: what it sends, when, and what it keeps of what was cut off."""
 
-import itertools
 import math
 from random import Random
 
@@ -201,33 +200,6 @@ def test_with_a_cap_the_hub_is_told_to_send_short_pieces():
     assert bench.last.piece_bytes_max == PIECE
 
 
-def test_pieces_that_go_out_keep_to_the_cap():
-    bench = Bench(CAP)
-    bench.push(PAYLOAD)
-    bench.transfers.credit(Credit(1, 0))
-    credited = 0
-    while credited < len(PAYLOAD):
-        bench.pass_time(bench.now_s + 0.1)
-        sent = len(bench.of_kind(Piece)) * PIECE
-        assert sent <= CAP * bench.now_s + PIECE + 1000
-        if sent > credited:
-            credited = sent
-            bench.transfers.credit(Credit(1, credited))
-    assert bench.now_s == pytest.approx(3 * PIECE / CAP, abs=0.5)
-
-
-def test_pieces_that_come_in_are_credited_at_the_rate_of_the_cap():
-    bench = Bench(CAP)
-    bench.receive()
-    for number in range(3):
-        bench.piece(number)
-    bench.pass_time(10.0)
-    times = [time_s for time_s, message, _ in bench.sent if isinstance(message, Credit)][1:]
-    assert len(times) == 3
-    gaps = [second - first for first, second in itertools.pairwise(times)]
-    assert gaps == pytest.approx([PIECE / CAP] * 2, rel=0.01)
-
-
 def test_heartbeats_do_not_wait_for_the_cap_and_others_pay_for_them():
     bench = Bench(CAP)
     bench.push(bytes(PIECE))
@@ -239,17 +211,6 @@ def test_heartbeats_do_not_wait_for_the_cap_and_others_pay_for_them():
     assert bench.transfers.next_deadline_s() >= (PIECE + 6400) / CAP - 0.02
     bench.pass_time(1.0)
     assert len(bench.of_kind(Fetch)) == 1
-
-
-def test_a_lost_connection_empties_the_line_but_not_the_debt():
-    bench = Bench(CAP)
-    bench.receive()
-    for number in range(3):
-        bench.piece(number)
-    bench.transfers.suspend()
-    assert bench.transfers.next_deadline_s() == math.inf
-    bench.transfers.send(Fetch(SESSION))
-    assert bench.transfers.next_deadline_s() == pytest.approx(3 * PIECE / CAP, abs=0.05)
 
 
 def test_pings_before_the_first_push_tell_the_round_trip_better_than_a_hub_that_makes_room_slowly():

@@ -39,14 +39,6 @@ def test_a_push_goes_on_over_another_connection():
     assert bench.engine.core.messages_refused == 0
 
 
-def test_a_push_goes_on_over_the_same_connection():
-    bench = Bench()
-    bench.join(b"pi")
-    bench.say(b"pi", push_of(bench, b"pi"))
-    bench.say(b"pi", *piece_of(0))
-    assert bench.say(b"pi", push_of(bench, b"pi", transfer=2)) == Credit(2, PIECE)
-
-
 @pytest.mark.parametrize(
     "other",
     [
@@ -221,14 +213,6 @@ def test_after_a_rollback_nobody_goes_on_with_an_earlier_model():
     engine._execute([Restore(2)])
     again = bench.say(peer, Fetch(bench.sessions[b"pi"], partial=first.checksum))
     assert again.checksum != first.checksum
-
-
-def test_going_on_needs_no_room():
-    bench = Bench(snapshots_max=2)
-    peer, first = cut_in_mid_assignment(bench)
-    fold_one(bench)
-    again = bench.say(peer, Fetch(bench.sessions[b"pi"], partial=first.checksum))
-    assert again.version.number == 0
 
 
 @pytest.mark.parametrize("beyond", [len(WHOLE), len(WHOLE) + 1, 2**53])

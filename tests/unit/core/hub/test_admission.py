@@ -235,20 +235,6 @@ def test_a_device_that_pauses_is_paused_with_its_reason_until_it_says_otherwise(
     assert [device[key] for key in ("state", "pace_percent", "pace_reason")] == ["training", 50, "76 C"]
 
 
-def test_a_quorum_does_not_wait_for_a_device_that_pauses(hub_bench):
-    hub = hub_bench(QUORUM)
-    for name in ("a", "b", "c"):
-        hub.join(name)
-    for name in ("a", "b"):
-        hub.push(name, 1, at_s=1.0)
-        assert hub.all_of(Fold) == []
-    hub.ping("c", at_s=2.0, **PAUSED)
-    assert hub.core.next_deadline_s() == 1.0, "the fold is due at once"
-    hub.tick()
-    assert len(hub.one(Fold).handles) == 2
-    assert [effect.peer for effect in hub.all_of(Assign)] == [hub.peers["a"], hub.peers["b"]]
-
-
 def test_a_device_that_pauses_after_its_update_still_counts_with_it(hub_bench):
     hub = hub_bench(QUORUM)
     for name in ("a", "b", "c"):

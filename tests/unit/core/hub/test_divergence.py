@@ -256,13 +256,6 @@ def test_on_probation_an_update_counts_at_most_a_quarter_of_what_is_usual_and_no
     assert length >= min(norm, 0.25) * (1.0 if combine == "mean" else 0.24), "the model still sees its data"
 
 
-@pytest.mark.parametrize("combine", COMBINERS)
-def test_the_bound_of_probation_is_a_setting(combine):
-    monitor = msgspec.structs.replace(LONG, probation=0.5)
-    hub = on_probation(combine=COMBINERS[combine], monitor=monitor)
-    assert hub.weights[hub.send("d", 1.0)] == pytest.approx(0.5)
-
-
 def test_probation_holds_without_a_clip_too():
     hub = on_probation(combine=MeanCombiner(), monitor=msgspec.structs.replace(LONG, clip=0.0))
     assert length_counted(hub, "d", 8.0) == pytest.approx(0.25)

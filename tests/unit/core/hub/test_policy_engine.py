@@ -627,21 +627,6 @@ def test_a_device_is_told_to_start_over_only_where_its_training_has_gone_wrong(h
     }
 
 
-def test_who_starts_over_gets_the_version_that_the_others_make(hub_bench):
-    parts = {"aggregate": SynchronousAggregator(), "behind_max": 3.0, "preempt": True}
-    hub = joined(hub_bench, policy(**parts), "abc")
-    for name in "abc":
-        push(hub, name, score=1.0)
-    push(hub, "a", score=1.0)
-    assert push(hub, "c", score=9.0) == "behind"
-    assert hub.all_of(Assign) == [], "it waits for the others"
-    push(hub, "b", score=1.0)
-    assert sorted(effect.peer for effect in hub.all_of(Assign)) == sorted(hub.peers[name] for name in "abc")
-    assert {effect.version.number for effect in hub.all_of(Assign)} == {2}
-    assert push(hub, "c", score=9.0) == "behind"
-    assert [effect.peer for effect in hub.all_of(Assign)] == [hub.peers["c"]], "nobody's update waits"
-
-
 def test_a_score_of_ones_own_parameters_is_no_loss_of_the_hubs_model(hub_bench):
     hub = joined(hub_bench, policy(take="better"), "a")
     push(hub, "a", score=0.5, validation_loss=0.25)
@@ -803,21 +788,6 @@ def test_the_fleet_is_looked_at_once_for_every_few_updates(hub_bench, devices, e
     assert counting.looked[:2] == [1, min(len(devices), 1 + every)]
     assert hub.core.policy_engine.state.cadence == Cadence(1.0, 0.5, 0.123, "why not")
     assert counting.steps_factors == {1.0}, "the steps factor is for remedies alone"
-
-
-def test_devices_that_are_known_but_gone_do_not_make_the_looks_rarer(hub_bench):
-    counting = Counting()
-    hub = joined(hub_bench, policy(frequency=counting), "abcdefghij", liveness={"lease_s": 50.0})
-    counting.looked.clear()  # it was tried
-    for at_s in range(0, 200, 10):
-        for name in "ab":
-            hub.ping(name, at_s=float(at_s))
-        hub.tick(float(at_s))
-    assert hub.core.members.live_count == 2
-    assert len(hub.core.members.members) == 10
-    for number in range(10):
-        push(hub, "ab"[number % 2])
-        assert len(counting.looked) == number + 1
 
 
 def test_updates_folded_together_are_measured_and_pulling_apart_is_alarming(hub_bench):
