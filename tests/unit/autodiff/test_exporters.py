@@ -20,7 +20,6 @@ from tests.support.models.exported import (
     onnxruntime,
     paddle2onnx,
     tf2onnx,
-    torchscript,
     written,
 )
 from tests.support.models.followed import assert_trains, follow
@@ -106,18 +105,6 @@ def test_scikit_learn_s_own_operators(standard, output):
     assert "(LinearClassifier) is of the domain 'ai.onnx.ml'" in str(told.value)
     assert "or a network of edgeasync.nn" in str(told.value)
     assert_trains(build_training_graph(nn.to_onnx(nn.Linear(4, 3), (4,)).SerializeToString(), GraphSettings()))
-
-
-def test_an_operator_behind_dictionaries_is_refused_at_once():
-    """Else the output that a refusal names would be refused in its turn."""
-    proto = insert(
-        classifier(standard=True),
-        node("ZipMap", "p", "dictionaries", domain="ai.onnx.ml", classlabels_int64s=[0, 1, 2]),
-    )
-    key = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
-    proto.graph.output[1].CopyFrom(helper.make_value_info("dictionaries", helper.make_sequence_type_proto(key)))
-    with pytest.raises(GraphError, match=r"\(LinearClassifier\) is of the domain 'ai.onnx.ml'"):
-        build_training_graph(proto.SerializeToString(), GraphSettings())
 
 
 def test_patterns_name_what_an_exporter_computed_or_merged():
@@ -265,31 +252,6 @@ def test_biases_and_batch_norms_that_tf2onnx_leaves_out():
     assert warnings(tf2onnx(), output="z", loss="bce_with_logits") == ()
     assert warnings(jax2tf(), output="z") == warnings(jax2tf(), output="z")
     assert ["none: v;" in said for said in warnings(jax2tf(), output="z")] == [True]
-
-
-def test_single_numbers_that_torch_computed_are_named_until_they_are_trained():
-    text = "a = MatMul(x, w)\nb = Mul(a, exp)\ny = Mul(b, two)"
-    parameters = {"w": numbers((4, 3), 1), "exp": np.float32(0.7), "two": np.float32(2)}
-    proto = written(text, parameters, (4,), producer="pytorch")
-    info = helper.make_tensor_value_info("exp", 1, [])
-    info.metadata_props.add(key="pkg.onnxscript.optimizer.folded_from", value="['scale']")
-    proto.graph.value_info.append(info)
-    (said,) = [each for each in warnings(proto) if "computed" in each]
-    assert said.startswith("single numbers that the exporter computed are not trained: exp of 'scale'; export")
-    graph = build_training_graph(proto.SerializeToString(), GraphSettings(**arguments(said)))
-    assert not [each for each in graph.warnings if "computed" in each]
-    assert [entry.name for entry in graph.spec.parameters] == ["w", "exp"]
-
-
-def test_running_statistics_that_tracing_moved():
-    (said,) = warnings(torchscript())
-    assert "ran the model in training mode, which moved the running statistics" in said
-    still = torchscript()
-    for each in still.graph.node:
-        if each.op_type == "BatchNormalization":
-            del each.attribute[:], each.output[1:]
-    assert warnings(still) == ()
-    assert warnings(onnxruntime(), freeze=("s", "t", "w", "b")) == ()
 
 
 # -- one line, without the words of libraries in C++ -----------------------------------------------------------

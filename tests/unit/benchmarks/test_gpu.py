@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from benchmarks import gpu, gpu_devices, runner, surroundings
+from benchmarks import gpu, runner, surroundings
 from benchmarks.__main__ import run_benchmark
 from benchmarks.report import BOUND, UNFIT, Results
 from benchmarks.runner import run_one
@@ -76,23 +76,6 @@ def test_a_case_that_failed_misses_its_bounds_and_others_have_none():
     gpu.judge({"jax": "no such device", "fleet": "it hangs", "agent": {"copies an exchange": 2.0}}, results)
     assert [results.ratios[name] for name in results.targets] == [0.0] * 5
     assert results.figures["cases that failed"] == {"jax": {"failed": 1.0}, "fleet": {"failed": 1.0}}
-
-
-def test_copies_are_counted_between_two_models_that_were_taken():
-    """A read that has begun is of an exchange that has yet to end."""
-    traffic = gpu_devices.Traffic()
-    traffic.count(4_000_000)
-    traffic.end_exchange()
-    begun = traffic.ended
-    for _ in range(3):
-        traffic.count(4_000_000)
-        traffic.count(4_000_000)
-        traffic.end_exchange()
-    traffic.count(4_000_000)
-    found = gpu_devices.copied(begun, traffic.ended, 3)
-    assert (found["copies an exchange"], found["MB copied an exchange"]) == (2.0, 8.0)
-    with pytest.raises(RuntimeError, match="no exchange"):
-        gpu_devices.copied(begun, begun, 0)
 
 
 @pytest.fixture

@@ -333,14 +333,14 @@ class Loop:
     def steps(self):
         return [history.assigned_steps for history in self.measurements]
 
-    def spread(self, devices_min=6):
+    def spread(self):
         """Longest period over shortest, of the devices that no bound keeps from the fleet's."""
         periods = [
             communication_s + history.assigned_steps * step_s
             for (step_s, communication_s), history in zip(self.speeds, self.measurements, strict=True)
             if not history.why.startswith(("slow link", "at most"))
         ]
-        assert len(periods) >= devices_min
+        assert len(periods) >= 6
         return max(periods) / min(periods)
 
 
@@ -373,24 +373,6 @@ def test_unequal_devices_take_equal_periods_and_settle_within_ten_exchanges(cont
     loop.speeds = [list(speed) for speed in SPEEDS]
     loop.run(10)
     assert loop.steps == settled
-
-
-@pytest.mark.parametrize("factors", [(10, 1), (1, 10), (10, 10), (0.1, 0.1)])
-def test_when_all_change_tenfold_the_period_follows_and_stays_equal(factors):
-    loop = Loop(ADAPTIVE, SPEEDS)
-    loop.run(10)
-    settled, period_s = loop.steps, loop.cadence.period_s
-    assert period_s == pytest.approx(0.15 + 8 * 0.08)
-    loop.speeds = [[step_s * factors[0], communication_s * factors[1]] for step_s, communication_s in SPEEDS]
-    loop.run(10)
-    communication_s = 0.15 * factors[1]
-    assert loop.cadence.period_s == pytest.approx(
-        max(communication_s / 0.33, communication_s + 8 * 0.08 * factors[0])
-    )
-    assert loop.spread(5) <= 1.5
-    loop.speeds = [list(speed) for speed in SPEEDS]
-    loop.run(10)
-    assert (loop.steps, loop.cadence.period_s) == (settled, pytest.approx(period_s))
 
 
 def test_a_link_ten_times_slower_makes_one_device_speak_more_rarely_and_no_other():

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeasync.config import convert, to_table
+from edgeasync.config import convert
 from edgeasync.errors import ConfigError
 from edgeasync.measurements.fleet import FleetMeasurements, agreement_of
 from edgeasync.policies.optimizers import (
@@ -164,50 +164,6 @@ def test_a_rate_that_follows_the_agreement_does_not_diverge_where_a_fixed_one_do
     assert distances_of_a_fleet_that_learns_by_heart(fixed, 29)[-1] > 1e6
 
 
-@given(st.floats(0.0, 0.999999), st.floats(0.0, 1e6))
-def test_asynchrony_and_what_momentum_is_left_average_over_what_was_asked_for(momentum, staleness):
-    """Momentum b averages over 1 / (1 - b) updates, asynchrony over 1 + tau: the product stays."""
-    stage = SGD(momentum=momentum, correct_for_staleness=True)
-    _, left = stage.plan(Conditions(1.0, 0, staleness))
-    assert 0.0 <= left <= momentum
-    if left:
-        assert (1 + staleness) / (1 - left) == pytest.approx(1 / (1 - momentum), rel=1e-6)
-    else:
-        assert (1 + staleness) >= 1 / (1 - momentum) * (1 - 1e-6)
-
-
-@given(SEEDS, st.sampled_from([0.1, 1.0, 3.0]), st.sampled_from([0.0, 0.3, 2.0]))
-def test_without_momentum_all_are_sgd(seed, learning_rate, staleness):
-    gradients = noise(seed, (5, 9))
-    expected = gradients * F(learning_rate)
-    for stage in (
-        SGD(learning_rate=learning_rate, correct_for_staleness=True),
-        Nesterov(learning_rate=learning_rate, momentum=0.0, correct_for_staleness=True),
-    ):
-        assert stage.state_vectors == 0
-        steps, _ = run(stage, gradients, staleness=(staleness,) * 5)
-        assert steps.tobytes() == expected.tobytes()
-
-
-@given(SEEDS, st.lists(st.sampled_from([0.0, 0.2, 0.5, 1.0]), min_size=30, max_size=30))
-def test_momentum_follows_float64(seed, staleness):
-    """Bengio et al. write Nesterov with v = b_before v + g and the step eps (g + b v), each b at its own time."""
-    gradients = noise(seed, (30, 5))
-    settings = {"learning_rate": 0.7, "momentum": 0.8, "correct_for_staleness": True}
-    settings["staleness_max"] = 0.9
-    heavy, _ = run(SGD(**settings), gradients, staleness=staleness)
-    nesterov, _ = run(Nesterov(**settings), gradients, staleness=staleness)
-    ball = accelerated = np.zeros(5)
-    before = 0.0
-    for count, (gradient, stale) in enumerate(zip(gradients.astype(np.float64), staleness, strict=True)):
-        b = 0.0 if stale > 0.9 else max(0.0, 1 - 0.2 * (1 + stale))
-        ball = b * ball + gradient
-        accelerated = before * accelerated + gradient
-        before = b
-        np.testing.assert_allclose(heavy[count], 0.7 * ball, rtol=1e-5, atol=1e-5)
-        np.testing.assert_allclose(nesterov[count], 0.7 * (gradient + b * accelerated), rtol=1e-5, atol=1e-5)
-
-
 # -- Adam ----------------------------------------------------------------------------------------------------
 
 
@@ -305,30 +261,6 @@ def test_gradients_of_any_size_give_finite_steps_without_a_warning(stage, size):
     steps, state = run(stage, np.array([[1.0, -1.0, 0.0], [-1.0, 0.0, 1.0], [1.0, 1.0, 1.0]]) * size)
     assert np.isfinite(steps).all()
     assert all(np.isfinite(vector).all() for vector in state)
-
-
-@given(SEEDS, st.sampled_from([0.0, 0.5, 0.9, 0.99]), st.sampled_from([0.0, 0.5, 0.999]))
-def test_state_is_bounded_by_the_largest_gradient(seed, b, beta2):
-    """Of gradients within 1: averages stay within 1, a velocity within the sum of the momentum's powers."""
-    gradients = np.random.default_rng(seed).choice([-1.0, -0.1, 0.0, 1.0], (60, 4), p=[0.1, 0.1, 0.1, 0.7])
-    horizon = 1 / (1 - b)
-    for stage, bounds in (
-        (SGD(momentum=b), [horizon]),
-        (Nesterov(momentum=b), [b * horizon]),
-        (Adam(beta1=b, beta2=beta2), [1.0, 1.0]),
-    ):
-        _, state = run(stage, gradients)
-        assert len(state) == (len(bounds) if b or isinstance(stage, Adam) else 0)
-        for vector, bound in zip(state, bounds, strict=False):
-            assert np.abs(vector).max() <= bound * (1 + 1e-5)
-        if isinstance(stage, Adam):
-            assert state[1].min() >= 0.0
-
-
-@every_kind
-def test_every_kind_says_where_it_is_from(stage):
-    assert "arXiv:" in stage.paper or "doi:" in stage.paper
-    assert "paper" not in to_table(stage)
 
 
 # -- what is refused -----------------------------------------------------------------------------------------

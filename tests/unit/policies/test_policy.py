@@ -62,10 +62,6 @@ ONE_BY_ONE = "needs updates that are folded together, and {} folds them one by o
             "aggregate: wait_s_max is 0: give seconds over 0, or",
         ),
         (
-            {"aggregate": {"kind": "buffered", "wait_s_max": NAN}},
-            "aggregate: wait_s_max is nan: give seconds over 0",
-        ),
-        (
             {"aggregate": ROUNDS | {"deadline_s": 0}},
             "aggregate: deadline_s is 0: give seconds over 0, or leave it",
         ),
@@ -75,10 +71,6 @@ ONE_BY_ONE = "needs updates that are folded together, and {} folds them one by o
             "frequency: local_steps_min (200) is over local_steps_max (128)",
         ),
         (
-            {"frequency": {"kind": "adaptive", "period_steps_min": 200}},
-            "frequency: period_steps_min (200) is over local_steps_max (128)",
-        ),
-        (
             {"frequency": {"kind": "time", "local_steps_min": 9, "local_steps_max": 8}},
             "frequency: local_steps_min (9) is over local_steps_max (8)",
         ),
@@ -86,22 +78,12 @@ ONE_BY_ONE = "needs updates that are folded together, and {} folds them one by o
             {"frequency": {"kind": "adaptive", "communication_share": 0.7}},
             "frequency: communication_share (0.7) is over communication_share_max (0.6)",
         ),
-        (
-            {"frequency": {"kind": "adaptive", "communication_share": 0.0099}},
-            "frequency.communication_share: expected `float` >= 0.01",
-        ),
-        (
-            {"frequency": {"kind": "adaptive", "communication_share_max": 1.0}},
-            "frequency.communication_share_max: expected `float` < 1.0",
-        ),
         ({"warm_up": {}}, "warm_up: warm_up ends after updates or epochs: give one of the two"),
         ({"warm_up": {"updates": 9, "epochs": 1}}, "warm_up: warm_up ends after updates or epochs: give one"),
         ({"warm_up": {"updates": 0}}, "warm_up: warm_up takes updates, or epochs, over 0"),
-        ({"warm_up": {"epochs": 0.0}}, "warm_up: warm_up takes updates, or epochs, over 0"),
         ({"warm_up": {"epochs": NAN}}, "warm_up: warm_up takes updates, or epochs, over 0"),
         ({"behind_max": 1.0}, "behind_max is 1: give a ratio over 1"),
         ({"preempt": True}, "preempt needs behind_max: how far behind the others a device's score may be"),
-        ({"behind_max": NAN}, "behind_max is nan: give a ratio over 1"),
         (
             {"aggregate": BY_MODEL, "warm_up": {"updates": 9}},
             "warm_up and aggregate want different updates: both model_average, or neither",
@@ -131,13 +113,6 @@ ONE_BY_ONE = "needs updates that are folded together, and {} folds them one by o
             "combine: a median gives all devices the same share; leave weigh_by out",
         ),
         (
-            {
-                "combine": {"kind": "median"},
-                "warm_up": {"updates": 9, "aggregate": IN_FIVES | {"weigh_by": "examples"}},
-            },
-            "combine: a median gives all devices the same share; leave weigh_by out",
-        ),
-        (
             {"frequency": {"kind": "fixed", "local_steps": 10}, "delay_steps": 11},
             "delay_steps is 11, over the 10 local steps of an update: a device has one unanswered update",
         ),
@@ -157,13 +132,7 @@ ONE_BY_ONE = "needs updates that are folded together, and {} folds them one by o
             {"trust": "open", "aggregate": {"kind": "quorum", "weigh_by": "examples"}},
             "combine: a centred_clip (the default of trust = 'open') gives all devices the same share; leave",
         ),
-        (
-            {"trust": "open", "take": "best"},
-            "take: of the best update alone there is no centred_clip (the default of trust = 'open'); combine",
-        ),
         ({"trust": "closed"}, "trust: 'closed' is not known"),
-        ({"monitor": {"probation": 0.0}}, "monitor.probation: expected `float` > 0.0"),
-        ({"monitor": {"detectors": [{"kind": "update_norm", "remedy": "alert"}]}}, "monitor.detectors[0]"),
         (
             {"monitor": {"detectors": [{"kind": "loss", "remedy": "quarantine"}]}},
             "monitor.detectors[0].remedy: 'quarantine' is not known",
@@ -192,20 +161,8 @@ def test_parts_that_contradict_one_another_are_refused_with_a_sentence(table, me
             "hub.stop.accuracy would never end training: only the loss cross_entropy has an accuracy",
         ),
         (
-            {
-                "hub": {"stop": {"accuracy": 0.9}},
-                "evaluation": {"data": "test.npz"},
-                "model": ONNX | {"loss": {"kind": "huber", "delta": 2.0}},
-            },
-            "hub.stop.accuracy would never end training",
-        ),
-        (
             {"policy": {"aggregate": {"kind": "buffered", "count": 65}}},
             "policy.aggregate.count (65) is over the 64 of limits.updates_held_max",
-        ),
-        (
-            {"policy": {"warm_up": {"updates": 9, "aggregate": {"kind": "buffered", "count": 65}}}},
-            "policy.warm_up.aggregate.count (65) is over the 64 of limits.updates_held_max",
         ),
         (
             {"codec": {"push": "int8"}, "policy": {"aggregate": {"kind": "model_average"}}},

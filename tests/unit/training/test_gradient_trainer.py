@@ -10,7 +10,7 @@ from edgeasync.errors import ConfigError, DataError, ModelMismatchError
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.optimizers import SGD
 from edgeasync.training.gradient_trainer import GradientTrainer
-from edgeasync.training.trainer import ResumableTrainer, StepResult
+from edgeasync.training.trainer import StepResult
 
 SPEC = ParameterSpec((Parameter("w", (3,)),))
 BATCH = (np.ones((4, 3), np.float32), np.zeros(4, np.int64))
@@ -111,36 +111,6 @@ def test_a_diverging_model_neither_raises_nor_warns():
     trainer.begin(np.zeros(3, np.float32))
     losses = [trainer.step().loss for _ in range(30)]
     assert not math.isfinite(losses[-1])
-
-
-@pytest.mark.parametrize("keep", [False, True])
-def test_a_trainer_goes_on_from_its_state(keep):
-    def make(seed):
-        data = Dataset.of(np.random.default_rng(0).normal(size=(10, 3)), np.arange(10))
-        optimizer = [SGD(learning_rate=0.1, momentum=0.9)]
-        return GradientTrainer(SPEC, towards_batch, optimizer, batches(data, 3, seed), keep_optimizer_state=keep)
-
-    trainer, again = make(1), make(2)
-    assert isinstance(trainer, ResumableTrainer)
-    parameters = np.zeros(3, np.float32)
-    trainer.begin(parameters)
-    for _ in range(6):
-        trainer.step()
-    state = {name: array.copy() for name, array in trainer.state().items()}
-    assert set(state) == ({"batches", "count", "optimizer.0"} if keep else {"batches"})
-    again.restore(state)
-    restored = parameters.copy()
-    trainer.begin(parameters)
-    again.begin(restored)
-    for _ in range(9):
-        assert trainer.step() == again.step()
-    assert np.array_equal(parameters, restored)
-
-
-def towards_batch(parameters, x, y, out):
-    """Half the squared distance from the batch's mean, and its gradient."""
-    np.subtract(parameters, x.mean(axis=0), out=out)
-    return float(0.5 * np.vdot(out, out))
 
 
 def test_a_state_of_another_trainer_is_refused():

@@ -5,12 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeasync.config import convert
-from edgeasync.data import load_digits
-from edgeasync.data.dataset import Dataset, batches
-from edgeasync.data.partition import iid
+from edgeasync.data.dataset import Dataset
 from edgeasync.errors import ConfigError, DataError
-from edgeasync.policies.optimizers import SGD
-from edgeasync.training.gradient_trainer import GradientTrainer
 from edgeasync.training.numpy_models import MlpModel, Model, SoftmaxModel
 
 MODELS = [SoftmaxModel(inputs=6, classes=4), MlpModel(inputs=6, hidden=(5, 7), classes=4)]
@@ -61,23 +57,6 @@ def test_huge_scores_give_a_finite_loss_and_gradient(model):
     loss = model.gradient(parameters, np.full((2, 6), 100.0, np.float32), np.array([0, 3]), out)
     assert loss == pytest.approx(np.log(4.0))
     assert np.isfinite(out).all()
-
-
-def test_digits_are_learnt():
-    parts = iid(load_digits(), 5, seed=0)
-    held_out = parts[0]
-    training = Dataset.of(np.concatenate([p.x for p in parts[1:]]), np.concatenate([p.y for p in parts[1:]]))
-    model = MlpModel(inputs=64, hidden=(64,), classes=10)
-    model.check_data(training)
-    parameters = model.initial(seed=0)
-    optimizer = [SGD(learning_rate=0.1, momentum=0.9)]
-    trainer = GradientTrainer(model.spec, model.gradient, optimizer, batches(training, 32, seed=0))
-    trainer.begin(parameters)
-    for _ in range(1000):
-        trainer.step()
-    predicted = model.predict(parameters, held_out.x)
-    assert predicted.dtype == np.int64
-    assert np.mean(predicted == held_out.y) >= 0.95
 
 
 def test_names_shapes_and_first_parameters():

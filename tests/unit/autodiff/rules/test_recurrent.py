@@ -289,16 +289,6 @@ def test_activations_that_are_named_but_the_usual_ones_pass(case):
 
 
 @pytest.mark.parametrize("case", [LSTM, GRU], ids=str)
-def test_one_and_two_threads_find_the_same(case):
-    big = replace(case, times=32, hidden=32, batch=16, direction="bidirectional", layers=2)
-    model, (x, target) = forward_model(big, draw(big)), data(big)
-    _, one = run(big, model, x, target)
-    _, two = run(replace(big, threads=2), model, x, target)
-    for name, value in one.items():
-        np.testing.assert_allclose(two[name], value, rtol=0, atol=1e-5 * np.abs(value).max())
-
-
-@pytest.mark.parametrize("case", [LSTM, GRU], ids=str)
 def test_a_batch_of_another_size_needs_no_other_graph(case):
     graph = build_training_graph(forward_model(case, draw(case)), GraphSettings(loss="mse"))
     session = onnxruntime.InferenceSession(graph.model, providers=["CPUExecutionProvider"])

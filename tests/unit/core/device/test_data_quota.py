@@ -201,3 +201,10 @@ def test_no_record_lasts_longer_than_a_day():
         day.begin(now_s)
         assert 0.0 <= day.record(now_s).remaining_s <= DAY_S
         assert 0.0 <= day.take_due_record(now_s).remaining_s <= DAY_S
+
+
+def test_pings_end_with_the_days_bytes():
+    device = device_of()
+    welcomed(device)
+    device.data_quota.count(LIMIT, 101.0)
+    rested(device, device.tick(106.0, 0))

@@ -221,3 +221,11 @@ def test_a_device_cannot_have_more_than_there_is(beyond):
     bench.join(b"pi")
     assignment = bench.say(b"pi", Fetch(bench.sessions[b"pi"]))
     assert bench.say(b"pi", Credit(assignment.transfer, beyond)).code == "malformed"
+
+
+def test_going_on_needs_no_room():
+    bench = Bench(snapshots_max=2)
+    peer, first = cut_in_mid_assignment(bench)
+    fold_one(bench)
+    again = bench.say(peer, Fetch(bench.sessions[b"pi"], partial=first.checksum))
+    assert again.version.number == 0
