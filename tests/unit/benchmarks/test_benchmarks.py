@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.__main__ import find_benchmarks, parse, run_benchmark
 from benchmarks.records import Record, make_record, read_records, write_record
-from benchmarks.report import Form, Results, enforce_targets, make_parser
+from benchmarks.report import Results, enforce_targets, make_parser
 from tests.support.pages.results import made
 
 README = Path(__file__).parents[3] / "benchmarks" / "README.md"
@@ -49,23 +49,6 @@ def test_a_broken_bound_ends_in_1_and_a_quick_run_is_held_to_none(measured, flag
         ended = end.code
     assert ended == code
     assert ("a device: bound over measured" in capsys.readouterr().err) == (measured != 10.0)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "command", "form", "only"),
-    [
-        ("", None, Form.FULL, None),
-        ("--quick", None, Form.QUICK, None),
-        ("run --all", "run", Form.FULL, find_benchmarks()),
-        ("run --all --short", "run", Form.SHORT, find_benchmarks()),
-        ("--short run --all", "run", Form.SHORT, find_benchmarks()),
-        ("run --only scale codecs", "run", Form.FULL, ["scale", "codecs"]),
-        ("plot", "plot", Form.FULL, None),
-    ],
-)
-def test_commands(arguments, command, form, only):
-    parsed = parse(arguments.split())
-    assert (parsed.command, parsed.form, getattr(parsed, "only", None)) == (command, form, only)
 
 
 @pytest.mark.parametrize(

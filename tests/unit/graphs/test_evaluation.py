@@ -370,29 +370,6 @@ def test_data_that_does_not_fit(x, y, words):
         evaluator(model, prepared(model)[0], x, y)
 
 
-def test_targets_of_another_shape():
-    model = of(MLP, (8,))
-    with pytest.raises(DataError, match=r"targets of shape \(2,\), the hub's model takes \(3,\)"):
-        evaluator(model, prepared(model, loss="mse")[0], numbers((9, 8)), numbers((9, 2)), loss="mse")
-
-
-@pytest.mark.parametrize("target", ["label", "input"])
-def test_answers_that_are_neither_yes_nor_no(target):
-    model, options = of(nn.Linear(8, 8), (8,)), {"loss": "bce_with_logits", "target": target}
-    x = np.where(numbers((9, 8)) > 0, 1.0, -1.0)
-    with pytest.raises(DataError, match="bce_with_logits takes answers from 0"):
-        evaluator(model, prepared(model, **options)[0], x, x, **options)
-
-
-def test_axes_in_another_order():
-    model = of(nn.Conv1d(2, 3, 1), (2, 5))
-    graph, _ = prepared(model, loss="mse")
-    with pytest.raises(DataError, match=r"examples of shape \(5, 2\), the hub's model takes \(2, 5\): bring"):
-        evaluator(model, graph, numbers((9, 5, 2)), numbers((9, 3, 5)), loss="mse")
-    with pytest.raises(DataError, match=r"targets of shape \(5, 3\), the hub's model takes \(3, 5\): bring"):
-        evaluator(model, graph, numbers((9, 2, 5)), numbers((9, 5, 3)), loss="mse")
-
-
 def test_examples_that_all_weigh_nothing():
     loss = CrossEntropy(class_weights=(1.0, 0.0, 0.0))
     model = of(MLP, (8,))

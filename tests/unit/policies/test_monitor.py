@@ -255,21 +255,6 @@ def test_devices_may_disagree_about_a_loss_that_is_small():
     assert causes == [None, Evidence("updates pull apart: their mean cosine is -0.50", {"cosine": -0.5})]
 
 
-def test_the_usual_remedies():
-    remedies = {type(detector).__name__: (detector.scope, detector.remedy) for detector in Monitor().detectors}
-    assert remedies == {
-        "NotFiniteDetector": ("device", "alert"),
-        "RefusedDetector": ("device", "alert"),
-        "UpdateNormDetector": ("device", "alert"),
-        "DataMismatchDetector": ("device", "alert"),
-        "LossDetector": ("fleet", "rollback"),
-        "LossVarianceDetector": ("fleet", "increase_frequency"),
-        "DisagreementDetector": ("fleet", "reduce_lr"),
-    }
-    assert Monitor().rolls_back
-    assert not Monitor(detectors=(LossDetector(remedy="alert"), UpdateNormDetector())).rolls_back
-
-
 # -- alarms --------------------------------------------------------------------------------------------------
 
 
@@ -429,17 +414,6 @@ def test_devices_halve_their_learning_rates_as_long_as_the_alarm_lasts():
 
 
 # -- probation, and operators' orders --------------------------------------------------------------------------
-
-
-def test_probation_is_of_the_voter_and_lasts_as_long_as_an_alarm_about_one_of_its_devices():
-    for probation in (False, True):
-        guard = guard_of([Loud("device")], calm_updates=1, probation=probation)
-        (report,) = look(guard, "device", "a2", voter="k")
-        assert ("probation" in report.detail, "quarantine" in report.detail) == (probation, not probation)
-        assert [guard.is_on_probation(voter) for voter in ("k", "a", "b")] == [probation, False, False]
-        assert guard.describe(0.0)["alarms"][0]["remedy"] == ("probation" if probation else "alert")
-        look(guard, "device", "a0", voter="k")
-        assert not guard.is_on_probation("k")
 
 
 def test_an_order_is_given_once_and_ended_once():

@@ -1,7 +1,6 @@
 """A device's transfers by themselves: what it sends, when, and what it keeps of what was cut off."""
 
 import math
-from random import Random
 
 import pytest
 
@@ -132,46 +131,6 @@ def test_a_whole_payload_with_another_checksum_is_not_resumed():
     with pytest.raises(ProtocolError, match="whole payload"):
         bench.piece(3)
     assert bench.fetch().partial is None
-
-
-@pytest.mark.parametrize("cap", [None, CAP])
-def test_a_device_holds_no_transfer_that_has_ended(cap):
-    """Whatever happens, in any order; and no move is made that the table does not have."""
-    seen = set()
-    for seed in range(100):
-        random, bench = Random(seed), Bench(cap)
-        transfers = bench.transfers
-        for number in range(1, 60):
-            do_anything(random, bench, number)
-            states = [held and held.state for held in (transfers._incoming, transfers._outgoing)]
-            assert (transfers._message is not None) == (states[0] in {"announced", "moving"})
-            seen.add(tuple(states))
-    assert {coming for coming, _ in seen} == {None, "announced", "moving", "suspended"}
-    assert {going for _, going in seen} == {None, "announced", "moving"}
-
-
-def do_anything(random, bench, number):
-    """Let something happen to a device: what is next, most often, or what ends a transfer."""
-    bench.pass_time(bench.now_s + random.choice([0.0, 1.0]))
-    transfers, event = bench.transfers, random.randrange(9)
-    if event == 0:
-        bench.receive(number, random.choice([PAYLOAD, PAYLOAD[::-1]]), random.choice([Assignment, GraphHeader]))
-    elif event == 1:
-        bench.push(random.choice([PAYLOAD * 2, bytes(10)]))
-    elif event == 2:
-        transfers.suspend()
-    elif event == 3:
-        transfers.drop_incoming()
-    elif event < 6 and (going := transfers._outgoing) is not None:
-        transfers.credit(Credit(going.number, going._sent))
-    elif (coming := transfers._incoming) is not None:
-        payload = PAYLOAD if coming.checksum == wire.checksum(PAYLOAD) else PAYLOAD[::-1]
-        offset = coming.credit().received_bytes
-        part = payload[offset : offset + PIECE]
-        try:
-            transfers.accept(Piece(coming.number, offset, wire.checksum(part) ^ (random.random() < 0.05)), part)
-        except ProtocolError:
-            transfers.drop_incoming()
 
 
 def test_a_push_is_announced_under_a_new_number_each_time():

@@ -17,31 +17,12 @@ from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Hello, ModelVersion, Order, Refuse, Status, StatusRequest
+from tests.support.parts.engine_bench import HeldLog
 from tests.support.parts.hub_bench import HubBench
 
 SPEC = ParameterSpec((Parameter("w", (3,)),))
 OPERATOR = Sender(b"o" * 32, "admin", "operator")
 DEVICE = Sender(b"p" * 32, "pi", "device")
-
-
-class HeldLog:
-    """A log of which nothing becomes durable until it is told to."""
-
-    failing = ""
-
-    def __init__(self):
-        self.entries = []
-        self.durable = self.bytes_waiting = self.bytes_appended = 0
-
-    @property
-    def last(self):
-        return len(self.entries)
-
-    def append(self, entry, payload):
-        self.entries.append(bytes(entry))
-
-    def commit(self):
-        pass
 
 
 class Bench:
@@ -82,7 +63,7 @@ class Bench:
     def write(self):
         """Let all be durable; return what was sent then."""
         self.sent.clear()
-        self.log.durable = self.log.last
+        self.log.move()
         self.engine.on_durable(0.0)
         return [message for message, _ in self.sent]
 
