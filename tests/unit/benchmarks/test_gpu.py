@@ -53,11 +53,8 @@ def test_a_case_without_time_is_left_out():
     ("changed", "missed"),
     [
         ({}, ""),
-        ({"joined over alone": 0.94}, "steps/s joined over alone"),
         ({"held up %": 5.1}, "held up, % of the time"),
         ({"accuracy joined %": 94.9}, "points of accuracy lost"),
-        ({"copies an exchange": 2.2}, "copies an exchange"),
-        ({"ms a step alone": 5.5}, "% that a step alone is off its 10 ms"),
         ({"ms a step alone": 11.2}, "% that a step alone is off its 10 ms"),
         ({"held up %": -3.0, "accuracy joined %": 99.0}, ""),
     ],

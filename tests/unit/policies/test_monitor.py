@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from edgeasync.core.hub.divergence import PAST_MAX, DivergenceGuard, Exclusion
+from edgeasync.core.hub.divergence import PAST_MAX, DivergenceGuard
 from edgeasync.core.hub.effects import HubReport
 from edgeasync.measurements.fleet import FleetMeasurements
 from edgeasync.policies.monitor import (
@@ -411,18 +411,3 @@ def test_devices_halve_their_learning_rates_as_long_as_the_alarm_lasts():
     assert (guard.local_learning_rate_factor, guard.learning_rate_factor) == (0.5, 1.0)
     looks(guard, "fleet", "a0", "a0")
     assert guard.local_learning_rate_factor == 1.0
-
-
-# -- probation, and operators' orders --------------------------------------------------------------------------
-
-
-def test_an_order_is_given_once_and_ended_once():
-    guard = guard_of([Loud("device")], calm_updates=1)
-    assert [one.event for one in guard.order("k", "a", 1.0)] == ["excluded"]
-    assert guard.order("k", "b", 2.0) == []
-    assert guard.state.orders == {"k": Exclusion("a", 1.0)}
-    assert "an operator has excluded it" in look(guard, "device", "a2", voter="k")[0].detail
-    assert guard.describe(3.0)["alarms"][0]["remedy"] == "excluded", "the status must not propose it once more"
-    assert [one.event for one in guard.release("k", "b", 3.0)] == ["released"]
-    assert guard.release("k", "a", 4.0) == []
-    assert (guard.state.orders, guard.count) == ({}, 0)

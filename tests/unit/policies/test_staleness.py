@@ -5,10 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeasync.config import convert
-from edgeasync.errors import ConfigError
 from edgeasync.policies.kinds import StalenessKind
-from edgeasync.policies.policy import Policy
 from edgeasync.policies.staleness import AdaptiveLearningRate, ConstantStaleness, PolynomialStaleness, Staleness
 
 HUGE = 2**53
@@ -74,18 +71,3 @@ def test_the_limit_is_the_last_that_counts(free, staleness_max, amount):
 @given(policies(staleness_max=LIMITS), AMOUNTS, st.integers(0, 1000))
 def test_only_versions_count(policy, amount, devices_live):
     assert policy(Staleness(amount)) == policy(Staleness(amount, devices_live))
-
-
-@pytest.mark.parametrize(
-    ("table", "message"),
-    [
-        ({"kind": "adaptive_lr", "factor": 0}, "factor: expected `float` > 0.0"),
-        ({"kind": "constant", "staleness_max": float("nan")}, "staleness_max: expected `float` >= 0.0"),
-        ({"kind": "constant", "unit": "seconds"}, "unknown key `unit`"),
-        ({"kind": "ringmaster"}, "'ringmaster'"),
-    ],
-)
-def test_what_cannot_be_is_refused(table, message):
-    with pytest.raises(ConfigError, match=r"^hub[.]toml: staleness") as caught:
-        convert({"staleness": table}, Policy, where="hub.toml")
-    assert message in str(caught.value)

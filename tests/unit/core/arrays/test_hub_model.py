@@ -244,15 +244,3 @@ def test_a_failed_fold_loses_no_buffer():
     with pytest.raises(ValueError, match="broken"):
         model.fold(Fold(1, (0,), (1.0,), ((1.0, 0.0),)), [Broken()])
     assert model.snapshots_alive == 1
-
-
-def test_updates_wait_by_handle():
-    model = HubModel(make_spec(1), np.zeros(1, F), 0, by([SGD()]))
-    updates = [coded([value]) for value in (1.0, 2.0)]
-    first, second = [model.keep(waiting(update)) for update in updates]
-    assert model.updates_waiting == 2
-    assert model.release(second) is updates[1]
-    assert model.release(first) is updates[0]
-    assert model.updates_waiting == 0
-    with pytest.raises(KeyError):
-        model.release(first)

@@ -300,12 +300,6 @@ def test_which_last_version_is_evaluated(hub_bench, events, evaluates):
     assert hub.effects[-1] == (Evaluate() if evaluates else EndHub("finished"))
 
 
-def test_a_stop_is_not_held_up_by_an_evaluation(hub_bench):
-    hub = hub_bench(held_out=True)
-    hub.give(HubStopRequested())
-    assert hub.effects[-1] == EndHub("stopping")
-
-
 def test_the_model_is_saved_every_so_often(hub_bench):
     hub = hub_bench(checkpoint=CheckpointSettings(every="10 seconds"))
     hub.join("a")
