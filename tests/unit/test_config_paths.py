@@ -18,6 +18,7 @@ from edgeasync.losses import OnnxLoss
 from edgeasync.runtime.agent_settings import AgentSettings
 from edgeasync.runtime.hub_settings import HubSettings
 from edgeasync.runtime.peer_settings import PeerSettings
+from edgeasync.sdk.joined_loop import JoinedLoop
 from edgeasync.training.numpy_models import SoftmaxModel
 
 MARK = "marked"
@@ -235,3 +236,21 @@ def test_a_hub_at_a_relative_socket_is_found_after_a_change_of_folder(tmp_path, 
         agent.wait_until_joined(20.0)
         assert hub.address == f"ipc://{first}/socket"
     assert [*other.iterdir()] == []
+
+
+def test_a_joined_loop_resumes_where_it_was(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other").mkdir()
+    steps = []
+    with Hub(NUMBERS, run="run", bind="tcp://127.0.0.1:*") as hub:
+        for _ in range(2):
+            monkeypatch.chdir(tmp_path)
+            model = {"w": np.zeros(2, np.float32)}
+            with join(hub.address, model, name="loop", state="loop") as session:
+                assert isinstance(session, JoinedLoop)
+                monkeypatch.chdir(tmp_path / "other")
+                steps.append(session.steps)
+                for _ in range(20):
+                    session.step()
+    assert steps == [0, 20]
+    assert [*(tmp_path / "other").iterdir()] == []

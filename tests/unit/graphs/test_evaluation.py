@@ -448,3 +448,12 @@ def test_inputs_that_are_neither_float32_nor_int64(kind):
     assert (found.loss, found.accuracy) == pytest.approx(
         judged(x @ graph.spec.views(vector)["w"], LABELS), rel=1e-5
     )
+
+
+def test_axes_in_another_order():
+    model = of(nn.Conv1d(2, 3, 1), (2, 5))
+    graph, _ = prepared(model, loss="mse")
+    with pytest.raises(DataError, match=r"examples of shape \(5, 2\), the hub's model takes \(2, 5\): bring"):
+        evaluator(model, graph, numbers((9, 5, 2)), numbers((9, 3, 5)), loss="mse")
+    with pytest.raises(DataError, match=r"targets of shape \(5, 3\), the hub's model takes \(3, 5\): bring"):
+        evaluator(model, graph, numbers((9, 2, 5)), numbers((9, 5, 3)), loss="mse")

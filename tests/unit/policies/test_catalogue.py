@@ -229,3 +229,30 @@ def test_an_example_within_a_kind_stands_in_that_kind():
 def test_toml_on_one_line(value, text):
     assert to_toml(value) == text
     assert tomllib.loads(f"x = {text}")["x"] is not None
+
+
+@pytest.mark.parametrize(
+    ("bounds", "words"),
+    [
+        ({}, ""),
+        ({"ge": 0}, "0 or more"),
+        ({"gt": 0.5}, "over 0.5"),
+        ({"le": 1_000_000}, "1,000,000 or less"),
+        ({"lt": 1}, "under 1"),
+        ({"gt": -1, "le": 0}, "over -1 to 0"),
+    ],
+)
+def test_bounds_in_words(bounds, words):
+    struct = msgspec.defstruct(
+        "Kind",
+        [("key", Annotated[float, Meta(**bounds)])],
+        bases=(Section,),
+        frozen=True,
+        tag_field="kind",
+        tag="k",
+    )
+    whole = msgspec.defstruct("Whole", [("part", struct)], bases=(Section,), frozen=True)
+    (kind,) = catalogue(whole)
+    assert kind.parameters[0].bounds == words
+    assert kind.summary == ""
+    convert(tomllib.loads(kind.example), whole, where=kind.example)

@@ -281,3 +281,15 @@ def test_a_model_that_does_not_have_its_checksum_is_not_taken_over():
     with pytest.raises(ProtocolError, match="fetches the whole model"):
         device.install_deltas([codec.open(step)], codec, right)
     assert np.array_equal(device.parameters, vector(0) + vector(1))
+
+
+@pytest.mark.parametrize("decay", [1.0, 0.5])
+def test_a_diverged_update_leaves_no_residual_whatever_it_was_refused_for(decay):
+    device, codec = DeviceModel(SPEC), make_codec("top_k(0.01)", SPEC)
+    push(device, codec, 1)
+    device.install(VectorSource(vector(0)))
+    device.parameters[5] = np.nan
+    payload = device.encode_update(codec, feedback=True)
+    device.resolve(codec, payload, decay)
+    _, sent, _ = push(device, codec, 2)
+    assert np.isfinite(sent).all()

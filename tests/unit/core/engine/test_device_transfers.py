@@ -180,3 +180,29 @@ def test_pings_before_the_first_push_tell_the_round_trip_better_than_a_hub_that_
     bench.now_s = 0.5
     bench.transfers.credit(Credit(1, 0))
     assert bench.transfers._window.round_trip_s == 0.02
+
+
+def test_pieces_that_go_out_keep_to_the_cap():
+    bench = Bench(CAP)
+    bench.push(PAYLOAD)
+    bench.transfers.credit(Credit(1, 0))
+    credited = 0
+    while credited < len(PAYLOAD):
+        bench.pass_time(bench.now_s + 0.1)
+        sent = len(bench.of_kind(Piece)) * PIECE
+        assert sent <= CAP * bench.now_s + PIECE + 1000
+        if sent > credited:
+            credited = sent
+            bench.transfers.credit(Credit(1, credited))
+    assert bench.now_s == pytest.approx(3 * PIECE / CAP, abs=0.5)
+
+
+def test_a_lost_connection_empties_the_line_but_not_the_debt():
+    bench = Bench(CAP)
+    bench.receive()
+    for number in range(3):
+        bench.piece(number)
+    bench.transfers.suspend()
+    assert bench.transfers.next_deadline_s() == math.inf
+    bench.transfers.send(Fetch(SESSION))
+    assert bench.transfers.next_deadline_s() == pytest.approx(3 * PIECE / CAP, abs=0.05)

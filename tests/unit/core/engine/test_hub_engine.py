@@ -35,7 +35,7 @@ from edgeasync.protocol.messages import (
     StatusRequest,
 )
 from tests.support.formats.versions import in_version
-from tests.support.parts.engine_bench import GRAPH, LINEAGE, PIECE, SPEC, Bench, fetch_graph, push_of
+from tests.support.parts.engine_bench import GRAPH, LINEAGE, PIECE, SPEC, Bench, fetch_graph, piece_of, push_of
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -328,3 +328,15 @@ def test_a_devices_own_status_costs_no_walk_over_all_devices(monkeypatch):
     bench.engine.on_message(b"2", wire.encode(StatusRequest()), None, 0.0, owner)
     status = msgspec.json.decode(bench.notes.payloads[-1])
     assert [device["id"] for device in status["devices"]] == ["pi-1/2", "pi-1/3"]
+
+
+def test_every_byte_is_counted_both_ways():
+    bench = Bench()
+    bench.join(b"pi")
+    bench.say(b"pi", push_of(bench, b"pi"))
+    bench.say(b"pi", *piece_of(0))
+    (device,) = bench.engine.core.status(0.0)["devices"]
+    said = [Hello("pi", b"pi".ljust(16, b"-"), 1, codecs=STAGES), push_of(bench, b"pi"), piece_of(0)[0]]
+    assert device["bytes_up"] == sum(len(wire.encode(message)) for message in said) + PIECE
+    answers = [message for _, message in bench.notes.sent]
+    assert device["bytes_down"] == sum(len(wire.encode(message)) for message in answers)

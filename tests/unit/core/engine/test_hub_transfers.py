@@ -118,12 +118,12 @@ def test_what_was_cut_off_is_dropped_when_the_device_pushes_something_else():
 
 def test_what_was_cut_off_is_not_kept_for_ever():
     bench = Bench()
-    peer = cut_in_mid_push(bench)
-    bench.engine.tick(SUSPENDED_S - 1.0)
-    assert len(bench.engine._intake.incoming) == 1
+    peer = cut_in_mid_push(bench, at_s=2.0)
     bench.engine.tick(SUSPENDED_S + 1.0)
+    assert len(bench.engine._intake.incoming) == 1
+    bench.engine.tick(SUSPENDED_S + 3.0)
     assert len(bench.engine._intake.incoming) == 0
-    assert bench.say(peer, push_of(bench, b"pi", transfer=2), at_s=SUSPENDED_S + 1.0) == Credit(2, 0)
+    assert bench.say(peer, push_of(bench, b"pi", transfer=2), at_s=SUSPENDED_S + 3.0) == Credit(2, 0)
 
 
 def fold_one(bench, name=b"mover", seq=1):
