@@ -3,7 +3,7 @@
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper, parser
+from onnx import numpy_helper, parser
 
 from edgeasync import nn
 from edgeasync.autodiff.build import build_training_graph
@@ -13,10 +13,8 @@ from edgeasync.errors import GraphError, arguments, native_reason
 from tests.support.models.exported import (
     FILES,
     dynamo,
-    insert,
     jax2tf,
     keras,
-    node,
     onnxruntime,
     paddle2onnx,
     tf2onnx,
@@ -37,36 +35,20 @@ def test_files_of_other_exporters(make, settings, told):
 # -- what cannot be trained, and what to do instead ------------------------------------------------------------
 
 
+CLASSIFIER = """<ir_version: 8, producer_name: "skl2onnx", opset_import: [{}"ai.onnx.ml" : 1]>
+    g (float[n, 4] x) => (int64[n] label, float[n, 3] p) {{
+        label, p = ai.onnx.ml.LinearClassifier <
+            classlabels_ints = [0, 1, 2], coefficients = [{}], intercepts = [0.0, 0.0, 0.0], multi_class = 1,
+            post_transform = "SOFTMAX"
+        > (x)
+    }}"""
+
+
 def classifier(*, standard):
     """Return skl2onnx's LogisticRegression; onnxruntime's own sample imports no standard operators."""
-    proto = written(
-        "y = Identity(x)", {}, producer="skl2onnx" if standard else "OnnxMLTools", imports=[("ai.onnx.ml", 1)]
-    )
-    if not standard:
-        del proto.opset_import[0]
-    del proto.graph.node[:]
-    insert(
-        proto,
-        node(
-            "LinearClassifier",
-            "x",
-            "label p",
-            "LinearClassifier",
-            "ai.onnx.ml",
-            classlabels_ints=[0, 1, 2],
-            coefficients=list(numbers((12,), 1)),
-            intercepts=[0.0] * 3,
-            multi_class=1,
-            post_transform="SOFTMAX",
-        ),
-    )
-    del proto.graph.output[:]
-    proto.graph.output.extend(
-        [
-            helper.make_tensor_value_info("label", TensorProto.INT64, [None]),
-            helper.make_tensor_value_info("p", TensorProto.FLOAT, [None, 3]),
-        ]
-    )
+    text = CLASSIFIER.format('"" : 18, ' if standard else "", ", ".join(["0.5"] * 12))
+    proto = parser.parse_model(text)
+    proto.graph.node[0].name = "LinearClassifier"
     return proto
 
 

@@ -212,28 +212,6 @@ def test_batch_norms_use_their_running_statistics_and_dropouts_are_off():
     assert made(moved).loss != pytest.approx(found.loss, rel=1e-3)
 
 
-@pytest.mark.parametrize("opset", [14, 17, 20])
-def test_a_model_exported_in_training_mode(opset):
-    text = """
-        m = MatMul(x, w)
-        n, new_mean, new_var = BatchNormalization <training_mode=1, epsilon=0.01> (m, scale, shift, mean, var)
-        training = Constant <value = bool {1}> ()
-        ratio = Constant <value = float {0.5}> ()
-        y = Dropout(n, ratio, training)
-    """
-    values = {
-        name: numbers((3,), seed, positive=True) for seed, name in enumerate(("scale", "shift", "mean", "var"))
-    }
-    model = forward(text, {"w": numbers((3, 3))} | values, (3,), opset=opset)
-    graph, vector = prepared(model)
-    x = numbers((N, 3), 1)
-    v = graph.spec.views(vector)
-    assert set(v) == {"w", "scale", "shift", "mean", "var"}
-    scores = (x @ v["w"] - v["mean"]) / np.sqrt(v["var"] + 0.01) * v["scale"] + v["shift"]
-    found = evaluator(model, graph, x, LABELS)(vector)
-    assert found.loss == pytest.approx(judged(scores, LABELS)[0], abs=1e-5)
-
-
 def test_what_is_frozen_stays_inside():
     model = of(MLP, (8,))
     graph, vector = prepared(model, train=("2.*",))

@@ -1,22 +1,17 @@
 """Operators' orders in the engine: whose they are, when they are confirmed, and what a bad disk does to them."""
 
 import msgspec
-import numpy as np
 import pytest
 
-from edgeasync.core.arrays.hub_model import HubModel
-from edgeasync.core.engine.hub_engine import HubEngine
 from edgeasync.core.engine.sender import Sender
 from edgeasync.core.hub.divergence import PastAlarm
-from edgeasync.core.hub.hub_core import HubCore
-from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.core.recovery.log import event_of, read_entry
-from edgeasync.core.recovery.replay import Sessions
 from edgeasync.core.recovery.state import dump_state, load_state, succeed
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
-from edgeasync.protocol.messages import Hello, ModelVersion, Order, Refuse, Status, StatusRequest
+from edgeasync.protocol.messages import Hello, Order, Refuse, Status, StatusRequest
+from tests.support.parts import engine_bench
 from tests.support.parts.engine_bench import HeldLog
 from tests.support.parts.hub_bench import HubBench
 
@@ -25,44 +20,37 @@ OPERATOR = Sender(b"o" * 32, "admin", "operator")
 DEVICE = Sender(b"p" * 32, "pi", "device")
 
 
-class Bench:
+class Bench(engine_bench.Bench):
     """An engine with a device `pi` under a key, and what was sent to whom."""
 
     def __init__(self, policy=None, sender=DEVICE):
-        self.log, self.sent = HeldLog(), []
-        policy, sessions = policy or Policy(), Sessions(lambda: b"s" * 16)
-        self.core = HubCore(
-            spec=SPEC,
-            training={},
-            policy=policy,
-            settings=HubCoreSettings(),
-            version=ModelVersion("0" * 16, 0),
-            make_session=sessions,
-            now_s=0.0,
-        )
-        model = HubModel(SPEC, np.zeros(3, np.float32), 0, policy)
-        self.engine = HubEngine(self.core, model, self, sessions=sessions, log=self.log)
+        self.log = HeldLog()
+        super().__init__(policy=policy or Policy(), spec=SPEC, log=self.log)
+        self.core = self.engine.core
         self.say(Hello("pi", b"p" * 16, 1), sender)
         self.write()
 
-    def send(self, peer, header, payload):
-        self.sent.append((wire.decode(header), payload))
+    @property
+    def sent(self):
+        return [(message, payload) for (_, message), payload in zip(*self.noted, strict=True)]
 
-    def describe(self):
-        return {}
+    @property
+    def noted(self):
+        return self.notes.sent, self.notes.payloads
 
-    def report(self, report):
-        pass
+    def forget(self):
+        for noted in self.noted:
+            noted.clear()
 
     def say(self, message, sender=OPERATOR, at_s=0.0):
         """Say something; return what is sent at once."""
-        self.sent.clear()
+        self.forget()
         self.engine.on_message(sender.name.encode() or b"x", wire.encode(message), None, at_s, sender)
         return [message for message, _ in self.sent]
 
     def write(self):
         """Let all be durable; return what was sent then."""
-        self.sent.clear()
+        self.forget()
         self.log.move()
         self.engine.on_durable(0.0)
         return [message for message, _ in self.sent]
@@ -100,7 +88,7 @@ def test_an_order_that_waits_for_a_disk_that_fails_is_not_confirmed():
     bench = Bench()
     bench.say(StatusRequest())
     bench.say(Order("pi", "quarantine"))
-    bench.sent.clear()
+    bench.forget()
     bench.engine.on_failing("No space left on device")
     answers = [message for message, _ in bench.sent]
     assert [getattr(answer, "code", "status") for answer in answers] == ["busy"]
