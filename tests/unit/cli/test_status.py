@@ -9,13 +9,11 @@ from rich.console import Console
 from edgeasync.cli.output import Printer
 from edgeasync.cli.status import BOUNDS, REMEDIES, describe_status, print_status, print_whole
 from edgeasync.core.hub.events import HubReceived
-from edgeasync.core.hub.hub_core import HubCore
-from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.policies.frequency import Bound, Cadence
 from edgeasync.policies.monitor import Monitor, NotFiniteDetector, UpdateNormDetector
 from edgeasync.policies.policy import Policy
-from edgeasync.protocol.messages import Hello, ModelVersion
-from edgeasync.training.numpy_models import SoftmaxModel
+from edgeasync.protocol.messages import Hello
+from tests.support.parts.hub_bench import HubBench
 
 CAUSE = "updates point apart (mean cosine 0.05)"
 DEVICE = {
@@ -42,16 +40,8 @@ DEVICE = {
 
 def empty_status(policy=None):
     """The status of a hub that nobody has spoken to."""
-    core = HubCore(
-        spec=SoftmaxModel(inputs=4, classes=2).spec,
-        training={},
-        policy=policy or Policy(),
-        settings=HubCoreSettings(),
-        version=ModelVersion("0123456789abcdef", 7),
-        make_session=lambda: bytes(16),
-        now_s=0.0,
-    )
-    return core, core.status(0.0) | {"address": "tcp://127.0.0.1:5555", "pid": 42}
+    core = HubBench(policy or Policy()).core
+    return core, core.status(0.0) | {"address": "tcp://127.0.0.1:5555", "pid": 42, "version": 7}
 
 
 def shown(status, width=100):

@@ -12,14 +12,9 @@ from edgeasync.durable.checkpoint import FORMAT, CheckpointStore, Manifest
 from edgeasync.durable.disk import FolderDisk
 from edgeasync.errors import ModelMismatchError, StorageError
 from tests.support.parts.failing_disk import FailingDisk
+from tests.support.parts.tensors import TENSORS, same
 
 MODEL = "a" * 32
-TENSORS = {
-    "weight": np.arange(6, dtype=np.float32).reshape(2, 3),
-    "random_state": np.arange(7, dtype=np.uint8),
-    "step": np.array(3, np.float32),
-    "nothing": np.zeros((0, 4), np.float32),
-}
 
 
 def manifest(journal, version=1, **changes):
@@ -35,13 +30,6 @@ def stored(*manifests, keep=10):
 
 def chosen(disk, recovery="latest"):
     return CheckpointStore(disk, 3).choose(recovery, MODEL)
-
-
-def same(found, expected):
-    return found.keys() == expected.keys() and all(
-        found[name].dtype == expected[name].dtype and np.array_equal(found[name], expected[name])
-        for name in expected
-    )
 
 
 @pytest.mark.parametrize(("name", "tensor"), [("x", np.zeros(1)), ("__metadata__", np.zeros(1, np.float32))])

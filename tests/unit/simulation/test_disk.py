@@ -74,18 +74,6 @@ def test_synced_names_outlive_a_power_cut_though_content_need_not():
     assert lost > 10
 
 
-def test_a_full_disk_takes_a_part():
-    disk = SimulatedDisk(capacity_bytes=10)
-    file = written(disk, "a", b"123456")
-    with pytest.raises(OSError) as raised:
-        file.write([b"789", b"abc"])
-    assert raised.value.errno == errno.ENOSPC
-    assert disk.read("a") == b"123456789a"
-    disk.capacity_bytes = 20
-    file.write([b"bc"])
-    assert disk.read("a") == b"123456789abc"
-
-
 def test_a_failed_sync_leaves_in_doubt_what_no_later_one_makes_sure():
     lost = kept = 0
     for seed in range(100):
@@ -145,17 +133,6 @@ def test_power_can_fail_in_the_middle_of_anything(operation):
         left.add(bytes(disk.read("a")))
         assert "b" not in disk.names() or operation == 6
     assert left == CUT[operation]
-
-
-def test_only_operations_of_a_kind_are_counted_if_that_is_asked_for():
-    disk = SimulatedDisk()
-    cuts = []
-    disk.die_at(disk.count("names") + 2, lambda: cuts.append(disk.operations), "names", power=True)
-    written(disk, "a", b"x")
-    assert not disk.powerless
-    disk.sync_folder()
-    assert cuts == [4]
-    assert [disk.count(of) for of in ("all", "names", "content")] == [4, 2, 2]
 
 
 def test_a_killed_process_leaves_what_it_had_written():

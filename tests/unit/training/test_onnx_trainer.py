@@ -301,25 +301,6 @@ def test_tokens_that_do_not_fit():
             take(graph, np.full((50, 5), token), LABELS)
 
 
-def test_a_label_that_class_weights_do_not_have():
-    """The graph of another maker may not say how many classes it has."""
-    graph = built(MLP, (8,), loss=CrossEntropy(class_weights=(1.0, 2.0, 3.0)))
-    proto = onnx.load_model_from_string(graph.model)
-    kept = [entry for entry in proto.metadata_props if entry.key != "edgeasync.classes"]
-    del proto.metadata_props[:]
-    proto.metadata_props.extend(kept)
-    made = onnx_trainer(
-        proto.SerializeToString(),
-        graph.spec,
-        Dataset.of(numbers((50, 8)), np.full(50, 7)),
-        [SGD()],
-        provider="cpu",
-    )
-    made.begin(graph.initial.copy())
-    with pytest.raises(DataError, match="idx=7"):
-        made.step()
-
-
 # -- graphs ----------------------------------------------------------------------------------------------------
 
 
