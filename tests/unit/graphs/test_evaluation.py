@@ -221,18 +221,6 @@ def test_what_is_frozen_stays_inside():
     assert made(vector).loss == pytest.approx(trained_on(graph, vector, x, LABELS), abs=1e-5)
 
 
-def test_values_that_an_exporter_shared():
-    model = forward(
-        "b = Identity(a)\nh = MatMul(x, w)\nha = Add(h, a)\ny = Mul(ha, b)",
-        {"w": numbers((3, 3)), "a": np.ones(3, np.float32)}, (3,),
-    )  # fmt: skip
-    graph, vector = prepared(model)
-    assert "b" in graph.spec.views(vector)
-    x = numbers((N, 3))
-    found = evaluator(model, graph, x, LABELS)(vector)
-    assert found.loss == pytest.approx(trained_on(graph, vector, x, LABELS), abs=1e-5)
-
-
 def two_heads():
     text = "h = MatMul(x, w)\ny = Softmax(h)\nz = MatMul(other, h)"
     proto = onnx.load_model_from_string(forward(text, {"w": numbers((8, 3))}, (8,)))

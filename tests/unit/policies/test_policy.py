@@ -3,7 +3,6 @@ import pytest
 
 from edgeasync.config import convert, to_table
 from edgeasync.errors import ConfigError
-from edgeasync.measurements.device import DeviceMeasurements
 from edgeasync.policies.aggregation import (
     BufferedAggregator,
     ModelAverageAggregator,
@@ -11,18 +10,11 @@ from edgeasync.policies.aggregation import (
     SynchronousAggregator,
 )
 from edgeasync.policies.combining import CentredClipCombiner, MeanCombiner, TrimmedMeanCombiner
-from edgeasync.policies.frequency import AdaptiveFrequency, Cadence, TimeFrequency
+from edgeasync.policies.frequency import AdaptiveFrequency, TimeFrequency
 from edgeasync.policies.monitor import LossDetector, Monitor, UpdateNormDetector
 from edgeasync.policies.optimizers import SGD, Nesterov
 from edgeasync.policies.policy import Plateau, Policy, WarmUp
-from edgeasync.policies.staleness import Staleness
 from edgeasync.runtime.hub_settings import HubSettings
-
-
-def test_everything_has_a_default():
-    assert convert({}, Policy, where="[policy]") == Policy()
-    assert Policy().staleness(Staleness(0)) == 1.0
-    assert Policy().frequency.interval(DeviceMeasurements(), Cadence()).local_steps >= 1
 
 
 @pytest.mark.parametrize(

@@ -127,24 +127,20 @@ def test_a_number_out_of_its_range_is_named(learning_rate):
         GradientTrainer(SPEC, towards_one, [SGD(learning_rate=learning_rate)], repeat(BATCH))
 
 
+def moves(rate, factors, momentum):
+    """Return how far each step moves a parameter whose gradient is 1."""
+    optimizer = [SGD(learning_rate=rate, momentum=momentum)]
+    trainer = GradientTrainer(SPEC, lambda parameters, x, y, out: out.fill(1.0), optimizer, repeat(BATCH))
+    vector, places = np.zeros(3, np.float32), [0.0]
+    trainer.begin(vector)
+    for factor in factors:
+        trainer.scale_learning_rate(factor)
+        trainer.step()
+        places.append(float(vector[0]))
+    return -np.diff(places)
+
+
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_a_scaled_learning_rate_is_a_lower_one_until_it_is_scaled_back(momentum):
-    moved = []
-    for rate, factors in ((0.5, (1.0, 0.5, 1.0)), (0.5, (1.0, 1.0, 1.0)), (0.25, (1.0, 1.0, 1.0))):
-        trainer = GradientTrainer(
-            SPEC,
-            lambda parameters, x, y, out: out.fill(1.0),
-            [SGD(learning_rate=rate, momentum=momentum)],
-            repeat(BATCH),
-        )
-        vector, before = np.zeros(3, np.float32), 0.0
-        trainer.begin(vector)
-        steps = []
-        for factor in factors:
-            trainer.scale_learning_rate(factor)
-            trainer.step()
-            steps.append(before - float(vector[0]))
-            before = float(vector[0])
-        moved.append(steps)
-    scaled, whole, low = moved
-    assert scaled == pytest.approx([whole[0], low[1], whole[2]], rel=1e-6)
+    whole, low = (moves(rate, (1.0, 1.0, 1.0), momentum) for rate in (0.5, 0.25))
+    assert moves(0.5, (1.0, 0.5, 1.0), momentum) == pytest.approx([whole[0], low[1], whole[2]], rel=1e-6)

@@ -128,11 +128,6 @@ def test_codecs_that_drop_most_of_a_model_are_refused(codec):
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_the_others_are_not(codec):
-    check_peer_codec(codec)
-
-
-@pytest.mark.parametrize("codec", CODECS)
 @given(length=st.integers(1, 300), trained=st.integers(0, 300), parts=st.integers(1, 5), seed=st.integers(0, 99))
 def test_norms_are_those_of_the_decoded_trained_values_and_statistics(codec, length, trained, parts, seed):
     model = np.random.default_rng(seed).normal(size=length).astype(np.float32)

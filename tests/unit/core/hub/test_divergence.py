@@ -20,7 +20,6 @@ from edgeasync.policies.aggregation import (
     SynchronousAggregator,
 )
 from edgeasync.policies.combining import CentredClipCombiner, MeanCombiner
-from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.monitor import (
     DataMismatchDetector,
     LossDetector,
@@ -29,20 +28,16 @@ from edgeasync.policies.monitor import (
     RefusedDetector,
     UpdateNormDetector,
 )
-from edgeasync.policies.optimizers import SGD
-from edgeasync.policies.policy import Policy
-from edgeasync.policies.staleness import ConstantStaleness
 from edgeasync.protocol.codecs import VectorSource
 from edgeasync.protocol.messages import Rejected
-from tests.support.parts.hub_bench import SPEC, HubBench
+from tests.support.parts.hub_bench import SPEC, HubBench, plain_policy
 
 AT_ONCE = ImmediateAggregator()
 LONG = Monitor(detectors=(UpdateNormDetector(count_max=1),), calm_updates=2)
 
 
 def policy(**parts):
-    usual = {"staleness": ConstantStaleness(), "aggregate": AT_ONCE, "frequency": FixedFrequency()}
-    return Policy(**usual | {"optimizer": (SGD(),), "monitor": Monitor()} | parts)
+    return plain_policy(**{"monitor": Monitor()} | parts)
 
 
 class Bench(HubBench):

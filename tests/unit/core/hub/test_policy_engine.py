@@ -32,21 +32,15 @@ from edgeasync.policies.monitor import (
     NotFiniteDetector,
     UpdateNormDetector,
 )
-from edgeasync.policies.optimizers import SGD
-from edgeasync.policies.policy import Plateau, Policy, WarmUp
+from edgeasync.policies.policy import Plateau, WarmUp
 from edgeasync.policies.staleness import ConstantStaleness, PolynomialStaleness
 from edgeasync.protocol.messages import Ack, Applied, Buffered, DeviceProfile, Rejected
 from tests.support.parts.hub_bench import HubBench
+from tests.support.parts.hub_bench import plain_policy as policy
 
 QUIET = Monitor(detectors=())
 AT_ONCE = ImmediateAggregator()
 FREQUENCY = FixedFrequency()
-
-
-def policy(**parts):
-    usual = {"staleness": ConstantStaleness(), "aggregate": AT_ONCE, "frequency": FREQUENCY, "monitor": QUIET}
-    usual["optimizer"] = (SGD(),)
-    return Policy(**usual | parts)
 
 
 def push(hub, device_id="a", base=None, *, norm=1.0, at_s=None, **fields):
