@@ -270,10 +270,8 @@ def test_gradients_of_any_size_give_finite_steps_without_a_warning(stage, size):
     ("table", "kind", "message"),
     [
         ({"kind": "sgd", "momentum": 1}, SGD, "momentum: expected `float` < 1.0"),
-        ({"kind": "nesterov", "devices_min": 0}, Nesterov, "devices_min: expected `int` >= 1"),
         ({"kind": "nesterov", "warm_up": 4}, Nesterov, "unknown key `warm_up`"),
         ({"kind": "adam", "epsilon": 0}, Adam, "epsilon: expected `float` > 0.0"),
-        ({"kind": "clip_by_global_norm", "norm": 0}, ClipByGlobalNorm, "norm: expected `float` > 0.0"),
         ({"kind": "weight_decay"}, WeightDecay, "missing key `rate`"),
     ],
 )
