@@ -1,6 +1,5 @@
 from math import sqrt
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,11 +32,3 @@ def test_factors_by_hand(updates, factors):
 def test_a_factor_only_falls_from_1_to_0(schedule, one, other):
     one, other = sorted((one, other))
     assert 0.0 <= factor(schedule, other) <= factor(schedule, one) <= factor(schedule, 0) == 1.0
-
-
-def test_it_scales_in_place_and_keeps_no_state():
-    schedule = CosineSchedule(updates=2)
-    gradient = np.array([4.0, -2.0], np.float32)
-    schedule.apply(gradient, np.zeros(2, np.float32), [], schedule.plan(Conditions(1.0, 1)))
-    assert gradient.tolist() == [2.0, -1.0]
-    assert schedule.state_vectors == 0

@@ -229,3 +229,13 @@ def test_going_on_needs_no_room():
     fold_one(bench)
     again = bench.say(peer, Fetch(bench.sessions[b"pi"], partial=first.checksum))
     assert again.version.number == 0
+
+
+def test_the_same_bytes_in_another_codec_start_anew():
+    bench, half = Bench(), WHOLE[: len(WHOLE) // 2]
+    bench.join(b"pi")
+    bench.say(b"pi", push_of(bench, b"pi", payload=half, codec="float16"))
+    bench.say(b"pi", *piece_of(0, payload=half))
+    peer = reconnect(bench, b"pi", 2)
+    other = push_of(bench, b"pi", payload=half, codec="bfloat16", transfer=2)
+    assert bench.say(peer, other) == Credit(2, 0)
