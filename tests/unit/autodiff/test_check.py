@@ -73,12 +73,6 @@ def test_a_sound_graph_passes(model, shape, settings, seed):
     assert any(found.slope for found in checks)
 
 
-def test_a_fixed_batch():
-    model = forward("y = MatMul(x, w)", {"w": numbers((3, 2))}, (3,), batch=5)
-    graph = build_training_graph(model, GraphSettings(loss="mse"))
-    assert [found.passed for found in check(graph, batch_size=8)] == [True]
-
-
 def test_values_where_the_loss_has_a_bend_or_is_not_defined():
     """A ReLU of exactly 0 everywhere, and a logarithm of positive numbers."""
     zeros = forward("h = MatMul(x, w)\ny = Relu(h)", {"w": np.zeros((3, 2), np.float32)}, (3,))

@@ -375,7 +375,6 @@ def test_a_patient_detector_waits_for_more_updates_of_a_slow_device(patient, slo
         (5, 12, 1.5),
         (1000, 12, 4.0),
         (0, 8, 1.5),
-        (0, 1, 4.0),
     ],
 )
 def test_slowness_is_measured_by_what_is_usual_and_bounded(staleness, local_steps, slowness):

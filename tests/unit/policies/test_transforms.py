@@ -122,7 +122,6 @@ def test_leading_factor_then_the_rest_is_the_whole_chain(chain, seed, staleness,
         ([SGD(learning_rate=0.5), SGD(momentum=0.5), SGD(learning_rate=3.0)], 0.5, 1),
         ([ClipByGlobalNorm(norm=0.5), SGD(learning_rate=0.25), Nesterov()], 0.125, 2),
         ([WeightDecay(rate=0.1), SGD(learning_rate=0.5)], 1.0, 0),
-        ([CosineSchedule(updates=4), Adam()], 1.0, 1),
     ],
     ids=str,
 )

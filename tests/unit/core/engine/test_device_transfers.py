@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from edgeasync.core.engine.device_transfers import DeviceTransfers
@@ -206,3 +207,14 @@ def test_a_lost_connection_empties_the_line_but_not_the_debt():
     assert bench.transfers.next_deadline_s() == math.inf
     bench.transfers.send(Fetch(SESSION))
     assert bench.transfers.next_deadline_s() == pytest.approx(3 * PIECE / CAP, abs=0.05)
+
+
+def test_pieces_that_come_in_are_credited_at_the_rate_of_the_cap():
+    bench = Bench(CAP)
+    bench.receive()
+    for number in range(3):
+        bench.piece(number)
+    bench.pass_time(10.0)
+    times = [time_s for time_s, message, _ in bench.sent if isinstance(message, Credit)][1:]
+    assert len(times) == 3
+    assert list(np.diff(times)) == pytest.approx([PIECE / CAP] * 2, rel=0.01)
