@@ -4,7 +4,7 @@ import numpy as np
 import onnx
 import pytest
 
-from edgeasync import Hub, Stop, join, losses, networks, nn, train
+from edgeasync import Stop, losses, networks, nn, train
 from edgeasync.errors import ConfigError, DataError
 from edgeasync.networks import Network
 
@@ -58,21 +58,6 @@ def test_a_network_goes_where_an_onnx_model_goes_with_its_present_values(tmp_pat
     run = train(network, (x, y), workers=1, until=Stop(updates=1))
     assert run.arrays.keys() == network.arrays.keys()
     assert np.array_equal(network.vector, np.full_like(network.vector, 0.25))
-
-
-def test_a_loop_without_torch_joins_a_hub(tmp_path):
-    x, y = batch(256)
-    network = Network(LAYERS, (4,))
-    first = network.gradient(x, y).loss
-    with Hub(network, run=tmp_path / "run", bind="tcp://127.0.0.1:*") as hub:
-        with join(hub.address, network.arrays, local_steps_max=8) as session:
-            for _ in range(64):
-                found = network.gradient(x, y)
-                network.vector -= np.float32(0.5) * found.vector
-                session.step(loss=found.loss, examples=len(x))
-        network.vector[:] = network.spec.flatten(hub.snapshot())
-    assert session.exchanges > 1
-    assert network.gradient(x, y).loss < first / 2
 
 
 def test_axes_in_another_order_are_refused():

@@ -119,10 +119,7 @@ def test_plugins_of_a_policy_are_named_without_being_imported():
     ("name", "parts"),
     [
         ("auto", []),
-        ("off", []),
-        ("int8(stochastic)", []),
         ("top_k(0.01)+int8+zstd", []),
-        ("top_k(0.1)", []),
         ("own_bytes+zstd", ["own_bytes"]),
         ("top_k(0.1)+own_bytes", ["own_bytes"]),
     ],

@@ -64,7 +64,35 @@ def check_layer(layer, dims, reference):
         np.testing.assert_allclose(result, expected, rtol=2e-5, atol=2e-5)
 
 
-def check_shape_refused(layers, dims, sentence):
-    with pytest.raises(ConfigError) as caught:
-        nn.to_onnx(nn.Sequential(*layers), dims)
-    assert sentence in str(caught.value)
+def computes(cases):
+    """Return a test that each layer computes, for examples of some shape, what its reference in numpy does."""
+
+    @pytest.mark.parametrize(("layer", "dims", "reference"), cases, ids=lambda case: type(case).__name__)
+    def test(layer, dims, reference):
+        check_layer(layer, dims, reference)
+
+    return test
+
+
+def refuses_shapes(*cases):
+    """Return a test that layers refuse examples of some shape with a sentence that has the layer's path."""
+
+    @pytest.mark.parametrize(("layers", "dims", "sentence"), cases)
+    def test(layers, dims, sentence):
+        with pytest.raises(ConfigError) as caught:
+            nn.to_onnx(nn.Sequential(*layers), dims)
+        assert sentence in str(caught.value)
+
+    return test
+
+
+def refuses_arguments(*cases):
+    """Return a test that what makes a layer refuses its arguments with a sentence."""
+
+    @pytest.mark.parametrize(("make", "sentence"), cases)
+    def test(make, sentence):
+        with pytest.raises(ConfigError) as caught:
+            make()
+        assert sentence in str(caught.value)
+
+    return test

@@ -36,13 +36,14 @@ class Notes:
     def __init__(self):
         self.sent = []
         self.payloads = []
+        self.reports = []
 
     def send(self, peer, header, payload):
         self.sent.append((peer, wire.decode(header)))
         self.payloads.append(payload)
 
     def report(self, report):
-        pass
+        self.reports.append(report.event)
 
     def describe(self):
         return {}
@@ -54,8 +55,32 @@ class Notes:
         then(work())
 
 
+class HeldLog:
+    """A log of which nothing becomes durable until it is told to."""
+
+    failing = ""
+
+    def __init__(self):
+        self.entries = []
+        self.durable = self.bytes_waiting = self.bytes_appended = 0
+
+    @property
+    def last(self):
+        return len(self.entries)
+
+    def append(self, entry, payload):
+        self.entries.append(bytes(entry))
+        self.bytes_waiting += len(entry)
+
+    def commit(self):
+        pass
+
+    def move(self):
+        self.durable, self.bytes_waiting = self.last, 0
+
+
 class Bench:
-    def __init__(self, graph=None, codec=FLOAT32, policy=POLICY, spec=SPEC, **limits):
+    def __init__(self, graph=None, codec=FLOAT32, policy=POLICY, spec=SPEC, log=None, **limits):
         self.notes = Notes()
         numbers = iter(range(1, 100))
         sessions = Sessions(lambda: next(numbers).to_bytes(16, "big"))
@@ -74,7 +99,7 @@ class Bench:
             now_s=0.0,
         )
         model = HubModel(spec, np.zeros(spec.length, np.float32), 0, policy)
-        self.engine = HubEngine(core, model, self.notes, sessions=sessions)
+        self.engine = HubEngine(core, model, self.notes, sessions=sessions, log=log)
         self.sessions = {}
 
     def say(self, peer, message, payload=None, at_s=0.0):

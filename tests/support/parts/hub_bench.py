@@ -9,8 +9,10 @@ from edgeasync.core.hub.settings import FLOAT32, HubCoreSettings, Limits, Livene
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.aggregation import ImmediateAggregator
 from edgeasync.policies.frequency import FixedFrequency
+from edgeasync.policies.monitor import Monitor
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
+from edgeasync.policies.staleness import ConstantStaleness
 from edgeasync.protocol.messages import (
     Fetch,
     FetchGraph,
@@ -27,6 +29,12 @@ from edgeasync.protocol.messages import (
 SPEC = ParameterSpec((Parameter("weights", (3,)),))
 LINEAGE = "00c0ffee00c0ffee"
 IMMEDIATE = Policy(aggregate=ImmediateAggregator(), optimizer=(SGD(),), frequency=FixedFrequency())
+
+
+def plain_policy(**parts):
+    """Return a policy of parts that do nothing of their own, but for those given."""
+    usual = {"staleness": ConstantStaleness(), "aggregate": ImmediateAggregator(), "frequency": FixedFrequency()}
+    return Policy(**usual | {"optimizer": (SGD(),), "monitor": Monitor(detectors=())} | parts)
 
 
 class HubBench:

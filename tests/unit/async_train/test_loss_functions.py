@@ -5,12 +5,7 @@ import pytest
 
 from edgeasync import losses
 from edgeasync.async_train import nn
-from edgeasync.async_train.arrays import as_array
-
-
-def batch(count=64, seed=0):
-    x = np.random.default_rng(seed).normal(size=(count, 4)).astype(np.float32)
-    return as_array(x), as_array((x[:, 0] > x[:, 1]).astype(np.int64))
+from tests.support.models.toolbox import batch
 
 
 @pytest.mark.parametrize(

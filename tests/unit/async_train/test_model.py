@@ -8,17 +8,8 @@ import pytest
 
 from edgeasync import Stop, train
 from edgeasync.async_train import nn, optim
-from edgeasync.async_train.arrays import as_array
 from edgeasync.errors import ConfigError, ModelMismatchError
-
-
-def batch(count=64, seed=0):
-    x = np.random.default_rng(seed).normal(size=(count, 4)).astype(np.float32)
-    return as_array(x), as_array((x[:, 0] > x[:, 1]).astype(np.int64))
-
-
-def model():
-    return nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 2), seed=1)
+from tests.support.models.toolbox import batch, model
 
 
 def test_two_backwards_add_up_until_zero_grad():

@@ -1,19 +1,9 @@
 """Models that are called, losses and optimizers, as programs of the reference write them."""
 
-import numpy as np
 import pytest
 
 from edgeasync.async_train import nn, optim
-from edgeasync.async_train.arrays import as_array
-
-
-def batch(count=64, seed=0):
-    x = np.random.default_rng(seed).normal(size=(count, 4)).astype(np.float32)
-    return as_array(x), as_array((x[:, 0] > x[:, 1]).astype(np.int64))
-
-
-def model():
-    return nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 2), seed=1)
+from tests.support.models.toolbox import batch, model
 
 
 @pytest.mark.parametrize(("kind", "lr"), [(optim.SGD, 0.5), (optim.Adam, 0.05)])

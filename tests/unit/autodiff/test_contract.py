@@ -19,22 +19,17 @@ def test_the_inputs_outputs_and_metadata_of_a_training_graph(batch):
     graph = build_training_graph(model(batch=batch), GraphSettings())
     opened = session(graph.model)
     rows = 4 if batch == 4 else "batch"
+    shapes = {"w1": [4, 5], "b1": [5], "w2": [5, 3], "b2": [3]}
     assert [(entry.name, entry.type, entry.shape) for entry in opened.get_inputs()] == [
         ("x", "tensor(float)", [rows, 4]),
         ("target", "tensor(int64)", [rows]),
-        ("w1", "tensor(float)", [4, 5]),
-        ("b1", "tensor(float)", [5]),
-        ("w2", "tensor(float)", [5, 3]),
-        ("b2", "tensor(float)", [3]),
+        *[(name, "tensor(float)", shape) for name, shape in shapes.items()],
     ]
     assert [(entry.name, entry.type, entry.shape) for entry in opened.get_outputs()] == [
         ("loss", "tensor(float)", []),
         ("loss_weight", "tensor(float)", []),
         ("y", "tensor(float)", [rows, 3]),
-        ("w1.grad", "tensor(float)", [4, 5]),
-        ("b1.grad", "tensor(float)", [5]),
-        ("w2.grad", "tensor(float)", [5, 3]),
-        ("b2.grad", "tensor(float)", [3]),
+        *[(f"{name}.grad", "tensor(float)", shape) for name, shape in shapes.items()],
     ]
     assert opened.get_modelmeta().custom_metadata_map == {
         "edgeasync.contract": "2",
@@ -44,9 +39,7 @@ def test_the_inputs_outputs_and_metadata_of_a_training_graph(batch):
         '"ignored_label":null}',
         "edgeasync.classes": "3",
     }
-    assert [(entry.name, entry.shape) for entry in graph.spec.parameters] == [
-        ("w1", (4, 5)), ("b1", (5,)), ("w2", (5, 3)), ("b2", (3,)),
-    ]  # fmt: skip
+    assert {entry.name: list(entry.shape) for entry in graph.spec.parameters} == shapes
     for name, value in graph.spec.views(graph.initial).items():
         np.testing.assert_array_equal(value, dense()[name])
 

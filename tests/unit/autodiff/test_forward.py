@@ -123,17 +123,3 @@ def test_a_sequence_of_parts_without_a_length():
 def test_inputs_that_no_data_can_be_are_refused():
     data = model("h = Cast<to=1>(x)\ny = Mul(h, p)", {"p": numbers((1, 4))}, kind=TensorProto.UINT64)
     refused(data, "input 'x' is uint64; a device's data is float32 or int64: export the model with such inputs")
-
-
-def test_a_batch_that_is_fixed_inside_the_file_is_told():
-    text = "r = Expand(t, two)\nh = Concat<axis=1>(x, r)\ny = Gemm(h, w)"
-    parameters = {"t": numbers((1, 2)), "two": np.array([2, 2]), "w": numbers((6, 3))}
-    for producer, advice in {
-        "pytorch": r"write x\.shape\[0\] where forward has len\(x\)",
-        "": "any batch size",
-    }.items():
-
-        def by(proto, producer=producer):
-            proto.producer_name = producer
-
-        refused(edited(model(text, parameters), by), rf"node .*Concat\) fails: .*2.*3; .*{advice}|{advice}")

@@ -79,20 +79,6 @@ def test_the_body_of_a_scan_counts_for_each_time():
     assert found.memory_bytes == 4 * (84 + 3 + 12) + 4 * (12 + 84) + 4 * (12 + 12 + 12)
 
 
-@pytest.mark.parametrize("cell", [nn.LSTM, nn.GRU])
-def test_recurrent_layers(cell):
-    """Forward, every gate is a product with the input and one with the state; backward, each is two."""
-
-    def operations(times):
-        model = nn.to_onnx(nn.Sequential(cell(16, 32), nn.Linear(32, 2)), (times, 16)).SerializeToString()
-        graph = build_training_graph(model, GraphSettings())
-        return inspect_graph(graph.model, graph.spec, 5).floating_point_operations
-
-    products = 2 * 5 * cell.gates * 32 * (16 + 32)
-    once = (operations(24) - operations(12)) / 12
-    assert 2.8 * products < once < 4.0 * products
-
-
 def test_a_graph_of_one_batch_size_and_with_frozen_layers():
     parameters = {"w": numbers((3, 4)), "b": numbers((4,)), "v": numbers((4, 2))}
     model = forward("h = MatMul(x, w)\nr = Add(h, b)\ny = MatMul(r, v)", parameters, (3,), batch=6)

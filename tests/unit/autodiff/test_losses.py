@@ -168,16 +168,6 @@ def test_no_loss_overflows(loss):
         ),
         ("y = Transpose(h)", (3,), "cross_entropy", "needs scores of shape"),
         ("y = Identity(h)", (3,), CrossEntropy(class_weights=(1.0, 2.0)), "2 class weights, but the output has 3"),
-        ("y = Softmax(h)", (3,), "cross_entropy", "comes from Softmax, .* give output='h'"),
-        ("a = Softmax(h)\ny = Flatten(a)", (3,), "cross_entropy", "comes from Softmax, .* give output='h'"),
-        ("y = Sigmoid(h)", (3,), "bce_with_logits", "comes from Sigmoid, .* give output='h'"),
-        ("a = Sigmoid(h)\ny = Squeeze(a, one)", (1,), "bce_with_logits", "comes from Sigmoid"),
-        (
-            "a = Sigmoid(h)\nb = Sub(unity, a)\ny = Concat<axis=1>(b, a)",
-            (1,),
-            "cross_entropy",
-            "comes from Sigmoid",
-        ),
     ],
 )
 def test_what_a_loss_cannot_read_is_refused(text, shape, setting, why):

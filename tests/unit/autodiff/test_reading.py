@@ -6,10 +6,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from edgeasync.autodiff.build import build_training_graph
-from edgeasync.autodiff.reading import widen_inputs
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.training.graph_check import check_graph
-from tests.support.models.gradients import check, numbers, run, session
+from tests.support.models.gradients import check, numbers, run
 from tests.support.models.small_models import DENSE, MSE, edited, model, names, refused
 
 
@@ -126,26 +125,6 @@ def test_inputs_that_are_neither_float32_nor_int64_are_cast_in_the_graph(kind, f
     expected = run(build_training_graph(model(text, parameters), MSE), feeds | {"x": x.astype(np.float32)})
     for name in ("loss", "p.grad"):
         np.testing.assert_array_equal(found[name], expected[name])
-
-
-def test_a_branch_reads_an_input_that_is_cast():
-    def branch(name, text):
-        nodes = [onnx.parser.parse_node(text)]
-        return helper.make_graph(nodes, name, [], [helper.make_tensor_value_info(name, TensorProto.INT32, None)])
-
-    def with_branch(proto):
-        taken = branch("a", "a = Add(x, x)"), branch("b", "b = Identity(x)")
-        node = helper.make_node("If", ["which"], ["c"], then_branch=taken[0], else_branch=taken[1])
-        proto.graph.node.insert(0, node)
-        proto.graph.initializer.append(numpy_helper.from_array(np.array(True), "which"))
-
-    data = model("h = Cast<to=1>(c)\ny = Mul(h, p)", {"p": numbers((1, 4), 1)}, kind=TensorProto.INT32)
-    data = edited(data, with_branch)
-    proto, x = onnx.load_model_from_string(data), np.array([[1, 2, 3, 4]])
-    widen_inputs(proto)
-    (found,) = session(proto.SerializeToString()).run(None, {"x": x})
-    np.testing.assert_allclose(found, 2 * x * numbers((1, 4), 1))
-    refused(data, r"the If that makes 'c': devices do not run If; write the model with other operators")
 
 
 def test_a_file_that_does_not_say_the_shape_of_its_output():

@@ -6,10 +6,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from benchmarks import surroundings
 from benchmarks.__main__ import find_benchmarks, parse, run_benchmark
 from benchmarks.records import Record, make_record, read_records, write_record
-from benchmarks.report import Form, Results, enforce_targets, make_parser, number
+from benchmarks.report import Results, enforce_targets, make_parser
 from tests.support.pages.results import made
 
 README = Path(__file__).parents[3] / "benchmarks" / "README.md"
@@ -36,11 +35,6 @@ def test_a_benchmark_that_fails_is_told_with_what_it_printed(capsys):
     assert re.search(r"^scale +[0-9.]+ s  exit code 2$", printed, re.MULTILINE)
 
 
-@pytest.mark.parametrize(("flag", "form"), [("", Form.FULL), ("--short", Form.SHORT), ("--quick", Form.QUICK)])
-def test_forms(flag, form):
-    assert make_parser("").parse_args(flag.split()).form == form
-
-
 @pytest.mark.parametrize(
     ("measured", "flags", "code"),
     [(10.0, [], None), (10.1, [], 1), (10.1, ["--short"], 1), (float("nan"), [], 1), (10.1, ["--quick"], None)],
@@ -55,31 +49,6 @@ def test_a_broken_bound_ends_in_1_and_a_quick_run_is_held_to_none(measured, flag
         ended = end.code
     assert ended == code
     assert ("a device: bound over measured" in capsys.readouterr().err) == (measured != 10.0)
-
-
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [(None, ""), (0.0, "0"), (7.0, "7"), (0.256, "0.26"), (-0.256, "-0.26"), (12.34, "12.3"), (1234.5, "1,234")],
-)
-def test_numbers_have_three_digits(value, words):
-    assert number(value) == words
-
-
-@pytest.mark.parametrize(
-    ("arguments", "command", "form", "only"),
-    [
-        ("", None, Form.FULL, None),
-        ("--quick", None, Form.QUICK, None),
-        ("run --all", "run", Form.FULL, find_benchmarks()),
-        ("run --all --short", "run", Form.SHORT, find_benchmarks()),
-        ("--short run --all", "run", Form.SHORT, find_benchmarks()),
-        ("run --only scale codecs", "run", Form.FULL, ["scale", "codecs"]),
-        ("plot", "plot", Form.FULL, None),
-    ],
-)
-def test_commands(arguments, command, form, only):
-    parsed = parse(arguments.split())
-    assert (parsed.command, parsed.form, getattr(parsed, "only", None)) == (command, form, only)
 
 
 @pytest.mark.parametrize(
@@ -113,38 +82,3 @@ def test_a_ratio_that_is_not_finite_misses_its_target(tmp_path):
     record = read_records(tmp_path)["fold"]
     assert record.ratios == {"a": None, "b": -0.5, "c": 0.9}
     assert record.missed() == ["a", "c"]
-
-
-@pytest.mark.parametrize(
-    ("system", "disk", "rotational", "kind"),
-    [
-        ("ext4", "nvme0n1/nvme0n1p2", "0", "NVMe"),
-        ("ext4", "mmcblk0/mmcblk0p1", "0", "SD card or eMMC"),
-        ("xfs", "vda/vda1", "1", "virtual disk"),
-        ("ext4", "sda/sda1", "1", "hard disk"),
-        ("ext4", "sda", "0", "SSD"),
-        ("tmpfs", "", "", "memory"),
-        ("overlay", "", "", "unknown"),
-    ],
-)
-def test_a_disk_is_described_without_its_name(system, disk, rotational, kind, tmp_path):
-    (tmp_path / "proc/self").mkdir(parents=True)
-    mounts = [
-        "21 1 7:0 / / rw - squashfs /dev/loop0 ro",
-        f"22 1 8:1 / /data rw,noatime shared:1 - {system} dev rw",
-    ]
-    (tmp_path / "proc/self/mountinfo").write_text("\n".join(mounts) + "\n")
-    if disk:
-        block, whole = tmp_path / "sys/devices" / disk, tmp_path / "sys/devices" / disk.partition("/")[0]
-        block.mkdir(parents=True)
-        (whole / "queue").mkdir()
-        (whole / "queue/rotational").write_text(f"{rotational}\n")
-        if block != whole:
-            (block / "partition").write_text("1\n")
-        (tmp_path / "sys/dev/block").mkdir(parents=True)
-        (tmp_path / "sys/dev/block/8:1").symlink_to(block)
-    assert surroundings.describe_disk("8:1", tmp_path) == {"file system": system, "kind": kind}
-
-
-def test_an_unknown_disk_is_said_to_be_unknown(tmp_path):
-    assert surroundings.describe_disk("8:1", tmp_path) == {"file system": "unknown", "kind": "unknown"}

@@ -4,8 +4,6 @@ import logging
 
 import pytest
 
-from benchmarks.processes import Used
-from benchmarks.soak import MEASURES
 from benchmarks.soak_counts import Answers, Counted, find_miscounts
 from edgeasync.net.frame_log import FRAMES, log_frame
 from edgeasync.protocol import wire
@@ -94,24 +92,3 @@ def test_an_update_that_is_lost_or_counts_twice_is_noticed(found, miscounts, cap
     sentences = find_miscounts({"a": told}, found)
     assert all(any(sentence.startswith(begun) for sentence in sentences) for begun in miscounts)
     assert bool(sentences) == bool(miscounts)
-
-
-@pytest.mark.parametrize(
-    ("most", "grown"),
-    [
-        ((102 << 20, 30, 5), ()),
-        ((120 << 20, 30, 5), ("memory in MiB",)),
-        ((100 << 20, 34, 9), ("descriptors", "threads")),
-    ],
-)
-def test_what_grows_steadily_is_over_its_bound(most, grown):
-    least, steps = (100 << 20, 30, 5), 40
-    looks = [
-        Used(*(round(a + (b - a) * step / steps) for a, b in zip(least, most, strict=True)), 0)
-        for step in range(steps)
-    ]
-    over = []
-    for measure in MEASURES:
-        first, last = measure.at_first_and_last(looks)
-        over += [measure.name] * (last > measure.bound(first))
-    assert tuple(over) == grown

@@ -43,18 +43,6 @@ def test_the_delay_of_each_update_is_told_as_it_was(tmp_path, capsys, delay_step
     assert f", 6 steps from version 1{f', delay {delay_steps}' * bool(delay_steps)}: applied" in words[0]
 
 
-def test_one_line_says_what_was_verified(tmp_path, capsys):
-    run = trained(tmp_path / "run", 0)
-    verify_replay(run, {}, Printer(json=True), trust_code=False)
-    found = json.loads(capsys.readouterr().out)
-    assert (found["event"], found["updates_applied"]) == ("verified", 4)
-    assert (found["entries"] > 4, len(found["compared"] + found["read"])) == (True, 2)
-    verify_replay(run, {}, Printer(json=False), trust_code=False)
-    (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith(f"verified: entries replayed: {found['entries']}, checkpoints compared: ")
-    assert line.endswith("updates applied: 4, all counts agree")
-
-
 def test_no_other_flag_goes_with_verify(tmp_path):
     with pytest.raises(ConfigError, match="--verify replays the whole run: leave out --until, --from"):
         verify_replay(tmp_path, {"--until": 0, "--from": "latest"}, Printer(json=False), trust_code=False)

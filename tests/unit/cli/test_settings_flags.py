@@ -127,11 +127,6 @@ def test_only_a_key_is_named_as_a_flag_and_no_word_of_a_sentence(told, named):
     assert str(named_by_flag(ConfigError(told), said)) == named
 
 
-def test_an_error_that_no_flag_caused_stays():
-    error = ConfigError("hub.toml: limits.devices_max: expected `int` >= 1")
-    assert named_by_flag(error, {"bind": "x"}) is error
-
-
 def test_a_model_of_flags_takes_the_place_of_one_of_another_kind():
     assert model_of({"kind": "mlp", "inputs": 3}, {"file": "m.onnx"}) == {"kind": "onnx", "file": "m.onnx"}
     known = {"kind": "onnx", "file": "m.onnx", "loss": "mse"}

@@ -7,15 +7,13 @@ import pytest
 from rich.console import Console
 
 from edgeasync.cli.output import Printer
-from edgeasync.cli.status import BOUNDS, REMEDIES, describe_status, device_table, print_status, print_whole
+from edgeasync.cli.status import BOUNDS, REMEDIES, describe_status, print_status, print_whole
 from edgeasync.core.hub.events import HubReceived
-from edgeasync.core.hub.hub_core import HubCore
-from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.policies.frequency import Bound, Cadence
 from edgeasync.policies.monitor import Monitor, NotFiniteDetector, UpdateNormDetector
 from edgeasync.policies.policy import Policy
-from edgeasync.protocol.messages import Hello, ModelVersion
-from edgeasync.training.numpy_models import SoftmaxModel
+from edgeasync.protocol.messages import Hello
+from tests.support.parts.hub_bench import HubBench
 
 CAUSE = "updates point apart (mean cosine 0.05)"
 DEVICE = {
@@ -42,16 +40,8 @@ DEVICE = {
 
 def empty_status(policy=None):
     """The status of a hub that nobody has spoken to."""
-    core = HubCore(
-        spec=SoftmaxModel(inputs=4, classes=2).spec,
-        training={},
-        policy=policy or Policy(),
-        settings=HubCoreSettings(),
-        version=ModelVersion("0123456789abcdef", 7),
-        make_session=lambda: bytes(16),
-        now_s=0.0,
-    )
-    return core, core.status(0.0) | {"address": "tcp://127.0.0.1:5555", "pid": 42}
+    core = HubBench(policy or Policy()).core
+    return core, core.status(0.0) | {"address": "tcp://127.0.0.1:5555", "pid": 42, "version": 7}
 
 
 def shown(status, width=100):
@@ -269,13 +259,3 @@ def test_a_hub_of_an_earlier_version_is_shown_too():
         if key not in ("assigned_steps", "why", "step_s", "talk_s", "talk_share", "period_s", "bytes_up")
     }
     assert "shed" in shown(status | {"devices": [old | {"id": "shed"}]})
-
-
-def test_nothing_is_cut_at_80_columns():
-    console = Console(width=80, file=io.StringIO())
-    names = [f"greenhouse-{number}" for number in range(3)]
-    console.print(device_table([DEVICE | {"id": name} for name in names], dict.fromkeys(names, 4194303)))
-    text = console.file.getvalue()
-    assert "…" not in text
-    for word in (*names, "quarantined", "4194303", "1234567", "123457", "12.3 s"):
-        assert word in text

@@ -26,31 +26,6 @@ def test_npz_and_csv_give_back_what_was_saved(tmp_path):
         assert np.array_equal(dataset.y, GOOD_Y)
 
 
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("", "the first row names 0 columns"),
-        ("y\n1\n", "the first row names 1 columns"),
-        ("1,2\n3,4\n", "the first row holds numbers; put a row with the columns' names above it"),
-        ("a,y\n", "there are no examples under the header"),
-        ("a,b,y\n1,2,0\n1,oops,0\n", "line 3, column 'b': 'oops' is not a finite number"),
-        ("y,a,b\n0,1,2\n0,1,nan\n", "line 3, column 'b': 'nan' is not a finite number"),
-        ("y,a,b\n0,,2\n", "line 2, column 'a': '' is not a finite number"),
-        ("a,y\n1e300,0\n", "values that are not finite in float32"),
-        ("a,y\n1,cat\n", "line 2, column 'y': 'cat' is not a finite number"),
-        ("a,y\n1,1e300\n", "y has values that are not finite in float32"),
-        ("a,b,y\n1,2\n", "line 2: 2 columns, the header has 3"),
-    ],
-)
-def test_a_csv_says_where_it_is_wrong(tmp_path, text, sentence):
-    path = tmp_path / "d.csv"
-    path.write_text(text, encoding="utf-8")
-    with pytest.raises(DataError) as caught:
-        load(path)
-    assert str(caught.value).startswith(str(path))
-    assert sentence in str(caught.value)
-
-
 def npz_of(**arrays):
     def write(path):
         np.savez(path, **arrays)
@@ -95,6 +70,17 @@ def endless(path):
         ("d.npz", npz_of(x=GOOD_X, y=np.array([None] * 6)), "not a readable npz file of plain arrays"),
         ("d.npz", npz_of(x=GOOD_X[0], y=GOOD_Y), "x has 1 dimensions"),
         ("d.npz", npz_of(x=GOOD_X, y=np.zeros((6, 0))), "y of shape (6, 0) has no values"),
+        ("d.csv", "", "the first row names 0 columns"),
+        ("d.csv", "y\n1\n", "the first row names 1 columns"),
+        ("d.csv", "1,2\n3,4\n", "the first row holds numbers; put a row with the columns' names above it"),
+        ("d.csv", "a,y\n", "there are no examples under the header"),
+        ("d.csv", "a,b,y\n1,2,0\n1,oops,0\n", "line 3, column 'b': 'oops' is not a finite number"),
+        ("d.csv", "y,a,b\n0,1,2\n0,1,nan\n", "line 3, column 'b': 'nan' is not a finite number"),
+        ("d.csv", "y,a,b\n0,,2\n", "line 2, column 'a': '' is not a finite number"),
+        ("d.csv", "a,y\n1e300,0\n", "values that are not finite in float32"),
+        ("d.csv", "a,y\n1,cat\n", "line 2, column 'y': 'cat' is not a finite number"),
+        ("d.csv", "a,y\n1,1e300\n", "y has values that are not finite in float32"),
+        ("d.csv", "a,b,y\n1,2\n", "line 2: 2 columns, the header has 3"),
         ("d.csv", lambda path: path.write_bytes(b"a,y\n\xff\xfe,1\n"), "not a CSV file in UTF-8"),
         ("d.parquet", lambda path: path.write_bytes(b""), "cannot read .parquet; give .npz or .csv"),
         ("d", lambda path: path.write_bytes(b""), "cannot read a file without suffix"),
@@ -102,23 +88,12 @@ def endless(path):
 )
 def test_load_says_what_is_wrong_with_a_file(tmp_path, name, write, sentence):
     path = tmp_path / name
-    write(path)
+    if callable(write):
+        write(path)
+    else:
+        path.write_text(write, encoding="utf-8")
     with pytest.raises(DataError) as caught:
         load(path)
     assert str(caught.value).startswith(str(path))
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_no_damage_to_an_npz_raises_anything_but_a_data_error(tmp_path):
-    path = tmp_path / "d.npz"
-    np.savez_compressed(path, x=GOOD_X, y=GOOD_Y)
-    content = path.read_bytes()
-    refused = 0
-    for position in range(0, len(content), 3):
-        path.write_bytes(content[:position] + bytes([content[position] ^ 0xFF]) + content[position + 1 :])
-        try:
-            load(path)
-        except DataError:
-            refused += 1
-    assert refused > 50

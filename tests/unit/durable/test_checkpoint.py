@@ -12,14 +12,9 @@ from edgeasync.durable.checkpoint import FORMAT, CheckpointStore, Manifest
 from edgeasync.durable.disk import FolderDisk
 from edgeasync.errors import ModelMismatchError, StorageError
 from tests.support.parts.failing_disk import FailingDisk
+from tests.support.parts.tensors import TENSORS, same
 
 MODEL = "a" * 32
-TENSORS = {
-    "weight": np.arange(6, dtype=np.float32).reshape(2, 3),
-    "random_state": np.arange(7, dtype=np.uint8),
-    "step": np.array(3, np.float32),
-    "nothing": np.zeros((0, 4), np.float32),
-}
 
 
 def manifest(journal, version=1, **changes):
@@ -35,13 +30,6 @@ def stored(*manifests, keep=10):
 
 def chosen(disk, recovery="latest"):
     return CheckpointStore(disk, 3).choose(recovery, MODEL)
-
-
-def same(found, expected):
-    return found.keys() == expected.keys() and all(
-        found[name].dtype == expected[name].dtype and np.array_equal(found[name], expected[name])
-        for name in expected
-    )
 
 
 @pytest.mark.parametrize(("name", "tensor"), [("x", np.zeros(1)), ("__metadata__", np.zeros(1, np.float32))])
@@ -185,19 +173,6 @@ def test_another_models_checkpoint_is_named_and_left_alone():
     name = other.write(manifest(2, fingerprint="c" * 32), TENSORS)
     assert [found for found, _ in store.manifests()[0]] == [name, names[0]]
     assert chosen(disk).skipped[0].startswith(f"{name}: is of another model (cccc")
-
-
-@pytest.mark.parametrize("number", [FORMAT - 1, FORMAT + 1])
-def test_another_format_is_named(number):
-    disk, _, (old, new) = stored(manifest(1), manifest(2))
-    disk.files[f"{new}.json"].live[:] = b'{"format": %d, "something": "else"}' % number
-    sentence = (
-        f"{new}: is of checkpoint format {number}, and this edgeasync reads format {FORMAT}; "
-        "start the version of edgeasync that wrote it, or choose another run folder"
-    )
-    assert (chosen(disk).name, chosen(disk).skipped) == (old, [sentence])
-    with pytest.raises(StorageError, match=f"reads format {FORMAT};"):
-        chosen(disk, new)
 
 
 def test_a_manifest_under_anothers_name_is_damaged():

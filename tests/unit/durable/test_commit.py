@@ -81,6 +81,10 @@ class World:
         for entry in entries:
             self.log.append(entry, None)
 
+    def commit(self, *entries):
+        self.append(*entries)
+        self.log.commit()
+
     def settle(self):
         """Let loop and thread run until there is nothing more to do at once."""
         self.shell.idle()
@@ -106,10 +110,8 @@ def test_numbers_go_on_from_what_the_writer_has():
 
 
 def test_what_is_appended_before_the_loop_is_idle_is_one_batch(world):
-    world.append(b"a")
-    world.log.commit()
-    world.append(b"b")
-    world.log.commit()
+    world.commit(b"a")
+    world.commit(b"b")
     assert world.shell.works == []
     world.settle()
     assert world.writer.attempts == [(1, [b"a", b"b"])]
@@ -118,11 +120,9 @@ def test_what_is_appended_before_the_loop_is_idle_is_one_batch(world):
 
 
 def test_what_comes_during_a_write_is_the_next_batch(world):
-    world.append(b"a")
-    world.log.commit()
+    world.commit(b"a")
     world.shell.idle()
-    world.append(b"b", b"c")
-    world.log.commit()
+    world.commit(b"b", b"c")
     world.shell.idle()
     assert len(world.shell.works) == 1  # one at a time
     world.settle()
@@ -131,8 +131,7 @@ def test_what_comes_during_a_write_is_the_next_batch(world):
 
 
 def test_nothing_is_durable_before_the_loop_hears_that_it_was_written(world):
-    world.append(b"a")
-    world.log.commit()
+    world.commit(b"a")
     world.shell.idle()
     assert world.log.durable == 0
     tell = world.shell.write()
@@ -153,16 +152,14 @@ def test_lazy_entries_are_written_with_others(world):
     world.append(b"lazy")
     world.settle()
     assert world.writer.attempts == []
-    world.append(b"wanted")
-    world.log.commit()
+    world.commit(b"wanted")
     world.append(b"lazy too")
     world.settle()
     assert world.writer.attempts == [(1, [b"lazy", b"wanted", b"lazy too"])]
 
 
 def test_lazy_entries_that_come_during_a_write_wait_for_others(world):
-    world.append(b"wanted")
-    world.log.commit()
+    world.commit(b"wanted")
     world.shell.idle()
     world.append(b"lazy")
     world.settle()
@@ -180,11 +177,9 @@ def test_many_lazy_entries_are_written_without_others(world):
 
 
 def test_what_cannot_be_written_is_written_again_under_the_same_numbers_with_what_came_since(world):
-    world.append(b"a", b"b")
-    world.log.commit()
+    world.commit(b"a", b"b")
     world.shell.idle()
-    world.append(b"c")
-    world.log.commit()
+    world.commit(b"c")
     world.writer.trouble = full_disk()
     world.settle()
     assert world.failing == ["No space left on device"]
@@ -192,8 +187,7 @@ def test_what_cannot_be_written_is_written_again_under_the_same_numbers_with_wha
     assert world.log.bytes_waiting == 3
     assert [delay_s for delay_s, _ in world.shell.actions] == [RETRY_S]
 
-    world.append(b"d")
-    world.log.commit()
+    world.commit(b"d")
     world.settle()
     assert len(world.writer.attempts) == 1  # the disk is left alone for a while
 
@@ -205,8 +199,7 @@ def test_what_cannot_be_written_is_written_again_under_the_same_numbers_with_wha
 
 
 def test_a_disk_that_goes_on_failing_is_told_of_once(world):
-    world.append(b"a")
-    world.log.commit()
+    world.commit(b"a")
     world.writer.trouble = full_disk()
     world.settle()
     for _ in range(3):
@@ -218,8 +211,7 @@ def test_a_disk_that_goes_on_failing_is_told_of_once(world):
     world.shell.wait()
     world.settle()
     assert world.durable == [1]
-    world.append(b"b")
-    world.log.commit()
+    world.commit(b"b")
     world.writer.trouble = full_disk()
     world.settle()
     assert len(world.failing) == 2  # it had been well in between
@@ -227,16 +219,14 @@ def test_a_disk_that_goes_on_failing_is_told_of_once(world):
 
 def test_an_answer_to_what_became_durable_may_append_and_commit(world):
     world.log._on_durable = lambda: world.log.last < 3 and (world.append(b"more"), world.log.commit())
-    world.append(b"a")
-    world.log.commit()
+    world.commit(b"a")
     world.settle()
     assert world.writer.attempts == [(1, [b"a"]), (2, [b"more"]), (3, [b"more"])]
     assert world.log.durable == 3
 
 
 def test_an_error_that_is_not_the_disks_is_not_taken_for_one(world):
-    world.append(b"a")
-    world.log.commit()
+    world.commit(b"a")
     world.shell.idle()
     world.writer.trouble = ValueError("a bug")
     with pytest.raises(ValueError, match="a bug"):
@@ -245,8 +235,7 @@ def test_an_error_that_is_not_the_disks_is_not_taken_for_one(world):
 
 
 def test_the_journal_is_dropped_behind_what_is_being_written_and_failing_matters_not(world):
-    world.append(b"a")
-    world.log.commit()
+    world.commit(b"a")
     world.shell.idle()
     world.log.drop_through(7)
     assert world.writer.dropped == []
@@ -260,11 +249,9 @@ def test_the_journal_is_dropped_behind_what_is_being_written_and_failing_matters
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_after_closing_nothing_more_is_begun(world, fails):
-    world.append(b"a")
-    world.log.commit()
+    world.commit(b"a")
     world.shell.idle()
-    world.append(b"b")
-    world.log.commit()
+    world.commit(b"b")
     world.log.close()
     world.writer.trouble = full_disk() if fails else None
     world.settle()

@@ -7,14 +7,13 @@ import zlib
 
 import pytest
 
-from edgeasync.durable.history import FILE_HEADER, FORMAT, HISTORY_FILE, read_rows, scan, write_blocks
+from edgeasync.durable.history import FILE_HEADER, HISTORY_FILE, read_rows, scan, write_blocks
 from edgeasync.durable.history_file import HistoryFile
 from edgeasync.durable.run_folder import RunFolder
 from edgeasync.protocol.wire import checksum
 from simulation.disk import SimulatedDisk
 from tests.support.parts.failing_disk import FailingDisk
 from tests.support.parts.histories import numbers, updates
-from tests.support.size import repetitions
 
 
 @pytest.mark.parametrize("power_cut", [False, True])
@@ -100,16 +99,6 @@ def test_what_a_power_cut_left_of_later_blocks_alone_is_no_damage(disk):
     assert again.updates == 10
 
 
-def test_a_history_of_a_newer_format_is_named(disk):
-    HistoryFile(disk, 100).append(updates(1, 2))
-    content = disk.files[HISTORY_FILE].live
-    content[8:12] = (99).to_bytes(4, "little")
-    content[12:20] = zlib.crc32(b"").to_bytes(8, "little")
-    assert read_rows(disk).trouble == "damaged at byte 0"
-    content[12:20] = checksum(bytes(content[:12])).to_bytes(8, "little")
-    assert read_rows(disk).trouble == f"it is of format 99, and this edgeasync reads format {FORMAT}"
-
-
 def test_a_folder_without_a_history_says_why(tmp_path):
     rows = RunFolder(tmp_path).history()
     assert rows.updates == []
@@ -125,19 +114,6 @@ def test_a_block_that_no_hub_has_written_is_refused(disk):
 def test_a_block_that_inflates_without_end_is_refused(disk):
     _give(disk, _block(zlib.compress(bytes(64 << 20), 9), rows=1))
     assert "damaged" in read_rows(disk).trouble
-
-
-def test_any_bytes_are_read_without_an_error(disk):
-    file = HistoryFile(disk, 100)
-    for first in (1, 11, 21):
-        file.append(updates(first, first + 9))
-    whole = bytes(disk.files[HISTORY_FILE].live)
-    for place in range(0, len(whole), max(1, len(whole) // repetitions("cases of a reader of bytes"))):
-        content = bytearray(whole)
-        content[place] ^= 0xFF
-        disk.files[HISTORY_FILE].live[:] = content
-        found = read_rows(disk).updates
-        assert found == updates(1, 30)[: len(found)]
 
 
 def _block(body, rows):

@@ -1,7 +1,6 @@
 """The journal: what was appended is read, in order and once, whatever a crash or a bad disk did to its end."""
 
 import contextlib
-import struct
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 
 from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.journal import (
-    _FORMAT,
     WINDOW_BYTES,
     JournalReading,
     JournalWriter,
@@ -20,7 +18,6 @@ from edgeasync.durable.journal import (
     remove_torn_headers,
 )
 from edgeasync.errors import StorageError
-from edgeasync.protocol.wire import checksum
 from simulation.disk import SimulatedDisk
 from tests.support.parts.failing_disk import FailingDisk
 
@@ -369,18 +366,6 @@ def test_a_damaged_header_is_named_unless_nothing_of_its_segment_counts():
     disk.files["journal-00000003"].live[3] ^= 1
     with pytest.raises(StorageError, match=r"journal-00000002: has no valid header"):
         records(disk, after=2)
-
-
-@pytest.mark.parametrize("number", [_FORMAT - 1, _FORMAT + 1])
-def test_a_segment_of_another_format_is_refused(number):
-    disk, _ = written([[(b"a", None)]])
-    header = struct.pack("<8sIQ", b"EAJOURNL", number, 1)
-    disk.files["journal-00000001"].live[:HEADER] = header + checksum(header).to_bytes(8, "little")
-    with pytest.raises(
-        StorageError,
-        match=f"journal-00000001: is of journal format {number}, and this edgeasync reads format {_FORMAT}; start",
-    ):
-        records(disk)
 
 
 @pytest.mark.parametrize("operation", range(4))

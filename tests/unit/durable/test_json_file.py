@@ -2,11 +2,9 @@
 
 import os
 import re
-from pathlib import Path
 
 import pytest
 
-import edgeasync
 from edgeasync.durable.device_keys import DeviceKeys
 from edgeasync.durable.identity import DeviceFolder
 from edgeasync.durable.json_file import read_json
@@ -81,26 +79,3 @@ def test_what_is_no_regular_file_is_refused(tmp_path):
             read_json(place, dict, remedy="delete it")
     with pytest.raises(FileNotFoundError):
         read_json(tmp_path / "missing", dict, remedy="delete it")
-
-
-def test_no_other_place_decodes_json_of_a_file():
-    """Text that is decoded by msgspec or json directly raises errors of several kinds."""
-    allowed = {
-        "structs.py",  # the reader itself
-        "durable/checkpoint.py",  # what it has just encoded
-        "durable/tensors.py",  # a part of what the reader has read
-        "cli/demo.py",  # lines of its own children
-        "core/engine/status_answers.py",  # the status that it has encoded
-        "runtime/hub.py",  # the same
-        "graphs/graph_process.py",  # between parent and child
-        "ops/service/environments.py",  # pip's own note
-        "sdk/workers/child.py",
-        "sdk/workers/files.py",
-    }
-    package = Path(edgeasync.__file__).parent
-    found = {
-        str(path.relative_to(package))
-        for path in package.rglob("*.py")
-        if re.search(r"json\.(decode|loads|load|Decoder)\(", path.read_text())
-    }
-    assert found == allowed

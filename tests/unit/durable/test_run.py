@@ -2,33 +2,18 @@
 
 from random import Random
 
-import numpy as np
 import pytest
 
 from edgeasync.core.hub.events import Resumed
-from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.core.recovery.log import write_entry
 from edgeasync.core.recovery.state import capture
-from edgeasync.durable.recovery import Rules
-from edgeasync.durable.run import HubRun
 from edgeasync.errors import StorageError
-from edgeasync.parameters import Parameter, ParameterSpec
-from edgeasync.policies.policy import Policy
 from simulation.disk import SimulatedDisk
-
-SPEC = ParameterSpec((Parameter("weights", (3,)),))
+from tests.support.parts import runs
 
 
 def open_run(disk):
-    run = HubRun(disk, Rules(SPEC, Policy(), HubCoreSettings()), segment_bytes_max=200)
-    run.open(
-        Rules.make_core,
-        lambda: (np.zeros(3, np.float32), 0),
-        lineage="a" * 16,
-        draw_session=lambda: bytes(16),
-        created_s=0.0,
-    )
-    return run
+    return runs.open_run(disk, segment_bytes_max=200)
 
 
 def live(run, starts=4):

@@ -11,27 +11,15 @@ from edgeasync.core.recovery.log import write_entry
 from edgeasync.core.recovery.state import capture
 from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.recovery import Rules
-from edgeasync.durable.run import HubRun
 from edgeasync.durable.run_replay import RunReplay
 from edgeasync.errors import ConfigError, StorageError
-from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.policy import Policy
-
-SPEC = ParameterSpec((Parameter("weights", (3,)),))
-RULES = Rules(SPEC, Policy(), HubCoreSettings())
+from tests.support.parts.runs import RULES, SPEC, open_run
 
 
-def start(path, rules=RULES, lineage="0" * 16):
+def start(path, rules=RULES):
     """Open a run as a hub does."""
-    run = HubRun(FolderDisk(path), rules)
-    run.open(
-        Rules.make_core,
-        lambda: (np.zeros(3, np.float32), 0),
-        lineage=lineage,
-        draw_session=lambda: bytes(16),
-        created_s=0.0,
-    )
-    return run
+    return open_run(FolderDisk(path), rules, lineage="0" * 16)
 
 
 def go_on(run, lineages):

@@ -11,20 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from edgeasync.durable.tensors import read_tensors, tensor_parts
-
-TENSORS = {
-    "weight": np.arange(6, dtype=np.float32).reshape(2, 3),
-    "random_state": np.arange(7, dtype=np.uint8),
-    "step": np.array(3, np.float32),
-    "nothing": np.zeros((0, 4), np.float32),
-}
-
-
-def same(found, expected):
-    return found.keys() == expected.keys() and all(
-        found[name].dtype == expected[name].dtype and np.array_equal(found[name], expected[name])
-        for name in expected
-    )
+from tests.support.parts.tensors import TENSORS, same
 
 
 @given(

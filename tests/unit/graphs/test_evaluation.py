@@ -212,28 +212,6 @@ def test_batch_norms_use_their_running_statistics_and_dropouts_are_off():
     assert made(moved).loss != pytest.approx(found.loss, rel=1e-3)
 
 
-@pytest.mark.parametrize("opset", [14, 17, 20])
-def test_a_model_exported_in_training_mode(opset):
-    text = """
-        m = MatMul(x, w)
-        n, new_mean, new_var = BatchNormalization <training_mode=1, epsilon=0.01> (m, scale, shift, mean, var)
-        training = Constant <value = bool {1}> ()
-        ratio = Constant <value = float {0.5}> ()
-        y = Dropout(n, ratio, training)
-    """
-    values = {
-        name: numbers((3,), seed, positive=True) for seed, name in enumerate(("scale", "shift", "mean", "var"))
-    }
-    model = forward(text, {"w": numbers((3, 3))} | values, (3,), opset=opset)
-    graph, vector = prepared(model)
-    x = numbers((N, 3), 1)
-    v = graph.spec.views(vector)
-    assert set(v) == {"w", "scale", "shift", "mean", "var"}
-    scores = (x @ v["w"] - v["mean"]) / np.sqrt(v["var"] + 0.01) * v["scale"] + v["shift"]
-    found = evaluator(model, graph, x, LABELS)(vector)
-    assert found.loss == pytest.approx(judged(scores, LABELS)[0], abs=1e-5)
-
-
 def test_what_is_frozen_stays_inside():
     model = of(MLP, (8,))
     graph, vector = prepared(model, train=("2.*",))
@@ -241,18 +219,6 @@ def test_what_is_frozen_stays_inside():
     made = evaluator(model, graph, x, LABELS, train=("2.*",))
     assert {entry.name for entry in made._session.get_inputs()} == {"x", "2.weight", "2.bias"}
     assert made(vector).loss == pytest.approx(trained_on(graph, vector, x, LABELS), abs=1e-5)
-
-
-def test_values_that_an_exporter_shared():
-    model = forward(
-        "b = Identity(a)\nh = MatMul(x, w)\nha = Add(h, a)\ny = Mul(ha, b)",
-        {"w": numbers((3, 3)), "a": np.ones(3, np.float32)}, (3,),
-    )  # fmt: skip
-    graph, vector = prepared(model)
-    assert "b" in graph.spec.views(vector)
-    x = numbers((N, 3))
-    found = evaluator(model, graph, x, LABELS)(vector)
-    assert found.loss == pytest.approx(trained_on(graph, vector, x, LABELS), abs=1e-5)
 
 
 def two_heads():
@@ -337,6 +303,13 @@ def test_the_vector_is_read_where_it_is_in_batches():
     np.testing.assert_array_equal(vector, before)
 
 
+def test_a_model_that_diverged_has_a_loss_that_is_no_number():
+    graph, vector = prepared(of(MLP, (8,)))
+    made = evaluator(of(MLP, (8,)), graph, numbers((9, 8)), LABELS[:9])
+    vector[:] = np.nan
+    assert math.isnan(made(vector).loss)
+
+
 def test_fewer_of_large_examples_at_a_time():
     model = of(nn.Sequential(nn.Conv2d(1, 1, 8), nn.MaxPool2d(8), nn.Flatten(), nn.Linear(225, 3)), (1, 128, 128))
     graph, vector = prepared(model)
@@ -361,29 +334,6 @@ def test_data_that_does_not_fit(x, y, words):
     model = of(MLP, (8,))
     with pytest.raises(DataError, match=words):
         evaluator(model, prepared(model)[0], x, y)
-
-
-def test_targets_of_another_shape():
-    model = of(MLP, (8,))
-    with pytest.raises(DataError, match=r"targets of shape \(2,\), the hub's model takes \(3,\)"):
-        evaluator(model, prepared(model, loss="mse")[0], numbers((9, 8)), numbers((9, 2)), loss="mse")
-
-
-@pytest.mark.parametrize("target", ["label", "input"])
-def test_answers_that_are_neither_yes_nor_no(target):
-    model, options = of(nn.Linear(8, 8), (8,)), {"loss": "bce_with_logits", "target": target}
-    x = np.where(numbers((9, 8)) > 0, 1.0, -1.0)
-    with pytest.raises(DataError, match="bce_with_logits takes answers from 0"):
-        evaluator(model, prepared(model, **options)[0], x, x, **options)
-
-
-def test_axes_in_another_order():
-    model = of(nn.Conv1d(2, 3, 1), (2, 5))
-    graph, _ = prepared(model, loss="mse")
-    with pytest.raises(DataError, match=r"examples of shape \(5, 2\), the hub's model takes \(2, 5\): bring"):
-        evaluator(model, graph, numbers((9, 5, 2)), numbers((9, 3, 5)), loss="mse")
-    with pytest.raises(DataError, match=r"targets of shape \(5, 3\), the hub's model takes \(3, 5\): bring"):
-        evaluator(model, graph, numbers((9, 2, 5)), numbers((9, 5, 3)), loss="mse")
 
 
 def test_examples_that_all_weigh_nothing():
@@ -464,3 +414,12 @@ def test_inputs_that_are_neither_float32_nor_int64(kind):
     assert (found.loss, found.accuracy) == pytest.approx(
         judged(x @ graph.spec.views(vector)["w"], LABELS), rel=1e-5
     )
+
+
+def test_axes_in_another_order():
+    model = of(nn.Conv1d(2, 3, 1), (2, 5))
+    graph, _ = prepared(model, loss="mse")
+    with pytest.raises(DataError, match=r"examples of shape \(5, 2\), the hub's model takes \(2, 5\): bring"):
+        evaluator(model, graph, numbers((9, 5, 2)), numbers((9, 3, 5)), loss="mse")
+    with pytest.raises(DataError, match=r"targets of shape \(5, 3\), the hub's model takes \(3, 5\): bring"):
+        evaluator(model, graph, numbers((9, 2, 5)), numbers((9, 5, 3)), loss="mse")

@@ -32,13 +32,6 @@ async def test_the_first_reason_or_error_counts():
         await failed.wait(nothing)
 
 
-async def test_it_begins_once():
-    ending = Completion("Hub")
-    ending.begin()
-    with pytest.raises(EdgeAsyncError, match=r"Hub.run\(\) was called before; make another Hub"):
-        ending.begin()
-
-
 @pytest.mark.parametrize("error", [StopIteration(), SystemExit(3), asyncio.CancelledError(), KeyboardInterrupt()])
 async def test_an_error_that_a_task_cannot_raise_is_wrapped(error):
     ending = Completion("Hub")

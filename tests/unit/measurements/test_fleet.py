@@ -197,17 +197,6 @@ def test_whatever_the_hub_lets_through_can_be_averaged_and_watched(told, local_s
         watch.cause(Observation("a", 1.0, local_steps, told[0][0]), fleet)
 
 
-@given(st.integers(0, 2**32 - 1), st.integers(2, 8), st.floats(0.0, 1.0))
-def test_vectors_at_one_angle_agree_by_its_cosine(seed, count, place):
-    cosine = -1 / (count - 1) + place * (1 + 1 / (count - 1))  # the cosine that `count` vectors can have in common
-    generator = np.random.default_rng(seed)
-    norms, weights = generator.uniform(0.1, 9.0, (2, count))
-    gram = np.full((count, count), cosine) + np.eye(count) * (1 - cosine)
-    lengths = norms * weights
-    norm = math.sqrt(max(0.0, lengths @ gram @ lengths))
-    assert agreement_of(norm, list(norms), list(weights)) == pytest.approx(cosine, abs=1e-9)
-
-
 @pytest.mark.parametrize(
     ("agreement", "voters", "rate"),
     [

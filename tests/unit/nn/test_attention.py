@@ -3,15 +3,9 @@
 import math
 
 import numpy as np
-import pytest
 
 from edgeasync import nn
-from edgeasync.errors import ConfigError
-from tests.support.models.layers import (
-    check_layer,
-    check_shape_refused,
-    softmax,
-)
+from tests.support.models.layers import computes, refuses_arguments, refuses_shapes, softmax
 
 
 def attended(x, p, heads):
@@ -29,29 +23,12 @@ LAYERS = [
     (nn.SelfAttention(5, 1), (1, 5), lambda x, p: attended(x, p, 1)),
 ]
 
+test_a_layer_computes_what_it_says = computes(LAYERS)
 
-@pytest.mark.parametrize(("layer", "dims", "reference"), LAYERS, ids=lambda case: type(case).__name__)
-def test_a_layer_computes_what_it_says(layer, dims, reference):
-    check_layer(layer, dims, reference)
-
-
-@pytest.mark.parametrize(
-    ("layers", "dims", "sentence"),
-    [
-        ([nn.SelfAttention(4, 2)], (4,), "0 SelfAttention got [batch, 4]; it takes [batch, time, 4]"),
-    ],
+test_a_wrong_shape_is_refused_with_the_layer_s_path = refuses_shapes(
+    ([nn.SelfAttention(4, 2)], (4,), "0 SelfAttention got [batch, 4]; it takes [batch, time, 4]"),
 )
-def test_a_wrong_shape_is_refused_with_the_layer_s_path(layers, dims, sentence):
-    check_shape_refused(layers, dims, sentence)
 
-
-@pytest.mark.parametrize(
-    ("make", "sentence"),
-    [
-        (lambda: nn.SelfAttention(6, 4), "SelfAttention: heads is 4; give a divisor of width 6"),
-    ],
+test_a_wrong_argument_is_refused = refuses_arguments(
+    (lambda: nn.SelfAttention(6, 4), "SelfAttention: heads is 4; give a divisor of width 6"),
 )
-def test_a_wrong_argument_is_refused(make, sentence):
-    with pytest.raises(ConfigError) as caught:
-        make()
-    assert sentence in str(caught.value)

@@ -1,14 +1,9 @@
 """Containers: `Sequential` and `Residual`."""
 
 import numpy as np
-import pytest
 
 from edgeasync import nn
-from edgeasync.errors import ConfigError
-from tests.support.models.layers import (
-    check_layer,
-    check_shape_refused,
-)
+from tests.support.models.layers import computes, refuses_arguments, refuses_shapes
 
 LAYERS = [
     (
@@ -28,46 +23,29 @@ LAYERS = [
     ),
 ]
 
+test_a_layer_computes_what_it_says = computes(LAYERS)
 
-@pytest.mark.parametrize(("layer", "dims", "reference"), LAYERS, ids=lambda case: type(case).__name__)
-def test_a_layer_computes_what_it_says(layer, dims, reference):
-    check_layer(layer, dims, reference)
-
-
-@pytest.mark.parametrize(
-    ("layers", "dims", "sentence"),
-    [
-        (
-            [nn.Residual(nn.Linear(3, 2))],
-            (3,),
-            "0 Residual got [batch, 3]; its body makes [batch, 2] of it, but its input",
-        ),
-        (
-            [nn.Residual(nn.Tanh(), shortcut=nn.Linear(3, 2))],
-            (3,),
-            "but its shortcut is [batch, 2]: give a shortcut",
-        ),
-        (
-            [nn.ConvTranspose2d(2, 2, 1, 1, 2)],
-            (2, 4, 4),
-            "it takes a larger image: its padding leaves 0 x 0 of this one",
-        ),
-    ],
+test_a_wrong_shape_is_refused_with_the_layer_s_path = refuses_shapes(
+    (
+        [nn.Residual(nn.Linear(3, 2))],
+        (3,),
+        "0 Residual got [batch, 3]; its body makes [batch, 2] of it, but its input",
+    ),
+    (
+        [nn.Residual(nn.Tanh(), shortcut=nn.Linear(3, 2))],
+        (3,),
+        "but its shortcut is [batch, 2]: give a shortcut",
+    ),
+    (
+        [nn.ConvTranspose2d(2, 2, 1, 1, 2)],
+        (2, 4, 4),
+        "it takes a larger image: its padding leaves 0 x 0 of this one",
+    ),
 )
-def test_a_wrong_shape_is_refused_with_the_layer_s_path(layers, dims, sentence):
-    check_shape_refused(layers, dims, sentence)
 
-
-@pytest.mark.parametrize(
-    ("make", "sentence"),
-    [
-        (nn.Sequential, "Sequential has no layers; give one at least"),
-        (lambda: nn.Sequential(nn.ReLU), "at place 0 is not a layer; write ReLU(...)"),
-        (nn.Residual, "Residual has no layers"),
-        (lambda: nn.Residual(nn.ReLU(), shortcut=3), "Residual: 3 at place 0 is not a layer"),
-    ],
+test_a_wrong_argument_is_refused = refuses_arguments(
+    (nn.Sequential, "Sequential has no layers; give one at least"),
+    (lambda: nn.Sequential(nn.ReLU), "at place 0 is not a layer; write ReLU(...)"),
+    (nn.Residual, "Residual has no layers"),
+    (lambda: nn.Residual(nn.ReLU(), shortcut=3), "Residual: 3 at place 0 is not a layer"),
 )
-def test_a_wrong_argument_is_refused(make, sentence):
-    with pytest.raises(ConfigError) as caught:
-        make()
-    assert sentence in str(caught.value)

@@ -3,15 +3,9 @@
 import itertools
 
 import numpy as np
-import pytest
 
 from edgeasync import nn
-from edgeasync.errors import ConfigError
-from tests.support.models.layers import (
-    along,
-    check_layer,
-    check_shape_refused,
-)
+from tests.support.models.layers import along, computes, refuses_arguments, refuses_shapes
 
 
 def windows(x, kernel, stride, padding, *, dilation=(1, 1), fill=0.0):
@@ -104,67 +98,47 @@ LAYERS = [
     (nn.Upsample(2), (2, 3, 4), lambda x, p: x.repeat(2, 2).repeat(2, 3)),
 ]
 
+test_a_layer_computes_what_it_says = computes(LAYERS)
 
-@pytest.mark.parametrize(("layer", "dims", "reference"), LAYERS, ids=lambda case: type(case).__name__)
-def test_a_layer_computes_what_it_says(layer, dims, reference):
-    check_layer(layer, dims, reference)
-
-
-@pytest.mark.parametrize(
-    ("layers", "dims", "sentence"),
-    [
-        (
-            [nn.ReLU(), nn.Residual(nn.Conv2d(16, 8, 3))],
-            (8, 4, 4),
-            "1.body.0 Conv2d got [batch, 8, 4, 4]; it takes [batch, 16, height, width]",
-        ),
-        ([nn.Conv1d(3, 2, 1)], (3, 4, 4), "0 Conv1d got [batch, 3, 4, 4]; it takes [batch, 3, length]"),
-        (
-            [nn.Conv2d(3, 2, 3, dilation=2)],
-            (3, 4, 9),
-            "0 Conv2d got [batch, 3, 4, 9]; it takes height and width of 5 x 5",
-        ),
-        (
-            [nn.ConvTranspose2d(3, 2, 2)],
-            (2, 4, 4),
-            "0 ConvTranspose2d got [batch, 2, 4, 4]; it takes [batch, 3, height",
-        ),
-        (
-            [nn.MaxPool2d(5)],
-            (3, 4, 4),
-            "0 MaxPool2d got [batch, 3, 4, 4]; it takes height and width of 5 x 5 or more",
-        ),
-        ([nn.AvgPool2d(2)], (4, 4), "0 AvgPool2d got [batch, 4, 4]; it takes [batch, channels, height, width]"),
-        ([nn.MaxPool1d(2)], (4,), "0 MaxPool1d got [batch, 4]; it takes [batch, channels, length]"),
-        ([nn.GlobalAvgPool()], (4,), "0 GlobalAvgPool got [batch, 4]; it takes [batch, channels, length] or"),
-        ([nn.Upsample(2)], (4,), "0 Upsample got [batch, 4]; it takes [batch, channels, length] or"),
-    ],
+test_a_wrong_shape_is_refused_with_the_layer_s_path = refuses_shapes(
+    (
+        [nn.ReLU(), nn.Residual(nn.Conv2d(16, 8, 3))],
+        (8, 4, 4),
+        "1.body.0 Conv2d got [batch, 8, 4, 4]; it takes [batch, 16, height, width]",
+    ),
+    ([nn.Conv1d(3, 2, 1)], (3, 4, 4), "0 Conv1d got [batch, 3, 4, 4]; it takes [batch, 3, length]"),
+    (
+        [nn.Conv2d(3, 2, 3, dilation=2)],
+        (3, 4, 9),
+        "0 Conv2d got [batch, 3, 4, 9]; it takes height and width of 5 x 5",
+    ),
+    (
+        [nn.ConvTranspose2d(3, 2, 2)],
+        (2, 4, 4),
+        "0 ConvTranspose2d got [batch, 2, 4, 4]; it takes [batch, 3, height",
+    ),
+    (
+        [nn.MaxPool2d(5)],
+        (3, 4, 4),
+        "0 MaxPool2d got [batch, 3, 4, 4]; it takes height and width of 5 x 5 or more",
+    ),
+    ([nn.AvgPool2d(2)], (4, 4), "0 AvgPool2d got [batch, 4, 4]; it takes [batch, channels, height, width]"),
+    ([nn.MaxPool1d(2)], (4,), "0 MaxPool1d got [batch, 4]; it takes [batch, channels, length]"),
+    ([nn.GlobalAvgPool()], (4,), "0 GlobalAvgPool got [batch, 4]; it takes [batch, channels, length] or"),
+    ([nn.Upsample(2)], (4,), "0 Upsample got [batch, 4]; it takes [batch, channels, length] or"),
 )
-def test_a_wrong_shape_is_refused_with_the_layer_s_path(layers, dims, sentence):
-    check_shape_refused(layers, dims, sentence)
 
-
-@pytest.mark.parametrize(
-    ("make", "sentence"),
-    [
-        (
-            lambda: nn.Conv2d(1, 2, (3, 3, 3)),
-            "Conv2d: kernel_size is (3, 3, 3); give an integer of 1 or more or a tuple of 2",
-        ),
-        (lambda: nn.Conv1d(1, 2, 3, stride=0), "Conv1d: stride is 0"),
-        (lambda: nn.Conv2d(1, 2, 3, padding="same"), "Conv2d: padding is 'same'; give an integer of 0 or more"),
-        (
-            lambda: nn.Conv2d(4, 6, 3, groups=4),
-            "Conv2d: groups is 4; give a divisor of in_channels 4 and out_channels 6",
-        ),
-        (lambda: nn.ConvTranspose2d(1, 2, 3, dilation=0), "ConvTranspose2d: dilation is 0"),
-        (lambda: nn.MaxPool2d(3, padding=2), "MaxPool2d: padding is 2; give half the kernel_size at most"),
-        (lambda: nn.MaxPool1d(0), "MaxPool1d: kernel_size is 0"),
-        (lambda: nn.AvgPool2d(2, 0), "AvgPool2d: stride is 0"),
-        (lambda: nn.Upsample(1.5), "Upsample: scale_factor is 1.5; give an integer of 1 or more"),
-    ],
+test_a_wrong_argument_is_refused = refuses_arguments(
+    (
+        lambda: nn.Conv2d(1, 2, (3, 3, 3)),
+        "Conv2d: kernel_size is (3, 3, 3); give an integer of 1 or more or a tuple of 2",
+    ),
+    (lambda: nn.Conv1d(1, 2, 3, stride=0), "Conv1d: stride is 0"),
+    (lambda: nn.Conv2d(1, 2, 3, padding="same"), "Conv2d: padding is 'same'; give an integer of 0 or more"),
+    (
+        lambda: nn.Conv2d(4, 6, 3, groups=4),
+        "Conv2d: groups is 4; give a divisor of in_channels 4 and out_channels 6",
+    ),
+    (lambda: nn.MaxPool2d(3, padding=2), "MaxPool2d: padding is 2; give half the kernel_size at most"),
+    (lambda: nn.Upsample(1.5), "Upsample: scale_factor is 1.5; give an integer of 1 or more"),
 )
-def test_a_wrong_argument_is_refused(make, sentence):
-    with pytest.raises(ConfigError) as caught:
-        make()
-    assert sentence in str(caught.value)

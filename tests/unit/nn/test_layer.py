@@ -3,9 +3,7 @@
 import numpy as np
 
 from edgeasync import nn
-from tests.support.models.layers import (
-    parameters,
-)
+from tests.support.models.layers import parameters
 
 
 def test_descriptions_are_values():

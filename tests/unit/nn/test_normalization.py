@@ -2,16 +2,9 @@
 
 import numpy as np
 import onnx
-import pytest
 
 from edgeasync import nn
-from edgeasync.errors import ConfigError
-from tests.support.models.layers import (
-    along,
-    check_layer,
-    check_shape_refused,
-    parameters,
-)
+from tests.support.models.layers import along, computes, parameters, refuses_arguments, refuses_shapes
 
 
 def normalized(x, axes, eps=1e-5):
@@ -40,10 +33,7 @@ LAYERS = [
     ),
 ]
 
-
-@pytest.mark.parametrize(("layer", "dims", "reference"), LAYERS, ids=lambda case: type(case).__name__)
-def test_a_layer_computes_what_it_says(layer, dims, reference):
-    check_layer(layer, dims, reference)
+test_a_layer_computes_what_it_says = computes(LAYERS)
 
 
 def test_a_batch_normalization_keeps_the_share_that_torch_means():
@@ -59,34 +49,19 @@ def test_a_batch_normalization_keeps_the_share_that_torch_means():
     }
 
 
-@pytest.mark.parametrize(
-    ("layers", "dims", "sentence"),
-    [
-        (
-            [nn.BatchNorm1d(3)],
-            (3, 4, 4),
-            "0 BatchNorm1d got [batch, 3, 4, 4]; it takes [batch, 3] or [batch, 3, length]",
-        ),
-        ([nn.BatchNorm2d(3)], (4, 4, 3), "0 BatchNorm2d got [batch, 4, 4, 3]; it takes [batch, 3, height, width]"),
-        ([nn.LayerNorm((2, 3))], (3,), "0 LayerNorm got [batch, 3]; it takes [batch, ..., 2, 3]"),
-        ([nn.InstanceNorm2d(3)], (3,), "0 InstanceNorm2d got [batch, 3]; it takes [batch, 3, height, width]"),
-    ],
+test_a_wrong_shape_is_refused_with_the_layer_s_path = refuses_shapes(
+    (
+        [nn.BatchNorm1d(3)],
+        (3, 4, 4),
+        "0 BatchNorm1d got [batch, 3, 4, 4]; it takes [batch, 3] or [batch, 3, length]",
+    ),
+    ([nn.BatchNorm2d(3)], (4, 4, 3), "0 BatchNorm2d got [batch, 4, 4, 3]; it takes [batch, 3, height, width]"),
+    ([nn.LayerNorm((2, 3))], (3,), "0 LayerNorm got [batch, 3]; it takes [batch, ..., 2, 3]"),
+    ([nn.InstanceNorm2d(3)], (3,), "0 InstanceNorm2d got [batch, 3]; it takes [batch, 3, height, width]"),
 )
-def test_a_wrong_shape_is_refused_with_the_layer_s_path(layers, dims, sentence):
-    check_shape_refused(layers, dims, sentence)
 
-
-@pytest.mark.parametrize(
-    ("make", "sentence"),
-    [
-        (lambda: nn.BatchNorm1d(3, eps=0.0), "BatchNorm1d: eps is 0.0; give a number above 0 and below 1"),
-        (lambda: nn.BatchNorm2d(3, momentum=None), "BatchNorm2d: momentum is None"),
-        (lambda: nn.LayerNorm(()), "LayerNorm: normalized_shape is (); give one size at least"),
-        (lambda: nn.LayerNorm((3, 0)), "LayerNorm: normalized_shape is (3, 0)"),
-        (lambda: nn.InstanceNorm2d(0), "InstanceNorm2d: num_features is 0"),
-    ],
+test_a_wrong_argument_is_refused = refuses_arguments(
+    (lambda: nn.BatchNorm1d(3, eps=0.0), "BatchNorm1d: eps is 0.0; give a number above 0 and below 1"),
+    (lambda: nn.LayerNorm(()), "LayerNorm: normalized_shape is (); give one size at least"),
+    (lambda: nn.InstanceNorm2d(0), "InstanceNorm2d: num_features is 0"),
 )
-def test_a_wrong_argument_is_refused(make, sentence):
-    with pytest.raises(ConfigError) as caught:
-        make()
-    assert sentence in str(caught.value)

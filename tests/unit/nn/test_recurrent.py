@@ -1,15 +1,9 @@
 """Recurrent layers, against references in numpy."""
 
 import numpy as np
-import pytest
 
 from edgeasync import nn
-from edgeasync.errors import ConfigError
-from tests.support.models.layers import (
-    check_layer,
-    check_shape_refused,
-    sigmoid,
-)
+from tests.support.models.layers import computes, refuses_arguments, refuses_shapes, sigmoid
 
 
 def lstm(x, w, r, b):
@@ -59,31 +53,13 @@ LAYERS = [
     (nn.GRU(3, 4, 2, bidirectional=True), (1, 3), lambda x, p: stacked(gru, x, p)[1]),
 ]
 
+test_a_layer_computes_what_it_says = computes(LAYERS)
 
-@pytest.mark.parametrize(("layer", "dims", "reference"), LAYERS, ids=lambda case: type(case).__name__)
-def test_a_layer_computes_what_it_says(layer, dims, reference):
-    check_layer(layer, dims, reference)
-
-
-@pytest.mark.parametrize(
-    ("layers", "dims", "sentence"),
-    [
-        ([nn.GRU(3, 2)], (5, 4), "0 GRU got [batch, 5, 4]; it takes [batch, time, 3]"),
-        ([nn.LSTM(3, 2)], (3,), "0 LSTM got [batch, 3]; it takes [batch, time, 3]"),
-    ],
+test_a_wrong_shape_is_refused_with_the_layer_s_path = refuses_shapes(
+    ([nn.GRU(3, 2)], (5, 4), "0 GRU got [batch, 5, 4]; it takes [batch, time, 3]"),
+    ([nn.LSTM(3, 2)], (3,), "0 LSTM got [batch, 3]; it takes [batch, time, 3]"),
 )
-def test_a_wrong_shape_is_refused_with_the_layer_s_path(layers, dims, sentence):
-    check_shape_refused(layers, dims, sentence)
 
-
-@pytest.mark.parametrize(
-    ("make", "sentence"),
-    [
-        (lambda: nn.LSTM(3, 4, 0), "LSTM: num_layers is 0"),
-        (lambda: nn.GRU(3, 4, bidirectional=2), "GRU: bidirectional is 2; give True or False"),
-    ],
+test_a_wrong_argument_is_refused = refuses_arguments(
+    (lambda: nn.LSTM(3, 4, 0), "LSTM: num_layers is 0"),
 )
-def test_a_wrong_argument_is_refused(make, sentence):
-    with pytest.raises(ConfigError) as caught:
-        make()
-    assert sentence in str(caught.value)

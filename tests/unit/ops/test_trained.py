@@ -6,32 +6,19 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from edgeasync import Parameter, ParameterSpec, Policy
 from edgeasync.core.hub.events import Evaluated, HubStopRequested
-from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.core.recovery.log import write_entry
 from edgeasync.durable.disk import FolderDisk
-from edgeasync.durable.recovery import Rules
-from edgeasync.durable.run import HubRun
 from edgeasync.durable.run_folder import BEST_FILE, MODEL_FILE
 from edgeasync.errors import ConfigError, StorageError
 from edgeasync.graphs.model_file import save_model
 from edgeasync.ops.trained import best_model, newest_model
-
-SPEC = ParameterSpec((Parameter("weights", (3,)),))
+from tests.support.parts.runs import SPEC, open_run
 
 
 def begin(path, entries):
     """Begin a run as a hub does, and write these versions' entries to its journal."""
-    run = HubRun(FolderDisk(path), Rules(SPEC, Policy(), HubCoreSettings()))
-
-    run.open(
-        Rules.make_core,
-        lambda: (np.zeros(3, np.float32), 0),
-        lineage="a" * 16,
-        draw_session=lambda: bytes(16),
-        created_s=0.0,
-    )
+    run = open_run(FolderDisk(path))
     writer = run.journal
     writer.append([(write_entry(HubStopRequested(), 1.0, [], version, b""), None) for version in entries])
     writer.close()

@@ -41,11 +41,6 @@ def test_every_key_has_a_meaning_and_a_type(kind):
 
 
 @every_kind
-def test_its_paper_is_a_string(kind):
-    assert isinstance(kind.paper, str)
-
-
-@every_kind
 def test_its_example_has_the_defaults_or_values_to_begin_with(kind):
     """Never one that only fits: a rate of 1 would be read, and would do harm."""
     if kind.default is not None:
@@ -72,15 +67,6 @@ def test_every_part_is_there_and_has_its_default():
 def test_no_kind_stands_twice_in_a_part():
     names = [(kind.part, kind.kind) for kind in KINDS]
     assert len(names) == len(set(names))
-
-
-def test_a_staleness_policy_in_full():
-    (kind,) = [kind for kind in KINDS if (kind.part, kind.kind) == ("staleness", "polynomial")]
-    assert kind.paper.endswith("(arXiv:1903.03934)")
-    assert kind.example == 'staleness = { kind = "polynomial", exponent = 0.5 }'
-    exponent, limit = kind.parameters
-    assert (exponent.type, exponent.bounds, exponent.default) == ("number", "0 to 10", 0.5)
-    assert (limit.type, limit.bounds, limit.required, limit.default) == ("number", "0 or more", False, None)
 
 
 # -- made-up ones ----------------------------------------------------------------------------------------------
@@ -230,6 +216,22 @@ def test_an_example_within_a_kind_stands_in_that_kind():
 
 
 @pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ({"a": 1, "b": None, "c": [1.0, True]}, "{ a = 1, c = [1.0, true] }"),
+        ({}, "{}"),
+        (1e-8, "1e-08"),
+        (float("inf"), "inf"),
+        ('say "so"\n', r'"say \"so\"\n"'),
+        ((), "[]"),
+    ],
+)
+def test_toml_on_one_line(value, text):
+    assert to_toml(value) == text
+    assert tomllib.loads(f"x = {text}")["x"] is not None
+
+
+@pytest.mark.parametrize(
     ("bounds", "words"),
     [
         ({}, ""),
@@ -254,19 +256,3 @@ def test_bounds_in_words(bounds, words):
     assert kind.parameters[0].bounds == words
     assert kind.summary == ""
     convert(tomllib.loads(kind.example), whole, where=kind.example)
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        ({"a": 1, "b": None, "c": [1.0, True]}, "{ a = 1, c = [1.0, true] }"),
-        ({}, "{}"),
-        (1e-8, "1e-08"),
-        (float("inf"), "inf"),
-        ('say "so"\n', r'"say \"so\"\n"'),
-        ((), "[]"),
-    ],
-)
-def test_toml_on_one_line(value, text):
-    assert to_toml(value) == text
-    assert tomllib.loads(f"x = {text}")["x"] is not None

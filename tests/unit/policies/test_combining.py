@@ -92,10 +92,6 @@ def test_a_minority_cannot_move_them_beyond_the_others(seed, count, lie):
         assert (combined <= rows[honest].max(axis=0) + 1e-6).all()
 
 
-def test_which_need_all_updates_side_by_side():
-    assert [combiner.robust for combiner in ALL] == [False, True, True, True]
-
-
 # -- around a centre -------------------------------------------------------------------------------------------
 
 

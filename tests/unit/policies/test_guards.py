@@ -81,11 +81,6 @@ class Nan(Plugin, frozen=True):
         return math.nan
 
 
-class Two(Plugin, frozen=True):
-    def __call__(self, staleness):
-        return 2.0
-
-
 class Raises(Plugin, frozen=True):
     def __call__(self, staleness):
         raise KeyError("versions")
@@ -149,7 +144,6 @@ class Talks(sly.Alarmed, frozen=True):
             "policy.staleness NAME:Random: decides differently when it is asked the same again",
         ),
         ({"staleness": Nan()}, "policy.staleness NAME:Nan: the weight is nan; return a number from 0 to 1"),
-        ({"staleness": Two()}, "NAME:Two: the weight is 2.0; return a number from 0 to 1"),
         ({"staleness": Raises()}, "NAME:Raises: it raised KeyError: 'versions'"),
         ({"staleness": Nothing()}, "policy.staleness NAME:Nothing: has no __call__; see StalenessPolicy"),
         ({"aggregate": Halving()}, "policy.aggregate NAME:Halving: has no update, answer, flush_at_s, weights"),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeasync.config import convert, to_table
+from edgeasync.config import convert
 from edgeasync.errors import ConfigError
 from edgeasync.measurements.fleet import FleetMeasurements, agreement_of
 from edgeasync.policies.optimizers import (
@@ -164,63 +164,6 @@ def test_a_rate_that_follows_the_agreement_does_not_diverge_where_a_fixed_one_do
     assert distances_of_a_fleet_that_learns_by_heart(fixed, 29)[-1] > 1e6
 
 
-@given(st.floats(0.0, 0.999999), st.floats(0.0, 1e6))
-def test_asynchrony_and_what_momentum_is_left_average_over_what_was_asked_for(momentum, staleness):
-    """Momentum b averages over 1 / (1 - b) updates, asynchrony over 1 + tau: the product stays."""
-    stage = SGD(momentum=momentum, correct_for_staleness=True)
-    _, left = stage.plan(Conditions(1.0, 0, staleness))
-    assert 0.0 <= left <= momentum
-    if left:
-        assert (1 + staleness) / (1 - left) == pytest.approx(1 / (1 - momentum), rel=1e-6)
-    else:
-        assert (1 + staleness) >= 1 / (1 - momentum) * (1 - 1e-6)
-
-
-@given(SEEDS, st.sampled_from([0.1, 1.0, 3.0]), st.sampled_from([0.0, 0.3, 2.0]))
-def test_without_momentum_all_are_sgd(seed, learning_rate, staleness):
-    gradients = noise(seed, (5, 9))
-    expected = gradients * F(learning_rate)
-    for stage in (
-        SGD(learning_rate=learning_rate, correct_for_staleness=True),
-        Nesterov(learning_rate=learning_rate, momentum=0.0, correct_for_staleness=True),
-    ):
-        assert stage.state_vectors == 0
-        steps, _ = run(stage, gradients, staleness=(staleness,) * 5)
-        assert steps.tobytes() == expected.tobytes()
-
-
-@given(SEEDS, st.lists(st.sampled_from([0.0, 0.2, 0.5, 1.0]), min_size=30, max_size=30))
-def test_momentum_follows_float64(seed, staleness):
-    """Bengio et al. write Nesterov with v = b_before v + g and the step eps (g + b v), each b at its own time."""
-    gradients = noise(seed, (30, 5))
-    settings = {"learning_rate": 0.7, "momentum": 0.8, "correct_for_staleness": True}
-    settings["staleness_max"] = 0.9
-    heavy, _ = run(SGD(**settings), gradients, staleness=staleness)
-    nesterov, _ = run(Nesterov(**settings), gradients, staleness=staleness)
-    ball = accelerated = np.zeros(5)
-    before = 0.0
-    for count, (gradient, stale) in enumerate(zip(gradients.astype(np.float64), staleness, strict=True)):
-        b = 0.0 if stale > 0.9 else max(0.0, 1 - 0.2 * (1 + stale))
-        ball = b * ball + gradient
-        accelerated = before * accelerated + gradient
-        before = b
-        np.testing.assert_allclose(heavy[count], 0.7 * ball, rtol=1e-5, atol=1e-5)
-        np.testing.assert_allclose(nesterov[count], 0.7 * (gradient + b * accelerated), rtol=1e-5, atol=1e-5)
-
-
-def test_nesterov_overtakes_heavy_ball_where_it_should():
-    """With the same momentum it swings less about the bottom of a parabola."""
-    ends = []
-    for stage in (SGD(momentum=0.9), Nesterov(momentum=0.9)):
-        w, state = np.ones(1, F), [np.zeros(1, F)]
-        for count in range(60):
-            gradient = w * F(0.5)
-            stage.apply(gradient, w, state, stage.plan(Conditions(1.0, count)))
-            w = w - gradient
-        ends.append(abs(float(w[0])))
-    assert ends[1] < ends[0] / 1000
-
-
 # -- Adam ----------------------------------------------------------------------------------------------------
 
 
@@ -306,47 +249,11 @@ def test_weight_decay_by_hand():
 
 
 @every_kind
-def test_zero_gradient_from_a_standing_start_is_no_step(stage):
-    steps, state = run(stage, np.zeros((4, 3)))
-    assert not steps.any()
-    assert not any(vector.any() for vector in state)
-
-
-@every_kind
 @pytest.mark.parametrize("size", [1e-45, 1e-38, 1e-20, 1.0, 1e10, 1e18])
 def test_gradients_of_any_size_give_finite_steps_without_a_warning(stage, size):
     steps, state = run(stage, np.array([[1.0, -1.0, 0.0], [-1.0, 0.0, 1.0], [1.0, 1.0, 1.0]]) * size)
     assert np.isfinite(steps).all()
     assert all(np.isfinite(vector).all() for vector in state)
-
-
-@given(SEEDS, st.sampled_from([0.0, 0.5, 0.9, 0.99]), st.sampled_from([0.0, 0.5, 0.999]))
-def test_state_is_bounded_by_the_largest_gradient(seed, b, beta2):
-    """Of gradients within 1: averages stay within 1, a velocity within the sum of the momentum's powers."""
-    gradients = np.random.default_rng(seed).choice([-1.0, -0.1, 0.0, 1.0], (60, 4), p=[0.1, 0.1, 0.1, 0.7])
-    horizon = 1 / (1 - b)
-    for stage, bounds in (
-        (SGD(momentum=b), [horizon]),
-        (Nesterov(momentum=b), [b * horizon]),
-        (Adam(beta1=b, beta2=beta2), [1.0, 1.0]),
-    ):
-        _, state = run(stage, gradients)
-        assert len(state) == (len(bounds) if b or isinstance(stage, Adam) else 0)
-        for vector, bound in zip(state, bounds, strict=False):
-            assert np.abs(vector).max() <= bound * (1 + 1e-5)
-        if isinstance(stage, Adam):
-            assert state[1].min() >= 0.0
-
-
-@every_kind
-def test_settings_come_back_as_they_were(stage):
-    assert convert(to_table(stage), type(stage), where="again") == stage
-
-
-@every_kind
-def test_every_kind_says_where_it_is_from(stage):
-    assert "arXiv:" in stage.paper or "doi:" in stage.paper
-    assert "paper" not in to_table(stage)
 
 
 # -- what is refused -----------------------------------------------------------------------------------------
@@ -356,15 +263,9 @@ def test_every_kind_says_where_it_is_from(stage):
     ("table", "kind", "message"),
     [
         ({"kind": "sgd", "momentum": 1}, SGD, "momentum: expected `float` < 1.0"),
-        ({"kind": "sgd", "staleness_max": -1}, SGD, "staleness_max: expected `float` >= 0.0"),
-        ({"kind": "nesterov", "learning_rate": 0}, Nesterov, "learning_rate: expected `float` > 0.0"),
-        ({"kind": "nesterov", "devices_min": 0}, Nesterov, "devices_min: expected `int` >= 1"),
         ({"kind": "nesterov", "warm_up": 4}, Nesterov, "unknown key `warm_up`"),
         ({"kind": "adam", "epsilon": 0}, Adam, "epsilon: expected `float` > 0.0"),
-        ({"kind": "adam", "beta2": 1}, Adam, "beta2: expected `float` < 1.0"),
-        ({"kind": "clip_by_global_norm", "norm": 0}, ClipByGlobalNorm, "norm: expected `float` > 0.0"),
         ({"kind": "weight_decay"}, WeightDecay, "missing key `rate`"),
-        ({"kind": "weight_decay", "rate": 2}, WeightDecay, "rate: expected `float` <= 1.0"),
     ],
 )
 def test_what_makes_no_sense_is_refused(table, kind, message):
@@ -393,12 +294,9 @@ CLIP, SLOW = ClipByGlobalNorm(), CosineSchedule(updates=9)
     "chain",
     [
         [],
-        [SGD()],
-        [SLOW],
         [CLIP, SLOW, CLIP, SGD(learning_rate=0.5), CLIP, Nesterov(), SLOW],
         [CLIP, WeightDecay(rate=0.1), Adam(), WeightDecay(rate=0.1), SLOW],
         [SGD(), SGD(learning_rate=0.1), Adam(), Nesterov(momentum=0.0)],
-        [Nesterov(momentum=0.0), CLIP, SGD(momentum=0.9)],
         [Custom(), Nesterov()],
     ],
     ids=str,
@@ -411,12 +309,9 @@ def test_chains_that_make_sense(chain):
     ("chain", "message"),
     [
         ([Adam(), CLIP], "`clip_by_global_norm` at 1 comes after `adam` at 0, behind which the norm is not known"),
-        ([SLOW, Nesterov(), SLOW, CLIP], "`clip_by_global_norm` at 3 comes after `nesterov` at 1"),
         ([WeightDecay(rate=0.1), CLIP], "`clip_by_global_norm` at 1 comes after `weight_decay` at 0"),
-        ([Adam(), WeightDecay(rate=0.1), CLIP], "`clip_by_global_norm` at 2 comes after `adam` at 0"),
         ([Custom(), CLIP], "`clip_by_global_norm` at 1 comes after `Custom` at 0"),
         ([SGD(momentum=0.5), SGD(), Nesterov()], "`nesterov` at 2 keeps momentum, and so does `sgd` at 0"),
-        ([Adam(), Adam()], "`adam` at 1 keeps momentum, and so does `adam` at 0; leave out one"),
         ([Nesterov(), Adam()], "`adam` at 1 keeps momentum, and so does `nesterov` at 0"),
     ],
     ids=str,

@@ -1,47 +1,20 @@
 import msgspec
 import pytest
 
-from edgeasync.config import convert, read_toml, to_table
+from edgeasync.config import convert, to_table
 from edgeasync.errors import ConfigError
-from edgeasync.measurements.device import DeviceMeasurements
 from edgeasync.policies.aggregation import (
     BufferedAggregator,
-    ImmediateAggregator,
     ModelAverageAggregator,
     QuorumAggregator,
     SynchronousAggregator,
 )
 from edgeasync.policies.combining import CentredClipCombiner, MeanCombiner, TrimmedMeanCombiner
-from edgeasync.policies.frequency import AdaptiveFrequency, Cadence, FixedFrequency, TimeFrequency
+from edgeasync.policies.frequency import AdaptiveFrequency, TimeFrequency
 from edgeasync.policies.monitor import LossDetector, Monitor, UpdateNormDetector
 from edgeasync.policies.optimizers import SGD, Nesterov
 from edgeasync.policies.policy import Plateau, Policy, WarmUp
-from edgeasync.policies.staleness import PolynomialStaleness, Staleness
 from edgeasync.runtime.hub_settings import HubSettings
-
-
-def test_everything_has_a_default():
-    assert convert({}, Policy, where="[policy]") == Policy()
-    assert Policy().staleness(Staleness(0)) == 1.0
-    assert Policy().frequency.interval(DeviceMeasurements(), Cadence()).local_steps >= 1
-
-
-def test_every_part_is_chosen_by_kind(tmp_path):
-    path = tmp_path / "policy.toml"
-    path.write_text(
-        'staleness = { kind = "polynomial", exponent = 1, staleness_max = 20 }\n'
-        'aggregate = { kind = "immediate" }\n'
-        'optimizer = [{ kind = "sgd", learning_rate = 0.5, momentum = 0.9 }]\n'
-        'frequency = { kind = "fixed", local_steps = 8 }\n'
-    )
-    policy = read_toml(path, Policy)
-    assert policy == Policy(
-        staleness=PolynomialStaleness(exponent=1.0, staleness_max=20),
-        aggregate=ImmediateAggregator(),
-        optimizer=(SGD(learning_rate=0.5, momentum=0.9),),
-        frequency=FixedFrequency(local_steps=8),
-    )
-    assert convert(to_table(policy), Policy, where="again") == policy
 
 
 @pytest.mark.parametrize(
@@ -51,22 +24,10 @@ def test_every_part_is_chosen_by_kind(tmp_path):
         ({"staleness": {"kind": "no such kind"}}, "staleness.kind: 'no such kind' is not known"),
         ({"staleness": {"kind": "polynomial", "momentum": 0.5}}, "staleness: unknown key `momentum`"),
         ({"staleness": {"kind": "polynomial", "exponent": -0.5}}, "staleness.exponent: expected `float` >= 0.0"),
-        (
-            {"staleness": {"kind": "polynomial", "exponent": float("nan")}},
-            "staleness.exponent: expected `float` >= 0.0",
-        ),
         ({"staleness": {"kind": "polynomial", "staleness_max": -1}}, "staleness.staleness_max: expected"),
-        ({"aggregate": {"kind": "immediate", "count": 5}}, "aggregate: unknown key `count`"),
         ({"optimizer": []}, "optimizer: expected `array` of length >= 1"),
-        ({"optimizer": {"kind": "sgd"}}, "optimizer: expected `array`"),
         ({"optimizer": [{"kind": "sgd"}, {"kind": "sdg"}]}, "optimizer[1].kind: 'sdg' is not known"),
-        (
-            {"optimizer": [{"kind": "sgd", "learning_rate": 0}]},
-            "optimizer[0].learning_rate: expected `float` > 0.0",
-        ),
-        ({"optimizer": [{"kind": "sgd", "momentum": 1}]}, "optimizer[0].momentum: expected `float` < 1.0"),
         ({"frequency": {"kind": "fixed", "local_steps": 0}}, "frequency.local_steps: expected `int` >= 1"),
-        ({"frequency": {"kind": "fixed", "local_steps": 1.5}}, "frequency.local_steps: expected `int`"),
     ],
 )
 def test_what_is_unknown_or_contradictory_is_refused_with_its_path(table, message):
@@ -93,30 +54,13 @@ ONE_BY_ONE = "needs updates that are folded together, and {} folds them one by o
             "aggregate: wait_s_max is 0: give seconds over 0, or",
         ),
         (
-            {"aggregate": {"kind": "buffered", "wait_s_max": -3}},
-            "aggregate: wait_s_max is -3: give seconds over 0",
-        ),
-        (
-            {"aggregate": {"kind": "buffered", "wait_s_max": NAN}},
-            "aggregate: wait_s_max is nan: give seconds over 0",
-        ),
-        (
-            {"aggregate": {"kind": "buffered", "wait_s_max": INF}},
-            "aggregate: wait_s_max is inf: give seconds over 0",
-        ),
-        (
             {"aggregate": ROUNDS | {"deadline_s": 0}},
             "aggregate: deadline_s is 0: give seconds over 0, or leave it",
         ),
-        ({"aggregate": ROUNDS | {"deadline_s": INF}}, "aggregate: deadline_s is inf: give seconds over 0"),
         ({"aggregate": ROUNDS | {"count": 3}}, "aggregate: unknown key `count`"),
         (
             {"frequency": {"kind": "adaptive", "local_steps_min": 200}},
             "frequency: local_steps_min (200) is over local_steps_max (128)",
-        ),
-        (
-            {"frequency": {"kind": "adaptive", "period_steps_min": 200}},
-            "frequency: period_steps_min (200) is over local_steps_max (128)",
         ),
         (
             {"frequency": {"kind": "time", "local_steps_min": 9, "local_steps_max": 8}},
@@ -126,46 +70,12 @@ ONE_BY_ONE = "needs updates that are folded together, and {} folds them one by o
             {"frequency": {"kind": "adaptive", "communication_share": 0.7}},
             "frequency: communication_share (0.7) is over communication_share_max (0.6)",
         ),
-        (
-            {"frequency": {"kind": "adaptive", "communication_share": 0.0099}},
-            "frequency.communication_share: expected `float` >= 0.01",
-        ),
-        (
-            {"frequency": {"kind": "adaptive", "communication_share": NAN}},
-            "frequency.communication_share: expected `float`",
-        ),
-        (
-            {"frequency": {"kind": "adaptive", "communication_share_max": 0.0099}},
-            "frequency.communication_share_max: expected `float` >= 0.01",
-        ),
-        (
-            {"frequency": {"kind": "adaptive", "communication_share_max": 1.0}},
-            "frequency.communication_share_max: expected `float` < 1.0",
-        ),
-        (
-            {"frequency": {"kind": "adaptive", "communication_share_max": INF}},
-            "frequency.communication_share_max: expected `float`",
-        ),
-        (
-            {"frequency": {"kind": "adaptive", "communication_share_max": NAN}},
-            "frequency.communication_share_max: expected `float`",
-        ),
-        (
-            {"frequency": {"kind": "adaptive", "communication_share_max": -INF}},
-            "frequency.communication_share_max: expected `float`",
-        ),
         ({"warm_up": {}}, "warm_up: warm_up ends after updates or epochs: give one of the two"),
         ({"warm_up": {"updates": 9, "epochs": 1}}, "warm_up: warm_up ends after updates or epochs: give one"),
         ({"warm_up": {"updates": 0}}, "warm_up: warm_up takes updates, or epochs, over 0"),
-        ({"warm_up": {"updates": -1}}, "warm_up: warm_up takes updates, or epochs, over 0"),
-        ({"warm_up": {"epochs": 0.0}}, "warm_up: warm_up takes updates, or epochs, over 0"),
-        ({"warm_up": {"epochs": -0.5}}, "warm_up: warm_up takes updates, or epochs, over 0"),
-        ({"warm_up": {"epochs": INF}}, "warm_up: warm_up takes updates, or epochs, over 0"),
         ({"warm_up": {"epochs": NAN}}, "warm_up: warm_up takes updates, or epochs, over 0"),
         ({"behind_max": 1.0}, "behind_max is 1: give a ratio over 1"),
         ({"preempt": True}, "preempt needs behind_max: how far behind the others a device's score may be"),
-        ({"behind_max": NAN}, "behind_max is nan: give a ratio over 1"),
-        ({"behind_max": INF}, "behind_max is inf: give a ratio over 1"),
         (
             {"aggregate": BY_MODEL, "warm_up": {"updates": 9}},
             "warm_up and aggregate want different updates: both model_average, or neither",
@@ -191,18 +101,7 @@ ONE_BY_ONE = "needs updates that are folded together, and {} folds them one by o
             "take: of the best update alone there is no median; combine = mean goes with it",
         ),
         (
-            {"combine": {"kind": "trimmed_mean"}, "take": "best", "aggregate": IN_FIVES},
-            "take: of the best update alone there is no trimmed_mean",
-        ),
-        (
             {"combine": {"kind": "median"}, "aggregate": {"kind": "quorum", "weigh_by": "examples"}},
-            "combine: a median gives all devices the same share; leave weigh_by out",
-        ),
-        (
-            {
-                "combine": {"kind": "median"},
-                "warm_up": {"updates": 9, "aggregate": IN_FIVES | {"weigh_by": "examples"}},
-            },
             "combine: a median gives all devices the same share; leave weigh_by out",
         ),
         (
@@ -225,23 +124,7 @@ ONE_BY_ONE = "needs updates that are folded together, and {} folds them one by o
             {"trust": "open", "aggregate": {"kind": "quorum", "weigh_by": "examples"}},
             "combine: a centred_clip (the default of trust = 'open') gives all devices the same share; leave",
         ),
-        (
-            {"trust": "open", "take": "best"},
-            "take: of the best update alone there is no centred_clip (the default of trust = 'open'); combine",
-        ),
         ({"trust": "closed"}, "trust: 'closed' is not known"),
-        ({"monitor": {"probation": 0.0}}, "monitor.probation: expected `float` > 0.0"),
-        ({"monitor": {"probation": 1.5}}, "monitor.probation: expected `float` <= 1.0"),
-        ({"monitor": {"detectors": [{"kind": "update_norm", "remedy": "alert"}]}}, "monitor.detectors[0]"),
-        ({"monitor": {"detectors": [{"kind": "gradient_norm"}]}}, "monitor.detectors[0]"),
-        ({"combine": {"kind": "trimmed_mean", "trim": 0.5}}, "combine.trim: expected `float` < 0.5"),
-        ({"take": "worst"}, "take: 'worst' is not known"),
-        ({"plateau": {"factor": 1.0}}, "plateau.factor: expected `float` < 1.0"),
-        ({"monitor": {"calm_updates": 0}}, "monitor.calm_updates: expected `int` >= 1"),
-        (
-            {"monitor": {"detectors": [{"kind": "loss", "ratio_max": 1}]}},
-            "monitor.detectors[0].ratio_max: expected",
-        ),
         (
             {"monitor": {"detectors": [{"kind": "loss", "remedy": "quarantine"}]}},
             "monitor.detectors[0].remedy: 'quarantine' is not known",
@@ -270,25 +153,9 @@ def test_parts_that_contradict_one_another_are_refused_with_a_sentence(table, me
             "hub.stop.accuracy would never end training: only the loss cross_entropy has an accuracy",
         ),
         (
-            {
-                "hub": {"stop": {"accuracy": 0.9}},
-                "evaluation": {"data": "test.npz"},
-                "model": ONNX | {"loss": {"kind": "huber", "delta": 2.0}},
-            },
-            "hub.stop.accuracy would never end training",
-        ),
-        (
             {"policy": {"aggregate": {"kind": "buffered", "count": 65}}},
             "policy.aggregate.count (65) is over the 64 of limits.updates_held_max",
         ),
-        (
-            {"policy": {"warm_up": {"updates": 9, "aggregate": {"kind": "buffered", "count": 65}}}},
-            "policy.warm_up.aggregate.count (65) is over the 64 of limits.updates_held_max",
-        ),
-        ({"codec": {"push": "zip"}}, "codec: unknown codec 'zip'; known: identity, "),
-        ({"codec": {"push": "off"}}, "codec: push = 'off': devices must send something"),
-        ({"codec": {"model": "int8"}}, "codec: model = 'int8': whole models travel as one of identity, float16"),
-        ({"codec": {"delta": "auto"}}, "codec: delta = 'auto': the chain is one for all devices"),
         (
             {"codec": {"push": "int8"}, "policy": {"aggregate": {"kind": "model_average"}}},
             "codec.push = 'int8' would lose too much of the whole models",
@@ -305,9 +172,7 @@ def test_a_hubs_settings_that_contradict_one_another_are_refused(table, message)
     "table",
     [
         {"hub": {"stop": {"accuracy": 0.9}}, "evaluation": {"data": "test.npz"}},
-        {"hub": {"stop": {"accuracy": 0.9}}, "evaluation": {"data": "test.npz"}, "model": ONNX},
         {"policy": {"aggregate": {"kind": "buffered", "count": 64}}},
-        {"policy": {"aggregate": ROUNDS | {"share": 0.5, "deadline_s": 1.0}}},
         {"policy": {"aggregate": BY_MODEL, "warm_up": {"epochs": 0.5, "aggregate": BY_MODEL}}},
         {"policy": {"aggregate": AT_ONCE, "behind_max": 1.5, "take": "best"}},
         {"policy": {"aggregate": IN_FIVES, "combine": {"kind": "median"}, "take": "better"}},
@@ -318,7 +183,6 @@ def test_a_hubs_settings_that_contradict_one_another_are_refused(table, message)
             }
         },
         {"policy": {"warm_up": {"updates": 9, "aggregate": AT_ONCE}}},
-        {"policy": {"aggregate": ROUNDS, "monitor": {"detectors": []}}},
     ],
 )
 def test_parts_that_go_together(table):
@@ -332,7 +196,6 @@ def test_parts_that_go_together(table):
     ("parts", "combine", "optimizer"),
     [
         ({}, CentredClipCombiner(), (SGD(),)),
-        ({"combine": MeanCombiner()}, MeanCombiner(), (SGD(),)),
         ({"combine": CentredClipCombiner(radius=2.0)}, CentredClipCombiner(radius=2.0), (SGD(),)),
         ({"optimizer": (USUAL,)}, CentredClipCombiner(), (USUAL,)),
         ({"optimizer": (Nesterov(momentum=0.5),)}, CentredClipCombiner(), (Nesterov(momentum=0.5),)),

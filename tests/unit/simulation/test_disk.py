@@ -16,38 +16,6 @@ def written(disk, name, *parts, sync=True):
     return file
 
 
-def test_it_holds_what_was_written():
-    disk = SimulatedDisk()
-    file = written(disk, "b", b"one", memoryview(b"two"), sync=False)
-    file.write([b"!"])
-    written(disk, "a", b"")
-    assert disk.names() == ["a", "b"]
-    assert disk.read("b") == b"onetwo!"
-    assert (disk.size("a"), disk.size("b"), disk.used_bytes) == (0, 7, 7)
-    disk.truncate("b", 3)
-    disk.rename("b", "c")
-    disk.remove("a")
-    assert disk.names() == ["c"]
-    assert disk.read("c") == b"one"
-    for act in (disk.read, disk.size, disk.remove):
-        with pytest.raises(FileNotFoundError):
-            act("a")
-
-
-def test_a_closed_file_takes_nothing():
-    disk = SimulatedDisk()
-    file = written(disk, "a", b"x")
-    file.close()
-    file.close()
-    with pytest.raises(OSError) as raised:
-        file.write([b"y"])
-    assert raised.value.errno == errno.EBADF
-    file = written(disk, "b", b"x")
-    disk.crash()
-    with pytest.raises(OSError):
-        file.sync()
-
-
 @pytest.mark.parametrize("seed", range(200))
 def test_what_was_synced_outlives_a_power_cut(seed):
     random = Random(seed)
@@ -93,21 +61,6 @@ def test_a_power_cut_tears_loses_keeps_and_mixes():
     }  # fmt: skip
 
 
-def test_any_of_the_names_that_were_not_synced_are_left():
-    outcomes = set()
-    for seed in range(200):
-        disk = SimulatedDisk(seed)
-        written(disk, "old", b"old")
-        disk.sync_folder()
-        written(disk, "new.part", b"new")
-        disk.rename("new.part", "new")
-        disk.remove("old")
-        disk.crash()
-        outcomes.add(tuple(disk.names()))
-        assert all(disk.read(name) == name[:3].encode() for name in disk.names())
-    assert outcomes >= {("old",), ("new", "old"), ("new",), (), ("new.part", "old")}
-
-
 def test_synced_names_outlive_a_power_cut_though_content_need_not():
     lost = 0
     for seed in range(50):
@@ -119,33 +72,6 @@ def test_synced_names_outlive_a_power_cut_though_content_need_not():
         assert disk.names() == ["a"]
         lost += disk.read("a") != b"content"
     assert lost > 10
-
-
-def test_a_file_that_is_made_anew_may_be_the_old_one_after_a_power_cut():
-    left = set()
-    for seed in range(100):
-        disk = SimulatedDisk(seed)
-        written(disk, "a", b"old")
-        disk.sync_folder()
-        written(disk, "a", b"new", sync=seed % 2 == 1)
-        disk.crash()
-        content = bytes(disk.read("a"))
-        if seed % 2:
-            assert content == b"new"
-        left.add(content)
-    assert left >= {b"old", b"new", b""}
-
-
-def test_a_full_disk_takes_a_part():
-    disk = SimulatedDisk(capacity_bytes=10)
-    file = written(disk, "a", b"123456")
-    with pytest.raises(OSError) as raised:
-        file.write([b"789", b"abc"])
-    assert raised.value.errno == errno.ENOSPC
-    assert disk.read("a") == b"123456789a"
-    disk.capacity_bytes = 20
-    file.write([b"bc"])
-    assert disk.read("a") == b"123456789abc"
 
 
 def test_a_failed_sync_leaves_in_doubt_what_no_later_one_makes_sure():
@@ -182,29 +108,6 @@ def test_a_failed_write_may_have_written_a_part():
     assert sizes == set(range(6))
 
 
-def test_a_disk_that_is_read_only_can_be_read():
-    disk = SimulatedDisk()
-    file = written(disk, "a", b"x")
-    disk.read_only = True
-    acts = (
-        lambda: disk.create("b"),
-        lambda: file.write([b"y"]),
-        file.sync,
-        lambda: disk.truncate("a", 0),
-        lambda: disk.rename("a", "b"),
-        lambda: disk.remove("a"),
-        disk.sync_folder,
-    )
-    for act in acts:
-        with pytest.raises(OSError) as raised:
-            act()
-        assert raised.value.errno == errno.EROFS
-    assert disk.read("a") == b"x"
-    disk.heal()
-    file.write([b"y"])
-    assert disk.read("a") == b"xy"
-
-
 CUT = {1: {b"old"}, 2: {b"old"}, 3: {b"old"}, 4: {b"old", b"new"}, 5: {b"old", b"new"}, 6: {b"new"}}
 
 
@@ -232,17 +135,6 @@ def test_power_can_fail_in_the_middle_of_anything(operation):
     assert left == CUT[operation]
 
 
-def test_only_operations_of_a_kind_are_counted_if_that_is_asked_for():
-    disk = SimulatedDisk()
-    cuts = []
-    disk.die_at(disk.count("names") + 2, lambda: cuts.append(disk.operations), "names", power=True)
-    written(disk, "a", b"x")
-    assert not disk.powerless
-    disk.sync_folder()
-    assert cuts == [4]
-    assert [disk.count(of) for of in ("all", "names", "content")] == [4, 2, 2]
-
-
 def test_a_killed_process_leaves_what_it_had_written():
     lengths = set()
     for seed in range(100):
@@ -258,31 +150,3 @@ def test_a_killed_process_leaves_what_it_had_written():
         assert left.startswith(b"not synced, ")
         lengths.add(len(left))
     assert lengths == set(range(12, 18))
-
-
-def test_a_copy_has_all_that_is_there_and_what_of_it_is_synced():
-    disk = SimulatedDisk(1)
-    file = written(disk, "a", b"synced")
-    disk.sync_folder()
-    file.write([b", not synced"])
-    disk.rename("a", "b")
-    copy, other = disk.copy(), disk.copy()
-    file.write([b", later"])
-    disk.remove("b")
-    disk.sync_folder()
-    disk.restore(copy)
-    assert (disk.names(), disk.read("b")) == (["b"], b"synced, not synced")
-    with pytest.raises(OSError):
-        file.sync()
-    left = set()
-    for seed in range(50):
-        disk = SimulatedDisk(seed)
-        disk.restore(other)
-        other = disk.copy()
-        disk.crash()
-        (name,) = disk.names()
-        assert disk.read(name).startswith(b"synced")
-        left.add((name, len(disk.read(name)) > 6))
-    assert left == {("a", True), ("a", False), ("b", True), ("b", False)}
-    disk.replace()
-    assert disk.names() == []

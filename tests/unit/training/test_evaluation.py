@@ -6,12 +6,8 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from edgeasync import nn
-from edgeasync.autodiff.build import build_training_graph
-from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.data.dataset import Dataset
 from edgeasync.errors import DataError, ModelMismatchError
-from edgeasync.graphs.evaluation import OnnxEvaluator
 from edgeasync.training import losses
 from edgeasync.training.evaluation import ROWS_MAX, EvaluationResult, NumpyEvaluator, add_up, rows_at_once
 from edgeasync.training.numpy_models import MlpModel, SoftmaxModel
@@ -19,21 +15,6 @@ from tests.support.models.gradients import numbers
 
 N = ROWS_MAX + 44
 LABELS = np.arange(N) % 3
-MLP = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3))
-
-
-def prepared(model, **settings):
-    """Return a serialized forward model, its training graph, and a vector that is not the first."""
-    graph = build_training_graph(model, GraphSettings(**settings))
-    return graph, graph.initial + 0.1 * np.abs(numbers(graph.spec.length, 5))
-
-
-def evaluator(model, graph, x, y, **settings):
-    return OnnxEvaluator(model, graph.spec, GraphSettings(**settings), Dataset.of(x, y))
-
-
-def of(layers, shape):
-    return nn.to_onnx(layers, shape).SerializeToString()
 
 
 def test_a_case_by_hand():
@@ -101,7 +82,3 @@ def test_a_model_that_diverged_has_a_loss_that_is_not_finite():
     data = Dataset.of(numbers((9, 6)), LABELS[:9])
     for value in (np.nan, np.inf, 3e38):
         assert not math.isfinite(NumpyEvaluator(model, data)(np.full(model.spec.length, value, np.float32)).loss)
-    graph, vector = prepared(of(MLP, (8,)))
-    made = evaluator(of(MLP, (8,)), graph, numbers((9, 8)), LABELS[:9])
-    vector[:] = np.nan
-    assert math.isnan(made(vector).loss)

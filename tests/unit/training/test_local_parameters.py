@@ -90,27 +90,6 @@ def test_without_patterns_nothing_is_touched(tmp_path):
     assert parameters.tolist() == [2.0] * 4 + [3.0] * 4 + [1.0] * 2
 
 
-def test_damage_at_any_byte_is_put_aside_or_does_no_harm(file, tmp_path):
-    file.write(OWN)
-    sound = (tmp_path / LOCAL_FILE).read_bytes()
-    harmless = 0
-    for place in range(len(sound)):
-        for change in (0x01, 0x80):
-            damaged = bytearray(sound)
-            damaged[place] ^= change
-            (tmp_path / LOCAL_FILE).write_bytes(damaged)
-            local, told = begun(file)
-            if not told:
-                harmless += 1
-                assert (train(local, np.ones(10, np.float32))["head.b"] == OWN["head.b"]).all()
-                continue
-            (sentence,) = told
-            assert "local.safetensors.damaged: " in sentence
-            assert "begins with the hub's values" in sentence
-            assert (train(local, np.ones(10, np.float32))["head.b"] == 1.0).all()
-    assert harmless < 30, "blanks that fill up the header"
-
-
 @pytest.mark.parametrize(
     ("content", "hint"),
     [
@@ -176,11 +155,10 @@ def test_patterns_of_device_and_hub_count_together():
     "settings",
     [
         {"model": {"local": "head.*"}},
-        {"model": {"local": [1]}},
         {"model": {"local": ["a"] * 65}},
         {"model": {"local": [""]}},
     ],
-    ids=["text", "number", "too many", "empty"],
+    ids=["text", "too many", "empty"],
 )
 def test_a_hub_that_names_nonsense_is_refused(settings):
     with pytest.raises(ConfigError, match=r"the hub's settings: model\.local"):

@@ -149,24 +149,23 @@ def test_batches_of_any_stream_are_added_up():
 # -- what cannot be in parts -----------------------------------------------------------------------------------
 
 
+WHOLE_ONLY = {
+    "a batch norm": (NORMED, "cross_entropy", r"the model has a batch norm \('1.running_mean'\)"),
+    "smooth labels of classes that weigh nothing": (
+        LAYERS,
+        CrossEntropy(class_weights=(1.0, 0.0, 3.0, 1.0), label_smoothing=0.1),
+        "label_smoothing and a class weight of 0, which",
+    ),
+}
+
+
+@pytest.mark.parametrize(("layers", "loss", "words"), WHOLE_ONLY.values(), ids=WHOLE_ONLY)
 @pytest.mark.parametrize(
     "options", [{"accumulation_steps": 2}, {"micro_batch_size": 4}, {"micro_batch_size": "auto"}]
 )
-def test_a_batch_norm_is_refused_with_a_sentence(options):
-    graph = graph_of(NORMED)
-    with pytest.raises(ConfigError, match=r"the model has a batch norm \('1.running_mean'\)"):
-        onnx_trainer(graph.model, graph.spec, Dataset.of(X, Y), [SGD()], batch_size=16, provider="cpu", **options)
-
-
-SMOOTH = CrossEntropy(class_weights=(1.0, 0.0, 3.0, 1.0), label_smoothing=0.1)
-
-
-@pytest.mark.parametrize(
-    "options", [{"accumulation_steps": 2}, {"micro_batch_size": 4}, {"micro_batch_size": "auto"}]
-)
-def test_smooth_labels_of_classes_that_weigh_nothing_are_refused(options):
-    graph = graph_of(LAYERS, SMOOTH)
-    with pytest.raises(ConfigError, match="label_smoothing and a class weight of 0, which"):
+def test_what_cannot_be_in_parts_is_refused_with_a_sentence(layers, loss, words, options):
+    graph = graph_of(layers, loss)
+    with pytest.raises(ConfigError, match=words):
         onnx_trainer(graph.model, graph.spec, Dataset.of(X, Y), [SGD()], batch_size=16, provider="cpu", **options)
 
 
@@ -299,25 +298,15 @@ def test_a_whole_batch_that_has_no_memory_is_computed_in_parts_from_then_on(fits
     assert raised.value.exit_code == 14
 
 
-def test_a_batch_norm_that_does_not_fit_is_refused_before_a_step():
-    built = graph_of(NORMED)
-    data = Dataset.of(X, Y)
-    made = onnx_trainer(
-        built.model, built.spec, data, [SGD()], batch_size=16, machine=Filling(9, iter([0, 8, 16]))
-    )
-    with pytest.raises(
-        NoMemoryError, match="the model has a batch norm, which is not the same for a batch in parts"
-    ):
-        made.begin(built.initial.copy())
-
-
-def test_smooth_labels_of_classes_that_weigh_nothing_are_not_cut_for_want_of_memory():
-    built = graph_of(LAYERS, SMOOTH)
-    data = Dataset.of(X, Y)
-    made = onnx_trainer(
-        built.model, built.spec, data, [SGD()], batch_size=16, machine=Filling(9, iter([0, 8, 16]))
-    )
-    with pytest.raises(NoMemoryError, match="takes no parts"):
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [("a batch norm", "is not the same for a batch in parts"), (list(WHOLE_ONLY)[1], "takes no parts")],
+)
+def test_what_cannot_be_in_parts_and_does_not_fit_is_refused_before_a_step(kind, words):
+    built = graph_of(*WHOLE_ONLY[kind][:2])
+    machine = Filling(9, iter([0, 8, 16]))
+    made = onnx_trainer(built.model, built.spec, Dataset.of(X, Y), [SGD()], batch_size=16, machine=machine)
+    with pytest.raises(NoMemoryError, match=words):
         made.begin(built.initial.copy())
 
 

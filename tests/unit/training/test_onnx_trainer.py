@@ -166,21 +166,6 @@ def test_statistics_move_in_place_and_new_vectors_take_their_turn():
         made.begin(np.zeros(3, np.float32))
 
 
-def test_momentum_begins_anew_or_is_kept():
-    graph = built(MLP, (8,))
-    moved = {}
-    for keep in (False, True):
-        made = trainer(
-            graph, numbers((50, 8)), LABELS, SGD(momentum=0.9), batch_size=50, keep_optimizer_state=keep
-        )
-        for _ in range(2):
-            vector = graph.initial.copy()
-            made.begin(vector)
-            made.step()
-        moved[keep] = float(np.linalg.norm(vector - graph.initial))
-    np.testing.assert_allclose(moved[True], 1.9 * moved[False], rtol=1e-4)
-
-
 # -- metrics ---------------------------------------------------------------------------------------------------
 
 
@@ -200,14 +185,6 @@ def test_metrics_are_of_all_steps_since_the_last_call_and_of_short_batches_too()
         made.step()
     assert made.metrics() == {"accuracy": right / count, "top_5": 1.0, "top_1": right / count}
     assert made.metrics() == {}
-
-
-def test_a_step_with_metrics_is_the_same_step():
-    graph = built(MLP, (8,))
-    x = numbers((50, 8))
-    plain, measured = take(graph, x, LABELS, steps=9), take(graph, x, LABELS, steps=9, metrics=["f1"])
-    assert plain[0] == measured[0]
-    np.testing.assert_array_equal(plain[1], measured[1])
 
 
 def test_metrics_in_parts_are_those_of_the_batch():
@@ -253,15 +230,6 @@ def test_flat_examples_become_what_the_graph_takes():
     flat, first = take(graph, x, LABELS, steps=3)
     square, second = take(graph, x.reshape(-1, 1, 8, 8), LABELS, steps=3)
     assert flat == square
-    np.testing.assert_array_equal(first, second)
-
-
-def test_tokens_that_come_as_numbers():
-    graph = built(TOKENS, (5,))
-    tokens = np.random.default_rng(0).integers(0, 20, (50, 5))
-    whole, first = take(graph, tokens, LABELS, steps=3)
-    floats, second = take(graph, tokens.astype(np.float32), LABELS, steps=3)
-    assert whole == floats
     np.testing.assert_array_equal(first, second)
 
 
@@ -331,25 +299,6 @@ def test_tokens_that_do_not_fit():
     for token in (20, -21):
         with pytest.raises(DataError, match=rf"cannot look up \(.*idx={token}.*number tokens"):
             take(graph, np.full((50, 5), token), LABELS)
-
-
-def test_a_label_that_class_weights_do_not_have():
-    """The graph of another maker may not say how many classes it has."""
-    graph = built(MLP, (8,), loss=CrossEntropy(class_weights=(1.0, 2.0, 3.0)))
-    proto = onnx.load_model_from_string(graph.model)
-    kept = [entry for entry in proto.metadata_props if entry.key != "edgeasync.classes"]
-    del proto.metadata_props[:]
-    proto.metadata_props.extend(kept)
-    made = onnx_trainer(
-        proto.SerializeToString(),
-        graph.spec,
-        Dataset.of(numbers((50, 8)), np.full(50, 7)),
-        [SGD()],
-        provider="cpu",
-    )
-    made.begin(graph.initial.copy())
-    with pytest.raises(DataError, match="idx=7"):
-        made.step()
 
 
 # -- graphs ----------------------------------------------------------------------------------------------------

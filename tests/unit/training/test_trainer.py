@@ -149,15 +149,13 @@ class Telling:
         return self._result
 
 
-def told_by(result):
-    return take_local_steps(
-        Telling(result), 2, should_stop=lambda: False, on_step=lambda: None, wait=lambda _: None
-    )
+def told_by(trainer):
+    return take_local_steps(trainer, 2, should_stop=lambda: False, on_step=lambda: None, wait=lambda _: None)
 
 
 @pytest.mark.parametrize("number", [np.float32, np.float64, np.array, float])
 def test_a_step_may_tell_numbers_of_numpy(number):
-    told = told_by(StepResult(number(0.5), np.int64(8)))
+    told = told_by(Telling(StepResult(number(0.5), np.int64(8))))
     assert (told.loss_mean, told.examples) == (0.5, 16)
     assert (type(told.loss_mean), type(told.examples)) == (float, int)
 
@@ -167,7 +165,7 @@ def test_a_step_may_tell_numbers_of_numpy(number):
 )
 def test_a_step_that_tells_something_else_is_an_error(result):
     with pytest.raises(DataError, match=r"a trainer's step returned .*; return StepResult\(loss, examples\)"):
-        told_by(result)
+        told_by(Telling(result))
 
 
 class Measuring(Telling):
@@ -177,9 +175,6 @@ class Measuring(Telling):
         super().__init__(StepResult(1.0, 4))
         self._metrics = metrics
 
-    def step(self):
-        return self._result
-
     def begin(self, parameters):
         pass
 
@@ -187,12 +182,6 @@ class Measuring(Telling):
 
     def metrics(self):
         return self._metrics
-
-
-def told_beside(metrics):
-    return take_local_steps(
-        Measuring(metrics), 2, should_stop=lambda: False, on_step=lambda: None, wait=lambda _: None
-    ).metrics
 
 
 @pytest.mark.parametrize(
@@ -205,17 +194,14 @@ def told_beside(metrics):
     ],
 )
 def test_metrics_are_plain_and_finite(metrics, told):
-    assert told_beside(metrics) == told
+    assert told_by(Measuring(metrics)).metrics == told
 
 
 @pytest.mark.parametrize(
     "metrics",
     [
         None,
-        0.5,
         {"a b": 1.0},
-        {"": 1.0},
-        {3: 1.0},
         {"x" * 33: 1.0},
         {"f1": "good"},
         dict.fromkeys("abcdefghi", 1.0),
@@ -223,7 +209,7 @@ def test_metrics_are_plain_and_finite(metrics, told):
 )
 def test_metrics_that_cannot_travel_are_an_error(metrics):
     with pytest.raises(DataError, match=r"a trainer's metrics\(\) returned .*; return at most 8 numbers by names"):
-        told_beside(metrics)
+        told_by(Measuring(metrics))
 
 
 def test_metrics_of_two_calls_are_joined_by_their_examples():

@@ -57,13 +57,6 @@ def test_expand():
     check("s = Shape(h)\na = Expand(w, s)\ny = Mul(h, a)", (2, 3), {"w": numbers((1, 2, 1), 3)})
 
 
-def test_a_class_token_before_a_sequence():
-    check("n = Shape<start=0, end=1>(h)\ns = Concat<axis=0>(n, rest)\nt = Expand(token, s)\n"
-          "c = Concat<axis=1>(t, h)\nz = Mul(c, place)\ny = Gather<axis=1>(z, first)", (3, 2),
-          {"rest": ints(1, 2), "token": numbers((1, 1, 2), 4), "place": numbers((1, 4, 2), 5),
-           "first": np.int64(0)})  # fmt: skip
-
-
 @pytest.mark.parametrize("axis", [1, 2, -1])
 def test_concat(axis):
     w = {"w": numbers((1, 3), 4)}
@@ -367,20 +360,6 @@ def test_a_step_of_each_example():
     constants = {"zero": np.int64(0), "one": np.int64(1), "column": ints(-1, 1)}
     for last in (1, -1):
         check(text, (3, 4), constants | {"last": ints(last)})
-
-
-def test_a_step_of_each_example_in_one_long_row():
-    """As torch's older exporter writes the same."""
-    text = """s = Shape<start=0, end=1>(x)
-        n = Squeeze(s)
-        r = Range(zero, n, one)
-        k = Mul(r, three)
-        i = Add(k, last)
-        f = Reshape(h, flat)
-        g = Gather(f, i)
-        y = Mul(g, g)"""
-    constants = {"zero": np.int64(0), "one": np.int64(1), "three": np.int64(3), "flat": ints(-1, 4)}
-    check(text, (3, 4), constants | {"last": np.int64(2)})
 
 
 @pytest.mark.parametrize("axis", [1, 2, -1])

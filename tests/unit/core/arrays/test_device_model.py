@@ -31,6 +31,13 @@ def decode(payload, codec):
     return codec.open(payload).read(0, LENGTH, np.empty(LENGTH, np.float32)).copy()
 
 
+def holding():
+    """Return a device with a model, and a codec that loses nothing."""
+    device = DeviceModel(SPEC)
+    device.install(VectorSource(vector(0)))
+    return device, make_codec("identity", SPEC)
+
+
 @whole_numbers
 def test_rounds_of_install_train_and_encode(codec):
     device = DeviceModel(SPEC)
@@ -179,8 +186,7 @@ def test_a_codec_that_drops_little_takes_over_what_was_left():
 
 @pytest.mark.parametrize("feedback", [False, True])
 def test_steps_taken_while_an_update_was_under_way_are_kept(feedback):
-    device, codec = DeviceModel(SPEC), make_codec("identity", SPEC)
-    device.install(VectorSource(vector(0)))
+    device, codec = holding()
     device.parameters += 2.0
     payload = device.encode_update(codec, feedback=feedback, overlap=True)
     assert (decode(payload, codec) == 2.0).all()
@@ -194,8 +200,7 @@ def test_steps_taken_while_an_update_was_under_way_are_kept(feedback):
 
 
 def test_steps_taken_in_a_pause_are_kept_though_the_update_was_not_coded_for_that():
-    device, codec = DeviceModel(SPEC), make_codec("identity", SPEC)
-    device.install(VectorSource(vector(0)))
+    device, codec = holding()
     device.parameters += 2.0
     device.encode_update(codec)
     assert not device.overlaps
@@ -207,8 +212,7 @@ def test_steps_taken_in_a_pause_are_kept_though_the_update_was_not_coded_for_tha
 
 
 def test_a_second_model_before_the_next_step_changes_nothing_of_what_was_learnt():
-    device, codec = DeviceModel(SPEC), make_codec("identity", SPEC)
-    device.install(VectorSource(vector(0)))
+    device, codec = holding()
     device.parameters += 2.0
     device.encode_update(codec, overlap=True)
     device.parameters += 3.0
@@ -219,8 +223,7 @@ def test_a_second_model_before_the_next_step_changes_nothing_of_what_was_learnt(
 
 @pytest.mark.parametrize("settled", [False, True])
 def test_what_went_on_from_a_diverged_update_is_dropped(settled):
-    device, codec = DeviceModel(SPEC), make_codec("identity", SPEC)
-    device.install(VectorSource(vector(0)))
+    device, codec = holding()
     device.parameters[:] = np.nan
     payload = device.encode_update(codec, overlap=True)
     device.parameters += 1.0
@@ -228,18 +231,6 @@ def test_what_went_on_from_a_diverged_update_is_dropped(settled):
         device.resolve(codec, payload, None)
     device.install(VectorSource(vector(1)))
     assert np.array_equal(device.parameters, vector(1))
-
-
-@pytest.mark.parametrize("decay", [1.0, 0.5])
-def test_a_diverged_update_leaves_no_residual_whatever_it_was_refused_for(decay):
-    device, codec = DeviceModel(SPEC), make_codec("top_k(0.01)", SPEC)
-    push(device, codec, 1)
-    device.install(VectorSource(vector(0)))
-    device.parameters[5] = np.nan
-    payload = device.encode_update(codec, feedback=True)
-    device.resolve(codec, payload, decay)
-    _, sent, _ = push(device, codec, 2)
-    assert np.isfinite(sent).all()
 
 
 def test_a_rejected_update_is_taken_back_though_training_went_on():
@@ -281,8 +272,7 @@ def test_one_difference_at_a_time_is_open():
 
 
 def test_a_model_that_does_not_have_its_checksum_is_not_taken_over():
-    device, codec = DeviceModel(SPEC), make_codec("identity", SPEC)
-    device.install(VectorSource(vector(0)))
+    device, codec = holding()
     step = codec.encode(VectorSource(vector(1)))
     right = wire.checksum((vector(0) + vector(1)).data.cast("B"))
     device.install_deltas([codec.open(step)], codec, right)
@@ -291,3 +281,15 @@ def test_a_model_that_does_not_have_its_checksum_is_not_taken_over():
     with pytest.raises(ProtocolError, match="fetches the whole model"):
         device.install_deltas([codec.open(step)], codec, right)
     assert np.array_equal(device.parameters, vector(0) + vector(1))
+
+
+@pytest.mark.parametrize("decay", [1.0, 0.5])
+def test_a_diverged_update_leaves_no_residual_whatever_it_was_refused_for(decay):
+    device, codec = DeviceModel(SPEC), make_codec("top_k(0.01)", SPEC)
+    push(device, codec, 1)
+    device.install(VectorSource(vector(0)))
+    device.parameters[5] = np.nan
+    payload = device.encode_update(codec, feedback=True)
+    device.resolve(codec, payload, decay)
+    _, sent, _ = push(device, codec, 2)
+    assert np.isfinite(sent).all()

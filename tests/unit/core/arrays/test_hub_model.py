@@ -11,10 +11,8 @@ from edgeasync.core.arrays.combine import norm_of
 from edgeasync.core.arrays.hub_model import CHUNK, HubModel, WaitingUpdate
 from edgeasync.core.hub.effects import Fold
 from edgeasync.parameters import Parameter, ParameterSpec
-from edgeasync.policies.aggregation import Contribution, Fleet, ImmediateAggregator
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
-from edgeasync.policies.staleness import PolynomialStaleness, Staleness
 from edgeasync.policies.transforms import Conditions, plan_chain
 from edgeasync.protocol.codecs import make_codec
 from tests.support.codecs.coded import coded, flat
@@ -113,27 +111,6 @@ def test_statistics_are_merged_convexly_and_never_optimized(weights, trained, st
         candidates = np.vstack([held, before])[:, trained:]
         assert (result[trained:] <= candidates.max(axis=0) + 1e-5).all()
         assert (result[trained:] >= candidates.min(axis=0) - 1e-5).all()
-
-
-@pytest.mark.parametrize("devices", [2, 4, 8])
-def test_stale_statistics_that_devices_agree_on_are_what_the_hub_comes_to(devices):
-    """Late values are late, and nothing more: late differences would be added to what has moved on."""
-    aggregate, staleness = ImmediateAggregator(), PolynomialStaleness(exponent=0.5)
-    model = HubModel(make_spec(3, 2), np.ones(5, F), 0, by([SGD()], aggregate=aggregate, staleness=staleness))
-    told = coded([0.0, 0.0, 0.0, 0.2, 0.2])
-    seen = [1.0]
-    for number in range(96):
-        stale = devices - 1
-        weight = staleness(Staleness(stale, devices))
-        assert weight == pytest.approx((1 + stale) ** -0.5)
-        contribution = Contribution(number, "a", weight, 1.0, 64, 8, stale, 0.5, 0.0, "a")
-        result = advance(model, aggregate.weights([contribution], Fleet(devices)), [told])
-        assert result[:3].tolist() == [1.0] * 3
-        assert result[3] == result[4]
-        seen.append(float(result[3]))
-    assert min(seen) >= 0.2 - 1e-6
-    assert max(np.diff(seen)) <= 1e-7
-    assert seen[-1] == pytest.approx(0.2, abs=1e-6)
 
 
 def test_versions_follow_one_another():
@@ -267,15 +244,3 @@ def test_a_failed_fold_loses_no_buffer():
     with pytest.raises(ValueError, match="broken"):
         model.fold(Fold(1, (0,), (1.0,), ((1.0, 0.0),)), [Broken()])
     assert model.snapshots_alive == 1
-
-
-def test_updates_wait_by_handle():
-    model = HubModel(make_spec(1), np.zeros(1, F), 0, by([SGD()]))
-    updates = [coded([value]) for value in (1.0, 2.0)]
-    first, second = [model.keep(waiting(update)) for update in updates]
-    assert model.updates_waiting == 2
-    assert model.release(second) is updates[1]
-    assert model.release(first) is updates[0]
-    assert model.updates_waiting == 0
-    with pytest.raises(KeyError):
-        model.release(first)

@@ -3,64 +3,40 @@
 import numpy as np
 import pytest
 
-from edgeasync.core.arrays.device_model import DeviceModel
-from edgeasync.core.arrays.hub_model import HubModel, Snapshot
 from edgeasync.core.arrays.off_chain_models import DIFFERENCES_MAX, OFF_CHAIN_MAX, UNUSED_MAX
-from edgeasync.core.arrays.published_model import Publisher
 from edgeasync.core.hub.settings import CodecSettings
 from edgeasync.parameters import Parameter, ParameterSpec
-from edgeasync.policies.policy import Policy
-from edgeasync.protocol import wire
-from edgeasync.protocol.codecs import make_codec
+from tests.support.parts import published
+from tests.support.parts.published import values
 
 F = np.float32
 SPEC = ParameterSpec((Parameter("weights", (10_000,)), Parameter("running_mean", (3,), "statistic")))
 
 
-def values(seed, scale=1.0):
-    return (np.random.Generator(np.random.PCG64(seed)).standard_normal(SPEC.length) * scale).astype(F)
-
-
-class Hub:
+class Hub(published.Hub):
     """A model that moves at random, and is published each time."""
 
     def __init__(self, initial=None, **codec):
-        self.model = HubModel(SPEC, values(0) if initial is None else initial, 0, Policy())
-        self.publisher = Publisher(SPEC, self.model, CodecSettings(**codec))
+        super().__init__(SPEC, CodecSettings(**codec), "float16", initial)
         self.seed = 0
         self.step()
 
     def step(self, times=1):
         for _ in range(times):
             self.seed += 1
-            moved = self.model.current.vector + values(self.seed, 0.01)
-            self.model.advance(Snapshot(self.model.current.number + 1, moved))
-            self.publisher.publish()
+            super().step(self.seed)
 
 
-class Device:
-    """Takes what it is offered, and says what it holds."""
-
-    def __init__(self, hub, name="a", *, coarse=True):
-        self.hub, self.name, self.coarse = hub, name, coarse
-        self.model = DeviceModel(SPEC)
-        self.number = self.held = None
+class Device(published.Device):
+    def __init__(self, hub, name="a"):
+        super().__init__(hub, name, coarse=True)
 
     def catch_up(self):
         """Take the newest model; return its bytes over those of four a value, and what it was."""
-        offer = self.hub.publisher.offer(
-            self.number, "float16", held=self.held, owner=self.name, coarse=self.coarse
-        )
-        assert wire.checksum(offer.payload) == offer.checksum
-        codec, kind = make_codec(offer.codec, SPEC), f"whole {offer.codec}"
-        if offer.deltas is None:
-            self.model.install(codec.open(offer.payload))
-        else:
-            assert offer.deltas.base == self.number
-            steps = [codec.open(offer.payload)] if offer.deltas.lengths else []
-            self.model.install_deltas(steps, make_codec(offer.deltas.rounding, SPEC), offer.deltas.checksum)
-            kind = "difference" if steps else "nothing"
-        self.number, self.held = self.hub.publisher.published.number, self.model.checksum
+        offer = self.take()
+        kind = f"whole {offer.codec}"
+        if offer.deltas is not None:
+            kind = "difference" if offer.deltas.lengths else "nothing"
         return round(len(offer.payload) / SPEC.nbytes, 2), kind
 
     @property
@@ -79,19 +55,6 @@ def test_a_coarse_whole_model_is_corrected_by_the_next_difference():
     hub.step()
     assert device.catch_up() == (0.25, "difference")
     assert 0 < device.apart < 2e-4
-
-
-def test_who_was_away_for_ten_versions_takes_a_quarter_of_a_model():
-    hub = Hub()
-    device = Device(hub)
-    device.catch_up()
-    hub.step(10)
-    assert device.catch_up() == (0.25, "difference"), "the hub knows what it holds"
-    exact = Device(hub, "b", coarse=False)
-    assert exact.catch_up() == (0.5, "whole float16")
-    exact.coarse = True
-    hub.step(10)
-    assert exact.catch_up() == (0.25, "whole int8"), "the chain does not reach back"
 
 
 def test_who_stays_holds_the_chains_model_in_the_end():
@@ -118,21 +81,10 @@ def test_only_so_many_devices_are_remembered_and_none_for_ever():
     assert len(hub.publisher._off_chain) == 1
 
 
-def test_a_version_under_another_checksum_is_not_led_on_from():
-    hub = Hub()
-    device = Device(hub, coarse=False)
-    device.catch_up()
-    hub.step()
-    device.held ^= 1
-    assert device.catch_up()[1] == "whole float16"
-    hub.step()
-    assert device.catch_up()[1] == "difference"
-
-
 @pytest.mark.parametrize(
     ("initial", "codec"),
     [
-        (np.where(np.arange(SPEC.length) % 256, values(0, 1e-3), 1.0).astype(F), {}),
+        (np.where(np.arange(SPEC.length) % 256, values(0, SPEC.length, 1e-3), 1.0).astype(F), {}),
         (np.full(SPEC.length, 3e38, F), {"model": "identity"}),
     ],
     ids=["outliers in every block", "too large"],

@@ -114,11 +114,6 @@ def test_a_sum_that_is_too_large_is_told_of_and_changes_nothing():
         )
 
 
-def test_a_model_that_is_not_finite_takes_part_in_no_round():
-    with pytest.raises(NotFiniteError):
-        PeerRound(np.array([np.nan], np.float32), 1, 2, "identity", ring=True, trained_length=1)
-
-
 def test_what_is_sent_does_not_change_with_the_sum():
     of = PeerRound(np.zeros(4, np.float32), 2, 2, "identity", ring=True, trained_length=4)
     payload = of.encode(0, "sum", RANDOM)
@@ -130,11 +125,6 @@ def test_what_is_sent_does_not_change_with_the_sum():
 def test_codecs_that_drop_most_of_a_model_are_refused(codec):
     with pytest.raises(ValueError, match="codec"):
         check_peer_codec(codec)
-
-
-@pytest.mark.parametrize("codec", CODECS)
-def test_the_others_are_not(codec):
-    check_peer_codec(codec)
 
 
 @pytest.mark.parametrize("codec", CODECS)

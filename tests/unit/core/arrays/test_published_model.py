@@ -7,14 +7,12 @@ from hypothesis import strategies as st
 
 from edgeasync.core.arrays.buffers import POOLED_BYTES_MIN
 from edgeasync.core.arrays.delta_chain import Difference, follow
-from edgeasync.core.arrays.device_model import DeviceModel
-from edgeasync.core.arrays.hub_model import HubModel, Snapshot
-from edgeasync.core.arrays.published_model import Publisher
+from edgeasync.core.arrays.hub_model import Snapshot
 from edgeasync.core.hub.settings import CodecSettings
 from edgeasync.parameters import CHUNK, Parameter, ParameterSpec
-from edgeasync.policies.policy import Policy
-from edgeasync.protocol import wire
 from edgeasync.protocol.codecs import VectorSource, make_codec
+from tests.support.parts import published
+from tests.support.parts.published import values
 
 F = np.float32
 DELTAS = ["int8", "int8(stochastic)", "int4", "top_k(0.1)", "top_k(0.01)+int8", "sign", "bfloat16", "identity"]
@@ -25,30 +23,9 @@ def make_spec(trained, statistics=3):
     return ParameterSpec((Parameter("weights", (trained,)), Parameter("running_mean", (statistics,), "statistic")))
 
 
-def values(seed, length, scale=1.0):
-    return (np.random.Generator(np.random.PCG64(seed)).standard_normal(length) * scale).astype(F)
-
-
-class Hub:
-    """A model that moves at random, and what is published of it."""
-
-    def __init__(self, trained, delta, model, seed=0):
-        self.spec = make_spec(trained)
-        self.model = HubModel(self.spec, values(seed, self.spec.length), 0, Policy())
-        self.codec = model
-        self.publisher = Publisher(self.spec, self.model, CodecSettings(delta=delta, model=model))
-
-    def move(self, seed, scale=0.01):
-        moved = self.model.current.vector + values(seed, self.spec.length, scale)
-        self.model.advance(Snapshot(self.model.current.number + 1, moved))
-
-    def step(self, seed, *, whole=False):
-        self.move(seed)
-        self.publisher.publish(whole=whole)
-
-    @property
-    def number(self):
-        return self.publisher.published.number
+class Hub(published.Hub):
+    def __init__(self, trained, delta, model):
+        super().__init__(make_spec(trained), CodecSettings(delta=delta, model=model), model)
 
     def lag(self):
         """How far the published model is from the model, in its own size."""
@@ -56,31 +33,10 @@ class Hub:
         return np.linalg.norm(self.publisher.published.vector - model) / np.linalg.norm(model)
 
 
-class Device:
-    """Takes what it is offered, through bytes."""
-
-    def __init__(self, hub):
-        self.hub = hub
-        self.model = DeviceModel(hub.spec)
-        self.held = None
-
+class Device(published.Device):
     def catch_up(self):
-        """Take the newest model; return the offer."""
-        offer = self.hub.publisher.offer(self.held, self.hub.codec)
-        assert wire.checksum(offer.payload) == offer.checksum
-        payload, codec = memoryview(bytes(offer.payload)), make_codec(offer.codec, self.hub.spec)
-        if offer.deltas is None:
-            self.model.install(codec.open(payload))
-        else:
-            assert offer.deltas.base == self.held
-            steps, start = [], 0
-            for length in offer.deltas.lengths:
-                steps.append(codec.open(payload[start : start + length]))
-                start += length
-            assert start == len(payload)
-            rounding = make_codec(offer.deltas.rounding, self.hub.spec)
-            self.model.install_deltas(steps, rounding, offer.deltas.checksum)
-        self.held = self.hub.number
+        """Take the newest model, which must be the published one to the bit."""
+        offer = self.take()
         if self.hub.publisher.published is not self.hub.model.current:
             assert self.model.parameters.tobytes() == self.hub.publisher.published.vector.tobytes()
         return offer

@@ -7,23 +7,18 @@ from edgeasync.core.device.events import ModelInstalled
 from edgeasync.protocol.messages import Ack, Applied, Duplicate, Refuse, Rejected
 from tests.support.parts.device_bench import DeviceBench, assignment
 
+DIVERGED, BEHIND = Rejected("not_finite"), Rejected("behind", preempted=True)
 
-def test_divergence_is_told_once_until_an_update_is_taken_again():
+
+@pytest.mark.parametrize(
+    "outcomes",
+    [[DIVERGED, DIVERGED, Applied(3), DIVERGED], [BEHIND, BEHIND, Rejected("behind"), BEHIND]],
+    ids=["diverged", "starts over"],
+)
+def test_what_is_wrong_with_updates_is_told_once_until_it_is_over(outcomes):
     device = DeviceBench().training()
     told = []
-    for seq, outcome in enumerate([Rejected("not_finite")] * 2 + [Applied(3), Rejected("not_finite")], start=1):
-        device.trained()
-        device.assigned(4, Ack(seq, outcome))
-        told.append([effect.event for effect in device.effects if isinstance(effect, DeviceReport)])
-        device.give(ModelInstalled(assignment(4, Ack(seq, outcome))))
-    assert told == [["answered", "warning"], ["answered"], ["answered"], ["answered", "warning"]]
-
-
-def test_that_it_starts_over_is_told_once():
-    device = DeviceBench().training()
-    told = []
-    behind = Rejected("behind", preempted=True)
-    for seq, outcome in enumerate([behind, behind, Rejected("behind"), behind], start=1):
+    for seq, outcome in enumerate(outcomes, start=1):
         device.trained()
         device.assigned(4, Ack(seq, outcome))
         told.append([effect.event for effect in device.effects if isinstance(effect, DeviceReport)])

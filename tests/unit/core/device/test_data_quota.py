@@ -15,7 +15,7 @@ from edgeasync.core.device.data_quota import (
     needed_bytes,
 )
 from edgeasync.core.device.device_core import DeviceCore
-from edgeasync.core.device.effects import CloseConnection, Connect, DeviceReport, InstallModel, SendPush, SendToHub
+from edgeasync.core.device.effects import CloseConnection, Connect, DeviceReport, InstallModel, SendToHub
 from edgeasync.core.device.events import DeviceReceived, ModelInstalled, Trained
 from edgeasync.core.device.limits import DeviceLimits
 from edgeasync.parameters import Parameter, ParameterSpec
@@ -92,23 +92,6 @@ def test_a_model_is_fetched_only_if_the_day_bears_its_update_too(missing):
         assert Connect() in device.tick(3700.0, 0), "the next day"
 
 
-def test_an_update_that_the_day_does_not_bear_waits_for_the_next():
-    device = device_of(remaining_s=3600.0)
-    welcomed(device)
-    assignment = Assignment(VERSION, 4, "identity", 0, MODEL, 1)
-    assert InstallModel(assignment) in device.handle(DeviceReceived(assignment), 101.0)
-    device.handle(ModelInstalled(assignment, 0), 102.0)
-    device.data_quota.count(LIMIT - MODEL - SPARE_BYTES + 1, 103.0)
-    trained = Trained(4, 32, 0.5, 0.1, 0.1, payload_bytes=MODEL)
-    rested(device, device.handle(trained, 104.0))
-    assert device.work.state == "pushing"
-    device.tick(3700.0, 0)
-    effects = device.handle(
-        DeviceReceived(Welcome(bytes(16), SPEC, {}, 0, "identity", 5.0, 15.0, 1 << 20)), 3701.0
-    )
-    assert any(isinstance(effect, SendPush) for effect in effects)
-
-
 @pytest.mark.parametrize("transfer", [0, 1])
 def test_a_model_that_nobody_asked_for_is_taken_only_if_it_is_here(transfer):
     """A payload in pieces comes only as far as the device credits it."""
@@ -135,21 +118,6 @@ def test_pings_that_eat_up_a_limit_are_told(limit, told):
         if isinstance(effect, DeviceReport) and effect.event == "warning"
     ]
     assert ["pings alone take 2211840 bytes a day" in warning for warning in warnings] == [True] * told
-
-
-def test_pings_end_with_the_days_bytes():
-    device = device_of()
-    welcomed(device)
-    device.data_quota.count(LIMIT, 101.0)
-    rested(device, device.tick(106.0, 0))
-
-
-def test_a_spent_day_begins_without_a_hub():
-    device = device_of(used_bytes=LIMIT + 5, remaining_s=60.0)
-    (report,) = device.begin(100.0)
-    assert f"0 of the day's {LIMIT} bytes are left, and {SPARE_BYTES} are needed" in report.detail
-    assert (report.event, device.next_deadline_s()) == ("resting", 160.0)
-    assert Connect() in device.tick(160.0, 0)
 
 
 def test_a_hub_that_is_gone_after_a_rest_counts_as_silent_from_then_on():
@@ -235,11 +203,8 @@ def test_no_record_lasts_longer_than_a_day():
         assert 0.0 <= day.take_due_record(now_s).remaining_s <= DAY_S
 
 
-def test_without_a_limit_nothing_is_counted_told_or_kept():
-    device = device_of(limit=None)
+def test_pings_end_with_the_days_bytes():
+    device = device_of()
     welcomed(device)
-    device.data_quota.count(10**15, 101.0)
-    assert device.data_quota.take_due_record(101.0) is None
-    assert device.data_quota.left_bytes(101.0) is None
-    assert device._greeting.hello(device.welcome, 0, device.data_quota, 101.0).profile == DeviceProfile(examples=5)
-    assert device._greeting.hello(device.welcome, 0, device.data_quota, 101.0).piece_bytes_max == 0
+    device.data_quota.count(LIMIT, 101.0)
+    rested(device, device.tick(106.0, 0))

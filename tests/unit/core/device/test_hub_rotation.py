@@ -4,7 +4,7 @@ import pytest
 
 from edgeasync.core.device.effects import Connect
 from edgeasync.protocol.messages import Goodbye, Refuse
-from tests.support.parts.device_bench import CHECKSUM, DeviceBench
+from tests.support.parts.device_bench import DeviceBench
 
 
 def openings(device, count):
@@ -63,22 +63,3 @@ def test_what_a_device_has_done_is_not_escaped_by_another_hub(code):
     device = DeviceBench(hubs=2)
     device.hears(Refuse(code, "later", 30.0))
     assert openings(device, 1) == [0]
-
-
-ELSEWHERE = {
-    "that has none and takes no word": (0, 0, [1]),
-    "with an older state": (3, 1, [4]),
-    "with an empty state, which takes the device's word": (7, 0, []),
-    "with the same state, and the answer lost": (6, CHECKSUM, [6]),
-}
-
-
-@pytest.mark.parametrize(("seq_last", "checksum_last", "expected"), ELSEWHERE.values(), ids=ELSEWHERE)
-def test_numbers_at_another_hub(seq_last, checksum_last, expected):
-    device = DeviceBench(hubs=2).training(seq_last=5).trained()
-    device.hears(Goodbye("stopping"))
-    while device.core.hub != 1 or device.core.link != "handshake":
-        device.until(Connect)
-    assert device.said[-1].seq_answered == 7
-    device.welcome(seq_last, checksum_last=checksum_last)
-    assert device.pushed == expected

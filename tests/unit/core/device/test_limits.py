@@ -10,21 +10,11 @@ from edgeasync.errors import ConfigError
 @pytest.mark.parametrize(
     ("limits", "told"),
     [
-        ({"bandwidth_bytes_per_s_max": "16 kB"}, "bandwidth_bytes_per_s_max must be at least 16 KiB"),
         ({"bytes_per_day_max": "100 kB"}, "bytes_per_day_max must be at least 128 KiB"),
         ({"bytes_per_day_max": 2**63}, "and at most 9007199 GB"),
         ({"delay_steps": 9, "local_steps_max": 8}, "delay_steps is 9, over local_steps_max, 8"),
-        ({"local_steps_max": 0}, "local_steps_max"),
-        ({"link_share": 1.0}, "link_share"),
-        ({"alone_steps_max": -1}, "alone_steps_max"),
     ],
 )
 def test_a_limit_that_no_device_can_keep_is_refused(limits, told):
     with pytest.raises(ConfigError, match=told):
         convert(limits, DeviceLimits, where="agent")
-
-
-def test_without_limits_a_device_takes_what_its_hub_asks_for():
-    kept = {"graph_bytes_max": 64 << 20, "alone_steps_max": 0}
-    for name in DeviceLimits.__annotations__:
-        assert getattr(DeviceLimits(), name) == kept.get(name)

@@ -33,16 +33,6 @@ def test_overlap_steps_count_among_the_next():
     assert push.loss_variance == pytest.approx((3 * 0.5 + 5 * 0.25) / 8 + (3 / 8) * (5 / 8) * 0.25)
 
 
-def test_at_least_one_step_is_taken_from_the_new_model():
-    device = overlap_bench(100)
-    device.trained()
-    answer = assignment(1, Ack(1, Applied(1)))
-    device.hears(answer)
-    device.give(OverlapTrained(Trained(50, 400, 1.0, 0.5, 0.25)))
-    device.give(ModelInstalled(answer))
-    assert device.effects == [Train(1)]
-
-
 @pytest.mark.parametrize(
     "outcome",
     [Rejected("not_finite"), Rejected("behind", preempted=True), Duplicate(Rejected("behind", preempted=True))],
@@ -58,12 +48,6 @@ def test_steps_that_went_on_from_a_diverged_update_do_not_count(outcome):
     device.trained()
     (push,) = [effect.push for effect in device.effects if isinstance(effect, SendPush)]
     assert (push.local_steps, push.overlap_steps) == (8, 0)
-
-
-def test_a_device_pauses_by_default_when_the_hub_is_gone():
-    device = DeviceBench().training()
-    device.hears(Goodbye("stopping"))
-    assert device.trained().effects == []
 
 
 def test_a_device_that_is_cut_off_trains_on_to_its_limit_and_merges_when_it_is_back():

@@ -3,12 +3,8 @@
 import math
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from edgeasync.core.device.throttle import HOLD_S, Pace, Throttle, ThrottleReadings, ThrottleSection
-from tests.support.size import repetitions
 
 HOT = ThrottleSection(temperature_c_max=80.0, temperature_c_slow=75.0)
 FULL = Pace(1.0, "")
@@ -85,64 +81,3 @@ def test_a_pause_holds_for_a_while_though_its_cause_is_over():
     changed = [throttle.observe(ThrottleReadings(on_mains=mains), now_s) for now_s, mains in at]
     assert changed == [True, False, False, True]
     assert throttle.pace == FULL
-
-
-class Governed(RuleBasedStateMachine):
-    """Sensors that tell anything, at any time."""
-
-    def __init__(self):
-        super().__init__()
-        self.limits = ThrottleSection(
-            only_on_mains=True, only_unmetered=True, battery_min=0.3, memory_free_bytes_min=1 << 20,
-            quiet_hours="22:00-07:00", cpu_share=0.5,
-        )  # fmt: skip
-        self.throttle = Throttle(self.limits)
-        self.now_s = 0.0
-        self.slowed_s = -math.inf
-        self.readings = ThrottleReadings()
-
-    @rule(
-        passed_s=st.floats(0.0, 10.0),
-        readings=st.builds(
-            ThrottleReadings,
-            temperature_c=st.none() | st.floats(60.0, 90.0) | st.just(math.nan),
-            throttled=st.sampled_from(["", "throttled"]),
-            on_mains=st.sampled_from([None, True, True, False]),
-            battery=st.none() | st.floats(0.2, 0.5),
-            memory_free_bytes=st.none() | st.integers(0, 4 << 20),
-            memory_pressure=st.none() | st.floats(0.0, 0.2),
-            metered=st.sampled_from([None, False, False, True]),
-            minute=st.none() | st.integers(0, 1439),
-        ),
-    )
-    def sense(self, passed_s, readings):
-        self.now_s += passed_s
-        self.readings, before = readings, self.throttle.pace
-        changed = self.throttle.observe(readings, self.now_s)
-        after = self.throttle.pace
-        assert changed == (before.share != after.share)
-        if after.share > before.share:
-            assert self.now_s >= self.slowed_s + HOLD_S
-        if after.share < before.share:
-            self.slowed_s = self.now_s
-
-    @invariant()
-    def the_pace_fits_the_readings(self):
-        pace, told = self.throttle.pace, self.readings
-        assert pace.share in (0.0, 0.25, 0.5)
-        assert (pace.share == 0.5) == (pace.reason == "")
-        assert len(pace.reason) <= 32
-        assert pace.reason.isascii()
-        if (told.temperature_c or 0.0) >= 80.0 or told.on_mains is False or told.metered is True:
-            assert pace.share == 0.0
-
-
-TestGoverned = Governed.TestCase
-TestGoverned.settings = settings(
-    max_examples=repetitions("examples of a property"), stateful_step_count=30, deadline=None
-)
-
-
-@given(st.lists(st.floats(60.0, 90.0), max_size=30))
-def test_the_same_readings_give_the_same_paces(values):
-    assert paces(HOT, *degrees(*values)) == paces(HOT, *degrees(*values))

@@ -42,7 +42,6 @@ from edgeasync.protocol.messages import (
     FetchGraph,
     Goodbye,
     Hello,
-    Ping,
     Refuse,
     Rejected,
 )
@@ -130,26 +129,44 @@ def test_a_push_is_repeated_under_its_number_until_it_is_answered():
     assert device.kinds == [DeviceReport, ResolvePush, InstallModel]
 
 
-def test_a_transfer_that_moves_is_given_time():
-    device = DeviceBench().training().trained()
+def wanting(seed=0):
+    """Return a device that has asked for the hub's graph."""
+    return DeviceBench(seed).welcome(**OFFER).give(GraphMissing())
+
+
+WORK = {
+    "push": (lambda seed: DeviceBench(seed).training().trained(), SendPush),
+    "fetch": (lambda seed: DeviceBench(seed).welcome(), Fetch),
+    "graph": (wanting, FetchGraph),
+}
+"""Devices that wait for an answer, and what they say again."""
+
+
+@pytest.mark.parametrize("work", ["push", "graph"])
+def test_a_transfer_that_moves_is_given_time(work):
+    make, kind = WORK[work]
+    device = make(0)
+    if work == "graph":
+        device.hears(GRAPH)
     said_s = device.now_s
     for _ in range(10):
         device.give(TransferMoved(), device.now_s + 10.0)
         device.tick()
+        assert not any(isinstance(said, Fetch | FetchGraph) for said in device.said)
         assert device.pushed == []
-    device.until(SendPush)
+    device.until(kind)
     assert device.now_s == said_s + 100.0 + LEASE_S
 
 
-@pytest.mark.parametrize("work", ["fetch", "push"])
-def test_busy_is_tried_again_but_never_too_early(work):
+@pytest.mark.parametrize(("make", "kind"), WORK.values(), ids=WORK)
+def test_busy_is_tried_again_but_never_too_early(make, kind):
     pauses = []
     for seed in range(20):
-        device = DeviceBench(seed).welcome() if work == "fetch" else DeviceBench(seed).training().trained()
+        device = make(seed)
         said_s = device.now_s
         device.hears(Refuse("busy", "later", 0.5))
         assert device.effects == []
-        assert isinstance(device.until(Fetch if work == "fetch" else SendPush), Fetch | SendPush)
+        assert isinstance(device.until(kind), kind)
         pauses.append(device.now_s - said_s)
         assert device.pushed in ([], [1])
     assert min(pauses) >= 0.5
@@ -246,20 +263,6 @@ def test_an_update_that_never_left_takes_whatever_number_is_next():
     assert device.welcome(seq_last=9, checksum_last=1).pushed == [10]
 
 
-def test_a_push_the_hub_has_gone_past_is_given_up():
-    """A copy of this device went further. The push gets no answer; under a new number it could count twice."""
-    device = DeviceBench().training(seq_last=5).trained().reconnect(seq_last=9)
-    assert device.told == ["joined", "warning"]
-    assert device.said == [Fetch(device.session, device.core.work.held.version)]
-    device.assigned(20).give(ModelInstalled(assignment(20))).trained()
-    assert device.pushed == [10]
-
-
-def test_a_device_that_restarts_takes_the_hubs_word_for_its_numbers():
-    device = DeviceBench().training(seq_last=41).trained()
-    assert device.pushed == [42]
-
-
 # -- assignments ---------------------------------------------------------------------------------------------
 
 
@@ -338,19 +341,6 @@ def test_a_graph_that_is_kept_is_not_fetched():
     assert device.said == [Fetch(device.session, device.core.work.held.version)]
 
 
-def test_nothing_is_answered_before_the_graph_is_here():
-    key = ModelKey(SPEC.fingerprint, FINGERPRINT, "delta")
-    device = DeviceBench(recall=(KEPT, key)).welcome(**OFFER)
-    answer = Ack(KEPT.seq, Applied(1))
-    for message in (answer, assignment(1, answer)):
-        device.hears(message)
-        assert (device.ignored, device.core.work.state) == (
-            [f"{type(message).__name__} while fetching_graph"],
-            "fetching_graph",
-        )
-    device.core.check()
-
-
 def test_a_graph_that_is_missing_is_fetched_before_anything_else():
     device = DeviceBench().welcome(**OFFER).give(GraphMissing())
     assert device.effects == [SendToHub(FetchGraph(device.session))]
@@ -364,34 +354,11 @@ def test_a_graph_that_is_missing_is_fetched_before_anything_else():
     assert device.pushed == [1]
 
 
-def wanting():
-    """Return a device that has asked for the hub's graph."""
-    return DeviceBench().welcome(**OFFER).give(GraphMissing())
-
-
 def test_a_graph_that_does_not_come_is_asked_for_again():
     device = wanting()
     since_s = device.now_s
     assert device.until(FetchGraph) == FetchGraph(device.session)
     assert device.now_s == since_s + LEASE_S
-
-
-def test_a_graph_that_moves_is_given_time():
-    device = wanting().hears(GRAPH)
-    since_s = device.now_s
-    for _ in range(10):
-        device.give(TransferMoved(), device.now_s + 10.0)
-        assert device.tick().said in ([], [Ping(device.session, device.now_s, 0)])
-    device.until(FetchGraph)
-    assert device.now_s == since_s + 100.0 + LEASE_S
-
-
-def test_a_busy_hub_is_asked_for_its_graph_again():
-    device = wanting()
-    since_s = device.now_s
-    assert device.hears(Refuse("busy", "later", 0.5)).effects == []
-    device.until(FetchGraph)
-    assert 0.5 <= device.now_s - since_s <= 0.75 + 1e-9
 
 
 def test_a_graph_that_comes_in_broken_is_asked_for_again():
@@ -436,16 +403,6 @@ def test_a_graph_that_is_held_is_not_asked_for_after_a_reconnect():
     device.welcome(**OFFER)
     assert device.pushed == [1]
     assert device.kinds == [DeviceReport, SendPush]
-
-
-def test_what_is_known_of_a_graph_too_late_changes_nothing():
-    device = DeviceBench().welcome(**OFFER).give(GraphHeld(fetched=False))
-    for event in (GraphHeld(fetched=True), GraphMissing(), GraphBroken("late")):
-        assert device.give(event).effects == []
-    assert device.give(GraphForged()).ignored == ["GraphForged while idle"]
-    assert device.hears(GRAPH).ignored == ["Graph while idle"]
-    offline = wanting().hears(Goodbye("stopping"))
-    assert offline.give(GraphMissing()).effects == []
 
 
 @pytest.mark.parametrize("size", [0, 1001, 2**53])

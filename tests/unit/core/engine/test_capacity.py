@@ -11,13 +11,11 @@ from edgeasync.protocol.messages import (
     Fetch,
     Goodbye,
     GraphHeader,
-    ModelVersion,
     Piece,
     Ping,
-    Push,
     Refuse,
 )
-from tests.support.parts.engine_bench import GRAPH, LINEAGE, PIECE, SPEC, Bench, fetch_graph
+from tests.support.parts.engine_bench import GRAPH, PIECE, SPEC, Bench, fetch_graph, push_of
 
 
 def test_a_stalled_transfer_gives_its_place_to_the_next():
@@ -32,30 +30,8 @@ def test_a_stalled_transfer_gives_its_place_to_the_next():
     assert bench.announce(b"worker", at_s=5.5) == Credit(1, 0)
 
 
-def test_models_that_nobody_takes_in_make_way():
-    bench = Bench(snapshots_max=3)
-    for name in (b"first", b"second", b"third"):
-        bench.join(name)
-    payload = bytes(SPEC.nbytes)
-    versions = []
-    for number, name in enumerate((b"first", b"second")):
-        assignment = bench.say(name, Fetch(bench.sessions[name]))
-        versions.append(assignment.version.number)
-        push = Push(
-            bench.sessions[b"third"], number + 1, ModelVersion(LINEAGE, number), 1, 1, 0.0, 0.0, 0.1, "float16",
-            wire.checksum(payload[::2]), len(payload) // 2, transfer=number + 1,
-        )  # fmt: skip
-        bench.say(b"third", push)
-        for offset in range(0, len(payload) // 2, PIECE):
-            part = payload[: min(PIECE, len(payload) // 2 - offset)]
-            bench.say(b"third", Piece(number + 1, offset, wire.checksum(part)), part)
-    assert versions == [0, 1]
-    fetch = Fetch(bench.sessions[b"third"])
-    assert bench.say(b"third", fetch, at_s=1.0).code == "busy"
-    assert bench.say(b"third", fetch, at_s=6.0).version.number == 2
-
-
 CODED = {
+    "float32": FLOAT32,
     "float16": CodecSettings(push="identity", model="float16", delta="off"),
     "float16, chain": CodecSettings(push="identity", delta="float16", publish_s=1e-6),
     "float32, chain": CodecSettings(push="identity", model="identity", delta="float16", publish_s=1e-6),
@@ -77,10 +53,7 @@ def test_coded_models_that_nobody_takes_in_are_bounded_too(codec):
             busy += 1
         else:
             assert assignment.transfer
-        push = Push(
-            bench.sessions[b"pusher"], number + 1, ModelVersion(LINEAGE, 0), 1, 1, 0.0, 0.0, 0.1, "identity",
-            wire.checksum(payload), len(payload), transfer=number + 1,
-        )  # fmt: skip
+        push = push_of(bench, b"pusher", seq=number + 1, payload=payload, transfer=number + 1)
         bench.say(b"pusher", push, at_s=0.01 * number)
         for offset in range(0, len(payload), PIECE):
             part = payload[offset : offset + PIECE]
@@ -94,7 +67,7 @@ def test_coded_models_that_nobody_takes_in_are_bounded_too(codec):
     assert bench.say(b"late", late, at_s=60.0).version.number == bench.engine.core.publish_schedule.state.number
 
 
-@pytest.mark.parametrize("codec", [FLOAT32, *CODED.values()], ids=["float32", *CODED])
+@pytest.mark.parametrize("codec", CODED.values(), ids=CODED)
 def test_two_snapshots_are_enough_to_be_given_one(codec):
     bench = Bench(codec=codec, snapshots_max=2)
     bench.join(b"pi")

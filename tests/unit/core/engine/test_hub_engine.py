@@ -44,10 +44,8 @@ def test_a_metric_that_is_no_number_is_refused_and_does_not_count(bad, transfer)
     bench = Bench()
     bench.join(b"pi")
     payload = bytes(SPEC.nbytes)
-    push = Push(
-        bench.sessions[b"pi"], 1, ModelVersion(LINEAGE, 0), 1, 1, 0.0, 0.0, 0.1, "identity",
-        wire.checksum(payload), len(payload), transfer, metrics={"f1": 0.5, "mae": bad},
-    )  # fmt: skip
+    push = push_of(bench, b"pi", payload=payload, transfer=transfer)
+    push = msgspec.structs.replace(push, metrics={"f1": 0.5, "mae": bad})
     answer = bench.say(b"pi", push, None if transfer else payload)
     assert (type(answer), answer.code, answer.sentence) == (Refuse, "malformed", "a metric is not finite")
     assert bench.engine.core.updates_applied == 0
@@ -150,10 +148,7 @@ def test_the_worker_codes_a_large_model_and_the_loop_only_sends_it(codec, larges
     bench.notes.run_in_background = run_in_background
     bench.join(b"pi")
     values = np.full(spec.length, largest, np.float32).tobytes()
-    push = Push(
-        bench.sessions[b"pi"], 1, ModelVersion(LINEAGE, 0), 1, 1, 0.0, 0.0, 0.1, "identity",
-        wire.checksum(values), len(values),
-    )  # fmt: skip
+    push = push_of(bench, b"pi", payload=values, transfer=0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Snapshot, "payload", payload)
         assert isinstance(bench.say(b"pi", push, values), Assignment)
@@ -174,10 +169,7 @@ def test_a_revoked_key_keeps_nothing_of_its_transfers():
     bench.sessions[b"pi"] = say(Hello("pi", b"p" * 16, 1, codecs=STAGES)).session
     say(Fetch(bench.sessions[b"pi"]))
     payload = bytes(SPEC.nbytes)
-    push = Push(
-        bench.sessions[b"pi"], 1, ModelVersion(LINEAGE, 0), 1, 1, 0.0, 0.0, 0.1, "identity",
-        wire.checksum(payload), len(payload), transfer=1,
-    )  # fmt: skip
+    push = push_of(bench, b"pi", payload=payload)
     assert say(push) == Credit(1, 0)
     part = payload[:PIECE]
     assert say(Piece(1, 0, wire.checksum(part)), part) == Credit(1, PIECE)
@@ -240,18 +232,6 @@ def test_a_device_may_bound_pieces_and_messages():
     assert len(bench.notes.payloads[-1]) == PIECE
 
 
-def test_every_byte_is_counted_both_ways():
-    bench = Bench()
-    bench.join(b"pi")
-    bench.say(b"pi", push_of(bench, b"pi"))
-    bench.say(b"pi", *piece_of(0))
-    (device,) = bench.engine.core.status(0.0)["devices"]
-    said = [Hello("pi", b"pi".ljust(16, b"-"), 1, codecs=STAGES), push_of(bench, b"pi"), piece_of(0)[0]]
-    assert device["bytes_up"] == sum(len(wire.encode(message)) for message in said) + PIECE
-    answers = [message for _, message in bench.notes.sent]
-    assert device["bytes_down"] == sum(len(wire.encode(message)) for message in answers)
-
-
 def test_a_whole_model_is_not_taken_from_a_codec_that_does_not_bear_it():
     bench = Bench(
         policy=Policy(aggregate=ModelAverageAggregator(), optimizer=(SGD(),), monitor=Monitor(detectors=()))
@@ -260,10 +240,7 @@ def test_a_whole_model_is_not_taken_from_a_codec_that_does_not_bear_it():
     for name, answer in (("int8", Refuse), ("float16", Assignment)):
         codec = make_codec(name, SPEC)
         payload = bytes(codec.encode(VectorSource(np.ones(SPEC.length, np.float32))))
-        push = Push(
-            bench.sessions[b"pi"], 1, ModelVersion(LINEAGE, 0), 1, 1, 0.0, 0.0, 0.1, name, wire.checksum(payload),
-            len(payload),
-        )  # fmt: skip
+        push = push_of(bench, b"pi", payload=payload, transfer=0, codec=name)
         assert isinstance(bench.say(b"pi", push, payload), answer)
     assert bench.engine.core.version == 1
 
@@ -351,3 +328,15 @@ def test_a_devices_own_status_costs_no_walk_over_all_devices(monkeypatch):
     bench.engine.on_message(b"2", wire.encode(StatusRequest()), None, 0.0, owner)
     status = msgspec.json.decode(bench.notes.payloads[-1])
     assert [device["id"] for device in status["devices"]] == ["pi-1/2", "pi-1/3"]
+
+
+def test_every_byte_is_counted_both_ways():
+    bench = Bench()
+    bench.join(b"pi")
+    bench.say(b"pi", push_of(bench, b"pi"))
+    bench.say(b"pi", *piece_of(0))
+    (device,) = bench.engine.core.status(0.0)["devices"]
+    said = [Hello("pi", b"pi".ljust(16, b"-"), 1, codecs=STAGES), push_of(bench, b"pi"), piece_of(0)[0]]
+    assert device["bytes_up"] == sum(len(wire.encode(message)) for message in said) + PIECE
+    answers = [message for _, message in bench.notes.sent]
+    assert device["bytes_down"] == sum(len(wire.encode(message)) for message in answers)

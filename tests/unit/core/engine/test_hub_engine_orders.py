@@ -1,22 +1,18 @@
 """Operators' orders in the engine: whose they are, when they are confirmed, and what a bad disk does to them."""
 
 import msgspec
-import numpy as np
 import pytest
 
-from edgeasync.core.arrays.hub_model import HubModel
-from edgeasync.core.engine.hub_engine import HubEngine
-from edgeasync.core.engine.sender import ANYBODY, Sender
+from edgeasync.core.engine.sender import Sender
 from edgeasync.core.hub.divergence import PastAlarm
-from edgeasync.core.hub.hub_core import HubCore
-from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.core.recovery.log import event_of, read_entry
-from edgeasync.core.recovery.replay import Sessions
 from edgeasync.core.recovery.state import dump_state, load_state, succeed
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
-from edgeasync.protocol.messages import Hello, ModelVersion, Order, Refuse, Status, StatusRequest
+from edgeasync.protocol.messages import Hello, Order, Refuse, Status, StatusRequest
+from tests.support.parts import engine_bench
+from tests.support.parts.engine_bench import HeldLog
 from tests.support.parts.hub_bench import HubBench
 
 SPEC = ParameterSpec((Parameter("w", (3,)),))
@@ -24,65 +20,38 @@ OPERATOR = Sender(b"o" * 32, "admin", "operator")
 DEVICE = Sender(b"p" * 32, "pi", "device")
 
 
-class HeldLog:
-    """A log of which nothing becomes durable until it is told to."""
-
-    failing = ""
-
-    def __init__(self):
-        self.entries = []
-        self.durable = self.bytes_waiting = self.bytes_appended = 0
-
-    @property
-    def last(self):
-        return len(self.entries)
-
-    def append(self, entry, payload):
-        self.entries.append(bytes(entry))
-
-    def commit(self):
-        pass
-
-
-class Bench:
+class Bench(engine_bench.Bench):
     """An engine with a device `pi` under a key, and what was sent to whom."""
 
     def __init__(self, policy=None, sender=DEVICE):
-        self.log, self.sent = HeldLog(), []
-        policy, sessions = policy or Policy(), Sessions(lambda: b"s" * 16)
-        self.core = HubCore(
-            spec=SPEC,
-            training={},
-            policy=policy,
-            settings=HubCoreSettings(),
-            version=ModelVersion("0" * 16, 0),
-            make_session=sessions,
-            now_s=0.0,
-        )
-        model = HubModel(SPEC, np.zeros(3, np.float32), 0, policy)
-        self.engine = HubEngine(self.core, model, self, sessions=sessions, log=self.log)
+        self.log = HeldLog()
+        super().__init__(policy=policy or Policy(), spec=SPEC, log=self.log)
+        self.core = self.engine.core
         self.say(Hello("pi", b"p" * 16, 1), sender)
         self.write()
 
-    def send(self, peer, header, payload):
-        self.sent.append((wire.decode(header), payload))
+    @property
+    def sent(self):
+        return [(message, payload) for (_, message), payload in zip(*self.noted, strict=True)]
 
-    def describe(self):
-        return {}
+    @property
+    def noted(self):
+        return self.notes.sent, self.notes.payloads
 
-    def report(self, report):
-        pass
+    def forget(self):
+        for noted in self.noted:
+            noted.clear()
 
     def say(self, message, sender=OPERATOR, at_s=0.0):
         """Say something; return what is sent at once."""
-        self.sent.clear()
+        self.forget()
         self.engine.on_message(sender.name.encode() or b"x", wire.encode(message), None, at_s, sender)
         return [message for message, _ in self.sent]
 
     def write(self):
         """Let all be durable; return what was sent then."""
-        self.sent.clear()
-        self.log.durable = self.log.last
+        self.forget()
+        self.log.move()
         self.engine.on_durable(0.0)
         return [message for message, _ in self.sent]
 
@@ -103,14 +72,6 @@ def test_orders_are_for_operators_alone(sender, done, order):
         assert answers == [Refuse("not_allowed", "the key of pi is a device's; operators alone may do this")]
 
 
-@pytest.mark.parametrize(("trust", "refused"), [("open", True), ("admitted", False), (None, False)])
-def test_without_keys_an_open_hub_takes_no_orders(trust, refused):
-    bench = Bench(Policy(trust=trust), ANYBODY)
-    answers = bench.say(Order("pi", "quarantine"), ANYBODY) + bench.write()
-    assert [getattr(answer, "code", "status") for answer in answers] == ["not_allowed" if refused else "status"]
-    assert bench.orders == ([] if refused else ["pi"])
-
-
 def test_an_order_is_confirmed_once_it_is_durable_and_the_journal_leads_there():
     bench = Bench()
     assert bench.say(Order("pi", "quarantine")) == []
@@ -127,7 +88,7 @@ def test_an_order_that_waits_for_a_disk_that_fails_is_not_confirmed():
     bench = Bench()
     bench.say(StatusRequest())
     bench.say(Order("pi", "quarantine"))
-    bench.sent.clear()
+    bench.forget()
     bench.engine.on_failing("No space left on device")
     answers = [message for message, _ in bench.sent]
     assert [getattr(answer, "code", "status") for answer in answers] == ["busy"]
@@ -136,13 +97,6 @@ def test_an_order_that_waits_for_a_disk_that_fails_is_not_confirmed():
     assert bench.write() == []
     assert bench.say(Order("pi", "quarantine")) + bench.write() == [Status()]
     assert bench.orders == ["pi"]
-
-
-def test_an_unknown_name_is_refused_and_nothing_is_done():
-    bench = Bench()
-    (refuse,) = bench.say(Order("pi-2", "quarantine")) + bench.write()
-    assert (refuse.code, refuse.sentence) == ("unknown_device", "no device here is named pi-2")
-    assert bench.orders == []
 
 
 def test_orders_of_one_operator_are_bounded_as_its_requests_are():

@@ -12,7 +12,7 @@ from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
-from edgeasync.protocol.messages import Fetch, Ping
+from edgeasync.protocol.messages import Ping
 
 LEASE_S = 15.0
 
@@ -235,20 +235,6 @@ def test_a_device_that_pauses_is_paused_with_its_reason_until_it_says_otherwise(
     assert [device[key] for key in ("state", "pace_percent", "pace_reason")] == ["training", 50, "76 C"]
 
 
-def test_a_quorum_does_not_wait_for_a_device_that_pauses(hub_bench):
-    hub = hub_bench(QUORUM)
-    for name in ("a", "b", "c"):
-        hub.join(name)
-    for name in ("a", "b"):
-        hub.push(name, 1, at_s=1.0)
-        assert hub.all_of(Fold) == []
-    hub.ping("c", at_s=2.0, **PAUSED)
-    assert hub.core.next_deadline_s() == 1.0, "the fold is due at once"
-    hub.tick()
-    assert len(hub.one(Fold).handles) == 2
-    assert [effect.peer for effect in hub.all_of(Assign)] == [hub.peers["a"], hub.peers["b"]]
-
-
 def test_a_device_that_pauses_after_its_update_still_counts_with_it(hub_bench):
     hub = hub_bench(QUORUM)
     for name in ("a", "b", "c"):
@@ -335,12 +321,3 @@ def test_nothing_is_ever_sent_to_no_one(hub_bench):
     hub.hello("b", peer=b"x")
     hub.give(HubStopRequested())
     assert [sent.peers for sent in hub.all_of(Broadcast)] == [(b"x",)]
-
-
-def test_a_fetch_of_a_lost_device_is_answered(hub_bench):
-    hub = hub_bench()
-    hub.join()
-    hub.tick(20.0)
-    hub.give(HubReceived(b"a 1", Fetch(hub.sessions["a"])))
-    assert hub.reports == ["rejoined"]
-    assert hub.one(Assign).version.number == 0

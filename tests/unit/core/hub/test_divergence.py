@@ -9,7 +9,7 @@ import pytest
 
 from edgeasync.core.arrays.hub_model import HubModel
 from edgeasync.core.hub.divergence import PAST_MAX, WATCHED_PER_MEMBER, Exclusion
-from edgeasync.core.hub.effects import Assign, Discard, Fold, HubReport, SendStatus
+from edgeasync.core.hub.effects import Assign, Discard, Fold, SendStatus
 from edgeasync.core.hub.events import PushArrived, Revoked
 from edgeasync.core.recovery.state import dump_state, load_state
 from edgeasync.policies.aggregation import (
@@ -20,7 +20,6 @@ from edgeasync.policies.aggregation import (
     SynchronousAggregator,
 )
 from edgeasync.policies.combining import CentredClipCombiner, MeanCombiner
-from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.monitor import (
     DataMismatchDetector,
     LossDetector,
@@ -29,20 +28,16 @@ from edgeasync.policies.monitor import (
     RefusedDetector,
     UpdateNormDetector,
 )
-from edgeasync.policies.optimizers import SGD
-from edgeasync.policies.policy import Policy
-from edgeasync.policies.staleness import ConstantStaleness
 from edgeasync.protocol.codecs import VectorSource
 from edgeasync.protocol.messages import Rejected
-from tests.support.parts.hub_bench import SPEC, HubBench
+from tests.support.parts.hub_bench import SPEC, HubBench, plain_policy
 
 AT_ONCE = ImmediateAggregator()
 LONG = Monitor(detectors=(UpdateNormDetector(count_max=1),), calm_updates=2)
 
 
 def policy(**parts):
-    usual = {"staleness": ConstantStaleness(), "aggregate": AT_ONCE, "frequency": FixedFrequency()}
-    return Policy(**usual | {"optimizer": (SGD(),), "monitor": Monitor()} | parts)
+    return plain_policy(**{"monitor": Monitor()} | parts)
 
 
 class Bench(HubBench):
@@ -152,15 +147,6 @@ def test_no_warning_refuses_a_finite_update_or_takes_its_weight(aggregator, odd)
     assert device["updates_rejected"] == ({refused: 60} if refused else {})
 
 
-def test_by_default_nobody_is_on_probation():
-    hub = Bench(policy(monitor=LONG))
-    hub.round()
-    hub.send("d", 9.0)
-    assert hub.warned == ["d"]
-    assert hub.core.status(0.0)["alarms"][0]["remedy"] == "alert"
-    assert hub.weights[hub.send("d", 0.9)] == 1.0
-
-
 # -- fewer than three keys ---------------------------------------------------------------------------------------
 
 
@@ -263,13 +249,6 @@ def test_on_probation_an_update_counts_at_most_a_quarter_of_what_is_usual_and_no
     length = length_counted(on_probation(combine=COMBINERS[combine]), "d", norm)
     assert length <= 0.25 * 1.001
     assert length >= min(norm, 0.25) * (1.0 if combine == "mean" else 0.24), "the model still sees its data"
-
-
-@pytest.mark.parametrize("combine", COMBINERS)
-def test_the_bound_of_probation_is_a_setting(combine):
-    monitor = msgspec.structs.replace(LONG, probation=0.5)
-    hub = on_probation(combine=COMBINERS[combine], monitor=monitor)
-    assert hub.weights[hub.send("d", 1.0)] == pytest.approx(0.5)
 
 
 def test_probation_holds_without_a_clip_too():
@@ -516,13 +495,6 @@ def test_a_restart_of_a_device_changes_nothing(how):
     assert (seen.count(True), seen[-1]) == (8, True)
 
 
-def test_a_restart_on_probation_does_not_end_it():
-    hub = on_probation(combine=MeanCombiner())
-    for start in range(2, 5):
-        start_again(hub, "d", "leaves", start)
-        assert hub.weights[hub.send("d", 9.0)] == pytest.approx(0.25 / 9.0)
-
-
 # -- memory ------------------------------------------------------------------------------------------------------
 
 
@@ -558,12 +530,3 @@ def test_an_alarm_about_a_device_that_is_known_is_not_dropped():
         hub.send(name)
         hub.leave(name)
     assert hub.warned == ["a"]
-
-
-def test_a_warning_is_a_report_with_figures():
-    hub = Bench(policy(monitor=LONG))
-    hub.round()
-    hub.send("d", 9.0)
-    report = hub.one(HubReport)
-    assert (report.event, report.device_id, report.figures) == ("alarm", "d", {"times_usual": 9.0, "updates": 1})
-    assert report.detail.endswith("'edgeasync device quarantine d' excludes it")

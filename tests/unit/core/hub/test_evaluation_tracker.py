@@ -51,13 +51,11 @@ HALVING = Plateau(patience=2, factor=0.5, improvement=0.1, factor_min=0.2)
     ("losses", "factors"),
     [
         ([1.0, 0.8, 0.6, 0.4], [1.0] * 4),
-        ([1.0, 1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 0.5, 0.5, 0.25]),
         ([1.0] * 9, [1.0, 1.0, 0.5, 0.5, 0.25, 0.25, 0.2, 0.2, 0.2]),
         # 0.9 is not less than 1 by more than a tenth; 0.89 is, and the count begins again from there.
         ([1.0, 0.9, 0.89, 0.81, 0.8], [1.0, 1.0, 1.0, 1.0, 1.0]),
         ([1.0, 0.9, 0.89, 0.81, 0.82], [1.0, 1.0, 1.0, 1.0, 0.5]),
         ([math.nan, math.inf, 5.0, math.nan, math.nan], [1.0, 0.5, 0.5, 0.5, 0.25]),
-        ([-10.0, -9.9, -9.8, -9.7, -9.6], [1.0, 1.0, 0.5, 0.5, 0.25]),
         ([-10.0, -10.5, -10.9, -11.1, -12.3], [1.0, 1.0, 0.5, 0.5, 0.5]),
         ([1.0, -1.0, -1.2, -1.4, -1.6], [1.0] * 5),
     ],
@@ -72,10 +70,6 @@ def test_the_learning_rate_falls_on_a_plateau(losses, factors):
         )
 
 
-def test_without_a_plateau_it_never_falls():
-    assert run([(1.0, None)] * 50)[0].learning_rate_factor == 1.0
-
-
 @pytest.mark.parametrize(
     ("stop", "told", "reached"),
     [
@@ -84,9 +78,7 @@ def test_without_a_plateau_it_never_falls():
         ({"loss": 0.5}, (math.nan, None), ""),
         ({"accuracy": 0.9}, (0.1, 0.899), ""),
         ({"accuracy": 0.9}, (9.0, 0.9), "accuracy 90.00% is at least 90.00%"),
-        ({"accuracy": 0.9}, (0.0, None), ""),
         ({"accuracy": 0.9, "loss": 0.5}, (0.9, 0.95), "accuracy 95.00% is at least 90.00%"),
-        ({}, (0.0, 1.0), ""),
     ],
 )
 def test_when_training_has_reached_what_it_is_for(stop, told, reached):
@@ -105,7 +97,6 @@ ACCURACIES = [(1.0, accuracy) for accuracy in (0.5, 0.8, 0.8, 0.81, 0.81, 0.81, 
         (LOSSES, {"minutes": 2}, 3),
         (LOSSES, {"updates": 30, "minutes": 4}, 5),
         (LOSSES, {"updates": 60}, None),
-        (LOSSES, {"updates": 20, "improvement": 0.02}, None),
         (ACCURACIES, {"updates": 30}, 4),
         (ACCURACIES, {"updates": 30, "improvement": 0.005}, 6),
         ([(loss, None) for loss in (math.nan, math.nan, 1.0, math.nan, math.nan)], {"updates": 20}, 4),

@@ -6,7 +6,7 @@ import pytest
 
 from edgeasync.core.hub.effects import Assign, Discard, SendToDevice
 from edgeasync.core.hub.events import HubReceived
-from edgeasync.core.hub.settings import CheckpointSettings, CodecSettings
+from edgeasync.core.hub.settings import CheckpointSettings
 from edgeasync.policies.aggregation import BufferedAggregator
 from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.policy import Policy
@@ -154,18 +154,6 @@ def test_what_a_device_must_share(hub_bench, fingerprint, code):
     hub.give(HubReceived(b"x", Hello("a", b"s" * 16, 1, fingerprint=fingerprint)))
     assert hub.refused == code
     assert bool(hub.sessions) == (code is None)
-
-
-def test_a_hub_uses_only_codecs_that_the_device_named(hub_bench):
-    hub = hub_bench(codec=CodecSettings(push="float16", model="float16", delta="off"))
-    hub.hello("plain")
-    assert hub.one(SendToDevice).message.push_codec == "identity"
-    hub.fetch("plain")
-    assert hub.one(Assign).codec == "identity"
-    hub.hello("able", codecs=("identity", "float16"))
-    assert hub.one(SendToDevice).message.push_codec == "float16"
-    hub.fetch("able")
-    assert hub.one(Assign).codec == "float16"
 
 
 def test_a_device_that_was_evicted_while_its_update_waited_comes_back_with_it(hub_bench):

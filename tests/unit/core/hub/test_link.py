@@ -10,13 +10,6 @@ def cycle(link, up, down, communication_s):
     link.end_cycle(communication_s)
 
 
-def test_nothing_is_known_at_first():
-    assert LinkEstimate().describe() == {
-        "round_trip_s": 0.0,
-        "bandwidth_bytes_per_s": 0,
-    }
-
-
 def test_bandwidth_is_what_a_cycle_moved_in_its_talking_less_a_round_trip():
     link = LinkEstimate()
     link.observe_ping(0.5)

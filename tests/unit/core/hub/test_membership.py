@@ -1,7 +1,6 @@
 """What an event costs the core does not grow with the number of devices: counted in calls, which are exact."""
 
 import itertools
-import math
 import sys
 
 import pytest
@@ -11,8 +10,6 @@ from edgeasync.core.hub.events import Folded, HubReceived, PushArrived, Ticked
 from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.hub.membership import SAMPLE
 from edgeasync.core.hub.settings import HubCoreSettings, Limits
-from edgeasync.policies.aggregation import QuorumAggregator, SynchronousAggregator
-from edgeasync.policies.frequency import Cadence
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol.messages import Fetch, Hello, ModelVersion, Ping, Push, Welcome
 from tests.support.parts.hub_bench import LINEAGE, SPEC
@@ -93,49 +90,6 @@ def test_no_event_costs_more_in_a_large_fleet():
     for kind in ("ping", "push"):
         assert sum(many[kind]) / len(many[kind]) <= 1.1 * sum(few[kind]) / len(few[kind])
         assert max(many[kind]) <= 1.5 * max(few[kind])
-
-
-class Looked(list):
-    """Updates that wait, and how many of them have been looked at."""
-
-    looked = 0
-
-    def __iter__(self):
-        self.looked += len(self)
-        return super().__iter__()
-
-    def __getitem__(self, place):
-        found = super().__getitem__(place)
-        self.looked += len(found) if isinstance(place, slice) else 1
-        return found
-
-
-@pytest.mark.parametrize("odd", ["none", "refused", "pausing", "infrequent", "shared"])
-@pytest.mark.parametrize(
-    "aggregate", [QuorumAggregator(share=0.1, grace=100.0, patience=100.0), SynchronousAggregator()]
-)
-def test_a_push_looks_at_no_update_that_was_counted_before(aggregate, odd):
-    devices = 300
-    policy = Policy(aggregate=aggregate)
-    per_key = 3 if odd == "shared" else 1
-    fleet = Fleet(devices, policy, lambda number: f"key-{number // per_key}/{number}", updates_held_max=999)
-    engine = fleet.core.policy_engine
-    waiting = engine.state.gathering.contributions = Looked()
-    engine.load_state(engine.state)
-    engine.state.survey.due_in, engine.state.cadence = 999, Cadence(period_s=1.0)
-    if odd == "infrequent":
-        engine.state.electorate.infrequent = {f"key-{devices - 1}/{devices - 1}": 1.0}
-    elif odd == "pausing":
-        ping = Ping(fleet.sessions[0], 0.0, 0, pace_percent=0)
-        fleet.give("ping", HubReceived(bytes(4), ping, key=fleet.keys[0]))
-    elif odd == "refused":
-        fleet.push(0, norm=math.nan)
-    for number in range(1, devices - 2):
-        fleet.push(number)
-    assert engine.state.gathering.contributions is waiting
-    assert len(waiting) == devices - 3, "all wait"
-    assert waiting.looked <= 8 * devices
-    fleet.core.check()
 
 
 @pytest.mark.parametrize("devices", [1, SAMPLE, SAMPLE + 1, 1000])

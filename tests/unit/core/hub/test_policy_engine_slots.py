@@ -1,22 +1,17 @@
 """Policies that the core has never heard of slot in: none of these kinds is in the library."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-import numpy as np
 import pytest
 
-from edgeasync.core.arrays.combine import norm_of
-from edgeasync.core.arrays.hub_model import HubModel
 from edgeasync.core.hub.effects import Assign, Discard, Fold, SendToDevice
 from edgeasync.core.hub.settings import CheckpointSettings
-from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.aggregation import ImmediateAggregator
-from edgeasync.policies.frequency import Cadence, FixedFrequency, Interval
+from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
 from edgeasync.policies.staleness import PolynomialStaleness
-from edgeasync.protocol.messages import Ack, Applied, Buffered, Duplicate, ModelVersion, Rejected
-from tests.support.codecs.coded import coded
+from edgeasync.protocol.messages import Ack, Applied, Buffered, Duplicate, Rejected
 
 FULL_WEIGHT, SIXTEEN_STEPS = PolynomialStaleness(exponent=0.0), FixedFrequency(local_steps=16)
 
@@ -159,15 +154,6 @@ def test_waiting_devices_are_told_to_fetch_when_there_is_no_room(hub_bench):
     assert assigned(hub) == [(hub.peers["a"], 1, None)]
 
 
-def test_an_aggregator_that_answers_now_buffers_without_a_wait(hub_bench):
-    hub = hub_bench(own_policy(aggregate=Buffer(2, answer="now")))
-    hub.join()
-    hub.push(seq=1)
-    assert assigned(hub) == [(hub.peers["a"], 0, Ack(1, Buffered(1)))]
-    hub.push(seq=2)
-    assert assigned(hub) == [(hub.peers["a"], 1, Ack(2, Applied(1)))]
-
-
 def test_a_deadline_is_kept_by_the_clock_alone(hub_bench):
     hub = hub_bench(own_policy(aggregate=Deadline(4.0)))
     for name in "abc":
@@ -204,16 +190,6 @@ def test_a_device_that_goes_makes_the_flush_due(hub_bench):
     assert hub.one(Fold).number == 2
 
 
-def test_a_full_queue_forces_the_flush(hub_bench):
-    hub = hub_bench(own_policy(aggregate=Buffer(10**6)), limits={"updates_held_max": 3})
-    for name in "abcde":
-        hub.join(name)
-    for name in "abc":
-        hub.push(name, 1)
-    assert hub.one(Fold).handles == (100, 101, 102)
-    assert [ack for _, _, ack in assigned(hub)] == [Ack(1, Applied(1)), None, None]
-
-
 def test_updates_of_a_flush_by_the_clock_end_the_training(hub_bench):
     hub = hub_bench(own_policy(aggregate=Deadline(4.0)), stop={"updates": 2})
     for name in "abc":
@@ -232,85 +208,3 @@ def test_stopping_folds_what_is_buffered_first(hub_bench):
     hub.tick(6.0)
     assert [effect.handles for effect in hub.all_of(Fold)] == [(100,)]
     assert hub.core.updates_applied == 1
-
-
-# -- staleness, frequency, transform -------------------------------------------------------------------------
-
-
-def cut_off(staleness):
-    """Full weight up to 1 version, a tenth at 2, nothing beyond."""
-    return {0: 1.0, 1: 1.0, 2: 0.1}.get(staleness.versions)
-
-
-@dataclass
-class EqualTime:
-    """As many steps as the device does in `seconds`; a plain class with a memory of how many it looked at."""
-
-    seconds: float
-    tuned: list = field(default_factory=list)
-
-    def retune(self, cadence, fleet, devices):
-        self.tuned.append(len(devices))
-        return Cadence(period_s=self.seconds)
-
-    def interval(self, device, cadence):
-        steps = max(1, round(cadence.period_s / device.step_s)) if device.step_s else 4
-        return Interval(steps, "so that all take the same time")
-
-
-@dataclass(frozen=True)
-class ClipAndCount:
-    """Scale down to norm 1, then add the number of updates before: a stage that is not mere scaling."""
-
-    state_vectors = 0
-
-    def plan(self, conditions):
-        return (1.0 / max(1.0, conditions.norm), float(conditions.count))
-
-    def factor(self, scalars):
-        return None
-
-    def apply(self, gradient, parameters, state, scalars):
-        np.multiply(gradient, scalars[0], out=gradient)
-        np.add(gradient, scalars[1], out=gradient)
-
-
-def test_a_plain_function_is_a_staleness_policy(hub_bench):
-    hub = hub_bench(own_policy(staleness=cut_off))
-    hub.join()
-    seen = []
-    for seq in range(1, 6):
-        hub.push(seq=seq, base=0)
-        seen.append([fold.weights for fold in hub.all_of(Fold)])
-    assert seen == [[(1.0,)], [(1.0,)], [(0.1,)], [], []]
-    assert hub.ack == Ack(5, Rejected("stale"))
-
-
-def test_a_frequency_sees_what_each_device_is_like(hub_bench):
-    frequency = EqualTime(seconds=2.0)
-    hub = hub_bench(own_policy(frequency=frequency))
-    frequency.tuned.clear()  # it was tried
-    for name, step_s, steps in (("slow", 1.0, 2), ("fast", 0.01, 200)):
-        hub.join(name)
-        assert hub.one(Assign).local_steps == 4
-        hub.push(name, 1, step_s=step_s)
-        assert hub.one(Assign).local_steps == steps
-    assert frequency.tuned == [1, 2]
-
-
-def test_a_transform_reaches_from_plan_to_fold(hub_bench):
-    optimizer = (SGD(learning_rate=0.5), ClipAndCount())
-    policy = own_policy(optimizer=optimizer)
-    hub = hub_bench(policy)
-    spec = ParameterSpec((Parameter("weights", (3,)),))
-    model = HubModel(spec, np.zeros(3, np.float32), 0, policy)
-    hub.join()
-    delta = np.array([3.0, 0.0, 4.0], np.float32)
-    for seq, expected in enumerate([[0.6, 0.0, 0.8], [0.2, -1.0, 0.6]], start=1):
-        update = coded(delta)
-        hub.push(seq=seq, base=seq - 1, norm=norm_of(update))
-        fold = hub.one(Fold)
-        assert fold.plan == ((0.5, 0.0), (0.4, float(seq - 1)))
-        model.advance(model.fold(fold, [update])[0])
-        np.testing.assert_allclose(model.current.vector, expected, rtol=1e-6)
-        assert hub.one(Assign).version == ModelVersion(hub.lineage, model.current.number)

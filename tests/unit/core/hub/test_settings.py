@@ -13,9 +13,7 @@ from edgeasync.errors import ConfigError
     ("every", "meant"),
     [
         ("1 update", (1, math.inf)),
-        ("1000 updates", (1000, math.inf)),
         ("0.5 seconds", (math.inf, 0.5)),
-        ("30 s", (math.inf, 30)),
         (" 10minutes ", (math.inf, 600)),
         ("1.5 hours", (math.inf, 5400)),
     ],
@@ -39,14 +37,11 @@ def test_how_often_is_refused_if_it_is_neither(every):
     [
         ({"liveness": {"lease_s": 5.0}}, r"lease_s \(5\) must be longer than heartbeat_s \(5\)"),
         ({"limits": {"piece_bytes": "32 KiB"}}, "piece_bytes must be from 64 KiB to 16 MiB"),
-        ({"limits": {"piece_bytes": "17 MiB"}}, "piece_bytes must be from 64 KiB to 16 MiB"),
         ({"codec": {"push": "off"}}, "devices must send something"),
-        ({"codec": {"push": "int9"}}, "int9"),
         ({"codec": {"model": "int8"}}, "whole models travel as one of"),
         ({"codec": {"delta": "auto"}}, "the chain is one for all devices"),
         ({"stop": {"plateau": {}}}, "plateau needs patience"),
         ({"checkpoint": {"every": "sometimes"}}, "write it as '1000 updates'"),
-        ({"evaluation": {"every": "sometimes"}}, "write it as '1000 updates'"),
         (
             {"limits": {"bytes_per_day_max": "1 kB"}},
             "limits.bytes_per_day_max is 1000 bytes, and a device's pings",

@@ -33,31 +33,6 @@ def test_what_one_sends_another_receives(topology, count):
 
 
 @COUNTS
-def test_a_ring_sums_every_segment_of_every_member_once(count):
-    names, of = plans("ring", count)
-    sums = {(name, segment): [name] for name in names for segment in range(count)}
-    for step in range(2 * (count - 1)):
-        payloads = {of[name].outgoing[step].receivers[0]: (name, of[name].outgoing[step]) for name in names}
-        arriving = {receiver: list(sums[sender, out.segment]) for receiver, (sender, out) in payloads.items()}
-        for name, payload in arriving.items():
-            incoming = of[name].incoming[step]
-            before = sums[name, incoming.segment] if incoming.way == "add" else []
-            sums[name, incoming.segment] = before + payload
-        for name, (sender, out) in payloads.items():
-            assert of[name].incoming[step].sender == sender
-            assert (out.source == "sum") == (of[name].incoming[step].way == "add")
-    assert all(sorted(members) == list(names) for members in sums.values())
-
-
-@COUNTS
-def test_each_member_of_a_ring_sends_all_segments_but_one_twice(count):
-    _, of = plans("ring", count)
-    for plan in of.values():
-        for half in (plan.outgoing[: count - 1], plan.outgoing[count - 1 :]):
-            assert len({step.segment for step in half}) == count - 1
-
-
-@COUNTS
 def test_in_all_to_all_everybody_adds_in_the_same_order(count):
     names, of = plans("all_to_all", count)
     for name, plan in of.items():

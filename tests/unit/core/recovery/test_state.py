@@ -13,12 +13,9 @@ from edgeasync.core.arrays.buffers import POOLED_BYTES_MIN
 from edgeasync.core.arrays.hub_model import HubModel, WaitingUpdate
 from edgeasync.core.arrays.model_executor import ModelExecutor
 from edgeasync.core.arrays.published_model import Publisher
-from edgeasync.core.arrays.state_codec import FORMAT, decode_state, encode_state
+from edgeasync.core.arrays.state_codec import decode_state, encode_state
 from edgeasync.core.hub import divergence
-from edgeasync.core.hub.divergence import DivergenceGuard, DivergenceState
 from edgeasync.core.hub.effects import Assign, Discard, Fold, Keep, Publish, Restore, SendToDevice
-from edgeasync.core.hub.electorate import Electorate
-from edgeasync.core.hub.evaluation_tracker import EvaluationState, EvaluationTracker
 from edgeasync.core.hub.events import (
     Evaluated,
     HubReceived,
@@ -27,15 +24,8 @@ from edgeasync.core.hub.events import (
     PushArrived,
     Ticked,
 )
-from edgeasync.core.hub.gathering import Gathering
 from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.hub.link import LinkEstimate
-from edgeasync.core.hub.pacing import Pacing
-from edgeasync.core.hub.policies_in_force import PoliciesInForce
-from edgeasync.core.hub.policy_engine import PolicyEngine
-from edgeasync.core.hub.policy_state import PolicyEngineState, SurveyState, WarmUpState
-from edgeasync.core.hub.publish_schedule import PublishSchedule, PublishState
-from edgeasync.core.hub.rest import Rest, RestState
 from edgeasync.core.hub.settings import (
     FLOAT32,
     CodecSettings,
@@ -45,8 +35,6 @@ from edgeasync.core.hub.settings import (
     Liveness,
     StopCondition,
 )
-from edgeasync.core.hub.survey import Survey
-from edgeasync.core.hub.weighing import Weighing
 from edgeasync.core.recovery import state as durable
 from edgeasync.errors import StorageError
 from edgeasync.measurements.votes import Votes
@@ -422,84 +410,6 @@ def test_large_vectors_and_payloads_are_counted_as_before():
 # -- nothing is forgotten ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("part", "state", "fixed"),
-    [
-        (
-            PolicyEngine,
-            PolicyEngineState,
-            {"policy", "members", "settings", "evaluated_every", "overlap_steps_max"}
-            | {"evaluations", "divergence", "in_force", "electorate", "survey", "weighing", "gathering", "pacing"},
-        ),
-        (
-            PoliciesInForce,
-            WarmUpState,
-            {"policy", "members", "quiet", "aggregate", "frequency", "adaptive"},
-        ),
-        (Electorate, PolicyEngineState, {"members"}),
-        (Survey, SurveyState, {"members"}),
-        (
-            Weighing,
-            PolicyEngineState,
-            {"policy", "in_force", "divergence", "electorate", "members", "leaves_out"},
-        ),
-        (
-            Gathering,
-            PolicyEngineState,
-            {"policy", "in_force", "divergence", "electorate", "members", "settings"}
-            | {"waiting"},  # which follows from the contributions
-        ),
-        (
-            Pacing,
-            PolicyEngineState,
-            {"in_force", "divergence", "electorate", "members", "settings", "rest"},
-        ),
-        (DivergenceGuard, DivergenceState, {"detectors", "causes", "rolls_back", "calm_updates", "probation"}),
-        (EvaluationTracker, EvaluationState, {"plateau", "stop", "held_out"}),
-        (PublishSchedule, PublishState, {"settings"}),
-        (Rest, RestState, set()),
-    ],
-)
-def test_every_attribute_is_durable_or_a_setting(part, state, fixed):
-    core = Hub("immediate", make_spec()).core
-    engine = core.policy_engine
-    parts = [engine, *vars(engine).values(), engine.pacing.rest, core.publish_schedule]
-    found = {type(part): part for part in parts}
-    names = {name.removeprefix("_") for name in vars(found[part])}
-    assert names == {"state"} | fixed
-    assert type(found[part].state) is state
-
-
-def test_every_attribute_of_the_core_and_its_tables_is_durable_or_known_not_to_be():
-    drive = Drive("immediate", 0)
-    drive.go(20)
-    core = drive.hub.core
-    derived = {"spec", "settings", "graph", "codecs", "admission", "assignments", "_renewal_s"}
-    counted = {"messages_accepted", "messages_refused", "messages_ignored"}
-    parts = set(durable.CoreState.__struct_fields__) - {"fingerprint"}
-    assert set(vars(core)) == parts | derived | counted
-    assert core.policy_engine.state.evaluations is core.policy_engine.evaluations.state
-    assert core.policy_engine.state.divergence is core.policy_engine.divergence.state
-    tables = {
-        "members",
-        "_in_order",
-        "measurements",
-        "_by_session",
-        "_by_peer",
-        "_by_key",
-        "_leases",
-        "live_count",
-        "voters",
-        "shared",
-        "waiters",
-        "pausing",
-    }
-    assert set(vars(core.members)) == tables | {"lease_s"}
-    for member in core.members.members.values():
-        measured = {"link", "codec_push", "codec_asked", "codec_changed", "held", "coarse"}
-        assert set(vars(member)) == measured | {"voter"}
-
-
 def test_what_is_measured_of_connections_begins_anew():
     drive = Drive("buffered", 1)
     drive.go(60)
@@ -610,14 +520,6 @@ def test_sound_bytes_of_another_kind_are_refused(written):
     hub = Hub("immediate", make_spec())
     with pytest.raises(StorageError, match="not the state of a hub"):
         durable.load_state(hub.core, written[durable.SCALARS].tobytes())
-
-
-def test_another_format_says_so():
-    sealed = encode_state(Other())
-    with pytest.raises(
-        StorageError, match=f"has format {FORMAT + 1}, and this edgeasync reads format {FORMAT}: start"
-    ):
-        decode_state((FORMAT + 1).to_bytes(2, "big") + sealed[2:], Other)
 
 
 @pytest.mark.parametrize("name", ["optimizer/0", "published", "layer.bias"])

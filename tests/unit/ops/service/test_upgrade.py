@@ -17,9 +17,14 @@ def at_once(condition, limit_s):
     return condition()
 
 
+def up(environments, manager, unit=AGENT, *, make=None, wait=at_once, others=()):
+    make = make or (lambda: make_next(environments))
+    return upgrade(environments, make, unit, manager, others=others, limit_s=1.0, wait=wait)
+
+
 def test_an_upgrade_keeps_the_old_environment_alone(environments):
     manager = Manager(lambda: environments.current, {})
-    old = upgrade(environments, lambda: make_next(environments), AGENT, manager, limit_s=1.0, wait=at_once)
+    old = up(environments, manager)
     assert old.name == "env-2"
     assert environments.current.name == "env-3"
     assert names(environments) == ["current", "env-2", "env-3"]
@@ -41,15 +46,7 @@ def test_what_else_runs_from_the_environment_is_started_from_the_new_one(environ
             return super().status(unit) | {"ActiveState": states.get(unit, "active")}
 
     manager = Several(lambda: environments.current, {})
-    upgrade(
-        environments,
-        lambda: make_next(environments),
-        AGENT,
-        manager,
-        others=list(states),
-        limit_s=1.0,
-        wait=at_once,
-    )
+    up(environments, manager, others=list(states))
     assert started == [
         (AGENT.file, "env-3"), ("edgeasync-hub.service", "env-3"), ("second.service", "env-3"),
     ]  # fmt: skip
@@ -58,16 +55,13 @@ def test_what_else_runs_from_the_environment_is_started_from_the_new_one(environ
 def test_an_upgrade_that_is_taken_back_leaves_the_others_alone(environments):
     manager = Manager(lambda: environments.current, {"env-3": ""})
     with pytest.raises(HubUnreachableError):
-        upgrade(
-            environments, lambda: make_next(environments), AGENT, manager, others=["edgeasync-hub.service"],
-            limit_s=1.0, wait=at_once,
-        )  # fmt: skip
+        up(environments, manager, others=["edgeasync-hub.service"])
     assert manager.starts == ["env-3", "env-2"]
 
 
 def test_a_peer_is_up_once_it_says_how_it_does(environments):
     manager = Manager(lambda: environments.current, {"env-3": "without a hub: alone"})
-    upgrade(environments, lambda: make_next(environments), PEER, manager, limit_s=1.0, wait=at_once)
+    up(environments, manager, PEER)
     assert environments.current.name == "env-3"
 
 
@@ -75,7 +69,7 @@ def test_a_peer_is_up_once_it_says_how_it_does(environments):
 def test_an_agent_that_does_not_join_gets_its_old_version_back(environments, said):
     manager = Manager(lambda: environments.current, {"env-3": said})
     with pytest.raises(HubUnreachableError, match=r"did not join its hub within 1 s .* the old one runs again"):
-        upgrade(environments, lambda: make_next(environments), AGENT, manager, limit_s=1.0, wait=at_once)
+        up(environments, manager)
     assert environments.current.name == "env-2"
     assert names(environments) == ["current", "env-1", "env-2"]
     assert manager.starts == ["env-3", "env-2"]
@@ -87,7 +81,7 @@ def test_an_upgrade_that_cannot_be_installed_touches_nothing(environments):
 
     manager = Manager(lambda: environments.current, {})
     with pytest.raises(StorageError):
-        upgrade(environments, fail, AGENT, manager, limit_s=1.0, wait=at_once)
+        up(environments, manager, make=fail)
     assert (environments.current.name, manager.starts) == ("env-2", [])
 
 
@@ -98,7 +92,7 @@ def test_an_upgrade_of_no_service_is_refused_before_anything_is_made(environment
 
     manager = Empty(lambda: environments.current, {})
     with pytest.raises(ConfigError, match="no such service; install it: edgeasync service install agent"):
-        upgrade(environments, lambda: make_next(environments), AGENT, manager, limit_s=1.0, wait=at_once)
+        up(environments, manager)
     assert names(environments) == ["current", "env-1", "env-2"]
 
 
@@ -109,7 +103,7 @@ def test_a_service_that_cannot_be_started_leaves_nothing_of_the_new_one(environm
 
     manager = Broken(lambda: environments.current, {})
     with pytest.raises(StorageError):
-        upgrade(environments, lambda: make_next(environments), AGENT, manager, limit_s=1.0, wait=at_once)
+        up(environments, manager)
     assert names(environments) == ["current", "env-1", "env-2"]
 
 
@@ -119,7 +113,7 @@ def test_an_interrupted_upgrade_is_taken_back(environments):
 
     manager = Manager(lambda: environments.current, {})
     with pytest.raises(KeyboardInterrupt):
-        upgrade(environments, lambda: make_next(environments), AGENT, manager, limit_s=1.0, wait=interrupt)
+        up(environments, manager, wait=interrupt)
     assert (environments.current.name, manager.starts[-1]) == ("env-2", "env-2")
 
 
@@ -130,4 +124,4 @@ def test_a_status_of_before_the_upgrade_is_not_taken_for_the_new_one(environment
 
     manager = Slow(lambda: environments.current, {})
     with pytest.raises(HubUnreachableError):
-        upgrade(environments, lambda: make_next(environments), AGENT, manager, limit_s=1.0, wait=at_once)
+        up(environments, manager)
