@@ -93,7 +93,7 @@ class Policy(Section, frozen=True):
     """The weight of an update by its staleness."""
     take: Take = "all"
     """Whose updates count. A device's score is the loss of its parameters if it measures that
-    ([validation](/train/evaluation.md#scores-of-nodes)), else the loss of the model it trained from, or its
+    ([validation](/train/evaluation.md#scores-of-devices)), else the loss of the model it trained from, or its
     training loss. `all`: all. `better`: updates with a score that is not over the fleet's. `best`: only the update
     with the best score of those folded together, with the weight of all. Under an aggregator that folds one by
     one: the updates of the device with the best score. From three voters on, a score is never the best if it is
@@ -108,7 +108,7 @@ class Policy(Section, frozen=True):
     """A device whose update is refused as `not_finite`, as `quarantined` (an operator has excluded it), or as
     `behind` by `behind_max`, starts over: it drops the steps it has taken since, its residual and its optimizer's
     state, and begins again from the hub's model. Needs `behind_max`.
-    [More](/train/evaluation.md#nodes-that-start-over).
+    [More](/train/evaluation.md#devices-that-start-over).
     """
     aggregate: Aggregator = QuorumAggregator()
     """When updates become the next version, and whether devices wait for it."""
