@@ -125,9 +125,7 @@ class Gathering:
         weights: list[float] = []
         norms: list[float] = []
         lengths: list[float] = []
-        for one, share, clip in zip(
-            contributions, shares, clips, strict=True
-        ):  # one loop, since there is often only one
+        for one, share, clip in zip(contributions, shares, clips, strict=True):
             weight = share * clip
             handles.append(one.handle)
             weights.append(weight)

@@ -37,9 +37,9 @@ class Handshake:
         if hello.fingerprint is not None and hello.fingerprint != self._spec.fingerprint:
             raise RefusalError(
                 "model_mismatch",
-                f"the device's model {hello.fingerprint[:8]} differs from the hub's {self._spec.fingerprint[:8]}: use "
-                "the same parameter names and shapes on both, or start the agent without a model or with the "
-                "hub's [model] settings",
+                f"the device's model {hello.fingerprint[:8]} differs from the hub's {self._spec.fingerprint[:8]}: "
+                "use the same parameter names and shapes on both, or start the agent without a model or with "
+                "the hub's [model] settings",
             )
         if self.frozen_arrays.refuses and (difference := self.frozen_arrays.difference(hello)):
             raise RefusalError(

@@ -93,19 +93,23 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
     updates_long: int = 0
     """The number of its updates that were longer than usual when folded."""
     weight: float = 0.0
-    """The sum of its folded updates' weights before clipping; `weight_kept` is the sum after clipping.
+    """The sum of its folded updates' weights before clipping.
+
+    `weight_kept` is the sum after clipping.
     """
     weight_kept: float = 0.0
     traffic: Traffic = msgspec.field(default_factory=Traffic)
     own_day: OwnDay | None = None
     rest_until_s: float = 0.0
     exchange_s: float = 0.0
-    """When the last exchange began. `exchange_bytes` and `exchange_updates` are the counts at that time.
+    """When the last exchange began.
+
+    `exchange_bytes` and `exchange_updates` are the counts at that time.
     """
     exchange_bytes: int = 0
     exchange_updates: int = 0
     pace_percent: int = 100
-    """The reported share of time in which it trains, 0 while paused; `pace_reason` is the reported reason.
+    """The share of time in which it reports to train, 0 while paused. `pace_reason` is its reason.
     """
     pace_reason: str = ""
     temperature_c: float | None = None
