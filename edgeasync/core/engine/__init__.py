@@ -1,1 +1,1 @@
-"""Engines connect frames to cores: they decode messages, run transfers and carry out effects. Still no I/O."""
+"""Engines connect frames to cores: decode messages, run transfers, execute effects. No I/O."""
