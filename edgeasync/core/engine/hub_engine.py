@@ -279,7 +279,7 @@ class HubEngine:
             self.outbox.abandon()
 
     def revoke(self, key: Key, now_s: float) -> None:
-        """Expel a revoked key's devices, whose connections must be closed; wait if halted."""
+        """Expel a revoked key's devices. No message under this key may follow."""
         self._now_s = now_s
         self._roster.forget(key)
         if self._standing_still:
