@@ -102,7 +102,8 @@ class DataQuota:
             return ""
         return (
             f"pings alone take {pings_bytes} bytes a day, but the quota is {self.bytes_per_day_max} bytes, so "
-            "there may be none left for training; raise [limits] bytes_per_day_max, or the hub's liveness.heartbeat_s"
+            "there may be none left for training; raise [limits] bytes_per_day_max, or the hub's "
+            "liveness.heartbeat_s"
         )
 
     def is_spent(self, now_s: float) -> bool:

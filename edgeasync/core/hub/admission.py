@@ -61,7 +61,7 @@ class Admission:
             if member.peer:
                 effects.append(SuspendTransfers(member.peer))
             silence_s = now_s - member.seen_s
-            effects.append(HubReport("lost", member.device_id, f"no message for {silence_s:.1f} s"))
+            effects.append(HubReport("lost", member.device_id, f"nothing heard for {silence_s:.1f} s"))
         return effects
 
     def hello(self, peer: Peer, hello: Hello, now_s: float, key: Key = b"") -> list[HubEffect]:

@@ -459,7 +459,7 @@ def test_an_order_is_given_once_and_ended_once():
     assert [one.event for one in guard.order("k", "a", 1.0)] == ["excluded"]
     assert guard.order("k", "b", 2.0) == []
     assert guard.state.orders == {"k": Exclusion("a", 1.0)}
-    assert "an operator has excluded it" in look(guard, "device", "a2", voter="k")[0].detail
+    assert "already excluded by an operator" in look(guard, "device", "a2", voter="k")[0].detail
     assert guard.describe(3.0)["alarms"][0]["remedy"] == "excluded", "the status must not propose it once more"
     assert [one.event for one in guard.release("k", "b", 3.0)] == ["released"]
     assert guard.release("k", "a", 4.0) == []

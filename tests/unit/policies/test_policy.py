@@ -286,9 +286,12 @@ def test_parts_that_contradict_one_another_are_refused_with_a_sentence(table, me
             "policy.warm_up.aggregate.count (65) is over the 64 of limits.updates_held_max",
         ),
         ({"codec": {"push": "zip"}}, "codec: unknown codec 'zip'; known: identity, "),
-        ({"codec": {"push": "off"}}, "codec: push = 'off': devices must send something"),
-        ({"codec": {"model": "int8"}}, "codec: model = 'int8': whole models travel as one of identity, float16"),
-        ({"codec": {"delta": "auto"}}, "codec: delta = 'auto': the chain is one for all devices"),
+        ({"codec": {"push": "off"}}, "codec: push cannot be 'off': devices must send updates"),
+        (
+            {"codec": {"model": "int8"}},
+            "codec: model = 'int8' is not a codec of whole models; use one of identity",
+        ),
+        ({"codec": {"delta": "auto"}}, "codec: delta cannot be 'auto': all devices receive"),
         (
             {"codec": {"push": "int8"}, "policy": {"aggregate": {"kind": "model_average"}}},
             "codec.push = 'int8' would lose too much of the whole models",

@@ -139,7 +139,7 @@ def test_stale_statistics_that_devices_agree_on_are_what_the_hub_comes_to(device
 def test_versions_follow_one_another():
     model = HubModel(make_spec(3), np.zeros(3, F), 4, by([SGD()]))
     for number in (4, 6):
-        with pytest.raises(ValueError, match=f"fold {number} does not follow version 4"):
+        with pytest.raises(ValueError, match=f"fold {number} must follow version {number - 1}, not 4"):
             model.fold(Fold(number, (0,), (1.0,), ((1.0, 0.0),)), [coded(np.ones(3))])
 
 

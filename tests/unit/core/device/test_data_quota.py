@@ -84,7 +84,7 @@ def test_a_model_is_fetched_only_if_the_day_bears_its_update_too(missing):
     fetched = any(isinstance(effect, SendToHub) and isinstance(effect.message, Fetch) for effect in effects)
     assert fetched == (not missing)
     if missing:
-        assert f"{needed_bytes(2 * MODEL)} are needed; resting until the day ends, in 3600 s" in rested(
+        assert f"{needed_bytes(2 * MODEL)} are needed; waiting 3600 s until the day ends" in rested(
             device, effects
         )
         assert device.next_deadline_s() == 3700.0
@@ -147,7 +147,7 @@ def test_pings_end_with_the_days_bytes():
 def test_a_spent_day_begins_without_a_hub():
     device = device_of(used_bytes=LIMIT + 5, remaining_s=60.0)
     (report,) = device.begin(100.0)
-    assert f"0 of the day's {LIMIT} bytes are left, and {SPARE_BYTES} are needed" in report.detail
+    assert f"0 of the daily quota of {LIMIT} bytes are left, but {SPARE_BYTES} are needed" in report.detail
     assert (report.event, device.next_deadline_s()) == ("resting", 160.0)
     assert Connect() in device.tick(160.0, 0)
 

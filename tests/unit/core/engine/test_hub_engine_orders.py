@@ -100,7 +100,7 @@ def test_orders_are_for_operators_alone(sender, done, order):
     answers = bench.say(Order("pi", order), sender)
     assert (bench.orders == ["pi"]) == ((order == "quarantine") == done)
     if not done:
-        assert answers == [Refuse("not_allowed", "the key of pi is a device's; operators alone may do this")]
+        assert answers == [Refuse("not_allowed", "the key of pi belongs to a device; only operators may do this")]
 
 
 @pytest.mark.parametrize(("trust", "refused"), [("open", True), ("admitted", False), (None, False)])
@@ -132,7 +132,7 @@ def test_an_order_that_waits_for_a_disk_that_fails_is_not_confirmed():
     answers = [message for message, _ in bench.sent]
     assert [getattr(answer, "code", "status") for answer in answers] == ["busy"]
     (refuse,) = bench.say(Order("pi", "quarantine"))
-    assert (refuse.code, refuse.sentence) == ("busy", "the hub's disk cannot be written; try again")
+    assert (refuse.code, refuse.sentence) == ("busy", "the hub cannot write to its disk; try again later")
     assert bench.write() == []
     assert bench.say(Order("pi", "quarantine")) + bench.write() == [Status()]
     assert bench.orders == ["pi"]
@@ -141,7 +141,8 @@ def test_an_order_that_waits_for_a_disk_that_fails_is_not_confirmed():
 def test_an_unknown_name_is_refused_and_nothing_is_done():
     bench = Bench()
     (refuse,) = bench.say(Order("pi-2", "quarantine")) + bench.write()
-    assert (refuse.code, refuse.sentence) == ("unknown_device", "no device here is named pi-2")
+    sentence = "unknown device pi-2; list the devices with 'edgeasync status'"
+    assert (refuse.code, refuse.sentence) == ("unknown_device", sentence)
     assert bench.orders == []
 
 

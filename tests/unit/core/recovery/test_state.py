@@ -605,17 +605,17 @@ class Other(msgspec.Struct):
 
 def test_sound_bytes_of_another_kind_are_refused(written):
     for body in (encode_state(Other()), encode_state(make_spec())):
-        with pytest.raises(StorageError, match="not the state of a hub"):
+        with pytest.raises(StorageError, match="not a hub's state"):
             put_back(with_scalars(written, body))
     hub = Hub("immediate", make_spec())
-    with pytest.raises(StorageError, match="not the state of a hub"):
+    with pytest.raises(StorageError, match="not a hub's state"):
         durable.load_state(hub.core, written[durable.SCALARS].tobytes())
 
 
 def test_another_format_says_so():
     sealed = encode_state(Other())
     with pytest.raises(
-        StorageError, match=f"has format {FORMAT + 1}, and this edgeasync reads format {FORMAT}: start"
+        StorageError, match=f"has format {FORMAT + 1}, but this edgeasync reads format {FORMAT}; use"
     ):
         decode_state((FORMAT + 1).to_bytes(2, "big") + sealed[2:], Other)
 
