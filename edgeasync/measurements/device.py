@@ -132,7 +132,7 @@ class DeviceMeasurements(msgspec.Struct, array_like=True):
 
     @property
     def cycle_s(self) -> float:
-        """Seconds between exchanges with the last assigned steps, without the wait for a flush."""
+        """Seconds between exchanges with the last assigned steps, without flush waits."""
         return self.communication_s + self.step_s * (self.assigned_steps or self.local_steps)
 
     @property

@@ -83,7 +83,7 @@ class FleetMeasurements(msgspec.Struct, dict=True):
         self.staleness_mean += (staleness - self.staleness_mean) * STALENESS_WEIGHT
 
     def slowness(self, staleness: int, local_steps: int) -> float:
-        """Return how many more updates than usual the model needs to learn a device's data.
+        """Return how many times more updates than usual a device's data need.
 
         The factor is from 1 to `SLOWNESS_MAX`. It is the ratio of the update's staleness to the
         usual one, or of the usual number of steps to the update's, whichever is larger.
@@ -120,7 +120,7 @@ class FleetMeasurements(msgspec.Struct, dict=True):
             self.loss_first = self.past_losses.usual
 
     def observe_base_loss(self, voter: str, loss: float) -> None:
-        """Record a device's loss of the hub's model if finite, even if its update is rejected."""
+        """Record a device's loss of the hub's model, even if its update is rejected."""
         if math.isfinite(loss):
             self.base_losses.cast(voter, loss)
 
@@ -162,7 +162,7 @@ class FleetMeasurements(msgspec.Struct, dict=True):
 
     @property
     def loss(self) -> float:
-        """The voters' median loss over the last quarter of the turns; NaN before the first."""
+        """The voters' median loss over the last quarter of turns; NaN before the first."""
         return self.past_losses.newest if self.losses else self.newest_losses.median
 
     @property
@@ -192,7 +192,7 @@ class FleetMeasurements(msgspec.Struct, dict=True):
 
     @property
     def loss_variance(self) -> float:
-        """The voters' median variance over the last quarter of the turns; NaN before the first."""
+        """The voters' median variance over the last quarter of turns; NaN at first."""
         return self.past_variances.newest if self.loss_variances else self.newest_variances.median
 
 

@@ -173,7 +173,7 @@ class VotesWithPeak(Votes, dict=True):
         self._peak = None
 
     def usual(self, slack: float = 0.0) -> float:
-        """Return the highest normal number; infinity if too few voters are known or all are 0.
+        """Return the highest normal number; infinity if too few voters, or all 0.
 
         With `slack`, from 0 to 1, it is at least this share of the peak.
         """

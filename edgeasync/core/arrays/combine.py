@@ -51,7 +51,7 @@ class Term(msgspec.Struct, frozen=True):
 
 
 class Mixer:
-    """Sums scaled updates, or passes them to a robust combiner, in a few chunks of memory."""
+    """Sums scaled updates, or passes them to a robust combiner, chunk by chunk."""
 
     def __init__(self, policy: PolicySet, spec: ParameterSpec) -> None:
         self._combine = policy.combine
@@ -99,7 +99,7 @@ class Mixer:
         return total
 
     def _mix_side_by_side(self, terms: Sequence[Term], current: Vector, at: slice, target: Vector) -> None:
-        """Combine all rows at once, in slices of `CHUNK` values divided by the number of rows."""
+        """Combine all rows at once, in slices of `CHUNK` values divided by their number."""
         count = _rows_of(terms)
         width = max(1, CHUNK // count)
         if self._rows.shape != (count, width):

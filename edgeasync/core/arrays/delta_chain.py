@@ -1,4 +1,4 @@
-"""Differences between models, which hub and devices apply with bit-identical results."""
+"""Differences between models, which hub and devices apply bit-identically."""
 
 from collections.abc import Iterable
 
@@ -9,7 +9,7 @@ from edgeasync.protocol.codecs import Source, VectorCodec, chunks, copy_range
 
 
 class Difference:
-    """A `Source` of `values - base` in the first `differences` values, then of `values`."""
+    """A `Source`: `values - base` in the first `differences` values, then `values`."""
 
     def __init__(self, values: Vector, base: Vector, differences: int) -> None:
         self._values = values

@@ -15,7 +15,7 @@ from edgeasync.protocol.messages import ModelVersion
 
 
 class DeviceModel:
-    """The trained `parameters` and their base, the hub's model, as flat float32 vectors.
+    """The trained `parameters` and their base, the hub's model, as float32 vectors.
 
     With error feedback (Seide et al. 2014, Karimireddy et al. 2019), a third vector is the
     residual, the part that codecs dropped. With overlap, a fourth vector contains the parameters as
@@ -44,7 +44,7 @@ class DeviceModel:
         """Whether training may continue on the parameters before the next model is installed."""
 
     def restore_residual(self, residual: Vector) -> None:
-        """Restore the residual of an earlier start; raises `ValueError` for a wrong length."""
+        """Restore an earlier start's residual; raises `ValueError` for a wrong length."""
         if residual.shape != (self._trained_length,) or residual.dtype != np.float32:
             raise ValueError(f"the residual has shape {residual.shape}, expected {self._trained_length} values")
         self.residual = residual

@@ -31,7 +31,7 @@ CURRENT = ""
 
 
 class Snapshot:
-    """An immutable version of the model. Each codec's payload is encoded once and cached."""
+    """An immutable version of the model, with a cached payload for each codec."""
 
     __slots__ = ("_payloads", "number", "vector")
 
@@ -266,7 +266,7 @@ class HubModel:
         return state, arrays
 
     def load_state(self, state: ModelState, parameters: Mapping[str, Array], arrays: Mapping[str, Array]) -> None:
-        """Restore a durable state, with `parameters` as the current version; copy the arrays.
+        """Restore a durable state, with `parameters` as the current version; copies arrays.
 
         Raises `StorageError` if an array is missing or has the wrong length.
         """

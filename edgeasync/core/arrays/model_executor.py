@@ -37,7 +37,7 @@ class ModelExecutor:
         return None
 
     def begin(self, effect: Fold | Publish) -> tuple[Work, Finish]:
-        """Return the work for any thread, and a function for its result on the hub's thread.
+        """Return work for any thread, and a function for its result on the hub's thread.
 
         Nothing else may change the model in between.
         """

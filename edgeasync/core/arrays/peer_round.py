@@ -97,7 +97,7 @@ class PeerRound:
         return norms
 
     def apply(self, parameters: Vector) -> None:
-        """Add the mean minus the snapshot to the trained parameters; replace the statistics.
+        """Add the mean minus the snapshot to the parameters; replace the statistics.
 
         Parameters that have diverged since the snapshot are set to the mean. Raises
         `NotFiniteError` if the mean is not finite.
@@ -129,7 +129,7 @@ def _norms(values: Vector, trained: int) -> tuple[float, float]:
 
 
 def check_peer_codec(name: str) -> None:
-    """Raise `ValueError` for a codec that is unknown or too lossy for averaging models."""
+    """Raise `ValueError` for a codec that is unknown or too lossy to average models."""
     if _codec_of(name, 1).needs_feedback or name.startswith("top_k"):
         raise ValueError(
             f"codec = {name!r} is too lossy: peers send whole models; use identity, float16, bfloat16, int8 or "

@@ -235,7 +235,7 @@ class Publisher:
         return PublisherState(self._published.number, self._codec.name, self._checksum, numbers), arrays
 
     def load_state(self, state: PublisherState | None, arrays: Mapping[str, Array]) -> None:
-        """Restore a durable state; copies its arrays. Raises `StorageError` if one is missing."""
+        """Restore a durable state; raises `StorageError` if an array is missing."""
         if (state is None) != (self._delta is None) or (state and state.codec not in ELEMENTWISE):
             raise StorageError("the hub's state was written with other [codec] settings; resume it with those")
         if state is None:
@@ -274,7 +274,7 @@ class Publisher:
             self._lead_on(owner, off_chain)
 
     def _may_be_off_chain(self, owner: Hashable, off_chain: OffChainModel | None) -> bool:
-        """Return whether a device may leave the chain; never before the chain's first step."""
+        """Return whether a device may leave the chain; never before its first step."""
         return bool(self._steps) and self._off_chain.may_hold(owner, off_chain)
 
     def _offer_off_chain(self, owner: Hashable, off_chain: OffChainModel | None) -> PublishedPayload | None:
@@ -354,7 +354,7 @@ class Publisher:
         return self._made.joined[-sum(len(step) for step in newest) :]
 
     def _trim_steps(self, nbytes: int) -> None:
-        """Drop the oldest steps until the rest take less than `nbytes` and fit into a message."""
+        """Drop the oldest steps until the rest take less than `nbytes` and fit a message."""
         total = sum(len(step) for _, step in self._steps)
         while self._steps and (total >= nbytes or len(self._steps) > DELTAS_MAX):
             _, step = self._steps.popleft()
@@ -362,6 +362,6 @@ class Publisher:
             self._sent.watch(step, outdated=True)
 
     def _withdraw_offers(self) -> None:
-        """Drop the offers of the published version; its payloads in transfer become outdated."""
+        """Drop the published version's offers; its payloads in transfer become outdated."""
         self._sent.outdate()
         self._made = MadeOffers()

@@ -60,7 +60,7 @@ def decode_state(sealed: bytes, kind: type[State]) -> State:
 
 
 def take_values(arrays: Mapping[str, Array], name: str, shape: tuple[int, ...]) -> Vector:
-    """Return a float32 array; raises `StorageError` if it is missing or has another shape."""
+    """Return a float32 array; raises `StorageError` if missing or of another shape."""
     array = arrays.get(name)
     if array is None or array.dtype != np.float32 or array.shape != shape:
         found = "missing" if array is None else f"{array.dtype} {array.shape}"

@@ -1,1 +1,1 @@
-"""The device's core: events in, effects out, with scalars only and no I/O or clock."""
+"""The device's core: events in, effects out. No arrays, I/O or clock."""

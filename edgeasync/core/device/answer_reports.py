@@ -40,7 +40,7 @@ class AnswerReports:
 
 
 def is_preempted(outcome: Outcome) -> bool:
-    """Return whether the hub asks the device to start over, also in a repeated outcome."""
+    """Return whether an outcome, or a repeated one, asks the device to start over."""
     first = outcome.first if isinstance(outcome, Duplicate) else outcome
     return isinstance(first, Rejected) and first.preempted
 

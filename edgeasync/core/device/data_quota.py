@@ -1,4 +1,4 @@
-"""A device's own daily quota: the remaining bytes, and records on disk. Part of `DeviceCore`.
+"""A device's own daily quota, and its records on disk. Part of `DeviceCore`.
 
 The device counts for itself, whatever its hub reports or sends. A day is 24 hours in which the
 agent runs. Time without the agent does not count, since a device may lack a clock that measures it.
@@ -32,7 +32,7 @@ RECORD_EVERY_S_MIN = 60.0
 
 
 class QuotaRecord(msgspec.Struct, frozen=True):
-    """The durable state of the quota: used bytes, and the remaining seconds of the day."""
+    """The durable state of the quota: used bytes, and remaining seconds of the day."""
 
     used_bytes: int = 0
     remaining_s: float = DAY_S
@@ -145,7 +145,7 @@ class DataQuota:
 
 
 class ExchangeCost:
-    """Estimates the size of the next exchange from the previous ones. Part of `WorkCycle`."""
+    """Estimates the size of the next exchange. Part of `WorkCycle`."""
 
     def __init__(self, data_quota: DataQuota) -> None:
         self.needs_bytes = 0
@@ -165,7 +165,7 @@ class ExchangeCost:
         return borne
 
     def of_update(self, raw_bytes: int) -> int:
-        """Estimate the size of the next update; `raw_bytes` is the model's size in float32."""
+        """Estimate the next update's size; `raw_bytes` is the model's size in float32."""
         return self.update_bytes or raw_bytes
 
     def of_exchange(self, raw_bytes: int) -> int:

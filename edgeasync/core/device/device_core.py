@@ -1,4 +1,4 @@
-"""`DeviceCore`: the device as a deterministic state machine, without I/O and clock.
+"""`DeviceCore`: the device as a deterministic state machine, without I/O or clock.
 
 It consists of two small machines. The *link*, in this file, is `offline`, `handshake` or `joined`.
 It decides when to connect and to which hub, when to ping, and when the hub counts as lost. The
@@ -54,7 +54,7 @@ LINK: Table[LinkState] = {
 
 
 class DeviceCore:
-    """A device's decisions. `begin`, `handle` and `tick` return effects to execute in order.
+    """A device's decisions. Methods return effects to execute in order.
 
     - `hello` describes the device. The core adds its limits, its session, the number of its last
       answered update and its remaining quota.
@@ -105,7 +105,7 @@ class DeviceCore:
         return self._rotation.hub
 
     def check(self) -> None:
-        """Raise `AssertionError` if the state is inconsistent; cheap enough for every event."""
+        """Raise `AssertionError` if the state is inconsistent; cheap for every event."""
         assert self.link != "joined" or self.welcome is not None, "joined without a welcome"
         assert self.link == "over" or self.work.connected == (self.link == "joined"), "link and work disagree"
         self.work.check()
@@ -262,7 +262,7 @@ class DeviceCore:
         return [effects.SendToHub(Goodbye(reason, self.welcome.session))]
 
     def _conclude(self, decided: list[DeviceEffect], now_s: float) -> list[DeviceEffect]:
-        """End the link if an effect ends the agent, or disconnect if the quota is exhausted."""
+        """End the link if an effect ends the agent; disconnect if the quota is exhausted."""
         if any(isinstance(effect, effects.EndAgent) for effect in decided):
             self._move_link("over")
         elif self.link == "joined" and self.work.cost.needs_bytes:
@@ -336,7 +336,7 @@ class DeviceCore:
         return decided + self.work.cut_off()
 
     def _rest_until_tomorrow(self, now_s: float) -> list[DeviceEffect]:
-        """Disconnect until the device's day ends, because the next message exceeds its quota."""
+        """Disconnect until the device's day ends, because the quota is too low."""
         left_bytes, ends_s = self.data_quota.left_bytes(now_s), self.data_quota.ends_s(now_s)
         needed_bytes = self.work.cost.needs_bytes or SPARE_BYTES
         told = (

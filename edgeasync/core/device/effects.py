@@ -38,7 +38,7 @@ class PrepareTraining(msgspec.Struct, frozen=True, gc=False):
 
 
 class FindGraph(msgspec.Struct, frozen=True, gc=False):
-    """Look up a stored graph by fingerprint, then report `GraphHeld` or `GraphMissing`."""
+    """Look up a stored graph, then report `GraphHeld` or `GraphMissing`."""
 
     fingerprint: str
 

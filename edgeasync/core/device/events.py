@@ -35,14 +35,14 @@ class ModelInstalled(msgspec.Struct, frozen=True, gc=False):
 
 
 class InstallFailed(msgspec.Struct, frozen=True, gc=False):
-    """The assigned model could not be installed; with `spoilt` the old one is lost, too."""
+    """The assigned model could not be installed; with `spoilt` the old one is lost."""
 
     reason: str
     spoilt: bool = False
 
 
 class GraphHeld(msgspec.Struct, frozen=True, gc=False):
-    """The device has the hub's verified graph: `fetched`, or stored by an earlier start."""
+    """The device has the hub's graph: `fetched`, or stored by an earlier start."""
 
     fetched: bool
 
@@ -135,7 +135,7 @@ class Trained(msgspec.Struct, frozen=True, gc=False):
 
 
 class OverlapTrained(msgspec.Struct, frozen=True, gc=False):
-    """The device took steps while it waited for an assignment; 0 if its trainer is done."""
+    """The device took steps while it waited; 0 if its trainer has no more."""
 
     result: Trained
 

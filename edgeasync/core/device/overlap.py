@@ -30,14 +30,14 @@ class OverlapSteps:
 
     @property
     def is_allowed(self) -> bool:
-        """Whether training may continue after an update before the next model is installed."""
+        """Whether training may continue between an update and the next model."""
         assert self.welcome is not None
         welcome, own = self.welcome, self._limits.delay_steps or 0
         return max(welcome.overlap_steps_max, welcome.delay_steps, own, self._limits.alone_steps_max) > 0
 
     @property
     def delay_steps(self) -> int:
-        """How many steps after an update its answer is used, by the device's or hub's setting.
+        """How many steps after an update its answer is used.
 
         It is never more than the update had, since the answer is used before the next update
         leaves.
@@ -85,7 +85,7 @@ class OverlapSteps:
             self._asked -= self._wanted
 
     def drop(self) -> None:
-        """Drop the steps done, and allow no more until the next model: training has diverged."""
+        """Drop the steps done, and allow no more until the next model."""
         self._done, self._dropped = None, True
 
     def assign(self, local_steps: int) -> int:

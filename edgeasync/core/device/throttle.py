@@ -1,4 +1,4 @@
-"""Training pace by temperature, power, memory and time of day. Part of `DeviceCore`.
+"""Training pace by temperature, power, memory and time. Part of `DeviceCore`.
 
 A governor without I/O: readings and time in, a pace out. A missing sensor limits nothing: a board
 without a battery counts as on mains, and one without a thermometer is never too hot.
@@ -97,7 +97,7 @@ class ThrottleSection(Section, frozen=True):
 
 
 class Pace(msgspec.Struct, frozen=True, gc=False):
-    """The share of time in which the device trains, from 0 (paused) to 1, and its reason."""
+    """The share of time in which the device trains, 0 if paused, and the reason."""
 
     share: float = 1.0
     reason: str = ""

@@ -101,7 +101,7 @@ class WorkCycle:
         self._move("pushing")
 
     def check(self) -> None:
-        """Raise `AssertionError` if the state is inconsistent; cheap enough for every event."""
+        """Raise `AssertionError` if the state is inconsistent; cheap for every event."""
         push = self.pending.push
         welcome = self.overlap.welcome
         has_graph = self._has_graph or welcome is None or welcome.graph is None
@@ -141,7 +141,7 @@ class WorkCycle:
     # -- the link --------------------------------------------------------------------------------------------
 
     def welcomed(self, welcome: Welcome, now_s: float) -> list[DeviceEffect]:
-        """Agree on the last update, then repeat unanswered messages or fetch an assignment."""
+        """Agree on the last update; repeat unanswered messages or fetch an assignment."""
         self.overlap.welcome = welcome
         self.connected, self._repetition.repeated = True, False
         self.push_codec = welcome.push_codec
@@ -380,7 +380,7 @@ class WorkCycle:
         return self._use_model(now_s) if self._arrived else self._train_on()
 
     def _train_on(self) -> list[DeviceEffect]:
-        """Train while the device waits for a model, with more steps if the hub is unreachable."""
+        """Train while waiting for a model, with more steps if the hub is unreachable."""
         states = ("idle", "pushing", "installing") if self.overlap.waits_exactly else ("idle", "pushing")
         return (
             self.overlap.train(offline=self._repetition.busy or not self.connected) if self.state in states else []

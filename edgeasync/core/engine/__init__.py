@@ -1,1 +1,1 @@
-"""Engines connect frames to cores: decode messages, run transfers, execute effects. No I/O."""
+"""Engines connect frames to cores: messages, transfers and effects. No I/O."""

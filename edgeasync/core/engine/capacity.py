@@ -87,7 +87,7 @@ class Capacity:
         return True
 
     def for_graph(self, now_s: float, member: Member | None) -> bool:
-        """Return whether the hub can send the graph once more; drop transfers if that helps.
+        """Return whether the hub can send the graph once more; drop transfers if useful.
 
         All these transfers share one payload, so each uses memory only for pieces in libzmq's
         queue.

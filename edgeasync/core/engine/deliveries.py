@@ -1,4 +1,4 @@
-"""Sends models and graphs, whole or in pieces, and resumes suspended transfers. No I/O."""
+"""Sends models and graphs, whole or in pieces, and resumes transfers. No I/O."""
 
 from collections.abc import Callable
 from functools import partial
@@ -22,7 +22,7 @@ class Send(Protocol):
 
 
 class Deliveries:
-    """Sends devices the published model in a form they support, as their credit allows."""
+    """Sends devices the published model in a supported form, within their credit."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Deliveries:
         self._now_s = now_s
 
     def restart(self, peer: Peer, member: Member, fetch: Fetch, now_s: float) -> bool:
-        """Suspend the transfer that a `Fetch` replaces; return whether the answer resumes one."""
+        """Suspend the transfer that a `Fetch` replaces; return whether one will resume."""
         self.outgoing.suspend(peer, now_s)
         if fetch.partial is not None:
             self.outgoing.note_partial(peer, fetch.partial)

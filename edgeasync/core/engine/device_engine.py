@@ -1,4 +1,4 @@
-"""Connects frames to `DeviceCore`: decodes messages, stores vectors, executes effects.
+"""Connects frames to `DeviceCore`: messages, vectors and effects.
 
 The engine does no I/O. A `DeviceShell` connects and sends. A `DeviceTraining` trains, and runs the
 jobs of `device_jobs.py` in the background. The ZeroMQ agent and the simulator implement both.
@@ -402,7 +402,7 @@ class DeviceEngine:
         self.transfers.push(push, self._payload, self._hub.piece_bytes)
 
     def _keep(self, push: Push, key: ModelKey) -> None:
-        """Write an update to disk under its current number, then let the core send it again."""
+        """Write an update to disk under its number, then let the core send it again."""
         if not self._kept.begin_write(push):
             return
         assert self._kept.spool is not None

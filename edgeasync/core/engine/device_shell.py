@@ -19,7 +19,7 @@ Result = TypeVar("Result")
 
 
 class DeviceTraining(Protocol):
-    """A device's background thread: it trains and runs other jobs, in order, one at a time.
+    """A device's background thread, which trains and runs other jobs one at a time.
 
     Implementations call each `then` on the engine's thread, never inside a call of the engine.
     """
@@ -35,7 +35,7 @@ class DeviceTraining(Protocol):
         """
 
     def pause(self) -> None:
-        """End overlapped training after the current step; if not yet started, without a step."""
+        """End overlapped training after the current step, or before the first one."""
 
     def set_pace(self, pace: Pace) -> None:
         """Take local steps at this pace from now on; a running step ends first."""
@@ -54,7 +54,7 @@ class DeviceTraining(Protocol):
 
 
 class DeviceSpool(Protocol):
-    """Stores what a device would lose in a power cut. All methods run in the background.
+    """Stores what a power cut would lose. All methods run in the background.
 
     If the disk fails, they report that and return; the device continues.
     """
@@ -63,7 +63,7 @@ class DeviceSpool(Protocol):
         """Write an update and the trainer's state."""
 
     def keep_model(self, held: HeldModel) -> None:
-        """Write the model, to resume from it after a restart. Its values change after the call."""
+        """Write the model, to resume from it. Its values change after the call."""
 
     def put_aside(self, reason: str) -> None:
         """Rename the file of an update that an earlier start wrote, and report it."""

@@ -186,7 +186,7 @@ class DeviceTransfers:
         return message, None
 
     def drop_incoming(self) -> Assignment | GraphHeader | None:
-        """Drop the incoming or suspended transfer; return the announcement of an incoming one."""
+        """Drop the incoming or suspended transfer; return its announcement if incoming."""
         message, transfer = self._message, self._incoming
         self._message = self._incoming = None
         if transfer is not None:

@@ -1,4 +1,4 @@
-"""Effects that must wait for earlier folds, in order: versions, assignments, checkpoints.
+"""Effects that must wait for earlier folds, executed in order.
 
 A fold may lead to many assignments. The queue executes them in slices, and the event loop reads
 messages between two slices.
@@ -52,7 +52,7 @@ BROADCAST_AT_A_TIME = 64
 
 
 class FoldQueue:
-    """Executes effects in order; the shell's worker does the long work of a large model.
+    """Executes effects in order; the shell's worker does long work on large models.
 
     `send` sends a message, and `assign` an assignment. `prepare` returns the encoding that an
     assignment needs first, if any. `handle` passes an event to the core. `restored` is called at a
@@ -151,7 +151,7 @@ class FoldQueue:
         self._shell.after(0.0, go_on)
 
     def _broadcast(self, effect: Broadcast) -> int:
-        """Send to the first connections, and queue the rest; return the bytes that it counts."""
+        """Send to the first connections, and queue the rest; return the bytes counted."""
         first, others = effect.peers[:BROADCAST_AT_A_TIME], effect.peers[BROADCAST_AT_A_TIME:]
         for peer in first:
             self._send(peer, effect.message)

@@ -1,4 +1,4 @@
-"""Connects frames to `HubCore`: decodes messages, stores payloads, executes effects.
+"""Connects frames to `HubCore`: messages, payloads and effects.
 
 The engine does no I/O: a `HubShell`, in the daemon or the simulator, sends, works and saves.
 

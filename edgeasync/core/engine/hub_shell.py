@@ -37,7 +37,7 @@ class HubShell(Protocol):
         """Call `action` after a delay; with 0, after everything that is already due."""
 
     def save(self, state: HubState) -> None:
-        """Write a checkpoint to disk in the background, then call `saved`, even on failure.
+        """Write a checkpoint in the background, then call `saved`, even on failure.
 
         If the core has stopped, this is the last checkpoint.
         """

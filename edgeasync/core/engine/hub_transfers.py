@@ -50,14 +50,14 @@ AnyTransfer = TypeVar("AnyTransfer", bound=_HubTransfer)
 
 
 class _HubTransfers(Generic[AnyTransfer]):
-    """The active transfers by connection, and the suspended ones by device and state id."""
+    """Active transfers by connection, and suspended ones by device and state id."""
 
     def __init__(self) -> None:
         self._active: dict[Peer, AnyTransfer] = {}
         self._suspended: dict[Owner, AnyTransfer] = {}  # in the order of suspension
 
     def held_by(self, member: Member) -> int:
-        """Return how many transfers the member's key has, without those of the member itself."""
+        """Return how many transfers the member's key has, without the member's own."""
         voter, owner = member.voter, member.owner
         transfers = (*self._active.values(), *self._suspended.values())
         return sum(transfer.voter == voter and transfer.owner != owner for transfer in transfers)
@@ -83,7 +83,7 @@ class _HubTransfers(Generic[AnyTransfer]):
             suspended.transfer.drop()
 
     def drop_oldest_suspended(self, spare: Owner | None = None) -> bool:
-        """Drop the oldest suspended transfer, except `spare`'s; return whether it dropped one."""
+        """Drop the oldest suspended transfer but `spare`'s; return whether there was one."""
         oldest = next((owner for owner in self._suspended if owner != spare), None)
         if oldest is None:
             return False
@@ -103,7 +103,7 @@ class _HubTransfers(Generic[AnyTransfer]):
 
 
 class IncomingTransfers(_HubTransfers[IncomingPush]):
-    """Incoming pushes. `len` counts active and suspended ones, since each has a buffer."""
+    """Incoming pushes. `len` includes suspended ones, since each has a buffer."""
 
     def __len__(self) -> int:
         return len(self._active) + len(self._suspended)
@@ -136,7 +136,7 @@ class IncomingTransfers(_HubTransfers[IncomingPush]):
         return suspended.transfer
 
     def accept(self, peer: Peer, piece: Piece, part: wire.Buffer, now_s: float) -> IncomingPush | None:
-        """Pass a piece to the connection's transfer; return it, or `None` without a transfer.
+        """Pass a piece to the connection's transfer; return it, or `None` without one.
 
         A complete transfer is no longer active. Raises `ProtocolError` for an invalid piece, which
         ends the transfer.
@@ -197,7 +197,7 @@ class OutgoingTransfers(_HubTransfers[AnnouncedPayload]):
     def credit(
         self, peer: Peer, credit: Credit, now_s: float
     ) -> tuple[OutgoingTransfer, list[tuple[Piece, memoryview]]] | None:
-        """Return a credit's transfer and the pieces to send now; `None` without a transfer.
+        """Return a credit's transfer and the pieces to send; `None` without a transfer.
 
         Raises `ProtocolError` for an impossible credit.
         """
@@ -215,7 +215,7 @@ class OutgoingTransfers(_HubTransfers[AnnouncedPayload]):
         self._partials[peer] = checksum
 
     def can_resume(self, member: Member) -> bool:
-        """Return whether the device's partial download can be resumed, which needs no memory."""
+        """Return whether the device's partial download can be resumed."""
         suspended = self._suspended.get(member.owner)
         return suspended is not None and suspended.message.checksum == self._partials.get(member.peer)
 

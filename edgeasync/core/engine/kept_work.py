@@ -16,7 +16,7 @@ KEEP_MODEL_S = 60.0
 
 
 class KeptWork:
-    """The saved work of an earlier start, and the update on disk. Part of `DeviceEngine`.
+    """An earlier start's saved work, and the update on disk. Part of `DeviceEngine`.
 
     Without a `spool` no update is written.
     """

@@ -1,4 +1,4 @@
-"""Logs the engine's events, and detects a disk that falls behind. Part of `HubEngine`."""
+"""Logs events, and detects a disk that falls behind. Part of `HubEngine`."""
 
 from collections.abc import Sequence
 
@@ -96,7 +96,7 @@ class LogWriter:
 
 
 def _is_idle(event: HubEvent, effects: Sequence[HubEffect]) -> bool:
-    """Return whether an event changed nothing, so that logging it would wear out the disk."""
+    """Return whether an event changed nothing, so that it need not be logged."""
     if isinstance(event, (Ticked, Revoked)):
         return not effects
     if isinstance(event, HubReceivedMalformed):
@@ -105,7 +105,7 @@ def _is_idle(event: HubEvent, effects: Sequence[HubEffect]) -> bool:
 
 
 def _is_of_operator(event: HubEvent) -> bool:
-    """Return whether an operator, who is not a member, wakes the fleet or sends an order."""
+    """Return whether the event is an operator's `Wake` or `Order`."""
     return isinstance(event, HubReceived) and isinstance(event.message, Wake | Order)
 
 

@@ -1,4 +1,4 @@
-"""Callbacks of a hub's network; `net/hub_listener.py` calls them on the hub's event loop."""
+"""Callbacks of a hub's network, which `net/hub_listener.py` calls."""
 
 from typing import Protocol
 
@@ -24,7 +24,7 @@ class HubReceiver(Protocol):
         """React to the sweep of connections, once a second, after `kept_off` was updated."""
 
     def on_revoked(self, keys: set[Key]) -> None:
-        """Expel the devices of revoked keys; the network closes their connections afterwards."""
+        """Expel the devices of revoked keys, whose connections are closed afterwards."""
 
     def warn(self, detail: str) -> None:
         """Report a problem that does not end the hub."""

@@ -1,4 +1,4 @@
-"""Holds messages and reports back until the log entries that they confirm are durable."""
+"""Holds messages and reports until the entries that they confirm are durable."""
 
 from collections import deque
 from collections.abc import Callable
@@ -23,7 +23,7 @@ class Outbox:
         return len(self._waiting)
 
     def send(self, peer: Peer, header: bytes, payload: Buffer | None, *, confirms: bool) -> None:
-        """Send a message after earlier ones; if it `confirms` an event, when that is durable."""
+        """Send a message in order; if it `confirms` an event, once that is durable."""
         if self._waiting or (confirms and not self._is_durable):
             self._wait(partial(self._send, peer, header, payload))
         else:

@@ -1,4 +1,4 @@
-"""Connects frames to `PeerCore`: decodes messages, stores arrays, executes effects. No I/O."""
+"""Connects frames to `PeerCore`: messages, arrays and effects. No I/O."""
 
 from collections.abc import Callable
 from functools import partial
@@ -37,7 +37,7 @@ class PeerShell(Protocol):
         """Send a message without blocking, or drop it if not connected."""
 
     def between_steps(self, work: Callable[[Vector], Result], then: Callable[[Result], None]) -> None:
-        """Run `work` on the model between two local steps, in order; pass its result to `then`."""
+        """Run `work` on the model between two local steps; pass its result to `then`."""
 
     def aside(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
         """Run `work` while training continues, in order; pass its result to `then`."""

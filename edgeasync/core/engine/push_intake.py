@@ -1,4 +1,4 @@
-"""Receives updates: verifies and measures payloads, and creates the core's events. No I/O."""
+"""Receives updates, verifies and measures them, and creates events. No I/O."""
 
 import math
 from collections import Counter
@@ -122,7 +122,7 @@ class PushIntake:
         return transfer.credit()
 
     def measure(self, peer: Peer, push: Push, payload: wire.Buffer, sender: Sender) -> None:
-        """Let the worker open and measure a payload, and pass the push's event to `measured`."""
+        """Let the worker measure a payload, and pass the push's event to `measured`."""
         member = self._core.members.by_peer(peer)
         owner = None if member is None else member.owner
         self._capacity.measuring += 1

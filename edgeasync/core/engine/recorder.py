@@ -1,4 +1,4 @@
-"""Keeps the last events and effects of a core in memory, for diagnosis after a failure."""
+"""Keeps a core's last events and effects in memory, for diagnosis."""
 
 from collections import deque
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The peers that use a hub as their directory, with the addresses that they report."""
+"""The peers that use a hub as their directory, with their addresses."""
 
 from edgeasync.core.engine.sender import Sender
 from edgeasync.protocol.messages import PEERS_MAX, FindPeers, FoundPeers, Key, ListedPeer, Refuse
@@ -7,9 +7,10 @@ PORT_MAX = 65_535
 
 
 class Roster:
-    """Names, addresses and keys of peers, in memory; after a restart the peers report again.
+    """Names, addresses and keys of peers, in memory only.
 
-    A name is that of the key in the hub's allow-list, so a peer cannot use another's.
+    After a restart the peers report again. A name is that of the key in the hub's allow-list, so a
+    peer cannot use another's.
     """
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ Tell = Callable[[bytes], None]
 
 
 class StatusAnswers:
-    """Describes the hub for status requests. An answer waits until its content is durable.
+    """Describes the hub. An answer waits until its content is durable.
 
     While the log cannot be written, the answer is the newest durable one, with the reason. If one
     slice is not enough, the hub is described as of the first slice, and each device as of its own
@@ -43,7 +43,7 @@ class StatusAnswers:
             self.shown = msgspec.json.encode(self._core.status(now_s) | self._shell.describe())
 
     def refresh(self, now_s: float) -> None:
-        """Describe the hub at intervals, to answer requests once the log cannot be written."""
+        """Describe the hub at intervals, for requests while the log cannot be written."""
         if now_s >= self._refresh_at_s:
             self._refresh_at_s = now_s + REFRESH_S + REFRESH_DEVICE_S * len(self._core.members.members)
             self.ask(lambda _: None, ANYBODY, now_s, lambda: None)

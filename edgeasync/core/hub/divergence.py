@@ -272,7 +272,7 @@ class DivergenceGuard:
         return [HubReport("excluded", device_id, "by an operator's order; its updates no longer count")]
 
     def release(self, voter: str, device_id: str, now_s: float) -> list[HubEffect]:
-        """End the order about a voter and its devices' alarms; return a report if any ended."""
+        """End the order about a voter and its devices' alarms; return a report if any."""
         ordered = self.state.orders.pop(voter, None)
         alarming = [name for name, alarm in self.state.devices.items() if alarm.voter == voter]
         for name in alarming:

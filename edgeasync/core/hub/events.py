@@ -104,7 +104,7 @@ class Ticked(msgspec.Struct, frozen=True, array_like=True, tag="tick", gc=False)
 
 
 class Resumed(msgspec.Struct, frozen=True, array_like=True, tag="resumed"):
-    """The hub resumes after a restart or a stall in which it could not hear any device.
+    """The hub resumes after a restart or a stall, in which it heard no device.
 
     With a `lineage`, the hub was restarted: new versions belong to that lineage and continue the
     previous ones.

@@ -21,7 +21,7 @@ class FrozenState(msgspec.Struct):
 
 
 class FrozenArrays:
-    """Compares devices' checksums of frozen arrays with the hub's or the first device's.
+    """Compares devices' frozen arrays with the hub's or the first device's.
 
     Devices with a different parameter layout are skipped; they raise an error that names the
     arrays.

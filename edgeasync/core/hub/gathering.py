@@ -171,7 +171,7 @@ class Gathering:
     def _shares(
         self, contributions: Sequence[Contribution], fleet: Fleet
     ) -> tuple[tuple[float, ...], tuple[int, ...]]:
-        """Return the updates' weights before clipping, and their rows for a robust combiner."""
+        """Return the updates' weights before clipping, and rows for a robust combiner."""
         weights = self._in_force.aggregate.weights(contributions, fleet)
         if self._policy.take == "best":
             weights = _only_best(contributions, weights, self.state.fleet.scores.least_credible)

@@ -1,4 +1,4 @@
-"""The hub's side of the handshake: check a `Hello`, build a `Welcome`. Part of `HubCore`."""
+"""The hub's handshake: check a `Hello`, build a `Welcome`. Part of `HubCore`."""
 
 from typing import Any
 

@@ -71,7 +71,7 @@ UNCOUNTED_BYTES_MAX = 4 << 20
 
 
 class HubCore:
-    """The hub's decisions. `HubEngine` calls `handle` and executes the effects in order."""
+    """The hub's decisions. `handle` returns effects to execute in order."""
 
     def __init__(
         self,
@@ -149,7 +149,10 @@ class HubCore:
         return self.pushes.state.duplicates
 
     def next_deadline_s(self) -> float:
-        """Return when a `Ticked` is next due, infinity once stopped. Earlier ones are harmless."""
+        """Return when a `Ticked` is next due, infinity once stopped.
+
+        Earlier ones are harmless.
+        """
         if self.stopped:
             return math.inf
         due = [self.lifecycle.next_deadline_s()]
@@ -164,7 +167,10 @@ class HubCore:
     # -- events ----------------------------------------------------------------------------------------------
 
     def handle(self, event: HubEvent, now_s: float) -> list[HubEffect]:
-        """Process one event; return effects to execute in order. Never raises for a peer's fault."""
+        """Process one event; return effects to execute in order.
+
+        Never raises for a peer's fault.
+        """
         if self.lifecycle.state.stopped and not isinstance(event, Resumed):
             return self._after_training(event, now_s)
         match event:
@@ -208,7 +214,7 @@ class HubCore:
         return True
 
     def _after_training(self, event: HubEvent, now_s: float) -> list[HubEffect]:
-        """Wait for the last evaluation; ignore and count messages that arrive after the end."""
+        """Wait for the last evaluation; ignore and count messages after the end."""
         if self.lifecycle.state.evaluates_last and isinstance(event, Evaluated | HubStopRequested):
             return self.lifecycle.end_evaluated(event, now_s)
         self.messages_ignored += isinstance(event, HubReceived | PushArrived | Heard | HubReceivedMalformed)
@@ -232,7 +238,7 @@ class HubCore:
         return effects
 
     def _sender(self, event: HubReceived | PushArrived | Heard) -> Member | None:
-        """Return the member that sent a message; raises `RefusalError` for an unknown session."""
+        """Return a message's sender; raises `RefusalError` for an unknown session."""
         if isinstance(event, PushArrived):
             return self.members.by_session(event.push.session, event.key)
         if isinstance(event, Heard):
@@ -346,7 +352,7 @@ class HubCore:
         return effects + self.assignments.answer_waiting(now_s, can_send=event.can_send)
 
     def _resume(self, resumed: Resumed, now_s: float) -> None:
-        """Renew all leases, since no device could be heard; after a restart, drop connections."""
+        """Renew all leases, since no device was heard; after a restart, drop connections."""
         self.lifecycle.state.stopped = self.lifecycle.state.evaluates_last = False
         if resumed.lineage:
             self.messages_accepted.clear()  # these count from the last start
@@ -357,7 +363,7 @@ class HubCore:
     # -- status and checks -----------------------------------------------------------------------------------
 
     def status(self, now_s: float) -> dict[str, Any]:
-        """Return the hub's status; the keys are a public contract (docs/reference/json.md)."""
+        """Return the hub's status, whose keys are public (docs/reference/json.md)."""
         members = list(self.members.members.values())
         return {**self.describe(members, now_s), "devices": self.describe_devices(members, now_s)}
 

@@ -25,7 +25,9 @@ BANDWIDTH_MAX_BYTES_PER_S = 1e12
 
 
 class LinkEstimate:
-    """The link of one device over all its connections. Sizes are whole frames with headers.
+    """The link of one device, over all its connections.
+
+    Sizes are whole frames with headers.
 
     - `bytes_up` counts bytes from the device to the hub, `bytes_down` those to the device.
     - `round_trip_s` is the median of the last five pings, as measured by the device.
@@ -87,7 +89,7 @@ class LinkEstimate:
         return uncounted
 
     def window(self, piece_bytes: int, *, narrow: bool) -> CreditWindow:
-        """Return the credit window of transfers to the device; `narrow` starts with one piece."""
+        """Return the window of transfers to the device; `narrow` starts with one piece."""
         if self._window is None or self._window.piece_bytes != piece_bytes:
             self._window = CreditWindow(piece_bytes, PIECE_BYTES_MIN) if narrow else CreditWindow(piece_bytes)
             if self._round_trips_s:

@@ -175,7 +175,7 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
         self.link.begin_cycle()
 
     def observe(self, push: Push, now_s: float, *, overlap_steps_max: int, slack_s: float) -> ReportedStats:
-        """Record how the device trained and when its update arrived; return credible statistics."""
+        """Record the device's training and timing; return credible statistics."""
         cycle_s = now_s - self.assigned_s if push.base == self.assigned else None
         # An assignment sent before the last push may have arrived after it.
         steps_max = max(self.steps_assigned, self.steps_before) or STEPS_UNASSIGNED

@@ -1,4 +1,4 @@
-"""The members by device id, session, connection or key, and their leases. Part of `HubCore`."""
+"""Members by device id, session, connection or key. Part of `HubCore`."""
 
 import math
 from collections import Counter, OrderedDict
@@ -85,7 +85,7 @@ class Membership:
         return member
 
     def find_session(self, session: bytes, key: Key) -> Member | None:
-        """Return the member of a session; `None` if it is unknown or belongs to another key."""
+        """Return a session's member; `None` if unknown or of another key."""
         member = self._by_session.get(session)
         return None if member is None or member.key != key else member
 
@@ -240,7 +240,7 @@ class Membership:
         return sum(self.members[name].updates_long for name in names) if len(names) <= NAMES_MAX else math.inf
 
     def expel(self, member: Member) -> None:
-        """End the session of a member whose key is no longer valid, and free its device id."""
+        """End the session of a member with an invalid key, and free its device id."""
         if member.live:
             self.retire(member, "left")
         self.set_pace(member, 100, "")

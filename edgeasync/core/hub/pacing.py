@@ -1,4 +1,4 @@
-"""Sets the cadence, the local steps per assignment, and idling. Part of `PolicyEngine`."""
+"""Sets cadence, local steps and idling. Part of `PolicyEngine`."""
 
 import statistics
 from collections import Counter
@@ -69,7 +69,7 @@ class Pacing:
         self._electorate.note_infrequent(sample, cadence, now_s)
 
     def assign_steps(self, measurements: DeviceMeasurements) -> int:
-        """Set the local steps of a device's next assignment in its measurements; return them."""
+        """Set and return the local steps of a device's next assignment."""
         cadence, adaptive = self.state.cadence, self._in_force.adaptive
         steps_factor = STEPS_FACTOR if self._divergence.is_active("increase_frequency") else 1.0
         if cadence.steps_factor != steps_factor:
@@ -84,7 +84,7 @@ class Pacing:
     # -- rest ------------------------------------------------------------------------------------------------
 
     def rest_s(self, member: Member, now_s: float) -> float:
-        """Return how many seconds a device must idle before its next assignment, 0 for none."""
+        """Return how many seconds a device must idle before its next assignment."""
         adaptive = self._in_force.adaptive
         if adaptive is None or not self.rest.state.resting or _keeps_pace(member.measurements):
             return 0.0
@@ -108,7 +108,7 @@ class Pacing:
         return self._rouse(now_s) if woken else []
 
     def judge(self, now_s: float) -> list[HubEffect]:
-        """Check by the devices' reports whether the model improves; report when the fleet idles."""
+        """Check by devices' reports whether the model improves; report a start of idling."""
         if (adaptive := self._in_force.adaptive) is None:
             return []
         rest, state, held_out = self.rest, self.state, self._settings.held_out

@@ -1,4 +1,4 @@
-"""The active policies, with or without warm-up. Part of `PolicyEngine`; scalars only."""
+"""The active policies, with or without warm-up. Part of `PolicyEngine`."""
 
 import math
 from collections.abc import Sequence

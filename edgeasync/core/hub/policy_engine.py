@@ -255,7 +255,7 @@ class PolicyEngine:
             self.state.fleet.withdraw(voter)
 
     def revoke(self, member: Member, now_s: float) -> None:
-        """Drop all votes of a member whose key is invalid, if its voter has no live device."""
+        """Drop an expelled member's votes, if its voter has no live device."""
         self.divergence.revoke(member.voter, member.device_id, now_s)
         if member.voter not in self._members.voters:
             self.state.fleet.revoke(member.voter)

@@ -25,7 +25,7 @@ class ElectorateState(msgspec.Struct):
 
 
 class GatheringState(msgspec.Struct):
-    """The buffered updates, and the numbers of folds since and before the last rollback.
+    """The buffered updates, and counts of folds since and before the last rollback.
 
     `measuring` maps a version to its updates' norms and weights until the norm of their sum is
     known.

@@ -12,7 +12,7 @@ PER_PERIOD = 4.0
 
 
 class PublishState(msgspec.Struct):
-    """The published version's number, its time, and the number of rollbacks until then."""
+    """The published version's number and time, and the rollbacks until then."""
 
     number: int
     published_s: float

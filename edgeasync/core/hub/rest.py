@@ -1,4 +1,4 @@
-"""When a fleet idles: as training plateaus, its devices exchange less and less often.
+"""When a fleet idles: as training plateaus, devices exchange less often.
 
 The period is a share of the plateau's duration. A pause in learning therefore costs at most that
 share of its own length, and a trained fleet makes few exchanges, however long it runs.
@@ -76,7 +76,7 @@ class Track(msgspec.Struct):
         return times if times >= 1.0 else 0.0
 
     def note(self, loss: float, worse: float, *, better: bool) -> None:
-        """Record a loss, and its upper estimate `worse`; `better` makes it the new reference."""
+        """Record a loss and its upper estimate `worse`; `better` sets a new reference."""
         if math.isnan(self.first):
             self.first = loss
         if better:
@@ -91,7 +91,7 @@ class Track(msgspec.Struct):
 
     @property
     def learnt(self) -> float:
-        """`RISE_SHARE` of the loss's decrease so far, or of its best value if that is larger."""
+        """`RISE_SHARE` of the loss's decrease, or of its best value if that is larger."""
         return RISE_SHARE * max(abs(self.first - self.best), abs(self.best))
 
 
@@ -127,7 +127,7 @@ class Rest:
     # -- what is judged --------------------------------------------------------------------------------------
 
     def evaluated(self, loss: float, accuracy: float | None, now_s: float, pace_s: float) -> bool:
-        """Check the model by an evaluation on held-out data; return whether to wake the fleet."""
+        """Check the model by a held-out evaluation; return whether to wake the fleet."""
         state = self.state
         if not math.isfinite(loss):
             return False
@@ -179,7 +179,7 @@ class Rest:
         return self._judge(times, "updates agree again", now_s, pace_s)
 
     def joined(self, voter: str, name: str, losses: BaseLosses, now_s: float) -> bool:
-        """Check a newcomer's data; return whether to wake the fleet, at most once per voter."""
+        """Check a newcomer's data; return whether to wake the fleet, once per voter."""
         known = self.state.known
         if voter in known:
             return False

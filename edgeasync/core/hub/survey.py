@@ -1,4 +1,4 @@
-"""A periodic survey of the fleet: its data, its best score, whether it still learns."""
+"""A periodic survey of the fleet: data, best score, whether it still learns."""
 
 import math
 
@@ -28,7 +28,7 @@ class Survey:
     def take(
         self, fleet: FleetMeasurements, turn: int, updates_applied: int
     ) -> tuple[list[Member], list[DeviceMeasurements]]:
-        """Survey the fleet; return the sampled members, and one set of measurements per voter."""
+        """Survey the fleet; return sampled members, and measurements of one per voter."""
         state, devices_live = self.state, self._members.live_count
         sample = self._members.sample(turn)
         measurements = self._members.live_measurements(sample)

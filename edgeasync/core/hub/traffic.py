@@ -9,7 +9,7 @@ from edgeasync.protocol.messages import DAY_S
 
 
 class OwnDay(msgspec.Struct, array_like=True):
-    """The day of a device's own quota: bytes used, and the day's end by the hub's clock."""
+    """The day of a device's own quota: used bytes, and its end by the hub's clock."""
 
     used_bytes: int
     ends_s: float

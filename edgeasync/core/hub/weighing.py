@@ -19,7 +19,7 @@ from edgeasync.protocol.messages import Push, Rejected
 
 
 class Weighed(NamedTuple):
-    """An update's weight or rejection, its alarm reports, and the cause of a rollback if any."""
+    """An update's weight or rejection, alarm reports, and a rollback's cause."""
 
     weight: float | Rejected
     effects: list[HubEffect]
@@ -27,7 +27,7 @@ class Weighed(NamedTuple):
 
 
 class Weighing:
-    """Compares an update with the fleet's measurements, and asks the policy for its weight."""
+    """Compares an update with the fleet, and asks the policy for its weight."""
 
     def __init__(
         self,

@@ -80,7 +80,7 @@ class OpenPayload(msgspec.Struct, frozen=True, gc=False):
 
 
 class StorePiece(msgspec.Struct, frozen=True, gc=False):
-    """Copy the current message's payload into the incoming payload of `step`. No answer."""
+    """Copy the message's payload into the incoming payload of `step`. No answer."""
 
     round: RoundId
     step: int
@@ -88,7 +88,7 @@ class StorePiece(msgspec.Struct, frozen=True, gc=False):
 
 
 class Decode(msgspec.Struct, frozen=True, gc=False):
-    """Work: verify and decode a payload into a segment of the sum, then report `Decoded`.
+    """Work: decode a payload into a segment of the sum, then report `Decoded`.
 
     `"add"` adds it to the segment; `"replace"` replaces the segment, because the payload is the
     mean. With `own` the outgoing payload of `step` is decoded, so that a member counts itself as
@@ -111,7 +111,7 @@ class ReleasePayload(msgspec.Struct, frozen=True, gc=False):
 
 
 class ApplyMean(msgspec.Struct, frozen=True, gc=False):
-    """Work: apply the mean to the model between two local steps, then report `MeanApplied`.
+    """Work: apply the mean between two local steps, then report `MeanApplied`.
 
     This adds the mean minus the snapshot. In a ring the sum already is the mean; in all-to-all it
     is first divided by the number of members. The outgoing payloads stay, since others may still

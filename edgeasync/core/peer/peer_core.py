@@ -34,7 +34,7 @@ from edgeasync.protocol.peer_messages import (
 
 
 class PeerCore:
-    """A peer's decisions. `begin`, `handle` and `tick` return effects to execute in order.
+    """A peer's decisions. Methods return effects to execute in order.
 
     `incarnation` must increase with every start under the same key. Call `tick` at
     `next_deadline_s`.
@@ -162,7 +162,7 @@ class PeerCore:
         return current is not None and now_s < current.progress_s + self.settings.lease_s
 
     def _pinged(self, neighbour: Neighbour, ping: PeerPing, now_s: float) -> list[PeerEffect]:
-        """Record a peer's ping; answer a new peer immediately, so that both know each other."""
+        """Record a peer's ping; answer a new peer immediately."""
         if refusal := self.neighbours.refusal(neighbour.name, ping, now_s):
             detail = ""
             if refusal == OTHER_INTERVAL:

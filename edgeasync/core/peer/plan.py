@@ -56,7 +56,7 @@ def plan_round(topology: Topology, members: tuple[str, ...], name: str) -> Round
 
 
 def _plan_ring(members: tuple[str, ...], position: int) -> RoundPlan:
-    """Plan a ring all-reduce: n - 1 steps that grow sums, n - 1 steps that forward means."""
+    """Plan a ring all-reduce: n - 1 steps grow sums, n - 1 steps forward means."""
     count = len(members)
     following, before = members[(position + 1) % count], members[position - 1]
     outgoing, incoming = [], []

@@ -35,7 +35,7 @@ class Refusals:
         self._told: set[tuple[str, str]] = set()
 
     def note(self, peer: str, why: str, detail: str = "") -> list[PeerEffect]:
-        """Count a refusal; report the first of its kind from each peer, unless it is normal."""
+        """Count a refusal; report the first of its kind per peer, unless normal."""
         self.counts[why] += 1
         if why in NORMAL or peer not in self._neighbours or not self.is_first(peer, why):
             return []

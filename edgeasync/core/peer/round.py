@@ -1,4 +1,4 @@
-"""A round at one member: what it has received, decoded and sent, and its next steps."""
+"""A round at one member: what it has received, decoded and sent."""
 
 from collections.abc import Sequence
 from typing import Literal

@@ -116,7 +116,7 @@ class Rounds:
             return effects
 
     def _of_another_round(self, peer: str, message: RoundMessage) -> list[PeerEffect]:
-        """Refuse a message of another round, but store an offer that overtook its proposal.
+        """Refuse a message of another round; store an offer that overtook its proposal.
 
         The sender of a repeated offer of a past round gets the outcome of that round.
         """

@@ -45,7 +45,7 @@ class Schedule:
         return waiting
 
     def is_early(self, completed: RoundId | None, now_s: float) -> bool:
-        """Return whether less than half the interval has passed since the last complete round.
+        """Return whether less than half the interval passed since the last whole round.
 
         A round that another member has abandoned may be repeated immediately, but only once.
         """

@@ -18,7 +18,7 @@ from edgeasync.protocol.peer_messages import Offer, PeerCredit, PeerPiece
 
 
 class OutgoingPayload:
-    """A payload in transfer to one receiver. `finished` is set once the receiver has it.
+    """A payload in transfer to one receiver; `finished` once the receiver has it.
 
     The offer is repeated after `ping_s` without progress, then after twice that time and so on,
     because copies would fill a slow link. The sender goes back to the same byte at most once in
@@ -200,7 +200,7 @@ class IncomingPayload:
         return PeerCredit(self.offer.round, self.offer.step, self.received_bytes, again)
 
     def credit_again(self) -> PeerCredit | None:
-        """Return the credit that requests lost bytes, at most once until there is progress."""
+        """Return the credit that requests lost bytes, once until there is progress."""
         if self._asked_again:
             return None
         self._asked_again = True

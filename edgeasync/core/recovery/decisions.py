@@ -45,7 +45,7 @@ def check_decisions(policy: PolicySet, number: int, version: int, folds: Sequenc
 
 
 def check_state(core: HubCore, model: HubModel, saved_core: HubCore, saved_model: HubModel, number: int) -> None:
-    """Raise `PluginError`, which names the plugin, if a replay differs from a checkpoint."""
+    """Raise `PluginError`, naming the plugin, if a replay differs from a checkpoint."""
     plugins = plugins_of(core.policy_engine.policy)
     if not plugins:
         return

@@ -1,4 +1,4 @@
-"""Entries of the log: the data of every event that a replay needs for the same state.
+"""Entries of the log: the data of events that a replay needs.
 
 An entry contains an input of the core, not its consequences, with two exceptions: random values,
 and the scalars of folds and norms, which another machine might round differently. Like the core, it
@@ -82,7 +82,7 @@ _decode = msgspec.msgpack.Decoder(Entry).decode
 
 
 class Log(Protocol):
-    """The destination of a hub's entries, numbered from 1 over the whole life of a run.
+    """The destination of a hub's entries, numbered from 1 over a run's whole life.
 
     Append the entry of an event before executing its effects. Hold back each message that confirms
     the event until `durable` has reached the entry's number, and call `commit` while one waits. The
@@ -96,7 +96,7 @@ class Log(Protocol):
 
     @property
     def durable(self) -> int:
-        """The number of the last entry that, with all before it, would survive a power cut."""
+        """The last entry that, with all before it, would survive a power cut."""
 
     @property
     def failing(self) -> str:

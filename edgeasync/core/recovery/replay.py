@@ -1,4 +1,4 @@
-"""Recovers a hub's state from its log: with the same events, the core decides the same.
+"""Recovers a hub's state from its log, because the core is deterministic.
 
 Folds use the scalars from the log, so the model is bit-identical on any machine.
 """
@@ -22,7 +22,7 @@ from edgeasync.protocol.wire import Buffer
 
 
 class Sessions:
-    """Draws session tokens and returns their digests, or repeats a digest from the log."""
+    """Draws session tokens and returns their digests, or repeats one from the log."""
 
     def __init__(self, draw: Callable[[], bytes]) -> None:
         self.repeated: bytes | None = None

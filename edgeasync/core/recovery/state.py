@@ -66,7 +66,7 @@ class Note(msgspec.Struct, frozen=True):
 
 
 class HubState(msgspec.Struct, frozen=True):
-    """A hub at one moment: named arrays of float32 and bytes, and a summary for people.
+    """A hub at one moment: named arrays of float32 and bytes, and a summary.
 
     The arrays of the parameters contain the model of `snapshot`. Other vectors are flat arrays, and
     scalars are encoded as bytes. Do not change the arrays, which may be the hub's own. `evaluation`
@@ -174,7 +174,7 @@ def restore(tensors: Mapping[str, Array], core: HubCore, model: HubModel, publis
 
 
 def restore_core(tensors: Mapping[str, Array], core: HubCore) -> Vector:
-    """Restore a core under any policy for inspection; return the current version's values.
+    """Restore a core under any policy for inspection; return the model's values.
 
     Raises `StorageError` for invalid arrays.
     """
@@ -259,7 +259,7 @@ def _is_close(one: float, other: float) -> bool:
 
 
 def _prefix(spec: ParameterSpec) -> str:
-    """Return a prefix for the other arrays' names that no parameter's name starts with."""
+    """Return a prefix for the other arrays' names that no parameter's name has."""
     prefix = ""
     kinds = ("optimizer/", "kept/", "update/", "chain/", "published", SCALARS)
     while any(
