@@ -180,7 +180,7 @@ class FleetMeasurements(msgspec.Struct, dict=True):
         return self.loss <= SETTLED * self.loss_unlearnt
 
     def extrapolation(self, voters: int) -> float:
-        """Return the learning rate for the mean of so many voters' updates; 0 if unknown.
+        """Return the learning rate for the mean of updates of `voters` voters; 0 if unknown.
 
         As in FedExP, it is a share of the updates' mean squared norm divided by the squared norm of
         their mean. Here the updates are assumed to have equal norms and the mean cosine

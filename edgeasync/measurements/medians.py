@@ -8,7 +8,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 RECENT = 5
-"""A device's times are medians of so many measurements, to tolerate two outliers."""
+"""A device's times are medians of this number of measurements, to tolerate two outliers."""
 
 WINDOW = 64
 """How many voters' newest reports are stored, and how many medians of them."""

@@ -15,7 +15,7 @@ DEVICES_MIN = 3
 """Minimum number of devices or voters for a comparison; of two, either may be wrong."""
 
 DEVIATIONS_MAX = 8.0
-"""A score lower than the median by more than so many median deviations is not credible."""
+"""A score is not credible if it is lower than the median by more than 8 median deviations."""
 
 DEVIATION_MIN = 0.05
 """Minimum of the median deviation as a share of the median, for nearly equal voters."""

@@ -370,9 +370,9 @@ def test_a_proposal_that_waits_is_dropped_with_its_round():
 @pytest.mark.parametrize(
     ("round_every_s", "round_steps", "said"),
     [
-        (0.001, None, "round_every_s = 0.001 there, round_every_s = 0.3 here"),
-        (float("nan"), None, "round_every_s = nan there, round_every_s = 0.3 here"),
-        (0.3, 10, "round_steps = 10 there, round_every_s = 0.3 here"),
+        (0.001, None, "it uses round_every_s = 0.001, this device round_every_s = 0.3"),
+        (float("nan"), None, "it uses round_every_s = nan, this device round_every_s = 0.3"),
+        (0.3, 10, "it uses round_steps = 10, this device round_every_s = 0.3"),
     ],
 )
 def test_peers_that_disagree_about_the_interval_say_both_and_are_in_no_round(round_every_s, round_steps, said):
@@ -450,7 +450,7 @@ def propose(core, number, proposer="peer-0", names=("peer-0", "peer-1", "peer-2"
 
 
 HOSTILE = {
-    "a message of a peer that is not on the list": lambda core: ("stranger", ping(core)),
+    "a message from an unlisted peer": lambda core: ("stranger", ping(core)),
     "another model, or other settings of the exchange": lambda core: ("peer-0", ping(core, fingerprint="beef")),
     "an old ping": lambda core: ("peer-0", core.neighbours["peer-0"].ping),
     "a ping of an earlier start": lambda core: ("peer-0", ping(core, incarnation=9)),

@@ -316,7 +316,7 @@ class HubModel:
             raise StorageError(f"update {update.handle} of the hub's state is invalid: {error}") from error
         return WaitingUpdate(source, update.codec, payload)
 
-    # -- inside ----------------------------------------------------------------------------------------------
+    # -- internals -------------------------------------------------------------------------------------------
 
     def _terms(self, fold: Fold, updates: Sequence[Source], scales: Sequence[float]) -> list[Term]:
         """Return the updates with their scales and rows."""

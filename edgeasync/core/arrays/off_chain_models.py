@@ -23,10 +23,10 @@ OFF_CHAIN_MAX = 8
 """How many devices' models are stored, each a vector. Other devices get the exact whole model."""
 
 DIFFERENCES_MAX = 8
-"""After so many differences a device gets the exact whole model, and frees its slot."""
+"""After this number of differences, a device gets the exact whole model and frees its slot."""
 
 UNUSED_MAX = 64
-"""A model that its device has not named for so many publications is dropped."""
+"""A model is dropped if its device has not named it for this number of publications."""
 
 ERROR_MAX = 0.02
 """Maximum relative error of a coarse model; above it, the exact model is sent."""

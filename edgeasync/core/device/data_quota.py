@@ -15,13 +15,14 @@ SPARE_BYTES = PIECE_BYTES_MIN + HEADERS_BYTES
 """Bytes that no exchange may use, because a hub may send one piece of an unrequested model."""
 
 HEADERS_SHARE = 256
-"""A payload's pieces need at most this fraction more for headers: two messages of 64 bytes each."""
+"""The headers of a payload's pieces take at most 1/256 of it: two messages of 64 bytes per piece.
+"""
 
 BYTES_PER_DAY_MIN = 2 * PIECE_BYTES_MIN
 """Below this quota, no exchange fits besides `SPARE_BYTES`."""
 
 RECORDS_A_DAY = 128
-"""A record is at most this fraction of the quota ahead of the count.
+"""A record is at most 1/128 of the quota ahead of the count.
 
 So a day has at most twice as many records.
 """

@@ -309,7 +309,7 @@ class DeviceCore:
             decided.append(effects.DeviceReport("unreachable", self.handshake.unreadable, since_s=self._heard_s))
         return decided
 
-    # -- the hub goes ----------------------------------------------------------------------------------------
+    # -- loss of the hub -------------------------------------------------------------------------------------
 
     def _disconnected(self, now_s: float) -> list[DeviceEffect]:
         if self.link == "handshake":

@@ -188,7 +188,7 @@ class DeviceEngine:
             if whole is not None:
                 self._process_payload(message, whole)
 
-    # -- the bytes of the day --------------------------------------------------------------------------------
+    # -- daily quota -----------------------------------------------------------------------------------------
 
     def _send(self, header: bytes, payload: wire.Buffer | None) -> None:
         """Send a message and count its bytes; a `Hello` counts once the connection is up."""

@@ -20,7 +20,7 @@ buffers, and the last one may stay in a buffer, because nothing follows it.
 """
 
 TRAINS = 15
-"""The median of so many latest trains is the link's rate."""
+"""The median of this number of latest trains is the link's rate."""
 
 SHARE_BYTES_PER_S_MIN = 1 << 14
 """Minimum rate, so that a piece never takes longer than a lease."""

@@ -58,7 +58,11 @@ class Arrivals:
             event: Arrival = "joined"
         else:
             if key and member.key not in (b"", key):
-                raise RefusalError("not_allowed", f"{hello.device_id} belongs to another key")
+                raise RefusalError(
+                    "not_allowed",
+                    f"device id {hello.device_id} belongs to another key; choose another name with --device-id "
+                    "(name= in Python)",
+                )
             event = self._readmit(member, hello, peer, now_s)
             if member.state == "quarantined":
                 member.strikes = 0

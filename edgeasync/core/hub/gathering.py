@@ -21,7 +21,9 @@ VOTERS_WITH_A_SHARE = 4
 """A voter may buffer at most a quarter of `updates_held_max`; with fewer voters, an equal share."""
 
 SLACK_UPDATES = 64
-"""A voter's first long update is clipped to the peak norm; this halves every so many long updates."""
+"""The limit for a voter's long updates starts at the peak norm, and halves after this number of
+them.
+"""
 
 
 class Gathering:
@@ -51,7 +53,7 @@ class Gathering:
         self.state = state
         self._waiting = Waiting(state.gathering.contributions)
 
-    # -- who waits -------------------------------------------------------------------------------------------
+    # -- buffered updates ------------------------------------------------------------------------------------
 
     @property
     def count(self) -> int:

@@ -64,10 +64,12 @@ from edgeasync.protocol.messages import (
 )  # fmt: skip
 
 RENEWALS_PER_LEASE = 8
-"""A piece or a credit creates an event only if this fraction of the lease has passed since renewal."""
+"""A piece or a credit creates an event only if 1/8 of the lease has passed since its last renewal.
+"""
 
 UNCOUNTED_BYTES_MAX = 4 << 20
-"""It also creates one once so many bytes are uncounted; a crash of the hub loses that count."""
+"""It also creates an event at this number of uncounted bytes, which a crash of the hub would lose.
+"""
 
 
 class HubCore:

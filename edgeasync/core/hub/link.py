@@ -10,7 +10,9 @@ MEASURED_BYTES_MIN = 1 << 16
 """A cycle that moves fewer bytes measures latency, not bandwidth."""
 
 CYCLES = 32
-"""The fastest of so many cycles measures the bandwidth; a busy machine slows down most of them."""
+"""The bandwidth is that of the fastest of the latest cycles, because a busy machine slows down
+most.
+"""
 
 SURE_CYCLES_MIN = 3
 SURE_CYCLES = 16

@@ -278,7 +278,7 @@ class Membership:
 
     @property
     def stride(self) -> int:
-        """A sample contains one of so many members."""
+        """A sample contains one of this number of members."""
         return max(1, math.ceil(self.live_count / SAMPLE))
 
     def sample(self, turn: int) -> list[Member]:

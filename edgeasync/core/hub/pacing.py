@@ -81,7 +81,7 @@ class Pacing:
         measurements.bound = interval.bound
         return interval.local_steps
 
-    # -- rest ------------------------------------------------------------------------------------------------
+    # -- idling ----------------------------------------------------------------------------------------------
 
     def rest_s(self, member: Member, now_s: float) -> float:
         """Return how many seconds a device must idle before its next assignment."""

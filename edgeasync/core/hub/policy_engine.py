@@ -232,7 +232,7 @@ class PolicyEngine:
         lowered = self.learning_rate_factor < before
         return effects + self.pacing.observe_evaluation(evaluation, now_s, rate_lowered=lowered)
 
-    # -- devices come and go, and operators' orders ----------------------------------------------------------
+    # -- departures and operators' orders --------------------------------------------------------------------
 
     def forget(self, member: Member) -> None:
         """Drop the vote and the reports of a device that is gone.

@@ -57,7 +57,7 @@ AGREEMENT_STILL = 0.1
 """
 
 KNOWN_MAX = 4096
-"""How many voters are remembered as known."""
+"""Maximum number of stored voters that no longer count as newcomers."""
 
 
 class Track(msgspec.Struct):
@@ -124,7 +124,7 @@ class Rest:
     def __init__(self) -> None:
         self.state = RestState()
 
-    # -- what is judged --------------------------------------------------------------------------------------
+    # -- checks of the model ---------------------------------------------------------------------------------
 
     def evaluated(self, loss: float, accuracy: float | None, now_s: float, pace_s: float) -> bool:
         """Check the model by a held-out evaluation; return whether to wake the fleet."""
@@ -198,7 +198,7 @@ class Rest:
         highest = max(before)
         return newest > highest + max(self.state.told.learnt, highest - median(before))
 
-    # -- what follows ----------------------------------------------------------------------------------------
+    # -- pace ------------------------------------------------------------------------------------------------
 
     def wake(self, cause: str, now_s: float) -> bool:
         """Return to the normal pace; return whether the fleet was idle."""

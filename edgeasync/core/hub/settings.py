@@ -23,7 +23,7 @@ def parse_every(every: str) -> tuple[float, float]:
     """
     match = _EVERY.fullmatch(every)
     if match is None:
-        raise ValueError(f"every = {every!r}: write it as '1000 updates', '30 seconds' or '10 minutes'")
+        raise ValueError(f"every = {every!r} is invalid; write it as '1000 updates', '30 seconds' or '10 minutes'")
     number, unit = float(match[1]), match[2]
     if not 0 < number < math.inf or (unit == "update" and number % 1):
         raise ValueError(f"every = {every!r}: the number must be above 0, and whole for updates")

@@ -11,7 +11,7 @@ from edgeasync.core.peer.settings import PeerCoreSettings, interval_of
 from edgeasync.protocol.peer_messages import Abandon, Offer, PeerPing, RoundId, RoundMember
 
 OTHER_FROZEN = "its frozen arrays, which are not transmitted, differ from this device's"
-NOT_LISTED = "a message of a peer that is not on the list"
+NOT_LISTED = "a message from an unlisted peer"
 OTHER_INTERVAL = "another interval between rounds"
 
 NO_PING = PeerPing(incarnation=0, count=0, fingerprint="", number=0, ready=False, heard=())

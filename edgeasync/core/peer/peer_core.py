@@ -167,7 +167,7 @@ class PeerCore:
             detail = ""
             if refusal == OTHER_INTERVAL:
                 there = interval_of(ping.round_every_s, ping.round_steps)
-                detail = f"{refusal}: {there} there, {self.settings.interval} here"
+                detail = f"{refusal}: it uses {there}, this device {self.settings.interval}"
             return self.refusals.note(neighbour.name, refusal, detail)
         if ping.number > self.rounds.number + ROUND_LEAP_MAX:
             return self.refusals.note(neighbour.name, "a round too far ahead")

@@ -9,7 +9,7 @@ Way = Literal["add", "replace"]
 
 
 class OutgoingStep(NamedTuple):
-    """A payload to send, which is made once the payload of step `after` is decoded.
+    """A payload to send. It is made after the payload of step `after` is decoded.
 
     With the source `"forward"` it is the payload received at that step.
     """
@@ -22,7 +22,7 @@ class OutgoingStep(NamedTuple):
 
 
 class IncomingStep(NamedTuple):
-    """A payload to receive, which is decoded once that of step `after` is.
+    """A payload to receive. It is decoded after the payload of step `after`.
 
     A member's `own` payload is not received. The payload is the sum of `models` models, or a mean,
     which counts as one.

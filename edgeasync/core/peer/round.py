@@ -145,7 +145,7 @@ class Round:
     # -- messages ----------------------------------------------------------------------------------------------
 
     def offer(self, sender: str, offer: Offer, now_s: float) -> list[PeerEffect]:
-        """Answer an offer with the first missing byte; raises `Refused`."""
+        """Answer an offer with a credit from the first missing byte; raises `Refused`."""
         self._check_sender(sender, offer.step)
         incoming = self._incoming.get(offer.step)
         if incoming is not None:

@@ -172,7 +172,7 @@ class Rounds:
         self._declined.clear()
         return [PeerReport("round_done", _told(round_))]
 
-    # -- what other members say of it --------------------------------------------------------------------------
+    # -- reports of other members ------------------------------------------------------------------------------
 
     def note_ping(self, peer: str, ping: PeerPing, now_s: float) -> list[PeerEffect]:
         """Process a ping's information about the current round."""
@@ -234,7 +234,7 @@ class Rounds:
             if abandon.reason == "unknown_member":
                 self.schedule.due_s = now_s
 
-    # -- its end -----------------------------------------------------------------------------------------------
+    # -- end of a round ----------------------------------------------------------------------------------------
 
     def give_up(
         self,

@@ -55,7 +55,7 @@ class Schedule:
         interval_s = self._settings.interval_s
         return interval_s is not None and now_s < self._applied_s + interval_s / 2
 
-    # -- what becomes of rounds --------------------------------------------------------------------------------
+    # -- outcomes of rounds ------------------------------------------------------------------------------------
 
     def note_begun(self, now_s: float) -> None:
         """Record that a round starts."""
