@@ -81,7 +81,7 @@ class Lifecycle:
         if reached := self._policy_engine.state.evaluations.reached:
             return self.stop("finished", reached, now_s)
         if isinstance(event, Ticked) and now_s >= self.state.stop_at_s:
-            return self.stop("finished", f"stop.minutes = {self._settings.stop.minutes:g} has passed", now_s)
+            return self.stop("finished", "the training time of stop.minutes has passed", now_s)
         return []
 
     def stop(self, reason: Literal["finished", "stopping"], detail: str, now_s: float) -> list[HubEffect]:

@@ -103,7 +103,6 @@ class Pushes:
         if member.waiting:
             raise RefusalError(
                 "sequence",
-                "sequence",
                 f"push {push.seq} arrived while push {member.seq_last} waits for a fold; wait for its assignment",
             )
 

@@ -238,7 +238,7 @@ def test_a_disk_that_cannot_be_written():
     _, status = empty_status()
     assert "folder" not in shown(status | {"disk_trouble": ""})
     text = joined(shown(status | {"disk_trouble": "No space left on device"}))
-    assert "the run's folder cannot be written: No space left on device; the hub accepts no" in text
+    assert "the run's folder cannot be written: No space left on device; no update is taken" in text
     text = joined(shown(status | {"disk_trouble": "No space left on device", "durability": "checkpoint"}))
     assert "No space left on device; training continues; if the hub crashes" in text
     assert "version 7 (5 on disk)" in joined(shown(status | {"version": 7, "version_durable": 5}))

@@ -337,7 +337,7 @@ def test_one_alarm_of_a_device_has_all_its_causes_with_their_figures():
     guard = guard_of([Loud("device", count_max=2), Loud("device", bound=5.0), Loud("device", bound=9.0)], 2)
     assert look(guard, "device", "a2", 10.0) == []
     (report,) = look(guard, "device", "a3", 11.0)
-    words = "loss 3, over 1; 'edgeasync device quarantine a' excludes it"
+    words = "loss 3, over 1; to exclude it, run 'edgeasync device quarantine a'"
     assert report == HubReport("alarm", "a", words, {"loss": 3.0, "updates": 2})
     (report,) = look(guard, "device", "a6", 12.0)
     assert (report.event, report.figures) == ("alarm", {"loss": 6.0, "updates": 1})

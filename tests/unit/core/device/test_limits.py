@@ -13,7 +13,7 @@ from edgeasync.errors import ConfigError
         ({"bandwidth_bytes_per_s_max": "16 kB"}, "bandwidth_bytes_per_s_max must be at least 16 KiB"),
         ({"bytes_per_day_max": "100 kB"}, "bytes_per_day_max must be from 128 KiB"),
         ({"bytes_per_day_max": 2**63}, "to 9007199 GB"),
-        ({"delay_steps": 9, "local_steps_max": 8}, "delay_steps (9) must be at most local_steps_max (8)"),
+        ({"delay_steps": 9, "local_steps_max": 8}, r"delay_steps \(9\) must be at most local_steps_max \(8\)"),
         ({"local_steps_max": 0}, "local_steps_max"),
         ({"link_share": 1.0}, "link_share"),
         ({"alone_steps_max": -1}, "alone_steps_max"),

@@ -566,4 +566,4 @@ def test_a_warning_is_a_report_with_figures():
     hub.send("d", 9.0)
     report = hub.one(HubReport)
     assert (report.event, report.device_id, report.figures) == ("alarm", "d", {"times_usual": 9.0, "updates": 1})
-    assert report.detail.endswith("'edgeasync device quarantine d' excludes it")
+    assert report.detail.endswith("to exclude it, run 'edgeasync device quarantine d'")

@@ -587,7 +587,7 @@ def with_scalars(tensors, scalars):
 
 def test_damaged_bytes_are_refused(written):
     random, scalars = Random(1), written[durable.SCALARS].tobytes()
-    with pytest.raises(StorageError, match="scalars is missing"):
+    with pytest.raises(StorageError, match="'scalars' is missing"):
         put_back({name: array for name, array in written.items() if name != durable.SCALARS})
     for length in [*range(14), len(scalars) // 2, len(scalars) - 1]:
         with pytest.raises(StorageError):
