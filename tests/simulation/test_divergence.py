@@ -196,7 +196,7 @@ def test_a_fault_is_noticed_and_explained_and_the_target_is_reached(policy):
     assert set(told) == set(shown) == set(before)
     for name, cause in words.items():
         assert cause in told[name].detail
-        assert told[name].detail.endswith(f"'edgeasync device quarantine {name}' excludes it")
+        assert told[name].detail.endswith(f"to exclude it, run 'edgeasync device quarantine {name}'")
         assert cause in shown[name]["cause"]
         assert shown[name]["remedy"] == "alert"
     assert told["device-1"].figures["times_usual"] > 4

@@ -360,7 +360,7 @@ def test_one_alarm_of_a_device_has_all_its_causes_with_their_figures():
     assert [look(guard, "device", word, 30.0) for word in ("a2", "a2", "a0")] == [[], [], []]
     assert [cause["cause"] for cause in guard.describe(31.0)["alarms"][0]["causes"]] == ["loss 2, over 1"]
     (report,) = look(guard, "device", "a0", 51.0)
-    assert report == HubReport("calm", "a", "over after 40 s: loss 2, over 1")
+    assert report == HubReport("calm", "a", "ended after 40 s: loss 2, over 1")
     past = {"device": "a", "cause": "loss 2, over 1", "ended_ago_s": 9.0, "duration_s": 40.0}
     assert guard.describe(60.0) == {"alarms": [], "alarms_past": [past]}
 
