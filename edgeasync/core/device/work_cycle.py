@@ -87,7 +87,8 @@ class WorkCycle:
         self._has_graph = False
         self._installing: Assignment | None = None
         self._arrived = False
-        """Whether its payload has arrived, and waits for the steps of the delay."""
+        """Whether the payload of `_installing` has arrived, and waits for the steps of the delay.
+        """
 
     @property
     def _hub(self) -> Welcome:

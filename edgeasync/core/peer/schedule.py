@@ -21,7 +21,7 @@ class Schedule:
         self.half_due = True
         """Whether the trainer has taken half of `round_steps` since the last round started."""
         self.waiting: Propose | None = None
-        """A proposal that waits for that."""
+        """A proposal that waits for half of the steps."""
         self._applied_s = self._half_s = -math.inf
         self._wanted = self._is_retry = False
         self._retried: RoundId | None = None
