@@ -1,1 +1,1 @@
-"""The two state machines, their arrays, and the engines that connect them to frames. No I/O and no clock."""
+"""The two state machines, their arrays and their engines. No I/O and no clock."""

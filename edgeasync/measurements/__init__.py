@@ -1,1 +1,1 @@
-"""What the hub has measured of each device and of the fleet: what policies decide by."""
+"""Measurements of each device and of the fleet, the inputs of policies."""

@@ -1,4 +1,4 @@
-"""The measurements of one device: scalars, in bounded number."""
+"""The measurements of one device: a bounded number of scalars."""
 
 import math
 
@@ -10,20 +10,21 @@ EXAMPLES_RATE_WEIGHT = 0.3
 """Weight of the newest measurement in a device's moving average of examples per second."""
 
 BASE_LOSSES_MAX = 8
-"""How many of a device's newest losses are kept, and as many of those before them."""
+"""How many of a device's newest losses are stored, and as many earlier ones."""
 
 
 class BaseLosses(msgspec.Struct, array_like=True):
-    """A device's losses of the hub's model, measured before it trained each of its newest updates.
+    """A device's losses of the hub's model, measured before it trained each update.
 
-    `recent` has the finite ones of the last `BASE_LOSSES_MAX` updates, `before` those of as many before them.
+    `recent` has the finite losses of the last `BASE_LOSSES_MAX` updates, `before` as many earlier
+    ones.
     """
 
     recent: list[float] = []
     before: list[float] = []
 
     def observe(self, loss: float | None) -> None:
-        """Record an update's."""
+        """Record an update's loss if it is finite."""
         if loss is None or not math.isfinite(loss):
             return
         if len(self.recent) >= BASE_LOSSES_MAX:
@@ -32,24 +33,27 @@ class BaseLosses(msgspec.Struct, array_like=True):
 
     @property
     def newest(self) -> float:
-        """The median of the last few; NaN before the first."""
+        """The median of the last few losses; NaN before the first."""
         return median(self.recent[-RECENT:]) if self.recent else math.nan
 
     @property
     def usual(self) -> float:
-        """The same, but NaN while there are too few to judge the device's data by."""
+        """The same, but NaN while there are too few to judge the device's data."""
         return self.newest if len(self.recent) >= RECENT else math.nan
 
 
 class DeviceMeasurements(msgspec.Struct, array_like=True):
     """The measurements of one device; 0 before its first update.
 
-    `examples` is the size of its data, `local_steps_max` its own limit (0: no limit). `step_s` is the time of a
-    local step, `communication_s` the part of a cycle in which the device neither trained nor waited for a flush.
-    `counted` says whether its last update counted, and `bound` which bound keeps its steps from the controller's
-    aim. For its next `roused` updates it does not rest. The losses are `None`, and the score is NaN, if its last
-    update did not tell them. `updated_s` is the core's time of its last update, 0 since it joined again.
-    `period_s_min` is the least time from one exchange to the next that the day's bytes allow.
+    - `examples`: size of its data. `local_steps_max`: its own limit (0: no limit).
+    - `step_s`: time of a local step. `communication_s`: time of a cycle in which the device neither
+      trained nor waited for a flush.
+    - `counted`: whether its last update counted.
+    - `bound`: the bound that keeps its steps from the controller's target.
+    - `roused`: for this number of updates it does not idle.
+    - Losses are `None`, and the score is NaN, if its last update did not report them.
+    - `updated_s`: the core's time of its last update, 0 since it rejoined.
+    - `period_s_min`: the minimum time between exchanges that its daily quota allows.
 
     >>> from edgeasync.policies import DeviceMeasurements
     >>> DeviceMeasurements(examples=600, step_s=0.01).step_s
@@ -99,11 +103,12 @@ class DeviceMeasurements(msgspec.Struct, array_like=True):
         cycle_s: float | None = None,
         overlap_steps: int = 0,
     ) -> None:
-        """Record an update's local steps and, if known, the time from its assignment to its arrival, `cycle_s`.
+        """Record an update's statistics.
 
-        `overlap_steps` of the local steps were taken before the assignment arrived.
+        `cycle_s` is the time from its assignment to its arrival, if known. `overlap_steps` of the
+        local steps were taken before the assignment arrived.
         """
-        # No step takes less than a nanosecond: a device that says so must not drive an average to infinity.
+        # Assume at least a nanosecond, so that a false report cannot drive an average to infinity.
         step_s = max(step_s, 1e-9) if step_s > 0 else 0.0
         self.local_steps = local_steps
         self.batch_examples = examples / local_steps
@@ -127,21 +132,24 @@ class DeviceMeasurements(msgspec.Struct, array_like=True):
 
     @property
     def cycle_s(self) -> float:
-        """Seconds from one exchange to the next with the steps last assigned, without the wait for a flush."""
+        """Seconds between exchanges with the last assigned steps, without flush waits."""
         return self.communication_s + self.step_s * (self.assigned_steps or self.local_steps)
 
     @property
     def period_s(self) -> float:
-        """The time between two exchanges as it was, the wait for a flush included; 0 before the second."""
+        """The median measured time between exchanges, including the wait for a flush.
+
+        It is 0 before the second exchange.
+        """
         return median(self.recent_period_s) if self.recent_period_s else 0.0
 
     @property
     def last_loss(self) -> float | None:
-        """The loss of its last update, if that told one that is finite."""
+        """The finite loss of its last update, or `None`."""
         loss = self.loss_mean
         return loss if self.updates and loss is not None and math.isfinite(loss) else None
 
     @property
     def communication_share(self) -> float:
-        """The share of `cycle_s` that communication takes."""
+        """The share of `cycle_s` spent on communication."""
         return self.communication_s / self.cycle_s if self.cycle_s else 0.0

@@ -1,4 +1,4 @@
-"""The measurements of the whole fleet: scalars, in bounded number."""
+"""The measurements of the whole fleet: a bounded number of scalars."""
 
 import math
 
@@ -8,7 +8,7 @@ from edgeasync.measurements.medians import QUARTER, WINDOW, PastMedians
 from edgeasync.measurements.votes import DEVICES_MIN, Votes, VotesWithPeak
 
 SLOWNESS_MAX = 4.0
-"""The most that `slowness` says: the model needs more of such updates, but not any number."""
+"""Upper limit of `slowness`."""
 
 STALENESS_WEIGHT = 0.1
 """Weight of the newest update in the moving average of staleness."""
@@ -17,27 +17,30 @@ AGREEMENT_WEIGHT = 0.2
 """Weight of the newest version in the moving average of the agreement."""
 
 SETTLED = 0.2
-"""Share of the first losses under which losses count as small, and their variation as noise."""
+"""Losses below this share of the first ones are small, and their variation is noise."""
 
 EXTRAPOLATION = 1.0 / 3.0
-"""FedExP takes a half. With momentum that made the model of a small fleet of unlike devices restless."""
+"""FedExP uses a half. With momentum, that made training unstable in small, diverse fleets."""
 
 MEAN_SHARE_MIN = 1e-3
-"""The squared length of a mean counts as at least this share of the updates' own: it may be 0."""
+"""Minimum of a mean's squared norm, as a share of the updates' own, because it may be 0."""
 
 
 class FleetMeasurements(msgspec.Struct, dict=True):
-    """The measurements of all devices together; every voter has one vote in each of them.
+    """The measurements of all devices together; every voter has one vote in each.
 
-    Losses, variances and scores that are finite must not be so large that the sum of two is not.
-    `agreement` is a moving average of the mean cosine, from -1 to 1, between updates that were folded together;
-    NaN until two have been. `lengths` has the norms of the voters' newest updates, `norms` those norms over the
-    root of the local steps, `gradients` over the local steps; `base_losses` has the losses of the models that the
-    updates were trained from.
-    `losses` and `loss_variances` have past medians of `newest_losses` and `newest_variances`, one for each turn of
-    a voter. Its next turn comes when half of the voters have had one: who speaks often has no more turns. There is
-    none before more than half of the voters tell a loss. Variances count from a voter's second update on.
-    `past_losses` and `past_variances` follow from these lists, and change with them.
+    Losses, variances and scores must be small enough that the sum of two is finite.
+
+    - `agreement`: moving average of the mean cosine, from -1 to 1, between updates of one fold; NaN
+      until two were folded together.
+    - `lengths`: norms of the voters' newest updates. `norms`: the same divided by the root of the
+      local steps. `gradients`: the same divided by the local steps.
+    - `base_losses`: losses of the models from which the updates were trained.
+    - `losses` and `loss_variances`: past medians of `newest_losses` and `newest_variances`, one for
+      each turn of a voter. A voter's next turn comes after half of the voters have had one, so
+      frequent reports bring no more turns. The lists stay empty until more than half of the voters
+      report a loss. Variances count from a voter's second update on.
+    - `past_losses` and `past_variances` are derived from these lists, and change with them.
 
     >>> from edgeasync.policies import FleetMeasurements
     >>> FleetMeasurements().staleness_mean
@@ -62,7 +65,7 @@ class FleetMeasurements(msgspec.Struct, dict=True):
         self.past_losses, self.past_variances = PastMedians(self.losses), PastMedians(self.loss_variances)
 
     def observe_norm(self, voter: str, norm: float, local_steps: int) -> None:
-        """Record the norm of an update, also of one that does not count, if it is finite."""
+        """Record the norm of an update if it is finite, even if the update does not count."""
         if not math.isfinite(norm):
             return
         self.lengths.cast(voter, norm)
@@ -70,23 +73,24 @@ class FleetMeasurements(msgspec.Struct, dict=True):
         self.gradients.cast(voter, norm / local_steps)
 
     def note_peaks(self, voters_live: int) -> None:
-        """Note the usual lengths and losses, if enough voters, and most of the live ones, have sent an update."""
+        """Record peaks of norms and losses if most live voters have sent an update."""
         if len(self.lengths) >= DEVICES_MIN and 2 * len(self.lengths) > min(voters_live, WINDOW):
             for votes in (self.lengths, self.norms, self.gradients, self.base_losses):
                 votes.note_peak()
 
     def observe_staleness(self, staleness: int) -> None:
-        """Record how many versions an update that counts is behind."""
+        """Record the staleness of an update that counts."""
         self.staleness_mean += (staleness - self.staleness_mean) * STALENESS_WEIGHT
 
     def slowness(self, staleness: int, local_steps: int) -> float:
-        """Return how many times as many updates as usual the model needs to learn a device's data.
+        """Return how many times more updates than usual a device's data need.
 
-        It is from 1 to `SLOWNESS_MAX`: as many times as the update is later, or of fewer steps, than is usual.
+        The factor is from 1 to `SLOWNESS_MAX`. It is the ratio of the update's staleness to the
+        usual one, or of the usual number of steps to the update's, whichever is larger.
         """
         slowness = max(1.0, (1.0 + staleness) / (1.0 + self.staleness_mean))
         per_step = self.gradients.median
-        if per_step > 0.0:  # nor before the first
+        if per_step > 0.0:  # not before the first update
             slowness = max(slowness, self.lengths.median / per_step / local_steps)
         return min(SLOWNESS_MAX, slowness)
 
@@ -109,14 +113,14 @@ class FleetMeasurements(msgspec.Struct, dict=True):
         if told <= voters_live and told <= WINDOW:
             return
         self.past_losses.add(losses.median)
-        if known:  # the first local steps vary least, and the median keeps them until most voters have more
+        if known:  # skip first updates, whose losses vary least and would bias the median
             self.past_variances.add(variances.median)
         self.losses_seen += 1
         if self.losses_seen <= QUARTER:
             self.loss_first = self.past_losses.usual
 
     def observe_base_loss(self, voter: str, loss: float) -> None:
-        """Record a device's loss of the fleet's model if it is finite, also of an update that does not count."""
+        """Record a device's loss of the hub's model, even if its update is rejected."""
         if math.isfinite(loss):
             self.base_losses.cast(voter, loss)
 
@@ -132,7 +136,7 @@ class FleetMeasurements(msgspec.Struct, dict=True):
         self.agreement = previous + (agreement - previous) * share
 
     def forget(self, *, keeps_lengths: bool = False) -> None:
-        """Clear all reports after a rollback: they are of a model that is gone."""
+        """Clear all reports after a rollback, because they describe the replaced model."""
         self.agreement = math.nan
         lengths = () if keeps_lengths else (self.lengths, self.norms, self.gradients)
         for votes in (*lengths, self.scores, self.newest_losses, self.newest_variances, self.base_losses):
@@ -141,12 +145,12 @@ class FleetMeasurements(msgspec.Struct, dict=True):
         self.past_variances.clear()
 
     def withdraw(self, voter: str) -> None:
-        """Forget what a voter that is gone said of the model; how long its updates were still holds."""
+        """Drop the reports of a voter that is gone; the norms of its updates stay."""
         for votes in (self.scores, self.newest_losses, self.newest_variances, self.base_losses):
             votes.withdraw(voter)
 
     def revoke(self, voter: str) -> None:
-        """Forget all that a voter has said, the lengths of its updates, too."""
+        """Drop all reports of a voter, including the norms of its updates."""
         self.withdraw(voter)
         for votes in (self.lengths, self.norms, self.gradients):
             votes.withdraw(voter)
@@ -158,28 +162,29 @@ class FleetMeasurements(msgspec.Struct, dict=True):
 
     @property
     def loss(self) -> float:
-        """The voters' median loss, over the last quarter of the turns; NaN before the first loss."""
+        """The voters' median loss over the last quarter of turns; NaN before the first."""
         return self.past_losses.newest if self.losses else self.newest_losses.median
 
     @property
     def loss_unlearnt(self) -> float:
-        """The loss of what is not learnt yet: the fleet's first, or the median of what voters told at first.
+        """The loss before training: the fleet's first, or the median of the voters' first.
 
-        Where devices join one after the other, the fleet's first losses are of a model that has learnt the first
-        device's data.
+        If devices join one after another, the fleet's first losses are those of a model that has
+        already learnt the first device's data.
         """
         return max(self.loss_first, self.base_losses.peak)
 
     @property
     def settled(self) -> bool:
-        """Whether the losses are small beside the first ones, so that their variation is noise."""
+        """Whether the losses are so small that their variation is noise."""
         return self.loss <= SETTLED * self.loss_unlearnt
 
     def extrapolation(self, voters: int) -> float:
-        """Return the learning rate for the mean of this number of voters' updates; 0 if it is unknown.
+        """Return the learning rate for the mean of updates of `voters` voters; 0 if unknown.
 
-        As in FedExP it is a share of the mean squared length of the updates over the squared length of their mean,
-        here for updates of one length whose cosines have the mean `agreement`.
+        As in FedExP, it is a share of the updates' mean squared norm divided by the squared norm of
+        their mean. Here the updates are assumed to have equal norms and the mean cosine
+        `agreement`.
         """
         if math.isnan(self.agreement):
             return 0.0
@@ -187,15 +192,15 @@ class FleetMeasurements(msgspec.Struct, dict=True):
 
     @property
     def loss_variance(self) -> float:
-        """The voters' median variance, over the last quarter of the turns; NaN before the first."""
+        """The voters' median variance over the last quarter of turns; NaN at first."""
         return self.past_variances.newest if self.loss_variances else self.newest_variances.median
 
 
 def agreement_of(norm_of_mean: float, norms: list[float], weights: list[float]) -> float | None:
-    """Return the mean cosine between updates from the norm of their weighted sum; `None` for fewer than two.
+    """Return the updates' mean cosine from the norm of their weighted sum.
 
-    For vectors a_i: |sum a_i|^2 = sum |a_i|^2 + sum over pairs of 2 cos |a_i| |a_j|. If all pairs had the same
-    cosine, it would follow from the norms alone. That one is returned.
+    Return `None` for fewer than two updates. For vectors a_i: |sum a_i|^2 = sum |a_i|^2 + sum over
+    pairs of 2 cos |a_i| |a_j|. The result is the cosine that all pairs would have if it were equal.
     """
     lengths = [abs(weight) * norm for weight, norm in zip(weights, norms, strict=True)]
     total, squares = math.fsum(lengths), math.fsum(length * length for length in lengths)

@@ -1,4 +1,4 @@
-"""Medians of few numbers, the newest of many, and the past medians of votes."""
+"""Medians of short lists, recent values of long ones, and past medians of votes."""
 
 import math
 from bisect import bisect_left, insort
@@ -8,24 +8,24 @@ from typing import TypeVar
 T = TypeVar("T")
 
 RECENT = 5
-"""A device's step and communication times are medians of this many measurements: two outliers do not matter."""
+"""A device's times are medians of this number of measurements, to tolerate two outliers."""
 
 WINDOW = 64
-"""How many voters' newest reports are kept, and how many medians of them."""
+"""How many voters' newest reports are stored, and how many medians of them."""
 
 QUARTER = WINDOW // 4
-"""How many of these medians say what holds now."""
+"""How many of these medians describe the present."""
 
 
 def median(values: Iterable[float]) -> float:
-    """Return the median of at least one value; several times as fast as the standard library's."""
+    """Return the median of at least one value, faster than the standard library."""
     ordered = sorted(values)
     half = len(ordered) // 2
     return (ordered[half] + ordered[~half]) / 2.0
 
 
 def median_of_recent(values: list[float], value: float) -> float:
-    """Append a measurement to the last `RECENT`, and return their median."""
+    """Append a measurement to the last `RECENT` ones, and return their median."""
     values.append(value)
     if len(values) > RECENT:
         del values[0]
@@ -35,9 +35,9 @@ def median_of_recent(values: list[float], value: float) -> float:
 
 
 def add_recent(values: list[T], value: T, count_max: int) -> None:
-    """Append a value, and drop the oldest if there are then more than `count_max`.
+    """Append a value, and drop the oldest if there are more than `count_max`.
 
-    A deque would do this by itself, but cannot be encoded. The lists are short.
+    A deque cannot be encoded, and the lists are short.
     """
     values.append(value)
     if len(values) > count_max:
@@ -45,9 +45,9 @@ def add_recent(values: list[T], value: T, count_max: int) -> None:
 
 
 class PastMedians:
-    """The newest `WINDOW` medians of votes, in a durable list, and what follows from it.
+    """The newest `WINDOW` medians of votes in a durable list, and their medians.
 
-    `usual` is the median of them all, and `newest` that of the last quarter; NaN before the first.
+    `usual` is the median of all, and `newest` that of the last quarter; NaN before the first.
     """
 
     __slots__ = ("_ordered", "_ordered_newest", "_values", "newest", "usual")
@@ -60,7 +60,7 @@ class PastMedians:
             self.usual, self.newest = median(self._ordered), median(self._ordered_newest)
 
     def add(self, value: float) -> None:
-        """Append a median; drop the oldest if there are then more than `WINDOW`."""
+        """Append a median; drop the oldest if there are more than `WINDOW`."""
         values, ordered, ordered_newest = self._values, self._ordered, self._ordered_newest
         values.append(value)
         insort(ordered, value)
@@ -74,7 +74,7 @@ class PastMedians:
         self.newest = (ordered_newest[quarter] + ordered_newest[~quarter]) / 2.0
 
     def clear(self) -> None:
-        """Forget all."""
+        """Drop all values."""
         self._values.clear()
         self._ordered.clear()
         self._ordered_newest.clear()

@@ -1,4 +1,4 @@
-"""Votes: one number of each voter, the newest, and what is usual by their medians."""
+"""Votes: the newest number of each voter, and their medians."""
 
 import math
 from bisect import bisect_left, insort
@@ -9,23 +9,23 @@ import msgspec
 from edgeasync.measurements.medians import WINDOW, median
 
 PEAK_SHARE = 0.3
-"""Votes up to this share of the highest median count as usual, however low the others' are by now."""
+"""Votes up to this share of the peak are normal, however low the median is now."""
 
 DEVICES_MIN = 3
-"""The least number of devices, or voters, to compare, the suspect included: of two, either may be wrong."""
+"""Minimum number of devices or voters for a comparison; of two, either may be wrong."""
 
 DEVIATIONS_MAX = 8.0
-"""A score that is further below the median than this many median deviations is not believed."""
+"""A score is not credible if it is lower than the median by more than 8 median deviations."""
 
 DEVIATION_MIN = 0.05
-"""The median deviation counts as at least this share of the median: voters may be very much alike."""
+"""Minimum of the median deviation as a share of the median, for nearly equal voters."""
 
 
 class Votes(msgspec.Struct, dict=True):
-    """One number of each voter, the newest, of the `WINDOW` voters heard last; finite numbers only.
+    """The newest finite number of each of the last `WINDOW` voters.
 
-    A voter is a key or, without keys, a device id: a key that speaks under many names has one vote. Once somebody
-    has asked for the median, the numbers are kept in order.
+    A voter is a key or, without keys, a device id, so a key with many device ids has one vote.
+    After the first use of the median, a sorted copy of the numbers is maintained.
     """
 
     newest: dict[str, float] = {}
@@ -38,7 +38,7 @@ class Votes(msgspec.Struct, dict=True):
         return len(self.newest)
 
     def cast(self, voter: str, value: float) -> None:
-        """Put a number in the place of the voter's last one."""
+        """Replace a voter's number."""
         newest = self.newest
         before = newest.pop(voter, None)
         if before is None:
@@ -50,7 +50,7 @@ class Votes(msgspec.Struct, dict=True):
             insort(kept, value)
 
     def admit(self, voter: str, value: float) -> None:
-        """Take a voter's first number; forget that of the voter that was silent for longest if there are many."""
+        """Add a voter's first number; drop the voter silent longest if there are too many."""
         newest = self.newest
         if len(newest) >= WINDOW:
             self.withdraw(next(iter(newest)))
@@ -59,36 +59,36 @@ class Votes(msgspec.Struct, dict=True):
             insort(self._kept, value)
 
     def replace(self, voter: str, value: float) -> None:
-        """Change a voter's number; the voter keeps its place among those heard last."""
+        """Change a voter's number without changing the order of the voters."""
         if (kept := self._kept) is not None:
             del kept[bisect_left(kept, self.newest[voter])]
             insort(kept, value)
         self.newest[voter] = value
 
     def has_turn(self, voter: str) -> bool:
-        """Return whether the voter is not of the half that was cast last."""
+        """Return whether a voter is not in the half that voted last."""
         newest = self.newest
         return voter not in newest or voter in islice(newest, (len(newest) + 1) // 2)
 
     def withdraw(self, voter: str) -> None:
-        """Forget a voter's number, if there is one."""
+        """Drop a voter's number, if any."""
         before = self.newest.pop(voter, None)
         if before is not None and self._kept is not None:
             del self._kept[bisect_left(self._kept, before)]
 
     def clear(self) -> None:
-        """Forget all numbers."""
+        """Drop all numbers."""
         self.newest.clear()
         self._kept = None
 
     @property
     def ordered(self) -> list[float]:
-        """The numbers in order."""
+        """The numbers, sorted."""
         return sorted(self.newest.values())
 
     @property
     def median(self) -> float:
-        """The median of the numbers, NaN without any."""
+        """The median of the numbers; NaN without any."""
         kept = self._kept
         if kept is None:
             kept = self._kept = self.ordered
@@ -97,9 +97,9 @@ class Votes(msgspec.Struct, dict=True):
 
     @property
     def least_credible(self) -> float:
-        """The number below which nobody is believed; minus infinity with fewer than three voters.
+        """The lowest credible number; minus infinity with fewer than three voters.
 
-        It is as far below the median as `DEVIATIONS_MAX` times the median distance from the median.
+        It is lower than the median by `DEVIATIONS_MAX` times the median distance from the median.
         """
         if len(self.newest) < DEVICES_MIN:
             return -math.inf
@@ -109,17 +109,18 @@ class Votes(msgspec.Struct, dict=True):
 
     @property
     def reached_by_most(self) -> float:
-        """The highest number that more than half of the voters reach, NaN without any: half is no majority."""
+        """The highest number that more than half of the voters reach; NaN without any."""
         ordered = self.ordered
         return ordered[(len(ordered) - 1) // 2] if ordered else math.nan
 
 
 class VotesWithPeak(Votes, dict=True):
-    """Votes, and the highest that their median has been.
+    """Votes, and the highest value that their median has had.
 
-    As a model learns, the updates of those whose data it knows get shorter and shorter. Those of a device whose
-    data it does not know yet stay long, and are no fault. So what is usual never falls under a share of the peak.
-    `firsts` has the first number of each voter: before there are enough to compare there is no median to note.
+    As a model learns, the updates of devices with familiar data become shorter. Those of a device
+    with unfamiliar data stay long, which is not a fault. So the usual norm never drops below a
+    share of the peak. `firsts` has each voter's first number, because there is no median before
+    enough voters voted.
     """
 
     noted: float = 0.0
@@ -131,7 +132,10 @@ class VotesWithPeak(Votes, dict=True):
 
     @property
     def peak(self) -> float:
-        """The highest median so far, that of the first numbers included; 0 while too few voters are known."""
+        """The highest median so far, including that of the first numbers.
+
+        It is 0 while too few voters are known.
+        """
         peak = self._peak
         if peak is None:
             peak = 0.0
@@ -141,7 +145,7 @@ class VotesWithPeak(Votes, dict=True):
         return peak
 
     def admit(self, voter: str, value: float) -> None:
-        """Take a voter's first number, which may change the peak."""
+        """Add a voter's first number, which may change the peak."""
         firsts = self.firsts
         if len(firsts) >= WINDOW:
             del firsts[next(iter(firsts))]
@@ -150,26 +154,26 @@ class VotesWithPeak(Votes, dict=True):
         self._peak = None
 
     def withdraw(self, voter: str) -> None:
-        """Forget a voter's numbers, if there are any."""
+        """Drop a voter's numbers, if any."""
         Votes.withdraw(self, voter)
         self.firsts.pop(voter, None)
         self._peak = None
 
     def note_peak(self) -> None:
-        """Note the median if it is higher than any before; call this only when most voters have voted."""
+        """Raise the peak to the median; call this only when most voters have voted."""
         if self.newest:
             self.noted = max(self.noted, median(self.newest.values()))
         self._peak = None
 
     def clear(self) -> None:
-        """Forget all votes, and the peak."""
+        """Drop all votes and the peak."""
         Votes.clear(self)
         self.firsts.clear()
         self.noted = 0.0
         self._peak = None
 
     def usual(self, slack: float = 0.0) -> float:
-        """Return what nobody need explain; infinity while too few voters are known, or all votes are 0.
+        """Return the highest normal number; infinity if too few voters, or all 0.
 
         With `slack`, from 0 to 1, it is at least this share of the peak.
         """

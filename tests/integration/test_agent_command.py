@@ -190,7 +190,7 @@ def test_an_agent_whose_day_is_spent_says_goodbye(commands):
     QuotaFile(commands.folder / "pi").write(QuotaRecord(MOST - SPARE_BYTES - 100, 3600.0))
     agent = commands.agent(address, "pi", "--bytes-per-day-max", "3 GB")
     agent.wait_for("joined")
-    assert f"of the day's {MOST} bytes are left" in agent.wait_for("resting")["detail"]
+    assert f"of the daily quota of {MOST} bytes are left" in agent.wait_for("resting")["detail"]
     status_when(address, lambda status: [device["state"] for device in status["devices"]] == ["left"])
     agent.signal(15)
     assert agent.wait() == 0

@@ -66,7 +66,7 @@ def test_faulty_devices_are_told_of_and_training_reaches_its_accuracy(commands):
     commands.start(address, program=("-c", NAN_AGENT))
     told = hub.wait_for("alarm", device="scaled")
     assert "times as long as is usual in the fleet: check the scale of its inputs" in told["detail"]
-    assert told["detail"].endswith("; 'edgeasync device quarantine scaled' excludes it")
+    assert told["detail"].endswith("; to exclude it, run 'edgeasync device quarantine scaled'")
     assert told["figures"]["times_usual"] > 4
     assert told["figures"]["updates"] == 3
     assert "not finite: check its data" in hub.wait_for("alarm", device="broken")["detail"]

@@ -257,7 +257,7 @@ def test_a_second_live_session_of_a_name_is_told_to_take_another(tmp_path, caplo
         second = join(hub.address, other, name="mine", state=tmp_path / "two", timeout_s=0.1)
         until(lambda: second.finished, "the end of the second session")
         assert not second.connected
-        with pytest.raises(RefusedError, match=r"a device named mine is connected already; .* name= in Python"):
+        with pytest.raises(RefusedError, match=r"a device named mine is already connected; .*name= in Python"):
             second.step()
     assert "name= in Python" in caplog.text
 
@@ -321,12 +321,12 @@ def test_a_killed_hub_knows_which_frozen_arrays_came_first(hub, tmp_path):
     with join(hub.address, first, name="first", timeout_s=PATIENCE_S) as session:
         take_steps(first.arrays, session, 4)
         shutil.copytree(hub.path, tmp_path / "killed")  # what a power cut would leave
-    with pytest.raises(ModelMismatchError, match="differ from those of first, which joined first"):
+    with pytest.raises(ModelMismatchError, match="differ from those of first, the first device"):
         join(hub.address, Held("b"), name="second", timeout_s=PATIENCE_S)
     with Hub(
         {"w": np.zeros(6)}, run=tmp_path / "killed", bind="tcp://127.0.0.1:*", policy=POLICY, settings=FLOAT32
     ) as resumed:
-        with pytest.raises(ModelMismatchError, match="differ from those of first, which joined first"):
+        with pytest.raises(ModelMismatchError, match="differ from those of first, the first device"):
             join(resumed.address, Held("b"), name="second", timeout_s=PATIENCE_S)
         with join(resumed.address, Held("a"), name="third", timeout_s=PATIENCE_S) as session:
             assert session.connected

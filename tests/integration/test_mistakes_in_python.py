@@ -73,7 +73,7 @@ NAN = np.full((4, 4), np.nan)
 NARROW = np.eye(3), np.array([0, 1, 0])
 
 TEN = {
-    "wrong spec": (wrong_trainer, ModelMismatchError, "is not the hub's .*: give both the same names and shapes"),
+    "wrong spec": (wrong_trainer, ModelMismatchError, "differs from the hub's .*: use the same parameter names"),
     "empty loader": (lambda _: fit([]), EdgeAsyncError, "a trainer's batches must never end"),
     "missing file": (lambda _: train("m.onnx", DATA), ConfigError, r"m\.onnx: no such file; give the path"),
     "integer parameters": (lambda _: train(Mine(np.int64), DATA), ConfigError, "'weight' is int64; give floats"),

@@ -56,7 +56,9 @@ def test_an_order_outlives_a_kill_of_the_hub_right_after_it_and_a_restart_of_the
     hub, _ = commands.hub(settings)
     assert "does not count" not in agent.stderr
     told = agent.wait_for("quarantined")["detail"]
-    assert told == "an operator of the hub has excluded this device: it trains on, and its updates do not count"
+    assert told == (
+        "an operator of the hub has excluded this device; it continues training, but its updates do not count"
+    )
     status = trained(address, device="bench-2")
     counted = device(status)["updates_applied"]
     assert device(status)["state"] == "quarantined"
@@ -97,7 +99,7 @@ def test_orders_are_an_operators_where_there_are_keys(commands, tmp_path):
     told = asked(commands, "quarantine", address, *flags, "--json")
     assert device(json.loads(told.stdout))["state"] == "quarantined"
     assert device(json.loads(told.stdout), "bench-2")["quarantine"] is None
-    assert hub.wait_for("excluded", device=NAME)["detail"] == "by an operator's order: its updates do not count"
+    assert hub.wait_for("excluded", device=NAME)["detail"] == "by an operator's order; its updates no longer count"
     told = asked(commands, "release", address, *flags, "--json")
     assert device(json.loads(told.stdout))["quarantine"] is None
 
@@ -105,7 +107,7 @@ def test_orders_are_an_operators_where_there_are_keys(commands, tmp_path):
 def test_mistakes_end_with_a_line(commands):
     hub, address = commands.hub(commands.settings())
     for order in ("quarantine", "release"):
-        mistake(asked(commands, order, address, name="nobody"), ConfigError, "no device here is named nobody")
+        mistake(asked(commands, order, address, name="nobody"), ConfigError, "unknown device nobody")
         mistake(
             asked(commands, order, address, name="no/body/x"), ConfigError, "'no/body/x' is not a device's name"
         )
@@ -134,9 +136,9 @@ def test_a_hub_that_is_open_to_all_warns_and_obeys_nobody(commands, by):
     address = address.replace("0.0.0.0", "127.0.0.1")
     commands.agent(address, NAME)
     trained(address)
-    mistake(asked(commands, "quarantine", address), ConfigError, "the hub refuses", "give it keys")
+    mistake(asked(commands, "quarantine", address), ConfigError, "the hub refuses", "start it with --keys")
     assert device(fetch_status(address, PATIENCE_S))["quarantine"] is None
-    with pytest.raises(ConfigError, match="give it keys"):
+    with pytest.raises(ConfigError, match="start it with --keys"):
         give_order(address, NAME, "release", PATIENCE_S)
 
 

@@ -417,7 +417,10 @@ async def test_peers_whose_settings_disagree_about_the_interval_say_both(tmp_pat
     async with asyncio.timeout(PATIENCE_S):
         for queue, said in zip(
             reports,
-            ["round_steps = 5 there, round_every_s = 0.1 here", "round_every_s = 0.1 there, round_steps = 5 here"],
+            [
+                "it uses round_steps = 5, this device round_every_s = 0.1",
+                "it uses round_every_s = 0.1, this device round_steps = 5",
+            ],
             strict=True,
         ):
             while (report := await queue.get()).event != "refused":

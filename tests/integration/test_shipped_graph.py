@@ -86,7 +86,7 @@ def test_an_agent_ends_when_the_hub_ships_another_graph(commands, forward):
         )
     )
     assert agent.wait() == 5
-    assert "start the agent again" in agent.stderr
+    assert "restart the agent" in agent.stderr
 
 
 def test_a_damaged_cache_is_fetched_anew(commands, forward):

@@ -209,7 +209,7 @@ def test_a_loop_with_another_base_is_refused(tmp_path):
     with start_hub(tmp_path, edgeasync.torch.model(Lora())) as hub:
         assert take_steps(hub.address, Lora(), "right").exchanges
         with pytest.raises(
-            ModelMismatchError, match=r"arrays of other, which do not travel, differ from the hub's"
+            ModelMismatchError, match=r"arrays of other, which are not transmitted, differ from the hub's"
         ):
             take_steps(hub.address, Lora(1), "other")
         model = edgeasync.torch.model(Lora(1))
@@ -234,7 +234,7 @@ def test_a_module_that_trains_other_parameters_is_told_which(tmp_path):
 def test_a_hub_may_warn_instead(tmp_path, caplog):
     with start_hub(tmp_path, edgeasync.torch.model(Lora()), frozen="warn") as hub:
         assert take_steps(hub.address, Lora(1), "other").exchanges
-    assert "other the frozen arrays of other, which do not travel, differ from the hub's" in caplog.text
+    assert "other the frozen arrays of other, which are not transmitted, differ from the hub's" in caplog.text
 
 
 def test_a_hub_does_not_resume_with_another_base(tmp_path):
@@ -269,7 +269,7 @@ def test_peers_with_another_base_do_not_average(tmp_path, caplog):
         for number in (0, 1)
     ]
     until(lambda: caplog.text.count("refused: peer") == 2, "both to say so")
-    assert caplog.text.count("its frozen arrays, which do not travel, differ from this device's") >= 2
+    assert caplog.text.count("its frozen arrays, which are not transmitted, differ from this device's") >= 2
     for session in sessions:
         assert not session.connected
         session.stop()

@@ -269,7 +269,7 @@ def test_differences_longer_than_the_model_are_refused():
     device.core.work.held.version = ModelVersion("0" * 16, 0)
     deltas = Deltas(0, (4000,) * 64, 0, "identity")
     device.hears(Assignment(version, 8, "identity", 0, 64 * 4000, 1, None, deltas))
-    assert "longer than the model" in device.told[-1]
+    assert "longer than a whole model" in device.told[-1]
     assert device.engine.transfers._incoming is None
 
 

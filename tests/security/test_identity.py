@@ -244,7 +244,7 @@ def test_a_devices_key_wakes_no_fleet_and_gives_no_order(commands, keys, message
     with client(address, alice, hub_key) as device:
         assert is_welcome(device.join("alice"))
         device.say(message)
-        assert device.hear().sentence == "the key of alice is a device's; operators alone may do this"
+        assert device.hear().sentence == "the key of alice belongs to a device; only operators may do this"
     (shown,) = ask(address, keys)["devices"]
     assert shown["quarantine"] is None
 

@@ -177,7 +177,7 @@ def test_a_device_keeps_its_limit_though_its_hub_does_not_care(monkeypatch):
         spent = [sent - earlier for sent, earlier in zip(lab.sent, before, strict=True)]
         assert all(0.7 * LIMIT <= nbytes <= LIMIT for nbytes in spent), spent
         before = lab.sent
-    assert "bytes are left, and" in rests[-1].detail
+    assert "bytes are left, but" in rests[-1].detail
 
 
 def test_a_hub_that_sends_what_the_day_does_not_bear_is_left(monkeypatch):

@@ -115,7 +115,7 @@ def test_a_fleet_under_churn_trains_on_and_counts_every_update_once():
 
 
 def _spoke_again(hub):
-    return sum(report.detail == "spoke again" for _, report in hub.reports)
+    return sum(report.detail == "sent a message again" for _, report in hub.reports)
 
 
 def test_the_same_seed_gives_the_same_run_under_churn():

@@ -196,7 +196,7 @@ def test_a_fault_is_noticed_and_explained_and_the_target_is_reached(policy):
     assert set(told) == set(shown) == set(before)
     for name, cause in words.items():
         assert cause in told[name].detail
-        assert told[name].detail.endswith(f"'edgeasync device quarantine {name}' excludes it")
+        assert told[name].detail.endswith(f"to exclude it, run 'edgeasync device quarantine {name}'")
         assert cause in shown[name]["cause"]
         assert shown[name]["remedy"] == "alert"
     assert told["device-1"].figures["times_usual"] > 4
@@ -312,7 +312,7 @@ def test_a_loss_that_explodes_takes_the_model_back_and_it_recovers():
     model.advance(Snapshot(model.current.number, model.current.vector + noise))
     assert fleet.accuracy() < before - 0.4
     assert fleet.clock.run(lambda: fleet.core.policy_engine.state.divergence.rollbacks, LIMIT_S)
-    assert any("back to the model kept while all was calm" in report.detail for report in fleet.alarms())
+    assert any("rolled back to a version from before the alarm" in report.detail for report in fleet.alarms())
     assert fleet.accuracy() > before - 0.4
     assert fleet.train(UPDATES)
     assert fleet.accuracy() >= TARGET

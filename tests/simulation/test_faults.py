@@ -467,7 +467,7 @@ def test_to_exclude_whom_the_hub_has_not_met_changes_nothing():
 
 
 def dropped(device):
-    return [report.detail for _, report in device.told if "cannot say whether it counted" in report.detail]
+    return [report.detail for _, report in device.told if "no longer knows whether push" in report.detail]
 
 
 def test_a_kept_update_is_given_up_at_a_hub_that_has_its_number_from_the_device_alone():

@@ -291,7 +291,7 @@ class World:
         if not isinstance(content, Payload):
             self._give(HubReceived(peer, content, capacity))
         elif content.push.transfer and self.granted.pop(peer, None) != content.push:
-            self._give(HubReceivedMalformed(peer, "a piece without a transfer", strike=False))
+            self._give(HubReceivedMalformed(peer, "piece without a transfer", strike=False))
         else:
             self._give(self._arrived(peer, content.push, capacity=capacity))
 

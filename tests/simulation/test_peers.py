@@ -370,9 +370,9 @@ def test_a_proposal_that_waits_is_dropped_with_its_round():
 @pytest.mark.parametrize(
     ("round_every_s", "round_steps", "said"),
     [
-        (0.001, None, "round_every_s = 0.001 there, round_every_s = 0.3 here"),
-        (float("nan"), None, "round_every_s = nan there, round_every_s = 0.3 here"),
-        (0.3, 10, "round_steps = 10 there, round_every_s = 0.3 here"),
+        (0.001, None, "it uses round_every_s = 0.001, this device round_every_s = 0.3"),
+        (float("nan"), None, "it uses round_every_s = nan, this device round_every_s = 0.3"),
+        (0.3, 10, "it uses round_steps = 10, this device round_every_s = 0.3"),
     ],
 )
 def test_peers_that_disagree_about_the_interval_say_both_and_are_in_no_round(round_every_s, round_steps, said):
@@ -450,12 +450,12 @@ def propose(core, number, proposer="peer-0", names=("peer-0", "peer-1", "peer-2"
 
 
 HOSTILE = {
-    "a message of a peer that is not on the list": lambda core: ("stranger", ping(core)),
-    "another model, or other ways to exchange it": lambda core: ("peer-0", ping(core, fingerprint="beef")),
+    "a message from an unlisted peer": lambda core: ("stranger", ping(core)),
+    "another model, or other settings of the exchange": lambda core: ("peer-0", ping(core, fingerprint="beef")),
     "an old ping": lambda core: ("peer-0", core.neighbours["peer-0"].ping),
     "a ping of an earlier start": lambda core: ("peer-0", ping(core, incarnation=9)),
     "a round too far ahead": lambda core: ("peer-0", ping(core, number=2 * ROUND_LEAP_MAX)),
-    "a round in the name of another": lambda core: ("peer-2", propose(core, 9)),
+    "a round in another peer's name": lambda core: ("peer-2", propose(core, 9)),
     "another round under the same number": lambda core: (
         "peer-0", propose(core, core.rounds.current.id.number, names=("peer-0", "peer-1")),
     ),
@@ -464,18 +464,18 @@ HOSTILE = {
         "peer-0", propose(core, 9, names=("peer-1", "peer-0", "peer-2")),
     ),
     "a round without its proposer": lambda core: ("peer-0", propose(core, 9, names=("peer-1", "peer-2"))),
-    "a round without this start of this peer": lambda core: (
+    "a round without this peer's current start": lambda core: (
         "peer-0", propose(core, 9, names=("peer-0", "peer-2")),
     ),
-    "a round with a member that is not on the list": lambda core: (
+    "a round with an unlisted member": lambda core: (
         "peer-0", propose(core, 9, names=("peer-0", "peer-1", "peer-9")),
     ),
     "a round with an unknown codec": lambda core: ("peer-0", propose(core, 9, codec="none")),
-    "a round of another topology, or with other pieces": lambda core: (
+    "a round with another topology or piece size": lambda core: (
         "peer-0", propose(core, 9, topology="all_to_all"),
     ),
     "a round that was not proposed": lambda core: ("peer-0", PeerCredit(RoundId(9, "peer-0", 10), 0, 0)),
-    "a step that is not this sender's": lambda core: ("peer-2", Offer(core.rounds.current.id, 0, 8, 0)),
+    "a step of another sender": lambda core: ("peer-2", Offer(core.rounds.current.id, 0, 8, 0)),
     "a payload that is too long": lambda core: ("peer-0", Offer(core.rounds.current.id, 3, 2**40, 0)),
     "a piece that was not offered": lambda core: ("peer-0", PeerPiece(core.rounds.current.id, 3, 0, 0)),
     "a credit for a payload that was not offered": lambda core: (

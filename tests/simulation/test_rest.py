@@ -39,7 +39,7 @@ def test_a_fleet_that_has_learnt_rests_and_wakes_at_an_operators_word():
     told = []
     run.hub.connect(b"operator", lambda header, payload: told.append((wire.decode(header), payload)))
     run.hub.receive(b"operator", wire.encode(Wake()), None)
-    assert b'"rest_cause":"an operator said so"' in bytes(told[0][1])
+    assert b'"rest_cause":"an operator requested it"' in bytes(told[0][1])
     run.clock.run(lambda: False, begun_s + 30.0)
     assert core.updates_applied - updates >= 5 * len(run.devices)
     names = [report.event for _, report in run.hub.reports]
@@ -48,7 +48,7 @@ def test_a_fleet_that_has_learnt_rests_and_wakes_at_an_operators_word():
     assert names.index("resting") < names.index("awake")
     rests = [report.detail for _, report in run.devices[0].told if report.event == "resting"]
     assert rests
-    assert all(detail.endswith(" s: the model stands still") for detail in rests)
+    assert all(detail.endswith(" s: training has plateaued") for detail in rests)
     core.check()
 
 
@@ -98,7 +98,7 @@ def test_a_hub_that_dies_after_it_was_woken_resumes_awake():
     hub.receive(b"operator", wire.encode(Wake()), None)
     clock.run(lambda: False, 3030.0)
     before, state = hub.core.version, repr(hub.core.policy_engine.pacing.rest.state)
-    assert "an operator said so" in state
+    assert "an operator requested it" in state
     hub.crash("kept")
     hub.start()
     assert (hub.core.version, repr(hub.core.policy_engine.pacing.rest.state)) == (before, state)

@@ -1,1 +1,1 @@
-"""Models and updates as float32 vectors: deterministic arithmetic that may run in any thread."""
+"""Models and updates as float32 vectors: deterministic arithmetic for any thread."""

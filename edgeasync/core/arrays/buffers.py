@@ -1,4 +1,4 @@
-"""Reuse of large buffers: fresh memory costs a page fault for every 4 KiB."""
+"""Reuse of large buffers, because fresh memory costs a page fault for every 4 KiB."""
 
 import weakref
 
@@ -12,7 +12,10 @@ POOLED_BYTES_MIN = 1 << 16
 
 
 class BufferPool:
-    """Buffers of one size. A buffer returns to the pool when nothing refers to the array that `take` returned."""
+    """Buffers of one size.
+
+    A buffer returns to the pool when nothing references the array from `take` any more.
+    """
 
     def __init__(self, nbytes: int) -> None:
         self._nbytes = nbytes
@@ -21,24 +24,24 @@ class BufferPool:
 
     @property
     def in_use(self) -> int:
-        """How many buffers something still refers to."""
+        """The number of buffers that are still referenced."""
         return self._made - len(self._free)
 
     def take_vector(self) -> Vector:
-        """Return a vector with arbitrary contents, to be written to; one of few bytes is not of the pool."""
+        """Return a vector with arbitrary contents to overwrite; a small one is not pooled."""
         if self._nbytes < POOLED_BYTES_MIN:
             return np.empty(self._nbytes // 4, np.float32)
         return self.take().view(np.float32)
 
     def take(self) -> npt.NDArray[np.uint8]:
-        """Return a writable array over a buffer; it has the contents of its last use."""
+        """Return a writable array over a buffer, with the contents of its last use."""
         try:
             buffer = self._free.pop()  # the newest, which may still be in the processor's cache
         except IndexError:
-            # A bytearray would be filled with zeros, which takes a tenth of a second for a hundred megabytes.
+            # A bytearray would be zeroed, which takes 0.1 s for 100 MB.
             buffer = np.empty(self._nbytes, np.uint8).data
             self._made += 1
-        # Views of the array keep the array alive, not the buffer: numpy follows bases only through arrays.
+        # Views keep this array alive, not the buffer: numpy follows bases only through arrays.
         array = np.frombuffer(buffer, np.uint8)
         weakref.finalize(array, self._free.append, buffer).atexit = False
         return array

@@ -1,4 +1,4 @@
-"""Combine scaled updates slice by slice, and measure an update's norm."""
+"""Combine scaled updates slice by slice, and compute an update's norm."""
 
 import math
 from collections.abc import Sequence
@@ -14,9 +14,10 @@ from edgeasync.protocol.codecs import Source
 
 
 def norm_of(update: Source, trained: int | None = None, origin: Vector | None = None) -> float:
-    """Return the L2 norm of the first `trained` values of an update, or of their difference from `origin`.
+    """Return the L2 norm of an update's first `trained` values, or of their change.
 
-    The norm is not finite if any value of the whole update, or the sum of `ROW` squares, is not.
+    With `origin`, it is the norm of their difference from `origin`. The norm is not finite if any
+    value of the whole update, or the sum of `ROW` squares, is not finite.
     """
     length = update.length
     trained = length if trained is None else trained
@@ -25,7 +26,7 @@ def norm_of(update: Source, trained: int | None = None, origin: Vector | None = 
         return math.sqrt(np.vdot(values, values))  # unlike dot, vdot never warns
     square_sum = rest = 0.0
     scratch = np.empty(min(CHUNK, length), np.float32)
-    with np.errstate(over="ignore", invalid="ignore"):  # a peer's values must not cause a warning or an exception
+    with np.errstate(over="ignore", invalid="ignore"):  # no warning for a peer's values
         for start in (*range(0, trained, CHUNK), *range(trained, length, CHUNK)):
             stop = min(start + CHUNK, trained if start < trained else length)
             values = update.read(start, stop, scratch)
@@ -41,7 +42,7 @@ def norm_of(update: Source, trained: int | None = None, origin: Vector | None = 
 class Term(msgspec.Struct, frozen=True):
     """An update and its factor.
 
-    A robust combiner adds the updates of a `row` up first; -1: it has one of its own.
+    A robust combiner first adds up the updates of a `row`; with -1, the update is its own row.
     """
 
     update: Source
@@ -50,19 +51,22 @@ class Term(msgspec.Struct, frozen=True):
 
 
 class Mixer:
-    """Sums scaled updates, or gives them to a robust combiner, with only a few chunks of memory of its own."""
+    """Sums scaled updates, or passes them to a robust combiner, chunk by chunk."""
 
     def __init__(self, policy: PolicySet, spec: ParameterSpec) -> None:
         self._combine = policy.combine
         self._differences = spec.trained_length if policy.aggregate.update == "delta" else 0
-        """How many values at the front of an update are differences; the others are values of the model."""
+        """The number of leading values of an update that are differences; the rest are plain
+        values.
+        """
         self._scratch = np.empty(min(CHUNK, spec.length), np.float32)
         self._rows: npt.NDArray[np.float32] = np.empty((0, 0), np.float32)
 
     def distances(self, terms: Sequence[Term], current: Vector, centre: Vector) -> list[float]:
-        """Return how far each update is from a centre, in the trained values; infinity if it cannot be said.
+        """Return each update's distance from a centre in the trained values.
 
-        The sums are numpy's own, in one order, so that a replay on another machine gives the same bits.
+        It is infinite if the sum overflows. The sums use numpy's own order, so that a replay on
+        another machine computes the same bits.
         """
         found = []
         for term in terms:
@@ -77,10 +81,10 @@ class Mixer:
         return found
 
     def mix(self, terms: Sequence[Term], current: Vector, at: slice, target: Vector) -> Vector:
-        """Combine the terms' values at the slice `at`, in the order given; write them to that slice of `target`.
+        """Combine the terms' values in the slice `at`, in order; write them to `target`.
 
-        Give a slice of at most `CHUNK` values that are all trained or all statistics, and as `current` the model
-        that the updates are added to. Return the slice of `target`.
+        The slice has at most `CHUNK` values, either all trained or all statistics. `current` is the
+        model to which the updates are added. Return the slice of `target`.
         """
         total = target[at]
         if self._combine.robust and not self._combine.centred and len(terms) > 1:
@@ -95,7 +99,7 @@ class Mixer:
         return total
 
     def _mix_side_by_side(self, terms: Sequence[Term], current: Vector, at: slice, target: Vector) -> None:
-        """Combine all rows at once, in slices that are as many times smaller as there are rows."""
+        """Combine all rows at once, in slices of `CHUNK` values divided by their number."""
         count = _rows_of(terms)
         width = max(1, CHUNK // count)
         if self._rows.shape != (count, width):
@@ -107,7 +111,7 @@ class Mixer:
             self._combine.combine(rows, target[part])
 
     def mix_whole(self, terms: Sequence[Term], current: Vector, at: slice, target: Vector) -> None:
-        """Let a combiner that looks at whole updates combine the slice `at`, of any length, in one call."""
+        """Combine the slice `at`, of any length, in one call of a whole-update combiner."""
         rows = np.empty((_rows_of(terms), at.stop - at.start), np.float32)
         for start in range(at.start, at.stop, CHUNK):
             part = slice(start, min(start + CHUNK, at.stop))
@@ -115,7 +119,10 @@ class Mixer:
         self._combine.combine(rows, target[at])
 
     def _fill(self, rows: npt.NDArray[np.float32], terms: Sequence[Term], current: Vector, part: slice) -> None:
-        """Write what the terms have in a slice to their rows, scaled so that the mean of the rows is their sum."""
+        """Write the terms' values in a slice to their rows.
+
+        They are scaled so that the mean of the rows is their sum.
+        """
         count, begun = len(rows), set[int]()
         for position, term in enumerate(terms):
             place = position if term.row < 0 else term.row
@@ -128,7 +135,10 @@ class Mixer:
             begun.add(place)
 
     def _delta(self, term: Term, current: Vector, at: slice) -> Vector:
-        """Return what an update adds to a slice of the current model; the result may be a scratch vector."""
+        """Return what an update adds to a slice of the current model.
+
+        The result may be a scratch vector.
+        """
         values = term.update.read(at.start, at.stop, self._scratch)
         if at.start < self._differences:
             return values
@@ -136,5 +146,5 @@ class Mixer:
 
 
 def _rows_of(terms: Sequence[Term]) -> int:
-    """Return how many rows the terms have."""
+    """Return the number of rows of the terms."""
     return 1 + max(position if term.row < 0 else term.row for position, term in enumerate(terms))

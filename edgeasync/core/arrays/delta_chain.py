@@ -1,4 +1,4 @@
-"""Differences between models. Hub and devices apply them with the same result to the bit."""
+"""Differences between models, which hub and devices apply bit-identically."""
 
 from collections.abc import Iterable
 
@@ -9,7 +9,7 @@ from edgeasync.protocol.codecs import Source, VectorCodec, chunks, copy_range
 
 
 class Difference:
-    """A `Source` of `values - base` in the first `differences` values, and of `values` in the rest."""
+    """A `Source`: `values - base` in the first `differences` values, then `values`."""
 
     def __init__(self, values: Vector, base: Vector, differences: int) -> None:
         self._values = values
@@ -18,12 +18,12 @@ class Difference:
         self.length = values.size
 
     def read(self, start: int, stop: int, scratch: Vector) -> Vector:
-        """Return values `start` to `stop`, a view or the front of `scratch`."""
+        """Return values `start` to `stop`, as a view or in the front of `scratch`."""
         middle = min(max(start, self._differences), stop)
         if middle == start:
             return self._values[start:stop]
         read = scratch[: stop - start]
-        # Parameters that diverged may overflow here. The hub refuses and counts such an update.
+        # Diverged parameters may overflow here. The hub rejects and counts such an update.
         with np.errstate(over="ignore", invalid="ignore"):
             np.subtract(self._values[start:middle], self._base[start:middle], out=read[: middle - start])
         read[middle - start :] = self._values[middle:stop]
@@ -31,10 +31,11 @@ class Difference:
 
 
 def follow(base: Vector, steps: Iterable[Source], rounding: VectorCodec, trained: int, out: Vector) -> None:
-    """Apply the published chain's `steps` to `base`, to the same bits on every machine; write the result to `out`.
+    """Apply the published chain's `steps` to `base`; write the result to `out`.
 
-    `out` may be `base`. Each step holds coded differences of the `trained` values, and the statistics as values.
-    The steps are added one after the other, so that only one is decoded at a time.
+    The result has the same bits on every machine. `out` may be `base`. Each step has encoded
+    differences of the `trained` values, and the plain values of statistics. Only one step is
+    decoded at a time.
     """
     scratch = np.empty(min(CHUNK, trained), np.float32)
     with np.errstate(over="ignore", invalid="ignore"):

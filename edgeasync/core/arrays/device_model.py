@@ -1,4 +1,4 @@
-"""A device's arrays: the model it trains, the base that the hub assigned, and the residual that codecs dropped."""
+"""A device's arrays: the trained model, its base and the residual."""
 
 from collections.abc import Iterable
 
@@ -15,40 +15,44 @@ from edgeasync.protocol.messages import ModelVersion
 
 
 class DeviceModel:
-    """Two flat float32 vectors: `parameters`, which training changes in place, and their base, the hub's model.
+    """The trained `parameters` and their base, the hub's model, as float32 vectors.
 
-    With error feedback (Seide et al. 2014, Karimireddy et al. 2019) a third vector, the residual, holds what
-    codecs dropped. With overlap a fourth vector holds the parameters as they were pushed.
+    With error feedback (Seide et al. 2014, Karimireddy et al. 2019), a third vector is the
+    residual, the part that codecs dropped. With overlap, a fourth vector contains the parameters as
+    pushed.
 
-    In each exchange call `install` or `install_deltas`, train, and call `encode_update`. If the hub rejects the
-    update, call `resolve`.
+    In each exchange call `install` or `install_deltas`, train, and call `encode_update`. If the hub
+    rejects the update, call `resolve`.
     """
 
     def __init__(self, spec: ParameterSpec) -> None:
         self.parameters: Vector = np.zeros(spec.length, np.float32)
         self.base: Vector = np.zeros(spec.length, np.float32)
-        """The hub's model that training began from; nobody else changes it."""
+        """The hub's model from which training started; read-only for others."""
         self.version: ModelVersion | None = None
-        """The base's version. The caller of `install` sets it, to `None` while it installs a model."""
+        """The base's version. The caller of `install` sets it, and clears it while it installs a
+        model.
+        """
         self.checksum = 0
         """The base's checksum."""
         self._trained_length = spec.trained_length
         self.residual: Vector | None = None
-        """What codecs dropped from earlier updates and no update has carried since; `None` if there is nothing."""
+        """The part of earlier updates that codecs dropped and that was not sent since, or `None`.
+        """
         self._at_push: Vector | None = None
         self.overlaps = False
-        """Whether the parameters may be trained further before the next model is installed."""
+        """Whether training may continue on the parameters before the next model is installed."""
 
     def restore_residual(self, residual: Vector) -> None:
-        """Resume with the residual of an earlier start; raises `ValueError` for a vector of another length."""
+        """Restore an earlier start's residual; raises `ValueError` for a wrong length."""
         if residual.shape != (self._trained_length,) or residual.dtype != np.float32:
-            raise ValueError(f"a residual of {residual.shape} is not one of {self._trained_length} values")
+            raise ValueError(f"the residual has shape {residual.shape}, expected {self._trained_length} values")
         self.residual = residual
 
     def restore_base(self, held: HeldModel) -> None:
-        """Resume with the base that an earlier start held; raises `ValueError` for a vector of another length."""
+        """Restore the base of an earlier start; raises `ValueError` for a wrong length."""
         if held.values.shape != self.base.shape or held.values.dtype != np.float32:
-            raise ValueError(f"a model of {held.values.shape} is not one of {len(self.base)} values")
+            raise ValueError(f"the model has shape {held.values.shape}, expected {len(self.base)} values")
         self.base[:] = held.values
         self.parameters[:] = held.values
         self.version, self.checksum = held.version, held.checksum
@@ -56,10 +60,10 @@ class DeviceModel:
     # -- installing the hub's model --------------------------------------------------------------------------
 
     def install(self, source: Source) -> None:
-        """Make the hub's whole model the new base.
+        """Install the hub's whole model as the new base.
 
-        Raises `ProtocolError` if a value is not finite. `parameters` are then unchanged, but have no base until
-        another model is installed.
+        Raises `ProtocolError` if a value is not finite. `parameters` are then unchanged, but have
+        no base until another model is installed.
         """
         for start in range(0, len(self.base), CHUNK):
             # With the base's own slice as scratch, most codecs decode in place.
@@ -69,33 +73,34 @@ class DeviceModel:
         self._start_from_base()
 
     def install_deltas(self, steps: Iterable[Source], rounding: VectorCodec, checksum: int) -> None:
-        """Make the new base by adding the hub's deltas to the old one.
+        """Install a new base by adding the hub's deltas to the old one.
 
-        Raises `ProtocolError` as `install` does, and if the new base does not have this `checksum`.
+        Raises `ProtocolError` as `install` does, and if the new base's checksum differs from
+        `checksum`.
         """
         follow(self.base, steps, rounding, self._trained_length, self.base)
         if wire.checksum(self.base.data.cast("B")) != checksum:
-            raise ProtocolError("this device holds another model than the hub assumes; it fetches the whole model")
+            raise ProtocolError("the deltas do not fit this device's model; it fetches the whole model")
         self.checksum = checksum
         self._start_from_base()
 
     def _start_from_base(self) -> None:
         if not is_finite(VectorSource(self.base)):
-            raise ProtocolError("the hub's model has values that are not finite; it is not taken over")
+            raise ProtocolError("the hub's model has values that are not finite; the device rejects it")
         if self.overlaps and self._at_push is not None:
             self._rebase(self._at_push)
         else:
             self.parameters[:] = self.base
 
     def _rebase(self, at_push: Vector) -> None:
-        """Move what was trained since the last push to the new base: x <- w_new + (x - x_at_push)."""
+        """Apply the training since the last push to the new base: w_new + (x - x_at_push)."""
         parameters = self.parameters
         with np.errstate(over="ignore", invalid="ignore"):
             np.subtract(parameters, at_push, out=parameters)
             np.add(parameters, self.base, out=parameters)
         if not is_finite(VectorSource(parameters)):
             parameters[:] = self.base  # training had diverged
-        at_push[:] = self.base  # in case another model arrives before the next step
+        at_push[:] = self.base  # another model may arrive before the next step
 
     # -- making an update ------------------------------------------------------------------------------------
 
@@ -108,12 +113,13 @@ class DeviceModel:
         overlap: bool = False,
         random: np.random.Generator | None = None,
     ) -> wire.Buffer:
-        """Encode the difference from the base or, with the kind "model", the whole model.
+        """Encode the difference from the base or, for the kind "model", the whole model.
 
-        Statistics are sent as values in either case: the hub's value may have changed before it could add a
-        difference. With `feedback` a delta also carries the residual, and what the codec drops is the new one.
-        With `None` that holds only if an earlier codec left a residual. With `overlap` the caller may train the
-        parameters further before it installs the next model.
+        Statistics are always sent as plain values, because the hub's value may have changed before
+        it could add a difference. With `feedback` a delta includes the residual, and the part that
+        the codec drops becomes the new residual. With `feedback=None` this happens only if an
+        earlier codec left a residual. With `overlap` the caller may continue training before it
+        installs the next model.
         """
         self.overlaps = overlap
         if overlap:
@@ -133,15 +139,15 @@ class DeviceModel:
         return payload
 
     def begin_overlap(self) -> None:
-        """Allow that for an update that was encoded without `overlap`; the parameters are still as it has them."""
+        """Allow overlap after an update encoded without it, before any further training."""
         if not self.overlaps:
             self.overlaps, self._at_push = True, self.parameters.copy()
 
     def resolve(self, codec: VectorCodec, payload: wire.Buffer, decay: float | None) -> None:
-        """Undo the effect of a rejected update on the residual, then scale the residual by `decay`.
+        """Undo a rejected update's effect on the residual, then scale it by `decay`.
 
-        `decay=None` drops the residual and everything learnt since: the update was not finite. Call it before the
-        next model is installed.
+        `decay=None` drops the residual and all training since, because the update was not finite.
+        Call it before the next model is installed.
         """
         if decay is None:
             self.overlaps = False
@@ -149,13 +155,13 @@ class DeviceModel:
         if self.residual is None:
             return
         assert decay is not None
-        # residual_before = residual_after + coded - learnt, up to rounding: no copy of it is needed.
+        # residual_before = residual_after + coded - learnt, up to rounding, so no copy is needed.
         self._accumulate(codec.open(payload), np.add)
         parameters = self.parameters if self._at_push is None or not self.overlaps else self._at_push
         self._accumulate(Difference(parameters, self.base, self._trained_length), np.subtract)
         self.decay_residual(decay)
         if not is_finite(VectorSource(self.residual)):
-            self.residual = None  # training had diverged, whatever the hub's reason was
+            self.residual = None  # training had diverged
 
     def decay_residual(self, factor: float) -> None:
         """Scale the residual by `factor`."""

@@ -1,7 +1,8 @@
-"""The hub's model: updates that wait, the fold that makes the next version, and immutable snapshots.
+"""The hub's model: buffered updates, folds and immutable snapshots.
 
-A fold multiplies and adds elementwise in cache-sized chunks, and writes into the buffer of the next snapshot. It
-uses no BLAS: a fused multiply-add rounds differently on different machines, and a replay must give the same bits.
+A fold multiplies and adds elementwise in cache-sized chunks, and writes into the buffer of the next
+snapshot. It uses no BLAS: a fused multiply-add rounds differently on different machines, and a
+replay must compute the same bits.
 """
 
 import math
@@ -26,11 +27,11 @@ from edgeasync.protocol import wire
 from edgeasync.protocol.codecs import Source, VectorCodec, VectorSource, find_codec
 
 CURRENT = ""
-"""The array name that stands for the current version."""
+"""The array name of the current version."""
 
 
 class Snapshot:
-    """One version of the model; its vector never changes. Each codec's payload is made once and kept."""
+    """An immutable version of the model, with a cached payload for each codec."""
 
     __slots__ = ("_payloads", "number", "vector")
 
@@ -42,11 +43,11 @@ class Snapshot:
 
     @property
     def payloads(self) -> Iterable[tuple[wire.Buffer, int]]:
-        """The payloads coded so far, each with its checksum."""
+        """The payloads encoded so far, each with its checksum."""
         return self._payloads.values()
 
     def payload(self, codec: VectorCodec) -> tuple[wire.Buffer, int]:
-        """Return the coded model and its checksum."""
+        """Return the encoded model and its checksum."""
         coded = self._payloads.get(codec.name)
         if coded is None:
             payload = codec.encode(VectorSource(self.vector))
@@ -55,7 +56,7 @@ class Snapshot:
 
 
 class WaitingUpdate(msgspec.Struct, frozen=True, gc=False):
-    """An update that waits for a fold: a source of its values, and the payload and codec that it arrived in."""
+    """A buffered update: a source of its values, and its payload and codec."""
 
     source: Source
     codec: str
@@ -63,28 +64,31 @@ class WaitingUpdate(msgspec.Struct, frozen=True, gc=False):
 
 
 class WaitingUpdates(msgspec.Struct, frozen=True):
-    """The updates that wait at one moment, by handle, and the handle of the next update."""
+    """The buffered updates at one moment, by handle, and the next handle."""
 
     updates: dict[int, WaitingUpdate]
     handle_next: int
 
 
 class UpdateState(msgspec.Struct, array_like=True):
-    """The durable fields of an update; its payload is an array."""
+    """The durable fields of an update; its payload is saved as an array."""
 
     handle: int
     codec: str
 
 
 class SnapshotState(msgspec.Struct, array_like=True):
-    """A version's number and the name of its array; `CURRENT` stands for the arrays of the parameters."""
+    """A version's number and the name of its array.
+
+    `CURRENT` stands for the arrays of the parameters.
+    """
 
     number: int
     array: str
 
 
 class ModelState(msgspec.Struct):
-    """The durable fields of `HubModel`; its vectors and payloads are arrays."""
+    """The durable fields of `HubModel`; its vectors and payloads are saved as arrays."""
 
     number: int
     optimizer: int
@@ -95,7 +99,7 @@ class ModelState(msgspec.Struct):
 
 
 class HubModel:
-    """The newest snapshot, older snapshots, the optimizer's state, and the updates that wait, by handle.
+    """The current and kept snapshots, the optimizer's state, and buffered updates.
 
     `fold` may run in another thread than the other methods, one fold at a time.
     """
@@ -109,7 +113,7 @@ class HubModel:
         self._combine = policy.combine
         vectors = state_vectors(self.optimizer) + self._combine.centred
         self._state = [np.zeros(spec.trained_length, np.float32) for _ in range(vectors)]
-        """The optimizer's vectors and, if the combiner has a centre, that."""
+        """The optimizer's vectors and, if the combiner has a centre, the centre."""
         self._updates: dict[int, WaitingUpdate] = {}
         self._handle_next = 0
         self._pool = BufferPool(spec.nbytes)
@@ -121,7 +125,10 @@ class HubModel:
 
     @property
     def snapshots_alive(self) -> int:
-        """How many snapshots are in use: the current one and those being sent, but not those only kept here."""
+        """The number of snapshots in use: the current one and those being sent.
+
+        Versions that are only kept for a rollback do not count.
+        """
         if not self._pool.in_use:
             return 0  # small vectors are not counted
         kept = {id(snapshot.vector) for snapshot in (self._kept, self._kept_last) if snapshot}
@@ -129,59 +136,61 @@ class HubModel:
 
     @property
     def updates_waiting(self) -> int:
-        """How many updates wait for a fold."""
+        """The number of buffered updates."""
         return len(self._updates)
 
     def keep(self, update: WaitingUpdate) -> int:
-        """Hold an update; return its handle."""
+        """Buffer an update; return its handle."""
         handle = self._handle_next
         self._handle_next += 1
         self._updates[handle] = update
         return handle
 
     def hold(self, handle: int, update: WaitingUpdate) -> None:
-        """Hold an update under its earlier handle."""
+        """Buffer an update under its earlier handle."""
         self._updates[handle] = update
         self._handle_next = max(self._handle_next, handle + 1)
 
     def holds(self, handle: int) -> bool:
-        """Return whether an update is held under this handle."""
+        """Return whether this handle has a buffered update."""
         return handle in self._updates
 
     def payload(self, handle: int) -> wire.Buffer:
-        """Return the payload that an update arrived in."""
+        """Return the payload in which an update arrived."""
         return self._updates[handle].payload
 
     def release(self, handle: int) -> Source:
-        """Let go of an update; return its values."""
+        """Remove an update from the buffer; return its values."""
         return self._updates.pop(handle).source
 
     def norm(self, update: Source) -> float:
-        """Return the norm of what an update adds to the trained values; not finite if any of its values is not."""
+        """Return the norm of an update's trained values; not finite if any value is not."""
         origin = self.current.vector if self._takes_models else None
         return norm_of(update, self.spec.trained_length, origin)
 
     def keep_current(self) -> None:
-        """Keep the current version for a rollback, with the one that was kept last; drop the one before that."""
+        """Keep the current and the last kept version for a rollback; drop older ones."""
         self._kept, self._kept_last = self._kept_last, self.current
 
     def restore(self, number: int) -> Snapshot:
-        """Return the older of the two versions kept, under a new number; reset the optimizer's state."""
+        """Return the older kept version under a new number; reset the optimizer."""
         for vector in self._state:
             vector.fill(0.0)
         if self._kept is None:
-            raise ValueError("no version was kept to return to")
+            raise ValueError("no version was kept for a rollback")
         self._kept_last = self._kept
         return Snapshot(number, self._kept.vector)
 
     def fold(self, fold: Fold, updates: Sequence[Source]) -> tuple[Snapshot, float]:
-        """Compute the next version from the current one; the caller makes it current with `advance`.
+        """Compute the next version; the caller makes it current with `advance`.
 
-        Return also the norm of the updates' weighted sum. It is 0 unless the fold has `measure`, and NaN if the
-        sum cannot be measured because the learning rate is 0.
+        Also return the norm of the updates' weighted sum. It is 0 unless the fold has `measure`,
+        and NaN if a learning rate of 0 hides the sum.
         """
         if fold.number != self.current.number + 1:
-            raise ValueError(f"fold {fold.number} does not follow version {self.current.number}")
+            raise ValueError(
+                f"fold {fold.number} must follow version {fold.number - 1}, not {self.current.number}"
+            )
         current, target = self.current.vector, self._pool.take_vector()
         trained = self.spec.trained_length
         factor, used = leading_factor(self.optimizer, fold.plan)
@@ -218,15 +227,19 @@ class HubModel:
     # -- durable state ---------------------------------------------------------------------------------------
 
     def waiting(self, handles: Sequence[int]) -> WaitingUpdates:
-        """Return the updates with these handles for a checkpoint: they may be folded before it is written."""
+        """Return the buffered updates with these handles for a checkpoint.
+
+        They may be folded before the checkpoint is written.
+        """
         return WaitingUpdates({handle: self._updates[handle] for handle in handles}, self._handle_next)
 
     def dump_state(self, waiting: WaitingUpdates) -> tuple[ModelState, dict[str, Array]]:
-        """Return the durable state and its arrays, with the updates of `waiting` instead of those that wait now.
+        """Return the durable state and its arrays, with the updates of `waiting`.
 
-        Call this when exactly the folds that were decided before `waiting` was taken are done. The current version
-        is not among the arrays: write it under the names of `spec.views`. Only the optimizer's vectors are copies,
-        since the other vectors never change. Versions that share a vector share its array.
+        Call this when exactly the folds decided before `waiting` was captured are done. The current
+        version is not among the arrays; write it under the names of `spec.views`. Only the
+        optimizer's vectors are copied, since the other vectors never change. Versions that share a
+        vector share its array.
         """
         arrays: dict[str, Array] = {
             f"optimizer/{place}": vector.copy() for place, vector in enumerate(self._state)
@@ -253,14 +266,14 @@ class HubModel:
         return state, arrays
 
     def load_state(self, state: ModelState, parameters: Mapping[str, Array], arrays: Mapping[str, Array]) -> None:
-        """Resume from a durable state, with `parameters` as the current version; copy the arrays.
+        """Restore a durable state, with `parameters` as the current version; copies arrays.
 
         Raises `StorageError` if an array is missing or has the wrong length.
         """
         rolls_back = self._kept is not None
         kept = [snapshot for snapshot in (state.kept, state.kept_last) if snapshot is not None]
         if state.optimizer != len(self._state) or len(kept) != 2 * rolls_back:
-            raise StorageError("the hub's state was written under another policy; resume it under that policy")
+            raise StorageError("the hub's state was written with another policy; resume it with that policy")
         snapshots: dict[tuple[int, str], Snapshot] = {}
         vectors: dict[str, Vector] = {}
 
@@ -300,17 +313,17 @@ class HubModel:
         try:
             source = find_codec(update.codec, len(payload), self.spec).open(payload)
         except ProtocolError as error:
-            raise StorageError(f"update {update.handle} of the hub's state cannot be read: {error}") from error
+            raise StorageError(f"update {update.handle} of the hub's state is invalid: {error}") from error
         return WaitingUpdate(source, update.codec, payload)
 
-    # -- inside ----------------------------------------------------------------------------------------------
+    # -- internals -------------------------------------------------------------------------------------------
 
     def _terms(self, fold: Fold, updates: Sequence[Source], scales: Sequence[float]) -> list[Term]:
-        """Return the updates with scales and rows."""
+        """Return the updates with their scales and rows."""
         return list(map(Term, updates, scales, fold.rows or repeat(-1)))
 
     def _combine_whole(self, terms: Sequence[Term], current: Vector, target: Vector, factor: float) -> None:
-        """Let a combiner that looks at whole updates write their combination, and that of their statistics.
+        """Combine updates and their statistics with a whole-update combiner.
 
         The trained values are multiplied by `factor`.
         """
@@ -323,9 +336,9 @@ class HubModel:
     def _fold_statistics(
         self, fold: Fold, updates: Sequence[Source], weights: Sequence[float], target: Vector, *, combined: bool
     ) -> None:
-        """Write the next statistics: merged convexly whatever the weights are, without the optimizer.
+        """Write the next statistics, as a convex combination, without the optimizer.
 
-        If they are `combined` already, `target` has the combination.
+        With `combined`, `target` already contains the combination of the updates.
         """
         current, share = self.current.vector, max(1.0, sum(fold.weights))
         terms = self._terms(fold, updates, [-weight / share for weight in weights])
@@ -339,7 +352,7 @@ class HubModel:
             np.subtract(current[at], step, out=step)
 
     def _weights(self, fold: Fold, updates: Sequence[Source], current: Vector) -> Sequence[float]:
-        """Return the updates' weights, less what a combiner with a centre cuts off."""
+        """Return the updates' weights after clipping by a combiner with a centre."""
         if not isinstance(self._combine, CentredClipCombiner) or not math.isfinite(fold.norm_usual):
             return fold.weights
         terms = self._terms(fold, updates, fold.weights)
@@ -348,7 +361,10 @@ class HubModel:
         return [weight * share for weight, share in zip(fold.weights, shares, strict=True)]
 
     def _centre(self, step: Vector, at: slice, factor: float, weight: float, told: float) -> None:
-        """Add the centre's part to a step, of which the updates have told the other; let the centre follow."""
+        """Add the centre's share to a step, then move the centre towards the result.
+
+        `told` is the sum of the clipped weights of the updates.
+        """
         centre = self._state[-1][at]
         rest = np.multiply(centre, np.float32(-(weight - told) * factor))
         np.add(step, rest, out=step)

@@ -1,4 +1,4 @@
-"""Applies the core's effects to the model, in a live hub as in a replay."""
+"""Applies the core's effects to the model, in a live hub and in a replay."""
 
 from collections.abc import Callable
 from functools import partial
@@ -17,14 +17,14 @@ Finish = Callable[[Any], Folded | None]
 
 
 class ModelExecutor:
-    """Applies effects to the model and to the published model, one after the other."""
+    """Applies effects to the model and to the published model, in order."""
 
     def __init__(self, model: HubModel, publisher: Publisher) -> None:
         self.model = model
         self.publisher = publisher
 
     def apply(self, effect: ModelEffect) -> Folded | None:
-        """Carry out an effect at once; return the event that it leads to, if there is one."""
+        """Execute an effect; return the resulting event, if any."""
         match effect:
             case Fold():
                 return self._end_fold(effect, self.model.fold(effect, self._release(effect)))
@@ -37,9 +37,9 @@ class ModelExecutor:
         return None
 
     def begin(self, effect: Fold | Publish) -> tuple[Work, Finish]:
-        """Return the work, which any thread may do, and the function to call with its result on the hub's thread.
+        """Return work for any thread, and a function for its result on the hub's thread.
 
-        Let nothing else change the model between the two.
+        Nothing else may change the model in between.
         """
         if isinstance(effect, Publish):
             return partial(self.publisher.publish, whole=effect.whole), lambda _: None

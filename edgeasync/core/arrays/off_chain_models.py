@@ -1,9 +1,10 @@
-"""Models that devices hold beside the published chain: coarse whole models, and what led on from there.
+"""Coarse models that some devices have instead of the published chain's model.
 
-A device whose model the chain does not lead on from is sent the whole model in a coarse codec. So it holds another
-model than the chain's, and the hub remembers which. The next difference for this device starts from there, and so
-contains what the coding dropped: error feedback at the hub. An update is relative to what its device holds, and so
-is as good as any. Who stays is sent the whole model exactly after a while, which the chain leads on from.
+A device that the chain's differences cannot update gets the whole model in a coarse codec. The
+device's model then differs from the chain's, and the hub stores a copy of it. The next difference
+for this device starts there, and so contains what the codec dropped: this is error feedback at the
+hub. An update is relative to the device's own model, so it is as good as any other. After some
+differences, the device gets the exact whole model, and follows the chain.
 """
 
 from collections.abc import Hashable
@@ -19,20 +20,24 @@ from edgeasync.protocol import wire
 from edgeasync.protocol.codecs import VectorCodec, VectorSource, copy_range
 
 OFF_CHAIN_MAX = 8
-"""How many devices' models are remembered, each a vector. Any further device is sent the whole model exactly."""
+"""How many devices' models are stored, each a vector. Other devices get the exact whole model."""
 
 DIFFERENCES_MAX = 8
-"""After this many differences a device is sent the whole model exactly, and makes room for another device."""
+"""After this number of differences, a device gets the exact whole model and frees its slot."""
 
 UNUSED_MAX = 64
-"""After this many publications a model that no device has named is forgotten."""
+"""A model is dropped if its device has not named it for this number of publications."""
 
 ERROR_MAX = 0.02
-"""The coarse model may be this far from the model, in its own length; else the model is sent exactly."""
+"""Maximum relative error of a coarse model; above it, the exact model is sent."""
 
 
 class OffChainModel(NamedTuple):
-    """What a device holds beside the chain: a version, after how many differences, since which publication."""
+    """A device's model off the chain.
+
+    `differences` counts the differences applied to it. `since` is the publication at which it was
+    sent.
+    """
 
     number: int
     checksum: int
@@ -42,7 +47,7 @@ class OffChainModel(NamedTuple):
 
 
 class Coarse(NamedTuple):
-    """A whole model or a difference as it is sent, and the model that it leads to."""
+    """An encoded whole model or difference, and the model that results from it."""
 
     payload: wire.Buffer
     vector: Vector
@@ -50,7 +55,7 @@ class Coarse(NamedTuple):
 
 
 class OffChainModels:
-    """What some devices hold, by the transfers' owner."""
+    """The models of devices off the chain, by the owner of the device's transfers."""
 
     def __init__(self, spec: ParameterSpec) -> None:
         self._trained = spec.trained_length
@@ -61,38 +66,41 @@ class OffChainModels:
         return len(self._held)
 
     def advance(self) -> None:
-        """Count a publication, and forget what no device has named for long."""
+        """Count a publication, and drop models that are unused for too long."""
         self._publications += 1
         oldest = self._publications - UNUSED_MAX
         for owner in [owner for owner, off_chain in self._held.items() if off_chain.since < oldest]:
             del self._held[owner]
 
     def clear(self) -> None:
-        """Forget all."""
+        """Drop all models."""
         self._held.clear()
 
     def find(self, owner: Hashable, number: int | None, checksum: int | None) -> OffChainModel | None:
-        """Return what a device was sent last, if that is what it says it holds."""
+        """Return the model last sent to a device, if the device reports that one."""
         held = self._held.get(owner)
         return held if held is not None and (held.number, held.checksum) == (number, checksum) else None
 
     def may_hold(self, owner: Hashable, off_chain: OffChainModel | None) -> bool:
-        """Return whether a device may be sent a model beside the chain now; `off_chain` is what it holds there."""
+        """Return whether a device may get a coarse model or difference now.
+
+        `off_chain` is its current model off the chain, if any.
+        """
         if off_chain is None:
             return owner in self._held or len(self._held) < OFF_CHAIN_MAX
         return off_chain.differences < DIFFERENCES_MAX
 
     def put(self, owner: Hashable, number: int, sent: Coarse, before: OffChainModel | None) -> None:
-        """Remember what a device is sent, in place of what it held."""
+        """Store the model that a device is sent, in place of its last one."""
         differences = 0 if before is None else before.differences + 1
         self._held[owner] = OffChainModel(number, sent.checksum, sent.vector, differences, self._publications)
 
     def drop(self, owner: Hashable) -> None:
-        """Forget a device: what it is sent is the chain's."""
+        """Drop a device's model, because it is sent the chain's."""
         self._held.pop(owner, None)
 
     def code_whole(self, published: Snapshot, codec: VectorCodec) -> Coarse | None:
-        """Return the whole model in a coarse codec, `None` if that changes it too much."""
+        """Encode the whole model in a coarse codec; `None` if the error is too large."""
         model = VectorSource(published.vector)
         payload = codec.encode(model)
         coded = codec.open(payload)
@@ -106,7 +114,10 @@ class OffChainModels:
     def lead_on(
         self, off_chain: OffChainModel, published: Snapshot, delta: VectorCodec, rounding: VectorCodec
     ) -> Coarse | None:
-        """Return the difference from what a device holds to the published model; `None` if it is not finite."""
+        """Encode the difference from a device's model to the published one.
+
+        Return `None` if the result is not finite.
+        """
         random = np.random.Generator(np.random.PCG64(published.number))
         payload = delta.encode(Difference(published.vector, off_chain.vector, self._trained), random)
         vector = np.empty_like(off_chain.vector)

@@ -1,4 +1,4 @@
-"""The arrays of a round of peers at one member: the snapshot, the sum in segments, and the arithmetic on them."""
+"""One member's arrays in a round of peers: the snapshot and the sum in segments."""
 
 import math
 
@@ -12,7 +12,8 @@ from edgeasync.protocol.codecs import VectorCodec, VectorSource, chunks, copy_ra
 from edgeasync.protocol.wire import Buffer
 
 EMPTY = b"\0"
-"""The payload of a segment without values, in a model with fewer values than members: no payload has no bytes."""
+"""The payload of an empty segment, in a model with fewer values than members; it must not be empty.
+"""
 
 
 class NotFiniteError(Exception):
@@ -20,12 +21,12 @@ class NotFiniteError(Exception):
 
 
 class PeerRound:
-    """The arrays of one round. Its methods take long; they are called one at a time, from any thread.
+    """The arrays of one round. Its slow methods run one at a time, in any thread.
 
-    In a `ring` the sum begins as the snapshot, else as zeros. The snapshot never changes. Its first
-    `trained_length` values are trained, the others are statistics. Their norms are `norms`.
-
-    Raises `NotFiniteError` for a model too long to measure: compared with that, any payload would be short.
+    In a `ring` the sum starts as the snapshot, otherwise as zeros. The snapshot never changes. Its
+    first `trained_length` values are trained, and the rest are statistics; `norms` has the norms of
+    both. Raises `NotFiniteError` for a model whose norm overflows, since no payload could be
+    compared with it.
     """
 
     def __init__(
@@ -35,7 +36,7 @@ class PeerRound:
         self._trained_length = trained_length
         self.norms = _norms(self.snapshot, trained_length)
         if not all(map(math.isfinite, self.norms)):
-            raise NotFiniteError("this device's model is not finite, or too large: its training has diverged")
+            raise NotFiniteError("training has diverged: this device's model is too large or not finite")
         self._sum = self.snapshot.copy() if ring else np.zeros_like(self.snapshot)
         self._segments = segments
         self._members = np.float32(members)
@@ -43,9 +44,9 @@ class PeerRound:
         self._ring = ring
 
     def encode(self, segment: int, source: str, random: np.random.Generator) -> Buffer:
-        """Return a segment as a payload; raises `NotFiniteError`.
+        """Encode a segment; raises `NotFiniteError`.
 
-        Of the source `"mean"` the segment of the sum becomes what the payload decodes to.
+        For the source `"mean"`, the segment of the sum is replaced by the decoded payload.
         """
         values = (self.snapshot if source == "snapshot" else self._sum)[self._range(segment)]
         if not values.size:
@@ -57,7 +58,7 @@ class PeerRound:
         codec = _codec_of(self._codec, values.size)
         payload = codec.encode(VectorSource(values), random)
         if source != "snapshot" and np.may_share_memory(np.frombuffer(payload, np.uint8), values):
-            payload = bytes(payload)  # the sum changes while the payload is sent
+            payload = bytes(payload)  # copy, because the sum changes while the payload is sent
         if codec.name == "identity":
             return payload
         decoded = codec.open(payload)
@@ -68,9 +69,10 @@ class PeerRound:
         return payload
 
     def decode(self, payload: Buffer, segment: int, way: str) -> tuple[float, float] | None:
-        """Add a payload to a segment of the sum, or put it in its place.
+        """Decode a payload into a segment of the sum: add it, or replace the segment.
 
-        Return the norms of its trained parameters and of its statistics, or `None` if it is not sound.
+        Return the norms of its trained parameters and of its statistics, or `None` if it is
+        invalid.
         """
         where = self._range(segment)
         values = self._sum[where]
@@ -88,17 +90,17 @@ class PeerRound:
             trained, statistics = _norms(decoded, self._trained_length - where.start - start)
             norms = math.hypot(norms[0], trained), math.hypot(norms[1], statistics)
             if way == "add":
-                with np.errstate(over="ignore"):  # told when the sum is coded or applied
+                with np.errstate(over="ignore"):  # detected when the sum is encoded or applied
                     np.add(chunk, decoded, out=chunk)
             else:
                 chunk[:] = decoded
         return norms
 
     def apply(self, parameters: Vector) -> None:
-        """Add the mean less the snapshot to the trained parameters; statistics take the mean's values.
+        """Add the mean minus the snapshot to the parameters; replace the statistics.
 
-        Raises `NotFiniteError` if the mean is not finite. Parameters that have diverged since the snapshot become
-        the mean.
+        Parameters that have diverged since the snapshot are set to the mean. Raises
+        `NotFiniteError` if the mean is not finite.
         """
         mean = self._sum
         if not self._ring:
@@ -120,18 +122,18 @@ class PeerRound:
 
 
 def _norms(values: Vector, trained: int) -> tuple[float, float]:
-    """Return the norms of the first `trained` values, and of the others."""
+    """Return the norm of the first `trained` values, and of the rest."""
     trained = min(max(trained, 0), values.size)
     with np.errstate(over="ignore"):
         return math.sqrt(square_sum_of(values[:trained])), math.sqrt(square_sum_of(values[trained:]))
 
 
 def check_peer_codec(name: str) -> None:
-    """Raise `ValueError` for a codec that peers cannot average models by, or that is not known."""
+    """Raise `ValueError` for a codec that is unknown or too lossy to average models."""
     if _codec_of(name, 1).needs_feedback or name.startswith("top_k"):
         raise ValueError(
-            f"codec = {name!r}: peers send whole models, of which it would drop too much; give identity, float16, "
-            "bfloat16, int8 or int4"
+            f"codec = {name!r} is too lossy: peers send whole models; use identity, float16, bfloat16, int8 or "
+            "int4"
         )
 
 
@@ -140,5 +142,5 @@ def _codec_of(name: str, length: int) -> VectorCodec:
 
 
 def _spec_of(length: int) -> ParameterSpec:
-    """Return the layout of a segment: its values are coded alike, wherever the model's arrays begin."""
+    """Return the layout of a segment, regardless of the model's arrays."""
     return ParameterSpec((Parameter("segment", (length,)),))

@@ -1,9 +1,10 @@
-"""The model as it is sent to devices: the whole published version, or the differences that lead to it.
+"""The model as sent to devices: a whole version, or the differences to it.
 
-All devices follow one published chain, so the hub keeps no copy of the model for each device. The published model
-p moves by the coded difference w - p; the next difference contains what the codec dropped from this one. Every sum
-is rounded to values that the model's codec can represent. So a device that receives the whole model holds the same
-bits as a device that applied the differences. A few devices hold a coarse model instead (`off_chain_models.py`).
+All devices follow one published chain, so the hub needs no copy of the model for each device. The
+published model p moves by the encoded difference w - p. The next difference contains what the codec
+dropped from this one. Every sum is rounded to values that the model's codec can represent. So a
+device with the whole model has the same bits as a device that applied the differences. A few
+devices have a coarse model instead (`off_chain_models.py`).
 """
 
 import weakref
@@ -29,11 +30,14 @@ from edgeasync.protocol.codecs import ELEMENTWISE, VectorSource, make_codec
 from edgeasync.protocol.messages import DELTAS_MAX, Deltas
 
 _Living = weakref.WeakValueDictionary[int, npt.NDArray[Any]]
-"""Arrays, by `id`, that something still refers to."""
+"""Arrays, by `id`, that are still referenced."""
 
 
 class PublishedPayload(msgspec.Struct, frozen=True, gc=False):
-    """A payload for one device, its checksum and codec; with `deltas` it holds differences from a version."""
+    """A payload for one device, with its checksum and codec.
+
+    With `deltas` it contains differences from a version.
+    """
 
     payload: wire.Buffer
     checksum: int
@@ -42,10 +46,10 @@ class PublishedPayload(msgspec.Struct, frozen=True, gc=False):
 
 
 class PublisherState(msgspec.Struct):
-    """The durable fields of `Publisher`; its vectors and payloads are arrays.
+    """The durable fields of `Publisher`; its vectors and payloads are saved as arrays.
 
-    `steps` are the versions that the chain's steps begin at. `codec` codes whole models: it is the codec that was
-    set, or `identity` once the model had values too large for that one.
+    `steps` lists the versions at which the chain's steps start. `codec` encodes whole models: the
+    configured codec, or `identity` if the model had values too large for it.
     """
 
     number: int
@@ -55,10 +59,11 @@ class PublisherState(msgspec.Struct):
 
 
 class MadeOffers(msgspec.Struct):
-    """Payloads coded from one published version, for all devices or for one; dropped with that version.
+    """Payloads encoded from one published version; dropped with that version.
 
-    `differences` are by the version that they begin at, and `joined` holds those of the chain in one buffer.
-    `led_on` has what single devices are sent beside the chain, `coarse` the coarse whole model, if it will do.
+    `differences` maps a start version to its payload; `joined` has the chain's steps in one buffer.
+    `led_on` has the differences for single devices off the chain. `coarse` is the coarse whole
+    model, if it is precise enough.
     """
 
     differences: dict[int, PublishedPayload] = {}
@@ -69,9 +74,9 @@ class MadeOffers(msgspec.Struct):
 
 
 class SentPayloads:
-    """The large payloads that are still being sent: their arrays are counted until nothing refers to them.
+    """Counts large payloads that are still being sent, as long as they are referenced.
 
-    Views and slices of an array are counted with it; `bytes` cannot be tracked, and are not counted.
+    Views and slices of an array count with it; `bytes` cannot be tracked, and do not count.
     """
 
     def __init__(self) -> None:
@@ -80,11 +85,11 @@ class SentPayloads:
 
     @property
     def outdated(self) -> int:
-        """How many are those of an earlier publication."""
+        """The number of payloads of earlier publications."""
         return len(self._outdated)
 
     def watch(self, payload: wire.Buffer, *, outdated: bool = False) -> None:
-        """Count a payload of what is published now, or of what was."""
+        """Count a payload of the current or of an earlier publication."""
         if isinstance(payload, memoryview) and len(payload) >= POOLED_BYTES_MIN:
             array = payload.obj
             assert isinstance(array, np.ndarray)
@@ -92,16 +97,17 @@ class SentPayloads:
             among[id(array)] = array
 
     def outdate(self) -> None:
-        """Count all that is still being sent as that of an earlier publication."""
+        """Mark all payloads that are still being sent as outdated."""
         if self._current:
             self._outdated.update(self._current)
             self._current.clear()
 
 
 class Publisher:
-    """The published model and the last steps of its chain, as long as they take fewer bytes than the whole model.
+    """The published model and the latest steps of its chain.
 
-    Without a codec for differences there is no chain, and every device receives the newest model, whole.
+    The steps together take fewer bytes than the whole model. Without a codec for differences there
+    is no chain, and every device gets the newest model as a whole.
     """
 
     def __init__(self, spec: ParameterSpec, model: HubModel, settings: CodecSettings) -> None:
@@ -109,14 +115,14 @@ class Publisher:
         self._model = model
         self._codec = make_codec(settings.model, spec)
         self._delta = None if settings.delta == "off" else make_codec(settings.delta, spec)
-        self._published: Snapshot | None = None  # stays None without a chain, to keep no old version alive
+        self._published: Snapshot | None = None  # stays None without a chain, to free old versions
         self._checksum = 0
         self._steps: deque[tuple[int, wire.Buffer]] = deque()
-        self._checksums: dict[int, int] = {}  # of the chain's versions; not of those before the last start
+        self._checksums: dict[int, int] = {}  # of the chain's versions since the last start
         self._off_chain = OffChainModels(spec)
         self._fitting = (-1, "", False)
         self._made = MadeOffers()
-        self._offered = -1  # the number of the version offered last, without a chain
+        self._offered = -1  # the version offered last, without a chain
         self._pool = BufferPool(spec.nbytes)
         self._sent = SentPayloads()
         if self._delta is not None:
@@ -124,16 +130,19 @@ class Publisher:
 
     @property
     def published(self) -> Snapshot:
-        """The version that a device is sent now."""
+        """The version that devices are sent now."""
         return self._published or self._model.current
 
     @property
     def outdated_alive(self) -> int:
-        """How many payloads of earlier publications, of 64 KiB or more, are still being sent."""
+        """The number of outdated payloads of at least 64 KiB that are still being sent."""
         return max(0, self._pool.in_use - 1) + self._sent.outdated
 
     def publish(self, *, whole: bool = False) -> None:
-        """Move the published model to the current version; with `whole`, by no difference but as a whole model."""
+        """Move the published model to the current version.
+
+        With `whole`, the chain starts over without a difference.
+        """
         assert self._delta is not None
         self._withdraw_offers()
         current, base, trained = self._model.current, self._published, self._spec.trained_length
@@ -148,9 +157,10 @@ class Publisher:
             step = self._delta.encode(Difference(current.vector, base.vector, trained), random)
             follow(base.vector, [self._delta.open(step)], self._codec, trained, vector)
             self._steps.append((base.number, step))
-            self._trim_steps(self._codec.payload_bytes_max)  # for older versions the whole model is as short
+            self._trim_steps(self._codec.payload_bytes_max)  # older versions need no less than the whole model
         if not is_finite(VectorSource(vector)) and is_finite(VectorSource(current.vector)):
-            # The model has values too large for its codec (float16 ends at 65,504): send float32 from now on.
+            # The model has values too large for its codec (float16 ends at 65,504); use float32
+            # from now on.
             self._codec = make_codec("identity", self._spec)
             vector[:] = current.vector
             self._trim_steps(0)
@@ -169,10 +179,10 @@ class Publisher:
         owner: Hashable = None,
         coarse: bool = False,
     ) -> PublishedPayload:
-        """Return the payload for a device that holds the version `base`, if any; `codec` codes a whole model.
+        """Return the payload for a device with version `base`, if any.
 
-        `held` is the checksum of what the device holds, if it says that. With `coarse` the `owner` may be sent a
-        coarse whole model, and be led on from there.
+        `codec` encodes a whole model. `held` is the checksum that the device reports for its
+        version. With `coarse` the `owner` may get a coarse whole model, and differences from there.
         """
         found = None if base is None else self._deltas_from(base, held)
         if coarse and (found is None or len(found.payload) > self._coarse_bytes):
@@ -185,7 +195,7 @@ class Publisher:
             return found
         published = self.published
         if self._delta is not None:
-            fits = codec == self._codec.name  # any other codec but identity would round the published values
+            fits = codec == self._codec.name  # other codecs but identity would round the published values
         else:
             fits = self._fits(published, codec)
             if self._offered != published.number:
@@ -193,17 +203,20 @@ class Publisher:
                 self._sent.outdate()
         used = make_codec(codec if fits else "identity", self._spec)
         payload, checksum = published.payload(used)
-        if used.name != "identity":  # whose payload is a view of the vector itself
+        if used.name != "identity":  # that payload is a view of the vector itself
             self._sent.watch(payload)
         return PublishedPayload(payload, checksum, used.name)
 
     def code(self, snapshot: Snapshot, codec: str) -> None:
-        """Code a version before a device asks for it; any thread may do this."""
+        """Encode a version before a device needs it; may run in any thread."""
         used = codec if self._fits(snapshot, codec) else "identity"
         snapshot.payload(make_codec(used, self._spec))
 
     def _fits(self, snapshot: Snapshot, codec: str) -> bool:
-        """Return whether a codec can represent a version (float16 ends at 65,504), by coding it."""
+        """Return whether a codec can represent a version, by encoding it.
+
+        For example, float16 ends at 65,504.
+        """
         if codec == "identity":
             return True
         if self._fitting[:2] != (snapshot.number, codec):
@@ -213,7 +226,7 @@ class Publisher:
         return self._fitting[2]
 
     def dump_state(self) -> tuple[PublisherState | None, dict[str, Array]]:
-        """Return the durable state and arrays, which never change; without a chain there are neither."""
+        """Return the durable state and immutable arrays; `None` and empty without a chain."""
         if self._published is None:
             return None, {}
         arrays: dict[str, Array] = {"published": self._published.vector}
@@ -222,9 +235,9 @@ class Publisher:
         return PublisherState(self._published.number, self._codec.name, self._checksum, numbers), arrays
 
     def load_state(self, state: PublisherState | None, arrays: Mapping[str, Array]) -> None:
-        """Load a durable state; its arrays are copied. Raises `StorageError` if one is missing."""
+        """Restore a durable state; raises `StorageError` if an array is missing."""
         if (state is None) != (self._delta is None) or (state and state.codec not in ELEMENTWISE):
-            raise StorageError("the hub's state was written under other [codec] settings; resume it under those")
+            raise StorageError("the hub's state was written with other [codec] settings; resume it with those")
         if state is None:
             return
         values = take_values(arrays, "published", (self._spec.length,))
@@ -240,7 +253,7 @@ class Publisher:
         self._off_chain.clear()
 
     def needs_coding(self, base: int | None, held: int | None, owner: Hashable, *, coarse: bool) -> bool:
-        """Return whether the offer for a device has yet to be coded, for this device or for all like it."""
+        """Return whether the offer for a device must be encoded first."""
         if not coarse or (base is not None and self._deltas_from(base, held) is not None):
             return False
         off_chain = self._off_chain.find(owner, base, held)
@@ -253,7 +266,7 @@ class Publisher:
         )
 
     def prepare(self, base: int | None, held: int | None, owner: Hashable) -> None:
-        """Code the offer for a device whose offer `needs_coding`; runs in the background."""
+        """Encode an offer if `needs_coding` is true for it; runs in the background."""
         off_chain = self._off_chain.find(owner, base, held)
         if off_chain is None:
             self._make_coarse(self.published)
@@ -261,11 +274,14 @@ class Publisher:
             self._lead_on(owner, off_chain)
 
     def _may_be_off_chain(self, owner: Hashable, off_chain: OffChainModel | None) -> bool:
-        """Return whether a device may hold another model than the chain's: not at the beginning."""
+        """Return whether a device may leave the chain; never before its first step."""
         return bool(self._steps) and self._off_chain.may_hold(owner, off_chain)
 
     def _offer_off_chain(self, owner: Hashable, off_chain: OffChainModel | None) -> PublishedPayload | None:
-        """Return the difference from what a device holds beside the chain, or a coarse model, if one will do."""
+        """Return the difference from a device's model off the chain, or a coarse model.
+
+        Return `None` if neither is possible.
+        """
         published = self.published
         if off_chain is not None and off_chain.number == published.number:
             deltas = Deltas(off_chain.number, (), off_chain.checksum, self._codec.name)
@@ -276,13 +292,13 @@ class Publisher:
         offer, coded = made
         self._sent.watch(offer.payload)
         if coded.checksum == self._checksum:
-            self._off_chain.drop(owner)  # nothing was dropped
+            self._off_chain.drop(owner)  # the codec dropped nothing
         else:
             self._off_chain.put(owner, published.number, coded, off_chain)
         return offer
 
     def _lead_on(self, owner: Hashable, off_chain: OffChainModel) -> tuple[PublishedPayload, Coarse] | None:
-        """Return the difference for a device, which is coded once."""
+        """Return the difference for a device off the chain, which is encoded once."""
         assert self._delta is not None
         before, made = self._made.led_on.get(owner, (None, None))
         if before is not off_chain or made is None:
@@ -299,7 +315,7 @@ class Publisher:
         return PublishedPayload(payload, wire.checksum(payload), self._delta.name, deltas)
 
     def _make_coarse(self, published: Snapshot) -> tuple[PublishedPayload, Coarse] | None:
-        """Return the coarse whole model, which is coded once for all devices."""
+        """Return the coarse whole model, which is encoded once for all devices."""
         if not self._made.is_coarse_made:
             self._made.is_coarse_made = True
             coded = self._off_chain.code_whole(published, make_codec(COARSE, self._spec))
@@ -309,11 +325,14 @@ class Publisher:
 
     @property
     def _coarse_bytes(self) -> int:
-        """The length of a coarse whole model."""
+        """The size of a coarse whole model."""
         return make_codec(COARSE, self._spec).payload_bytes_max
 
     def _deltas_from(self, base: int, held: int | None) -> PublishedPayload | None:
-        """Return the steps from a version to the published one, if the chain still has them and it is held."""
+        """Return the steps from a version to the published one.
+
+        Return `None` if the chain no longer has them, or if the device has other values.
+        """
         if self._delta is None or (held is not None and self._checksums.get(base, held) != held):
             return None
         if base in self._made.differences:
@@ -326,7 +345,7 @@ class Publisher:
         return offer
 
     def _join(self, newest: list[wire.Buffer]) -> wire.Buffer:
-        """Return the newest steps as one payload: all devices receive parts of one buffer."""
+        """Return the newest steps as one payload; all devices get parts of one buffer."""
         if len(newest) <= 1:
             return newest[0] if newest else b""
         if self._made.joined is None:
@@ -335,7 +354,7 @@ class Publisher:
         return self._made.joined[-sum(len(step) for step in newest) :]
 
     def _trim_steps(self, nbytes: int) -> None:
-        """Drop the oldest steps until those left take less than `nbytes` bytes, and one message can list them."""
+        """Drop the oldest steps until the rest take less than `nbytes` and fit a message."""
         total = sum(len(step) for _, step in self._steps)
         while self._steps and (total >= nbytes or len(self._steps) > DELTAS_MAX):
             _, step = self._steps.popleft()
@@ -343,6 +362,6 @@ class Publisher:
             self._sent.watch(step, outdated=True)
 
     def _withdraw_offers(self) -> None:
-        """Drop the offers of the version published so far; its payloads still being sent are outdated now."""
+        """Drop the published version's offers; its payloads in transfer become outdated."""
         self._sent.outdate()
         self._made = MadeOffers()

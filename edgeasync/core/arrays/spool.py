@@ -1,4 +1,4 @@
-"""The state that a device may keep on disk, besides its identity, to lose only time in a power cut."""
+"""The state that a device may save to disk to limit the loss of a power cut."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,15 +12,15 @@ from edgeasync.protocol import wire
 from edgeasync.protocol.messages import ModelVersion, Push
 
 TrainerState = Mapping[str, npt.NDArray[Any]]
-"""A trainer's own arrays by name: its optimizer's vectors, its place in the data."""
+"""A trainer's own arrays by name, such as its optimizer's vectors and its position in the data."""
 
 
 class Spool(msgspec.Struct, frozen=True):
-    """An update as it was first sent, and the state from which training resumes after it.
+    """An update as first sent, and the state from which training resumes after it.
 
-    It holds no parameters: the next assignment brings them, or a `HeldModel` and differences from there. Without
-    them a device that restarted cannot undo the effect of a rejected update on the residual, so it drops the
-    residual.
+    It contains no parameters: the next assignment brings them, or a `HeldModel` and differences. So
+    after a restart, a device cannot undo a rejected update's effect on the residual, and drops the
+    residual instead.
     """
 
     model: ModelKey
@@ -31,7 +31,7 @@ class Spool(msgspec.Struct, frozen=True):
 
 
 class HeldModel(msgspec.Struct, frozen=True):
-    """The hub's model at a version, as the device holds it, with its checksum: what differences lead on from."""
+    """The device's copy of the hub's model at a version, to which differences apply."""
 
     model: ModelKey
     version: ModelVersion

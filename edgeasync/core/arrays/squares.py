@@ -5,11 +5,11 @@ import numpy as np
 from edgeasync.parameters import Vector
 
 ROW = 1 << 12
-"""How many squares are summed at once: few enough for float32 and for BLAS to stay on this thread."""
+"""How many squares are summed at once: few enough for float32, and for BLAS to use one thread."""
 
 
 def square_sum_of(values: Vector) -> float:
-    """Return the sum of the squares, in rows short enough to be summed in float32."""
+    """Return the sum of the squares, in rows that are short enough for float32 sums."""
     if values.size <= ROW:
         return float(np.vdot(values, values))
     whole = values.size - values.size % ROW

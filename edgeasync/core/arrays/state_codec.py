@@ -1,4 +1,4 @@
-"""Durable state as bytes: encoded with a checksum, and checked field by field when it is decoded. No I/O."""
+"""Encodes durable state with a checksum, and validates it when decoding. No I/O."""
 
 from collections.abc import Mapping
 from typing import TypeVar
@@ -13,7 +13,8 @@ from edgeasync.protocol import wire
 from edgeasync.structs import resolve_type
 
 FORMAT = 1
-"""The number of this format. Increase it when a field of a state changes: other versions then refuse the state."""
+"""The format number. Increase it when a field of a state changes, so that other versions refuse it.
+"""
 
 Array = npt.NDArray[np.float32] | npt.NDArray[np.uint8]
 
@@ -28,38 +29,38 @@ _WRONG = (
     ArithmeticError,
     RecursionError,
 )
-"""What reading a state raises whose checksum fits: somebody may have made it on purpose."""
+"""Exceptions from decoding a state with a valid checksum, which somebody may have forged."""
 
 _FORMAT_BYTES, _CHECKSUM_BYTES = 2, 8
 _FRONT_BYTES = _FORMAT_BYTES + _CHECKSUM_BYTES
 
 
 def encode_state(state: msgspec.Struct) -> bytes:
-    """Return a format number, a checksum, and the state in msgpack: the same bytes for the same state."""
+    """Encode a format number, a checksum, and the state in msgpack. Deterministic."""
     body = msgspec.msgpack.encode(state)
     checksum = wire.checksum(body).to_bytes(_CHECKSUM_BYTES, "big")
     return FORMAT.to_bytes(_FORMAT_BYTES, "big") + checksum + body
 
 
 def decode_state(sealed: bytes, kind: type[State]) -> State:
-    """Decode a state of that kind; raises `StorageError` if even one bit is wrong, or it has another format."""
+    """Decode a state; raises `StorageError` if it is damaged or has another format."""
     written = int.from_bytes(sealed[:_FORMAT_BYTES], "big")
     body = memoryview(sealed)[_FRONT_BYTES:]
     if not body or wire.checksum(body) != int.from_bytes(sealed[_FORMAT_BYTES:_FRONT_BYTES], "big"):
         raise StorageError("the hub's state is damaged; choose an older checkpoint")
     if written != FORMAT:
         raise StorageError(
-            f"the hub's state has format {written}, and this edgeasync reads format {FORMAT}: "
-            "start the version of edgeasync that wrote it, or choose another run folder"
+            f"the hub's state has format {written}, but this edgeasync reads format {FORMAT}; "
+            "use the version of edgeasync that wrote it, or choose another run folder"
         )
     try:
         return msgspec.msgpack.decode(body, type=resolve_type(kind))
     except _WRONG as error:
-        raise StorageError(f"not the state of a hub: {error}") from error
+        raise StorageError(f"not a hub's state: {error}") from error
 
 
 def take_values(arrays: Mapping[str, Array], name: str, shape: tuple[int, ...]) -> Vector:
-    """Return an array of float32; raises `StorageError` if it is missing or has another shape."""
+    """Return a float32 array; raises `StorageError` if missing or of another shape."""
     array = arrays.get(name)
     if array is None or array.dtype != np.float32 or array.shape != shape:
         found = "missing" if array is None else f"{array.dtype} {array.shape}"
@@ -68,8 +69,11 @@ def take_values(arrays: Mapping[str, Array], name: str, shape: tuple[int, ...]) 
 
 
 def take_payload(arrays: Mapping[str, Array], name: str) -> memoryview:
-    """Return a copy of an array of bytes; raises `StorageError` if it is missing or has another type."""
+    """Return a copy of a byte array.
+
+    Raises `StorageError` if it is missing or has another type.
+    """
     array = arrays.get(name)
     if array is None or array.dtype != np.uint8 or array.ndim != 1:
-        raise StorageError(f"array {name!r} of the hub's state is missing, or is not an array of bytes")
+        raise StorageError(f"array {name!r} of the hub's state is missing or not an array of bytes")
     return array.copy().data

@@ -1,1 +1,1 @@
-"""The device's decisions: events in, effects out. Scalars only; no arrays, no I/O, no clock."""
+"""The device's core: events in, effects out. No arrays, I/O or clock."""

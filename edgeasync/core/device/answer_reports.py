@@ -5,20 +5,22 @@ import msgspec
 from edgeasync.core.device.effects import DeviceReport
 from edgeasync.protocol.messages import Ack, Duplicate, Outcome, Rejected
 
-DIVERGED = "training diverged, and the hub refused the update: scale the data, or lower the learning rate"
-PREEMPTED = "this device's model was far worse than the others': it drops it, and starts over from the hub's"
-QUARANTINED = "an operator of the hub has excluded this device: it trains on, and its updates do not count"
-RELEASED = "the updates of this device count again"
+DIVERGED = "training diverged, and the hub rejected the update; scale the data or lower the learning rate"
+PREEMPTED = "this device's model is far worse than the others' models; it starts over from the hub's model"
+QUARANTINED = (
+    "an operator of the hub has excluded this device; it continues training, but its updates do not count"
+)
+RELEASED = "this device's updates count again"
 
 
 class AnswerReports:
-    """Reports every answer, and once each that training diverges, starts over, is in quarantine, and is not."""
+    """Reports every answer, and each change of divergence, preemption or quarantine."""
 
     def __init__(self) -> None:
         self._diverged = self._in_quarantine = self._preempted = False
 
     def reports(self, ack: Ack) -> list[DeviceReport]:
-        """Return the reports of an answer; what the one before said, too, is not repeated."""
+        """Return the reports of an answer, without repeating those of the last answer."""
         outcome = ack.outcome
         first = outcome.first if isinstance(outcome, Duplicate) else outcome
         before = self._diverged, self._preempted, self._in_quarantine
@@ -38,7 +40,7 @@ class AnswerReports:
 
 
 def is_preempted(outcome: Outcome) -> bool:
-    """Return whether the hub wants the device to start over; a repeated outcome says it, too."""
+    """Return whether an outcome, or a repeated one, asks the device to start over."""
     first = outcome.first if isinstance(outcome, Duplicate) else outcome
     return isinstance(first, Rejected) and first.preempted
 
@@ -48,7 +50,7 @@ def _is(outcome: Outcome, reason: str) -> bool:
 
 
 def describe(outcome: Outcome) -> str:
-    """Return an outcome in words."""
+    """Format an outcome as text."""
     if isinstance(outcome, Duplicate):
         return f"duplicate of: {describe(outcome.first)}"
     if isinstance(outcome, Rejected):

@@ -1,7 +1,8 @@
-"""How much a hub may ask of a device. A hub of another make may be wrong, and who answers may be no hub.
+"""Limits on what a hub may request of a device.
 
-A welcome that no sound hub says is taken for no welcome. Times and steps that are out of reason are clamped: the
-device keeps working, and asks, pings or answers more often than it was told.
+A hub may be faulty or of another implementation, and an unauthenticated peer may not be a hub. An
+invalid `Welcome` is refused. Excessive times and steps are clamped: the device keeps working, but
+requests, pings or answers more often than it was told.
 """
 
 import msgspec
@@ -11,27 +12,27 @@ from edgeasync.protocol.messages import Welcome
 
 SETTINGS_DEPTH_MAX = 16
 SETTINGS_ITEMS_MAX = 4096
-"""How deep the tables of a hub's settings may lie inside one another, and how many values they may have."""
+"""Maximum nesting of the hub's settings, and maximum number of their values."""
 
 SEQ_MAX = 2**52
-"""The highest number of a last update that leaves as many again for those to come."""
+"""The highest valid number of a last push, which leaves enough numbers for later ones."""
 
 HEADER_BYTES_MAX = 1 << 14
-"""Of every message but a welcome, which has the names of all parameters."""
+"""Maximum header of all messages but `Welcome`, which names all parameters."""
 
 HEARTBEAT_S_MIN = 0.05
 LEASE_S_MAX = 3600.0
-"""A silent hub is given up by then, whatever it said."""
+"""A silent hub counts as lost after this time, whatever lease it set."""
 
 RETRY_AFTER_S_MAX = 3600.0
 LOCAL_STEPS_MAX = 1_000_000
-"""Between two exchanges, unless the device has a lower bound of its own."""
+"""Between two exchanges, unless the device has a lower limit of its own."""
 
 
 def check_welcome(welcome: Welcome) -> None:
-    """Raise `ProtocolError` for a welcome that no sound hub says."""
+    """Raise `ProtocolError` for a `Welcome` that a correct hub never sends."""
     if welcome.seq_last > SEQ_MAX:
-        raise ProtocolError(f"Welcome: seq_last {welcome.seq_last} leaves no number for an update")
+        raise ProtocolError(f"Welcome: seq_last is {welcome.seq_last}, which must be at most {SEQ_MAX}")
     waiting: list[tuple[object, int]] = [(welcome.settings, 1)]
     items = 0
     while waiting:
@@ -41,14 +42,14 @@ def check_welcome(welcome: Welcome) -> None:
         items += len(value)
         if depth > SETTINGS_DEPTH_MAX or items > SETTINGS_ITEMS_MAX:
             raise ProtocolError(
-                f"Welcome: the hub's settings lie more than {SETTINGS_DEPTH_MAX} deep inside one another, "
-                f"or are more than {SETTINGS_ITEMS_MAX}"
+                f"Welcome: the hub's settings have more than {SETTINGS_DEPTH_MAX} levels or "
+                f"{SETTINGS_ITEMS_MAX} values"
             )
         waiting += [(inner, depth + 1) for inner in (value.values() if isinstance(value, dict) else value)]
 
 
 def clamp_times(welcome: Welcome) -> Welcome:
-    """Return the welcome with a lease and a heartbeat within reason, and the heartbeat shorter than the lease."""
+    """Limit the lease and the heartbeat of a welcome; the heartbeat must be shorter."""
     lease_s = min(max(welcome.lease_s, 4 * HEARTBEAT_S_MIN), LEASE_S_MAX)
     heartbeat_s = max(welcome.heartbeat_s, HEARTBEAT_S_MIN)
     if heartbeat_s >= lease_s:
@@ -59,5 +60,5 @@ def clamp_times(welcome: Welcome) -> Welcome:
 
 
 def clamp_retry(retry_after_s: float | None) -> float | None:
-    """Return when to try again, within reason."""
+    """Limit the time after which to retry."""
     return None if retry_after_s is None else min(retry_after_s, RETRY_AFTER_S_MAX)

@@ -1,7 +1,7 @@
-"""A device's own limit of a day's bytes: what is left, and what has to be kept. Part of `DeviceCore`.
+"""A device's own daily quota, and its records on disk. Part of `DeviceCore`.
 
-The device counts for itself, whatever its hub says or sends. A day is 24 hours in which the agent runs: while it
-does not, time stands still, since a device may have no clock that shows how long that was.
+The device counts for itself, whatever its hub reports or sends. A day is 24 hours in which the
+agent runs. Time without the agent does not count, since a device may lack a clock that measures it.
 """
 
 import math
@@ -12,54 +12,58 @@ from edgeasync.protocol.messages import COUNT_MAX, DAY_S, HEADERS_BYTES, HEARTBE
 from edgeasync.protocol.transfers import PIECE_BYTES_MIN
 
 SPARE_BYTES = PIECE_BYTES_MIN + HEADERS_BYTES
-"""What no exchange may touch: a hub may send a model of one piece that the device did not ask for."""
+"""Bytes that no exchange may use, because a hub may send one piece of an unrequested model."""
 
 HEADERS_SHARE = 256
-"""What the pieces of a payload take beside it: at most this part of it. Two messages of 64 bytes go with each."""
+"""The headers of a payload's pieces take at most 1/256 of it: two messages of 64 bytes per piece.
+"""
 
 BYTES_PER_DAY_MIN = 2 * PIECE_BYTES_MIN
-"""Under a lower limit no exchange fits beside `SPARE_BYTES`."""
+"""Below this quota, no exchange fits besides `SPARE_BYTES`."""
 
 RECORDS_A_DAY = 128
-"""A record is ahead of the count by this part of the limit at most; twice as many last for a day."""
+"""A record is at most 1/128 of the quota ahead of the count.
+
+So a day has at most twice as many records.
+"""
 
 RECORD_EVERY_S = 3600.0
 RECORD_EVERY_S_MIN = 60.0
-"""The longest and the shortest time between two records, if few bytes move."""
+"""Maximum and minimum time between two records while few bytes move."""
 
 
 class QuotaRecord(msgspec.Struct, frozen=True):
-    """What outlives a restart: the bytes used, and how long the day lasts from then on."""
+    """The durable state of the quota: used bytes, and remaining seconds of the day."""
 
     used_bytes: int = 0
     remaining_s: float = DAY_S
 
 
 class DataQuota:
-    """The bytes of the device's day. Without `bytes_per_day_max` everything is allowed and nothing is counted.
+    """The device's daily quota. Without `bytes_per_day_max` it counts nothing.
 
-    After a crash the day continues from the last record. A record says more bytes than were used, and another is
-    due before there are more: what a crash forgets was never spent. It is ahead by a piece at most, or by what was
-    used since the start, and records follow one another quickly at first: so the days of a board that only ever
-    loses its power end, too.
+    After a crash the day continues from the last record. A record is ahead of the count, and the
+    next one is due before the count reaches it, so a crash never loses used bytes. It is ahead by
+    at most a piece, or by the bytes used since the start. At first, records follow quickly, so that
+    the days of a board that often loses its power end, too.
     """
 
     def __init__(self, bytes_per_day_max: int | None = None) -> None:
-        # A size from a settings file has a type of its own, which no message can hold.
+        # A size from settings has a type of its own, which messages cannot encode.
         self.bytes_per_day_max = None if bytes_per_day_max is None else int(bytes_per_day_max)
         self._used_bytes = self._recorded_bytes = 0
         self._ends_s, self._remaining_s = math.inf, DAY_S
         self._began_s, self._began_bytes = 0.0, 0
-        """When the agent began, and the count then or as the day began."""
+        """When the agent started, and the count at that time or at the start of the day."""
         self.record_at_s = math.inf if bytes_per_day_max is None else 0.0
-        """When a record is due for the time that has passed, though no bytes have."""
+        """When a record is due to save the elapsed time, even without traffic."""
 
     def recall(self, record: QuotaRecord) -> None:
-        """Continue the day of an earlier start; call this before `begin`."""
+        """Continue the day of an earlier start; call before `begin`."""
         self._used_bytes, self._remaining_s = record.used_bytes, record.remaining_s
 
     def begin(self, now_s: float) -> None:
-        """Let the time of the day pass from now on."""
+        """Start the clock of the day."""
         self._ends_s = now_s + self._remaining_s
         self._began_s, self._began_bytes = now_s, self._used_bytes
 
@@ -70,7 +74,7 @@ class DataQuota:
             self._used_bytes += nbytes
 
     def left_bytes(self, now_s: float) -> int | None:
-        """Return how many bytes the day has left; `None` without a limit."""
+        """Return how many bytes are left for the day; `None` without a quota."""
         if self.bytes_per_day_max is None:
             return None
         self._turn(now_s)
@@ -82,32 +86,42 @@ class DataQuota:
         return self._ends_s
 
     def bears(self, nbytes: int, now_s: float) -> bool:
-        """Whether the day bears payloads of these bytes, their headers, and what the hub may send unasked."""
+        """Return whether the day has enough bytes left for payloads of this size.
+
+        Headers and unrequested messages of the hub are included.
+        """
         left_bytes = self.left_bytes(now_s)
         return left_bytes is None or left_bytes >= needed_bytes(nbytes)
 
     def warning(self, heartbeat_s: float) -> str:
-        """Return what to tell if pings take more than half of the limit: the hub may then plan no exchange."""
+        """Return a warning if pings need more than half of the quota, or "".
+
+        The hub may then plan no exchange.
+        """
         pings_bytes = round(DAY_S / heartbeat_s) * HEARTBEAT_BYTES
         if self.bytes_per_day_max is None or self.bytes_per_day_max >= 2 * pings_bytes:
             return ""
         return (
-            f"pings alone take {pings_bytes} bytes a day, and the limit is {self.bytes_per_day_max}: perhaps "
-            "nothing is left for training. Raise [limits] bytes_per_day_max, or liveness.heartbeat_s of the hub"
+            f"pings alone take {pings_bytes} bytes a day, but the quota is {self.bytes_per_day_max} bytes, so "
+            "there may be none left for training; raise [limits] bytes_per_day_max, or the hub's "
+            "liveness.heartbeat_s"
         )
 
     def is_spent(self, now_s: float) -> bool:
-        """Whether so little is left that the device has to leave, whatever it is doing."""
+        """Return whether so few bytes are left that the device must disconnect."""
         left_bytes = self.left_bytes(now_s)
         return left_bytes is not None and left_bytes < HEADERS_BYTES
 
     def record(self, now_s: float) -> QuotaRecord:
-        """Return what to keep of a device that stops."""
+        """Return the record to save when the device stops."""
         self._turn(now_s)
         return self._record(self._used_bytes, now_s)
 
     def take_due_record(self, now_s: float) -> QuotaRecord | None:
-        """Return what to keep now, if that is due: bytes in advance, which a crash then costs."""
+        """Return the record to save now, if one is due.
+
+        It counts bytes in advance, which a crash then wastes.
+        """
         if self.bytes_per_day_max is None:
             return None
         self._turn(now_s)
@@ -123,7 +137,7 @@ class DataQuota:
         return QuotaRecord(min(used_bytes, COUNT_MAX), min(self.ends_s(now_s) - now_s, self._remaining_s))
 
     def _turn(self, now_s: float) -> None:
-        """Begin another day if this one is over; a record of the old one is worth nothing."""
+        """Start a new day if this one is over; records of the old day become invalid."""
         if now_s >= self._ends_s:
             self._ends_s += DAY_S * (math.floor((now_s - self._ends_s) / DAY_S) + 1)
             self._remaining_s = DAY_S
@@ -132,31 +146,34 @@ class DataQuota:
 
 
 class ExchangeCost:
-    """What the next exchange takes of a day's bytes, by the payloads of those before. Part of `WorkCycle`."""
+    """Estimates the size of the next exchange. Part of `WorkCycle`."""
 
     def __init__(self, data_quota: DataQuota) -> None:
         self.needs_bytes = 0
-        """What the day's bytes do not bear, until the hub is left."""
+        """Bytes that exceed the daily quota, until the device disconnects."""
         self.model_bytes: int | None = None
         self.update_bytes: int | None = None
-        """The payloads of the last whole model and the last update."""
+        """The payload sizes of the last whole model and the last update."""
         self._data_quota = data_quota
 
     def bears(self, payload_bytes: int, now_s: float) -> bool:
-        """Whether the day's bytes bear these payloads; if not, note that, and the hub will be left."""
+        """Return whether the daily quota allows these payloads.
+
+        If not, record that, so that the device disconnects.
+        """
         borne = self._data_quota.bears(payload_bytes, now_s)
         self.needs_bytes = 0 if borne else needed_bytes(payload_bytes)
         return borne
 
     def of_update(self, raw_bytes: int) -> int:
-        """Return the bytes of the next update; `raw_bytes` is a model as float32, of which codecs make less."""
+        """Estimate the next update's size; `raw_bytes` is the model's size in float32."""
         return self.update_bytes or raw_bytes
 
     def of_exchange(self, raw_bytes: int) -> int:
-        """Return the bytes of a model and its update."""
+        """Estimate the size of a model and its update."""
         return (self.model_bytes or raw_bytes) + self.of_update(raw_bytes)
 
 
 def needed_bytes(payload_bytes: int) -> int:
-    """Return what must be left of a day before payloads of these bytes may move."""
+    """Return how many bytes must be left for the day to move payloads of this size."""
     return payload_bytes + payload_bytes // HEADERS_SHARE + SPARE_BYTES

@@ -1,9 +1,10 @@
-"""`DeviceCore`: the device as a deterministic state machine. Events in, effects out; no I/O, no clock.
+"""`DeviceCore`: the device as a deterministic state machine, without I/O or clock.
 
-It consists of two small machines. The *link*, in this file, is `offline`, `handshake` or `joined`: it decides when
-to connect and to which hub, when to ping, and when the hub counts as lost. The *work* is in `work_cycle.py`. They
-meet only when the hub comes or goes: by `WorkCycle.welcomed` the work repeats what was not answered, and by
-`cut_off` it continues without the hub.
+It consists of two small machines. The *link*, in this file, is `offline`, `handshake` or `joined`.
+It decides when to connect and to which hub, when to ping, and when the hub counts as lost. The
+*work* is in `work_cycle.py`. They interact only when the hub connects or disconnects. In
+`WorkCycle.welcomed` the work repeats unanswered messages, and in `cut_off` it continues without the
+hub.
 """
 
 import math
@@ -36,7 +37,7 @@ from edgeasync.protocol.messages import (
 from edgeasync.states import Table, check_move
 
 ROUND_TRIP_MAX_S = 3600.0
-"""A longer round trip is ignored as wrong."""
+"""Longer round trips are ignored as invalid."""
 
 LinkState = Literal["offline", "handshake", "joined", "over"]
 
@@ -46,21 +47,25 @@ LINK: Table[LinkState] = {
     "joined": ("offline", "over"),
     "over": (),
 }
-"""The link to the hub: `handshake` waits for a welcome; `over` is the end."""
+"""The states of the link to the hub.
+
+`handshake` waits for a `Welcome`; `over` is final.
+"""
 
 
 class DeviceCore:
-    """A device's decisions. `begin`, `handle` and `tick` return effects to carry out in order.
+    """A device's decisions. Methods return effects to execute in order.
 
-    - `hello` is what the device says of itself. The core fills in its limits, its session, the number of its last
-      answered update and what is left of its day.
-    - `limits` are the device's own, whatever its hub says; it slows down and pauses by `throttle`.
-    - `hubs` is how many addresses there are to try, one after the other.
+    - `hello` describes the device. The core adds its limits, its session, the number of its last
+      answered update and its remaining quota.
+    - `limits` are the device's own; `throttle` slows it down and pauses it.
+    - `hubs` is the number of addresses to try in turn.
     - `random` spreads retries and heartbeats.
-    - With `trains_at_rest` the steps of `limits.alone_steps_max` are taken also when the hub asks for rest.
+    - With `trains_at_rest` the device takes the steps of `limits.alone_steps_max` also while the
+      hub asks it to idle.
 
-    `link` moves only along its table, by `_move_link`. `unexpected` counts the events that were ignored because
-    they did not fit, by a short text such as "Welcome while joined".
+    `link` changes only by `_move_link`, along its table. `unexpected` counts ignored events that
+    did not fit the state, by a short text such as "Welcome while joined".
     """
 
     def __init__(
@@ -76,7 +81,7 @@ class DeviceCore:
         self.link: LinkState = "offline"
         self.limits = limits
         self.data_quota = DataQuota(limits.bytes_per_day_max)
-        """The device's own limit of a day's bytes; who sends and receives counts there."""
+        """The device's own daily quota, in which sender and receiver count bytes."""
         self.throttle = Throttle(throttle)
         self.unexpected = UnexpectedEvents()
         self.work = WorkCycle(limits, self.data_quota, random, self.unexpected, trains_at_rest=trains_at_rest)
@@ -91,18 +96,18 @@ class DeviceCore:
 
     @property
     def random_seed(self) -> int:
-        """The seed of a codec's randomness: the same for the same incarnation of the same state."""
+        """The seed of a codec's randomness, fixed for an incarnation of a state id."""
         return int.from_bytes(self._greeting.own.state_id) + self._greeting.own.incarnation
 
     @property
     def hub(self) -> int:
-        """Which hub of the list the device talks to, or tries next."""
+        """The position of the current hub in the list, or of the one to try next."""
         return self._rotation.hub
 
     def check(self) -> None:
-        """Raise `AssertionError` if the state contradicts itself; cheap enough to call after every event."""
+        """Raise `AssertionError` if the state is inconsistent; cheap for every event."""
         assert self.link != "joined" or self.welcome is not None, "joined without a welcome"
-        assert self.link == "over" or self.work.connected == (self.link == "joined"), "the work knows another link"
+        assert self.link == "over" or self.work.connected == (self.link == "joined"), "link and work disagree"
         self.work.check()
 
     def _move_link(self, link: LinkState) -> None:
@@ -124,12 +129,12 @@ class DeviceCore:
 
     def begin(self, now_s: float) -> list[DeviceEffect]:
         """Connect for the first time."""
-        self._heard_s = now_s  # so that silence is counted from here
+        self._heard_s = now_s  # silence counts from here
         self.data_quota.begin(now_s)
         return self._begin_handshake(now_s)
 
     def tick(self, now_s: float, steps_total: int) -> list[DeviceEffect]:
-        """Do what is due: connect again, ping, or repeat a message that was not answered."""
+        """Process what is due: reconnect, ping, or repeat an unanswered message."""
         if self.link == "over":
             return []
         if self.link == "offline":
@@ -137,7 +142,7 @@ class DeviceCore:
         if self.link == "handshake" or self.welcome is None:
             if now_s < self.handshake.ends_s:
                 return []
-            return self._give_up_handshake(now_s, "no hub answers yet; trying until one does")
+            return self._give_up_handshake(now_s, "no hub answers yet; retrying until one does")
         if now_s >= self._heard_s + self.welcome.lease_s:
             return self._go_offline(now_s, f"the hub was silent for {now_s - self._heard_s:.0f} s")
         if self.data_quota.is_spent(now_s):
@@ -163,7 +168,7 @@ class DeviceCore:
     # -- events ----------------------------------------------------------------------------------------------
 
     def handle(self, event: events.DeviceEvent, now_s: float) -> list[DeviceEffect]:
-        """Handle one event; return the effects to carry out in order."""
+        """Process one event; return the effects to execute in order."""
         if self.link == "over":
             return self.unexpected.ignore(f"{type(event).__name__} after the end", normal=True)
         match event:
@@ -212,32 +217,32 @@ class DeviceCore:
 
     def _malformed(self, reason: str) -> list[DeviceEffect]:
         if self.link == "joined":
-            return [effects.DeviceReport("warning", f"from the hub: {reason}")]
-        self.handshake.unreadable = reason  # perhaps not a hub: `_give_up_handshake` reports that, once a minute
+            return [effects.DeviceReport("warning", f"the hub sent an invalid message: {reason}")]
+        self.handshake.unreadable = reason  # perhaps not a hub; `_give_up_handshake` reports it
         return []
 
     def _measure(self, round_trip_s: float) -> None:
-        if 0.0 <= round_trip_s <= ROUND_TRIP_MAX_S:  # a hub may send back anything
+        if 0.0 <= round_trip_s <= ROUND_TRIP_MAX_S:  # a hub may return any value
             self.round_trip_s = round_trip_s
 
     def _asked(
         self, event: events.PauseRequested | events.ResumeRequested | events.DeviceStopRequested, now_s: float
     ) -> list[DeviceEffect]:
-        """Do what the person at the device wants."""
+        """Process a request of the person at the device."""
         match event:
             case events.PauseRequested():
                 return self._pause(event, now_s)
             case events.ResumeRequested() if self._paused:
                 self._paused = False
                 self.work.overlap.pause = None
-                self._heard_s = now_s  # the pause was no silence of the hub
+                self._heard_s = now_s  # the hub was not silent, but paused
                 return self._begin_handshake(now_s)
             case events.DeviceStopRequested():
                 return [*self._goodbye(), effects.EndAgent("stopped")]
         return self.unexpected.ignore("ResumeRequested without a pause", normal=True)
 
     def _sensed(self, readings: ThrottleReadings, now_s: float) -> list[DeviceEffect]:
-        """Train at the pace that the sensors allow; tell a new one to the hub at once, and to people."""
+        """Apply the pace that the sensors allow; report a change to hub and people."""
         if not self.throttle.observe(readings, now_s):
             return []
         pace = self.throttle.pace
@@ -246,7 +251,7 @@ class DeviceCore:
         if not pace.share:
             told = effects.DeviceReport("paused", pace.reason)
         elif pace.reason:
-            told = effects.DeviceReport("slowed", f"to {pace.share:.0%} of the time: {pace.reason}")
+            told = effects.DeviceReport("slowed", f"training {pace.share:.0%} of the time: {pace.reason}")
         else:
             told = effects.DeviceReport("full_pace")
         return [effects.SetPace(pace), told]
@@ -257,7 +262,7 @@ class DeviceCore:
         return [effects.SendToHub(Goodbye(reason, self.welcome.session))]
 
     def _conclude(self, decided: list[DeviceEffect], now_s: float) -> list[DeviceEffect]:
-        """End the link if an effect ends the agent, or rest if the day does not bear more; return all effects."""
+        """End the link if an effect ends the agent; disconnect if the quota is exhausted."""
         if any(isinstance(effect, effects.EndAgent) for effect in decided):
             self._move_link("over")
         elif self.link == "joined" and self.work.cost.needs_bytes:
@@ -281,7 +286,7 @@ class DeviceCore:
         return []
 
     def _welcomed(self, welcome: Welcome, now_s: float) -> list[DeviceEffect]:
-        """Join the hub that answered the hello; end the agent if it cannot train what this hub offers."""
+        """Join the hub; end the agent if it cannot train the hub's model."""
         if self.link != "handshake":
             return self.unexpected.ignore(f"Welcome while {self.link}")
         if (end := refuse_welcome(welcome, self.welcome, self.limits)) is not None:
@@ -298,25 +303,28 @@ class DeviceCore:
         return decided + self.work.welcomed(welcome, now_s)
 
     def _give_up_handshake(self, now_s: float, cause: str) -> list[DeviceEffect]:
-        """Go offline from a handshake without a welcome; report silence, but at most once a minute."""
+        """Go offline after a failed handshake; report silence at most once a minute."""
         decided = self._go_offline(now_s, cause)
         if not self.handshake.answered and self._rotation.is_report_due(now_s):
             decided.append(effects.DeviceReport("unreachable", self.handshake.unreadable, since_s=self._heard_s))
         return decided
 
-    # -- the hub goes ----------------------------------------------------------------------------------------
+    # -- loss of the hub -------------------------------------------------------------------------------------
 
     def _disconnected(self, now_s: float) -> list[DeviceEffect]:
         if self.link == "handshake":
-            return self._give_up_handshake(now_s, "the connection broke")
+            return self._give_up_handshake(now_s, "the connection was lost")
         if self.link == "offline":
             return self.unexpected.ignore("Disconnected while offline", normal=True)
-        return self._go_offline(now_s, "the connection broke")
+        return self._go_offline(now_s, "the connection was lost")
 
     def _go_offline(
         self, now_s: float, cause: str, retry_after_s: float | None = None, *, stay: bool = False
     ) -> list[DeviceEffect]:
-        """Disconnect, and try again later: the next hub if this one did not welcome the device, unless `stay`."""
+        """Disconnect, and retry later.
+
+        After a failed handshake the next hub is tried, unless `stay`.
+        """
         decided: list[DeviceEffect] = [effects.CloseConnection()]
         if self.link == "joined":
             decided.append(effects.DeviceReport("disconnected", cause))
@@ -328,21 +336,21 @@ class DeviceCore:
         return decided + self.work.cut_off()
 
     def _rest_until_tomorrow(self, now_s: float) -> list[DeviceEffect]:
-        """Leave the hub until the device's own day ends: what is left does not bear what comes next."""
+        """Disconnect until the device's day ends, because the quota is too low."""
         left_bytes, ends_s = self.data_quota.left_bytes(now_s), self.data_quota.ends_s(now_s)
         needed_bytes = self.work.cost.needs_bytes or SPARE_BYTES
         told = (
-            f"{left_bytes} of the day's {self.data_quota.bytes_per_day_max} bytes are left, and {needed_bytes} "
-            f"are needed; resting until the day ends, in {ends_s - now_s:.0f} s"
+            f"{left_bytes} of the daily quota of {self.data_quota.bytes_per_day_max} bytes are left, but "
+            f"{needed_bytes} are needed; waiting {ends_s - now_s:.0f} s until the day ends"
         )
         if needed_bytes > (self.data_quota.bytes_per_day_max or 0):
-            told += ". No day will bear that: raise [limits] bytes_per_day_max"
+            told += ". The quota is too small for an exchange; raise [limits] bytes_per_day_max"
         decided = self._leave_until(ends_s)
-        self._heard_s = ends_s  # a rest is no silence of the hub
+        self._heard_s = ends_s  # the hub was not silent
         return [*decided, effects.DeviceReport("resting", told), *self.work.cut_off()]
 
     def _pause(self, pause: events.PauseRequested, now_s: float) -> list[DeviceEffect]:
-        """Leave the hub until the person says otherwise."""
+        """Disconnect until the person resumes the device."""
         self._paused = True
         decided = self._leave_until(math.inf, "paused")
         self._heard_s = now_s
@@ -351,7 +359,7 @@ class DeviceCore:
     def _leave_until(
         self, until_s: float, reason: Literal["stopping", "paused"] = "stopping"
     ) -> list[DeviceEffect]:
-        """Say goodbye to the hub if there is one, and connect again at this time."""
+        """Send `Goodbye` if joined, and reconnect at this time."""
         decided = self._goodbye(reason)
         if self.link != "offline":
             decided.append(effects.CloseConnection(goodbye=True))
@@ -360,7 +368,7 @@ class DeviceCore:
         return decided
 
     def _refused(self, refuse: Refuse, now_s: float) -> list[DeviceEffect]:
-        """Try again later if the refusal may pass, and end the agent if it will not."""
+        """Retry later after a temporary refusal; end the agent after a permanent one."""
         retry_after_s = clamp_retry(refuse.retry_after_s)
         match refuse.code:
             case "busy":
@@ -368,11 +376,14 @@ class DeviceCore:
             case "unknown_session" | "sequence":
                 if self.link != "joined":
                     return self.unexpected.ignore(f"Refuse of a session while {self.link}")
-                # More such refusals may be in flight on this connection, and would end each new session.
+                # More such refusals may be in flight on this connection, and would end each new
+                # session.
                 return self._go_offline(now_s, refuse.sentence)
             case "malformed":
                 self.work.back_off(now_s)
-                return [effects.DeviceReport("warning", f"the hub could not read a message: {refuse.sentence}")]
+                return [
+                    effects.DeviceReport("warning", f"the hub rejected a message as malformed: {refuse.sentence}")
+                ]
             case "duplicate_device_id" if self._rotation.takes_duplicate_refusal():
                 return [
                     effects.DeviceReport("warning", refuse.sentence),
@@ -380,14 +391,14 @@ class DeviceCore:
                 ]
             case "hub_full" | "quarantined" if retry_after_s is not None:
                 stay = refuse.code == "quarantined"
-                again = f"{refuse.sentence}; trying again in {retry_after_s:.0f} s"
+                again = f"{refuse.sentence}; retrying in {retry_after_s:.0f} s"
                 return [
                     effects.DeviceReport("warning", refuse.sentence),
                     *([effects.DeviceReport("quarantined", again)] if stay else []),
                     *self._go_offline(now_s, refuse.sentence, retry_after_s, stay=stay),
                 ]
-            case "not_allowed":  # by a connection whose both ends have proved their keys
-                return [effects.EndAgent("keys do not fit", AccessError(refuse.sentence))]
+            case "not_allowed":  # only after both ends have proved their keys
+                return [effects.EndAgent("keys do not match", AccessError(refuse.sentence))]
             case "model_mismatch":
                 return [effects.EndAgent("model mismatch", ModelMismatchError(refuse.sentence))]
         return [effects.EndAgent(refuse.code, RefusedError(refuse.sentence))]

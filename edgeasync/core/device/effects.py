@@ -1,4 +1,4 @@
-"""Effects of the device's core. The engine and a shell (ZeroMQ, simulator) carry them out in order."""
+"""Effects of the device's core, which the engine and a shell execute in order."""
 
 from typing import Literal
 
@@ -10,11 +10,11 @@ from edgeasync.protocol.messages import Assignment, GraphHeader, Message, Outcom
 
 
 class Connect(msgspec.Struct, frozen=True, gc=False):
-    """Open a fresh connection to the hub; transfers on an older one end."""
+    """Open a new connection to the hub; transfers on an older one end."""
 
 
 class CloseConnection(msgspec.Struct, frozen=True, gc=False):
-    """Close the connection; with `goodbye` after what was sent last has left."""
+    """Close the connection; with `goodbye`, after queued messages have left."""
 
     goodbye: bool = False
 
@@ -26,7 +26,7 @@ class SendToHub(msgspec.Struct, frozen=True, gc=False):
 
 
 class SendPush(msgspec.Struct, frozen=True, gc=False):
-    """Send the update under this header, whole or in pieces."""
+    """Send the update with this header, whole or in pieces."""
 
     push: Push
 
@@ -38,13 +38,16 @@ class PrepareTraining(msgspec.Struct, frozen=True, gc=False):
 
 
 class FindGraph(msgspec.Struct, frozen=True, gc=False):
-    """Look for a graph with this fingerprint on the device, then report `GraphHeld` or `GraphMissing`."""
+    """Look up a stored graph, then report `GraphHeld` or `GraphMissing`."""
 
     fingerprint: str
 
 
 class TakeGraph(msgspec.Struct, frozen=True, gc=False):
-    """Receive the payload of this graph, then report `GraphHeld`, `GraphBroken` or `GraphForged`."""
+    """Receive the payload of this graph.
+
+    Then report `GraphHeld`, `GraphBroken` or `GraphForged`.
+    """
 
     graph: GraphHeader
 
@@ -52,7 +55,7 @@ class TakeGraph(msgspec.Struct, frozen=True, gc=False):
 class InstallModel(msgspec.Struct, frozen=True, gc=False):
     """Receive and decode the payload of this assignment, then report `ModelInstalled`.
 
-    Under a hub that delays models, report `ModelArrived` before it is decoded, and wait for `UseModel`.
+    If the hub delays models, report `ModelArrived` before decoding, and wait for `UseModel`.
     """
 
     assignment: Assignment
@@ -65,7 +68,10 @@ class UseModel(msgspec.Struct, frozen=True, gc=False):
 
 
 class ResolvePush(msgspec.Struct, frozen=True, gc=False):
-    """Drop the payload of the push that has this outcome; if rejected, undo its effect on the residual."""
+    """Drop the payload of the push with this outcome.
+
+    If the push was rejected, undo its effect on the residual.
+    """
 
     outcome: Outcome
 
@@ -73,8 +79,9 @@ class ResolvePush(msgspec.Struct, frozen=True, gc=False):
 class Train(msgspec.Struct, frozen=True, gc=False):
     """Take local steps from the installed model, then report `Trained`.
 
-    With `overlap` training continues from the current parameters until the next model arrives; then report
-    `OverlapTrained`. No steps are left to take if the device has taken them all during a delay.
+    With `overlap`, training continues from the current parameters until the next model arrives;
+    then report `OverlapTrained`. `local_steps` may be 0 if the device took all steps during a
+    delay.
     """
 
     local_steps: int
@@ -88,19 +95,19 @@ class SetPace(msgspec.Struct, frozen=True, gc=False):
 
 
 class ScaleLearningRate(msgspec.Struct, frozen=True, gc=False):
-    """Multiply the trainer's own learning rate by this factor from the next local step on."""
+    """Multiply the trainer's learning rate by this factor from the next local step on."""
 
     factor: float
 
 
 class PutAside(msgspec.Struct, frozen=True):
-    """Put aside the update that an earlier start kept: it was trained from another model than the hub's."""
+    """Put aside the saved update of an earlier start, because it fits another model."""
 
     reason: str
 
 
 FINISHED = "the hub has finished training"
-"""The reason of an agent that ends because its hub has."""
+"""The reason of an agent that ends because its hub has finished."""
 
 ReportName = Literal[
     "alone", "answered", "disconnected", "enrolled", "full_pace", "graph", "joined", "paused", "quarantined",
@@ -109,7 +116,10 @@ ReportName = Literal[
 
 
 class DeviceReport(msgspec.Struct, frozen=True):
-    """Tell the person at the device what happened; `since_s` is when it began by the core's clock, if needed."""
+    """Report an event to the person at the device.
+
+    `since_s` is its start by the core's clock, if relevant.
+    """
 
     event: ReportName
     detail: str = ""
@@ -117,7 +127,7 @@ class DeviceReport(msgspec.Struct, frozen=True):
 
 
 class EndAgent(msgspec.Struct, frozen=True):
-    """End the agent, with an error if something is wrong that waiting does not fix."""
+    """End the agent, with an error if waiting would not fix the cause."""
 
     reason: str
     error: EdgeAsyncError | None = None

@@ -1,4 +1,4 @@
-"""Events of the device's core: messages, results of its work, and a request to stop."""
+"""Events of the device's core: messages, results of work, and people's requests."""
 
 import msgspec
 
@@ -7,45 +7,48 @@ from edgeasync.protocol.messages import Assignment, Message
 
 
 class DeviceReceived(msgspec.Struct, frozen=True, gc=False):
-    """A message came from the hub. Its payload is received later, by `InstallModel` or `TakeGraph`."""
+    """A message from the hub arrived.
+
+    Its payload is received later, by `InstallModel` or `TakeGraph`.
+    """
 
     message: Message
 
 
 class DeviceReceivedMalformed(msgspec.Struct, frozen=True, gc=False):
-    """A message arrived that cannot be read."""
+    """A message arrived that cannot be decoded."""
 
     reason: str
 
 
 class ModelArrived(msgspec.Struct, frozen=True, gc=False):
-    """The assigned model's payload is here, and is not used before the delay is over: it waits for `UseModel`."""
+    """The assigned model's payload arrived, and waits for `UseModel` after the delay."""
 
     assignment: Assignment
 
 
 class ModelInstalled(msgspec.Struct, frozen=True, gc=False):
-    """The assigned model is in the device's memory, whole and checked; `checksum` is that of the model."""
+    """The assigned model was decoded and verified; `checksum` is the model's."""
 
     assignment: Assignment
     checksum: int | None = None
 
 
 class InstallFailed(msgspec.Struct, frozen=True, gc=False):
-    """The assigned model could not be installed; with `spoilt` the model before it is lost, too."""
+    """The assigned model could not be installed; with `spoilt` the old one is lost."""
 
     reason: str
     spoilt: bool = False
 
 
 class GraphHeld(msgspec.Struct, frozen=True, gc=False):
-    """The device holds the hub's graph, whole and checked: `fetched`, or kept since an earlier start."""
+    """The device has the hub's graph: `fetched`, or stored by an earlier start."""
 
     fetched: bool
 
 
 class GraphMissing(msgspec.Struct, frozen=True, gc=False):
-    """The device does not hold the hub's graph."""
+    """The device does not have the hub's graph."""
 
 
 class GraphBroken(msgspec.Struct, frozen=True, gc=False):
@@ -55,11 +58,11 @@ class GraphBroken(msgspec.Struct, frozen=True, gc=False):
 
 
 class GraphForged(msgspec.Struct, frozen=True, gc=False):
-    """A whole graph arrived that is not the one the hub announced."""
+    """A complete graph arrived with another fingerprint than announced."""
 
 
 class Kept(msgspec.Struct, frozen=True, gc=False):
-    """The update with this number may be sent: the disk holds it, or the disk has failed."""
+    """The update with this number may be sent: it is on disk, or the disk has failed."""
 
     seq: int
 
@@ -71,9 +74,9 @@ class TransferMoved(msgspec.Struct, frozen=True, gc=False):
 class Trained(msgspec.Struct, frozen=True, gc=False):
     """The assigned local steps are done.
 
-    The loss's mean and variance, the score, `base_loss`, that of the first step, and `validation_loss`, that after
-    the last one, may be infinite or NaN, and are `None` where they are unknown.
-    `codec`, `checksum` and `payload_bytes` describe the payload, once the update is coded.
+    Losses may be infinite or NaN, and are `None` if unknown: mean, variance, `score`, `base_loss`
+    (of the first step) and `validation_loss` (after the last step). `codec`, `checksum` and
+    `payload_bytes` describe the payload, once the update is encoded.
     """
 
     local_steps: int
@@ -90,7 +93,7 @@ class Trained(msgspec.Struct, frozen=True, gc=False):
     validation_loss: float | None = None
 
     def after(self, earlier: "Trained") -> "Trained":
-        """Return this result joined with an `earlier` one; if only one has a loss, that is the loss of both."""
+        """Merge this result with an `earlier` one; if only one has a loss, keep that loss."""
         steps = earlier.local_steps + self.local_steps
         share = self.local_steps / steps
         loss_mean, loss_variance = self._losses_after(earlier, share)
@@ -105,7 +108,7 @@ class Trained(msgspec.Struct, frozen=True, gc=False):
         )
 
     def _metrics_after(self, earlier: "Trained") -> dict[str, float] | None:
-        """Return the mean metrics of both, by their examples."""
+        """Return the mean metrics of both, weighted by examples."""
         if self.metrics is None or earlier.metrics is None:
             return earlier.metrics if self.metrics is None else self.metrics
         share = self.examples / ((self.examples + earlier.examples) or 1)
@@ -117,7 +120,10 @@ class Trained(msgspec.Struct, frozen=True, gc=False):
         return self.metrics | both
 
     def _losses_after(self, earlier: "Trained", share: float) -> tuple[float | None, float | None]:
-        """Return mean and variance of both (Chan et al. 1983); `share` is this result's part of the steps."""
+        """Return mean and variance of both (Chan et al. 1983).
+
+        `share` is this result's share of the steps.
+        """
         if self.loss_mean is None or self.loss_variance is None:
             return earlier.loss_mean, earlier.loss_variance
         if earlier.loss_mean is None or earlier.loss_variance is None:
@@ -129,25 +135,28 @@ class Trained(msgspec.Struct, frozen=True, gc=False):
 
 
 class OverlapTrained(msgspec.Struct, frozen=True, gc=False):
-    """Steps were taken while the device waited for an assignment; 0 if its trainer has no more."""
+    """The device took steps while it waited; 0 if its trainer has no more."""
 
     result: Trained
 
 
 class Connected(msgspec.Struct, frozen=True, gc=False):
-    """The hub's machine has accepted the connection; the greetings of both sides are still to come."""
+    """The hub's machine accepted the connection; the handshake has not started yet."""
 
 
 class Disconnected(msgspec.Struct, frozen=True, gc=False):
-    """The shell has noticed that the connection is broken, and is not opening another."""
+    """The connection was lost, and the shell does not open another."""
 
 
 class DaySpent(msgspec.Struct, frozen=True, gc=False):
-    """Hardly anything is left of the device's own limit of a day's bytes."""
+    """The device's own daily quota is almost exhausted."""
 
 
 class PauseRequested(msgspec.Struct, frozen=True, gc=False):
-    """The person who runs the device wants no traffic until `ResumeRequested`; `training` may continue."""
+    """A person requested a pause of all traffic until `ResumeRequested`.
+
+    `training` may continue.
+    """
 
     training: bool
 
@@ -157,7 +166,7 @@ class ResumeRequested(msgspec.Struct, frozen=True, gc=False):
 
 
 class DeviceStopRequested(msgspec.Struct, frozen=True):
-    """The person who runs the device wants the agent to end."""
+    """A person requested the agent's end."""
 
 
 GraphEvent = GraphHeld | GraphMissing | GraphBroken | GraphForged

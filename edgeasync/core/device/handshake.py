@@ -1,4 +1,4 @@
-"""A device's handshake with its hub: what the device says, how long it waits, which welcomes it refuses."""
+"""A device's handshake: its `Hello`, timeouts, and refusals of a `Welcome`."""
 
 import msgspec
 
@@ -11,17 +11,17 @@ from edgeasync.protocol.messages import Hello, Welcome
 from edgeasync.protocol.transfers import PIECE_BYTES_MIN
 
 CONNECT_S = 3.0
-"""How long a new connection may take to reach the hub's machine."""
+"""Timeout for a connection to the hub's machine."""
 
 WELCOME_S = 3.0
-"""The least time that the hub has to welcome the device after that."""
+"""Minimum timeout for the `Welcome` after that."""
 
 WELCOME_ROUND_TRIPS = 8
-"""A hub on a slow link has this number of round trips: greetings and welcome take four, with keys six."""
+"""The timeout on a slow link in round trips; a handshake takes four, with keys six."""
 
 
 class Greeting:
-    """The device's `Hello`, which is completed for every connection."""
+    """The device's `Hello`, completed for every connection."""
 
     def __init__(self, hello: Hello, limits: DeviceLimits) -> None:
         own = {"local_steps_max": limits.local_steps_max or 0, "delay_steps": limits.delay_steps or 0}
@@ -39,50 +39,51 @@ class Greeting:
             day_left_bytes=left_bytes,
             day_remaining_s=data_quota.ends_s(now_s) - now_s,
         )
-        # The day keeps this much for a model that the hub sends unasked.
+        # The quota reserves one piece for a model that the hub sends unrequested.
         return msgspec.structs.replace(hello, profile=profile, piece_bytes_max=PIECE_BYTES_MIN)
 
 
 class DeviceHandshake:
-    """A connection's handshake, or the last one's if there is no connection."""
+    """The handshake of the current or last connection."""
 
     def __init__(self, now_s: float) -> None:
         self.answered = False
-        """Whether the hub has sent anything since the connection was opened."""
+        """Whether the hub has sent anything on this connection."""
         self.unreadable = ""
-        """Why the answer to the hello could not be read."""
+        """Why the answer to the `Hello` could not be decoded."""
         self.ends_s = now_s + CONNECT_S
-        """When to give up waiting for the hub."""
+        """When the handshake times out."""
         self._begun_s = now_s
 
     def connected(self, now_s: float) -> None:
-        """Give the hub time to answer, by the round trip that the connection has shown."""
+        """Set the timeout for the answer by the connection's round trip."""
         self.ends_s = now_s + max(WELCOME_S, WELCOME_ROUND_TRIPS * (now_s - self._begun_s))
 
 
 def refuse_welcome(welcome: Welcome, before: Welcome | None, limits: DeviceLimits) -> EndAgent | None:
-    """Return the end of a device that cannot train what the hub offers; `before` is an earlier hub's welcome.
+    """Return the end of a device that cannot train what the hub offers, or `None`.
 
-    Waiting would not fix another model than before, or a graph that is too large.
+    `before` is an earlier hub's welcome. A changed model or a graph that is too large would not be
+    fixed by waiting.
     """
     if before is not None and (before.spec, before.graph) != (welcome.spec, welcome.graph):
-        return _refuse_model("the hub now trains another model than before; start the agent again")
+        return _refuse_model("the hub now trains another model than before; restart the agent")
     parameters_max = limits.parameters_max or PARAMETERS_MAX
     if welcome.spec.length > parameters_max:
         return _refuse_model(
-            f"the hub's model has {welcome.spec.length} values, more than this device takes "
-            f"({parameters_max}); raise [limits] parameters_max if it has the memory for four such arrays"
+            f"the hub's model has {welcome.spec.length} values, but this device accepts {parameters_max}; raise "
+            "[limits] parameters_max if its memory is large enough for four such arrays"
         )
     if welcome.graph is not None and not 0 < welcome.graph_bytes <= limits.graph_bytes_max:
         return refuse_graph(
-            f"the hub's graph has {welcome.graph_bytes} bytes, over this device's {limits.graph_bytes_max}; "
+            f"the hub's graph has {welcome.graph_bytes} bytes, but this device accepts {limits.graph_bytes_max}; "
             "raise [limits] graph_bytes_max if you trust the hub"
         )
     return None
 
 
 def refuse_graph(sentence: str) -> EndAgent:
-    """Return the end of a device whose hub's graph is not to be trusted."""
+    """Return the end of a device whose hub sent an untrustworthy graph."""
     return EndAgent("graph refused", GraphError(sentence))
 
 

@@ -1,4 +1,4 @@
-"""When a device tries again: the next hub of its list, and the message that has no answer."""
+"""Retries of a device: the next hub of its list, and repeated messages."""
 
 from random import Random
 
@@ -6,18 +6,18 @@ BACKOFF_MIN_S = 0.1
 BACKOFF_MAX_S = 3.0
 
 UNREACHABLE_EVERY_S = 60.0
-"""The least time between two reports that no hub can be reached."""
+"""Minimum time between two reports that no hub is reachable."""
 
 DUPLICATE_REFUSALS_MAX = 3
-"""Refusals as a duplicate device, each after the lease it names, before the device gives up."""
+"""Refusals as a duplicate device before the agent ends; it waits for a lease after each."""
 
 
 class HubRotation:
-    """The hubs of a list, by position; `hub` is the one that the device talks to, or tries next.
+    """The hubs of a list, by position; `hub` is the current one, or the next to try.
 
-    After a hub is lost, the device tries the same hub again. If a hub does not answer or is full, it tries the
-    next one. It tries no hub earlier than that hub asked. All hubs share one back-off, so that a device with
-    several hubs does not connect more often.
+    After the connection to a hub is lost, the device tries the same hub again. If a hub does not
+    answer or is full, it tries the next one, but never earlier than that hub requested. All hubs
+    share one back-off, so that a device with several hubs does not connect more often.
     """
 
     def __init__(self, hubs: int, random: Random) -> None:
@@ -31,7 +31,7 @@ class HubRotation:
 
     @property
     def is_news(self) -> bool:
-        """Whether a failure is this hub's first since the last welcome: later ones need no report."""
+        """Whether a failure is this hub's first since the last welcome, so worth a report."""
         return self.attempts == 0 or 1 < self._hubs >= self.attempts
 
     def welcomed(self) -> None:
@@ -40,19 +40,26 @@ class HubRotation:
         self._report_at_s = 0.0
 
     def takes_duplicate_refusal(self) -> bool:
-        """Count a refusal as a duplicate device; return whether to try again."""
+        """Count a refusal as a duplicate device; return whether to retry."""
         self._duplicate_refusals += 1
         return self._duplicate_refusals <= DUPLICATE_REFUSALS_MAX
 
     def is_report_due(self, now_s: float) -> bool:
-        """Return whether to report that no hub is reached: all have failed since the last welcome, or report."""
+        """Return whether to report that no hub is reachable.
+
+        It is due if all hubs have failed since the last welcome, at most every
+        `UNREACHABLE_EVERY_S`.
+        """
         is_due = self.attempts >= self._hubs and now_s >= self._report_at_s
         if is_due:
             self._report_at_s = now_s + UNREACHABLE_EVERY_S
         return is_due
 
     def fail(self, now_s: float, retry_after_s: float | None, *, move_on: bool) -> float:
-        """Return when to try `hub`; with `move_on` first set it to the next of those that may be tried soonest."""
+        """Record a failure; return when to retry.
+
+        With `move_on`, first select the next of the hubs that may be tried soonest.
+        """
         backoff_s = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2.0 ** min(self.attempts, 10))
         self.attempts += 1
         if retry_after_s is not None:
@@ -65,32 +72,35 @@ class HubRotation:
 
 
 class Repetition:
-    """`due_s` is when the message is sent again; `repeated` whether one was, on this connection.
+    """Repeats a message without an answer at `due_s`.
 
-    Two answers may then come to one message.
+    `repeated` is set if it was sent twice on this connection, so that two answers may arrive.
     """
 
     def __init__(self, random: Random) -> None:
         self.due_s = 0.0
         self.repeated = False
         self.busy = False
-        """Whether the hub has asked to wait with updates, or to rest and the device trains on."""
+        """Whether the hub is busy, or asks the device to idle while the device trains on."""
         self._random = random
 
     def wait(self, now_s: float, for_s: float) -> None:
-        """Give the hub this long to answer."""
+        """Wait this long for the hub's answer."""
         self.due_s = now_s + for_s
 
     def soon(self, now_s: float) -> None:
-        """Repeat the message in a moment: the answer was of no use."""
+        """Repeat the message soon, because the answer was useless."""
         self.due_s = now_s + BACKOFF_MIN_S
 
     def back_off(self, now_s: float) -> None:
-        """Repeat the message in a few seconds: the hub could not read it, or the device not the hub's payload."""
+        """Repeat the message in a few seconds, because it or its answer was malformed."""
         self.due_s = now_s + BACKOFF_MAX_S * self._random.uniform(0.5, 1.0)
 
     def wait_for_busy(self, now_s: float, retry_after_s: float) -> None:
-        """Repeat the message when a busy hub asks for it, or a little later: other devices were told the same."""
+        """Repeat the message when the busy hub requests it, with a random delay.
+
+        The delay spreads devices that got the same answer.
+        """
         spread_s = min(retry_after_s, 2.0 * BACKOFF_MAX_S) * self._random.uniform(0.0, 0.5)
         self.due_s = now_s + retry_after_s + spread_s
         self.busy = True

@@ -10,12 +10,12 @@ from edgeasync.protocol.messages import Welcome
 
 
 class OverlapSteps:
-    """Limits training between an update and the next model, and counts its steps.
+    """Limits and counts the local steps between an update and the next model.
 
-    While the device can reach the hub, the hub's limit holds. While it cannot, or the hub is busy, the larger of
-    the hub's limit and the device's own, `alone_steps_max`, holds. In a `pause` training continues without limit,
-    or stands still. Limits count from the last update. Only one call of training runs at a time, since the shell
-    can pause only one.
+    While the hub is reachable, the hub's limit applies. While it is unreachable or busy, the larger
+    of the hub's limit and the device's own `alone_steps_max` applies. In a `pause` training
+    continues without limit, or stops. Limits count from the last update. Only one training call
+    runs at a time, since the shell can pause only one.
     """
 
     def __init__(self, limits: DeviceLimits) -> None:
@@ -23,23 +23,24 @@ class OverlapSteps:
         self.pause: Literal["training", "still"] | None = None
         self._limits = limits
         self._assigned_steps = 0
-        """The local steps of the newest assignment that was used in this start."""
+        """The local steps of the newest assignment that was used since the start."""
         self._done: Trained | None = None
         self._asked = self._wanted = 0
         self._running = self._possible = self._dropped = self._told = False
 
     @property
     def is_allowed(self) -> bool:
-        """Whether training may continue from an update before the next model is here."""
+        """Whether training may continue between an update and the next model."""
         assert self.welcome is not None
         welcome, own = self.welcome, self._limits.delay_steps or 0
         return max(welcome.overlap_steps_max, welcome.delay_steps, own, self._limits.alone_steps_max) > 0
 
     @property
     def delay_steps(self) -> int:
-        """How many steps after an update its answer is used, as the device says or else the hub.
+        """How many steps after an update its answer is used.
 
-        It is never more than the update had: the answer is used before the next update leaves.
+        It is never more than the update had, since the answer is used before the next update
+        leaves.
         """
         delay_steps = self._limits.delay_steps
         if delay_steps is None:
@@ -48,55 +49,55 @@ class OverlapSteps:
 
     @property
     def waits_exactly(self) -> bool:
-        """Whether a number of steps says when an answer is used, and not when it arrives."""
+        """Whether the answer is used after a fixed number of steps, not when it arrives."""
         has_own = self._limits.delay_steps is not None
         return has_own or (self.welcome is not None and self.welcome.delay_steps > 0)
 
     @property
     def steps_done(self) -> int:
-        """How many steps are not part of an update yet."""
+        """The number of steps that are not part of an update yet."""
         return 0 if self._done is None else self._done.local_steps
 
     @property
     def awaits_delay(self) -> bool:
-        """Whether the steps of the delay are not done yet, and can be."""
+        """Whether steps of the delay are missing and still possible."""
         return self._possible and not self._dropped and self.steps_done < self.delay_steps
 
     def begin(self) -> Trained | None:
-        """Return the steps for the update that is made now, and allow training to continue after it."""
+        """Return the steps for the update being made, and allow training to continue."""
         done, self._done = self._done, None
         self._asked = 0
         self._possible, self._running, self._told = True, False, False
         return done
 
     def add(self, result: Trained) -> None:
-        """Add the steps of a call of training that has ended; those that it did not take are allowed later."""
+        """Add the result of a training call; steps that it did not take stay allowed."""
         self._running = False
-        self._possible = self._possible and result.local_steps > 0  # a trainer that has no more
+        self._possible = self._possible and result.local_steps > 0  # the trainer has no more steps
         self._asked -= max(0, self._wanted - result.local_steps)
         if result.local_steps and not self._dropped:
             self._done = result if self._done is None else result.after(self._done)
 
     def interrupted(self) -> None:
-        """Note that a call of training was paused before its first step, if one was."""
+        """Record that a training call, if any, was paused before its first step."""
         if self._running:
             self._running = False
             self._asked -= self._wanted
 
     def drop(self) -> None:
-        """Forget the steps done, and allow no more until a model is installed: training has diverged."""
+        """Drop the steps done, and allow no more until the next model."""
         self._done, self._dropped = None, True
 
     def assign(self, local_steps: int) -> int:
-        """Return how many local steps of an assignment are left to take, and allow no more before its update."""
+        """Return how many steps of an assignment remain; stop overlap until its update."""
         self._possible = self._running = self._dropped = False
         least_steps = 0 if self.delay_steps and self.steps_done else 1
-        # Another implementation of the hub may ask for more steps than the device has said it allows.
+        # Another hub implementation may assign more steps than the device allows.
         self._assigned_steps = min(local_steps, self._limits.local_steps_max or LOCAL_STEPS_MAX)
         return max(least_steps, self._assigned_steps - self.steps_done)
 
     def train(self, *, offline: bool) -> list[DeviceEffect]:
-        """Return the effect that takes the steps allowed now, unless an earlier call still trains."""
+        """Return the effect that takes the steps allowed now, unless a call still runs."""
         if self.welcome is None or self.pause == "still":
             return []
         if self.pause == "training":
@@ -112,7 +113,7 @@ class OverlapSteps:
             return effects
         self._told = True
         return [
-            DeviceReport("alone", f"training on without the hub, for {self._wanted} local steps at most"),
+            DeviceReport("alone", f"training without the hub for up to {self._wanted} local steps"),
             *effects,
         ]
 

@@ -1,4 +1,4 @@
-"""What a device holds: the version of its hub's model, and the one update that has no answer yet."""
+"""A device's version of the hub's model, and its one unanswered update."""
 
 import msgspec
 
@@ -6,7 +6,7 @@ from edgeasync.protocol.messages import Ack, ModelVersion, Push, Welcome
 
 
 class ModelKey(msgspec.Struct, frozen=True):
-    """Which model an update belongs to: the fingerprints of spec and training graph, and the kind of update."""
+    """The model of an update: fingerprints of spec and graph, and the kind of update."""
 
     fingerprint: str
     graph: str | None
@@ -14,45 +14,45 @@ class ModelKey(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, welcome: Welcome) -> "ModelKey":
-        """Return the key of what a hub trains."""
+        """Return the key of a hub's model."""
         return cls(welcome.spec.fingerprint, welcome.graph, welcome.update)
 
 
 class HeldVersion:
-    """The version that the device holds, with the checksum of its model; both are `None` without one."""
+    """The device's version and its model's checksum; both are `None` without one."""
 
     def __init__(self) -> None:
         self.version: ModelVersion | None = None
         self.checksum: int | None = None
         self._recalled: tuple[ModelKey, ModelVersion, int] | None = None
-        """The model that an earlier start held, until the hub has said what it trains."""
+        """The model of an earlier start, until the hub's `Welcome` confirms it."""
 
     def recall(self, model: ModelKey, version: ModelVersion, checksum: int) -> None:
-        """Resume with a version that an earlier start held, if the hub trains that model."""
+        """Restore the version of an earlier start, if the hub trains that model."""
         self._recalled = model, version, checksum
 
     def welcomed(self, welcome: Welcome) -> None:
-        """Hold the version of an earlier start again if it is of the hub's model, else forget it."""
+        """Use the version of an earlier start if it belongs to the hub's model."""
         if self._recalled is not None and self._recalled[0] == ModelKey.of(welcome):
             _, self.version, self.checksum = self._recalled
         self._recalled = None
 
     def install(self, version: ModelVersion, checksum: int | None) -> None:
-        """Hold this version instead."""
+        """Replace the version."""
         self.version, self.checksum = version, checksum
 
     def lose(self) -> None:
-        """Hold none."""
+        """Drop the version."""
         self.version = self.checksum = None
 
 
 class PendingPush:
-    """`push`, until it is answered or given up, and `seq_last`, the last number that was answered.
+    """The unanswered `push`, and `seq_last`, the last answered number.
 
-    The hub's record decides: the last number it answered, and the checksum of that update. The number alone does
-    not identify an update: after a hub was restored to an older state, devices use numbers a second time. A hub
-    without a record adopts the device's number. So the device must not offer it a number under which this update
-    may have counted already.
+    The hub's record decides: the last number that it answered, and the checksum of that update. The
+    number alone does not identify an update, since devices reuse numbers after a hub was restored
+    to an older state. A hub without a record adopts the device's number. So the device must not
+    report a number under which this update may have counted already.
     """
 
     def __init__(self) -> None:
@@ -63,18 +63,18 @@ class PendingPush:
         self._recalled: ModelKey | None = None
 
     def make(self, push: Push) -> None:
-        """Hold a new update, which has the next number."""
+        """Store a new update, which has the next number."""
         assert push.seq == self.seq_last + 1
         self.push = push
         self._said, self._recalled = False, None
 
     def recall(self, push: Push, model: ModelKey) -> None:
-        """Hold an update that an earlier start made; the hub may have answered it since."""
+        """Restore an update of an earlier start, which the hub may have answered since."""
         self.push, self.seq_last = push, push.seq - 1
         self._said, self._recalled = True, model
 
     def say(self, session: bytes) -> Push | None:
-        """Return the update as it is sent in this session, if there is one."""
+        """Return the update with this session, if there is one."""
         if self.push is not None:
             self._said = True
             if self.push.session != session:
@@ -82,40 +82,45 @@ class PendingPush:
         return self.push
 
     def claim(self) -> int:
-        """Return the number to state in a hello as the last one answered.
+        """Return the last answered number for a `Hello`.
 
-        Only a hub that does not know the device adopts it. Such a hub may have counted the update before it forgot
-        the device, so claim the number after the update's. The hub's record in the welcome then shows whether it
-        knew the device, and no update counts twice.
+        Only a hub that does not know the device adopts it. Such a hub may have counted the update
+        before it evicted the device, so return the number after the update's. The hub's record in
+        the welcome then shows whether it knew the device, and no update counts twice.
         """
         return self.push.seq + 1 if self._said and self.push is not None else self.seq_last
 
     def drop_foreign(self, welcome: Welcome) -> bool:
-        """Drop an earlier start's update if it belongs to another model than the hub's; return whether it did."""
+        """Drop an earlier start's update of another model; return whether there was one."""
         foreign = self._recalled is not None and self._recalled != ModelKey.of(welcome)
         if foreign:
             self.push = None
         return foreign
 
     def agree(self, seq_last: int, checksum_last: int) -> str:
-        """Adopt the hub's record of its last answer; return why the pending update is dropped, if it is."""
+        """Adopt the hub's record of its last answer.
+
+        Return why the pending update is dropped, or "".
+        """
         push, self._recalled = self.push, None
         self.seq_last = seq_last
         if push is None:
             return ""
         recorded = checksum_last == push.checksum
         if recorded and seq_last == push.seq - 1 and checksum_last == self._checksum_last:
-            recorded = False  # the record is that of the update before, which had the same bytes
-        recorded = recorded and seq_last > 0  # a hub that has answered nothing has no record
+            recorded = False  # the record is of the previous update, which had the same bytes
+        recorded = recorded and seq_last > 0  # without an answer there is no record
         if self._said and recorded:
             # The hub has answered it, and will repeat the outcome.
             self.seq_last = seq_last - 1
         elif self._said and push.seq <= seq_last:
-            # The hub forgot this device, or was restored to a state in which another update had the number, or a
-            # copy of the device pushed more. The push may have counted, so it must not get a new number.
+            # The hub evicted this device, or was restored to a state in which another update had
+            # the number, or a copy of the device pushed more. The push may have counted, so it must
+            # not get a new number.
             self.push = None
-            return f"the hub is past push {push.seq} and cannot say whether it counted: it is dropped"
-        # If the number falls by more than one, the hub was restored to a state before its latest answers.
+            return f"the hub no longer knows whether push {push.seq} counted; dropping it"
+        # If the number drops by more than one, the hub was restored to a state before its last
+        # answers.
         self.push = msgspec.structs.replace(push, seq=self.seq_last + 1)
         return ""
 

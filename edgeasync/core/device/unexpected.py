@@ -1,4 +1,4 @@
-"""Counts, reports and ignores messages and results that do not fit the current state."""
+"""Counts, reports and ignores messages and results that do not fit the state."""
 
 from collections import Counter
 
@@ -6,11 +6,11 @@ from edgeasync.core.device.effects import DeviceEffect, DeviceReport
 
 
 class UnexpectedEvents:
-    """Counts events that do not fit, by kind: a short text such as "Assignment while training".
+    """Counts events that do not fit, by a text such as "Assignment while training".
 
-    The first of each kind since the last welcome is reported. An event that is `normal` is only counted: a second
-    answer to a message that was sent twice, or a result of the device's own work that comes after the link broke
-    or after the hub sent something newer. The recorder has those as well.
+    The first of each kind since the last welcome is reported. A `normal` event is only counted,
+    such as a second answer to a repeated message, or a result of the device's own work that is
+    outdated.
     """
 
     def __init__(self) -> None:
@@ -18,13 +18,13 @@ class UnexpectedEvents:
         self._reported: set[str] = set()
 
     def welcomed(self) -> None:
-        """Report the first of each kind again."""
+        """Report the first event of each kind again."""
         self._reported.clear()
 
     def ignore(self, kind: str, *, normal: bool = False) -> list[DeviceEffect]:
-        """Count an event that is ignored; return its report, if it is the first of its kind and not `normal`."""
+        """Count an ignored event; return a report if it is new and not `normal`."""
         self.counts[kind] += 1
         if normal or kind in self._reported:
             return []
         self._reported.add(kind)
-        return [DeviceReport("unexpected", f"a message or result that does not fit: {kind}; it is ignored")]
+        return [DeviceReport("unexpected", f"ignoring an unexpected message or result: {kind}")]

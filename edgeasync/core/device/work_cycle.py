@@ -1,8 +1,9 @@
-"""`WorkCycle`: the device's work for its hub, as a state machine of its own.
+"""`WorkCycle`: the device's work for its hub, as a state machine.
 
-It is `idle` (it wants an assignment), `fetching_graph` (it needs the hub's training graph first), `installing`
-(an assignment's payload is arriving), `training`, or `pushing` (an update has no answer yet). The link may break
-in any of these states: training continues, and an update is repeated under the same number until it is answered.
+It is `idle` (waiting for an assignment), `fetching_graph` (it needs the hub's training graph),
+`installing` (an assignment's payload is arriving), `training`, or `pushing` (an update is
+unanswered). The link may break in any state: training continues, and an update is repeated under
+the same number until it is answered.
 """
 
 import math
@@ -34,7 +35,7 @@ from edgeasync.protocol.messages import (
 from edgeasync.states import Table, check_move
 
 RESTING_S = 10.0
-"""Shorter rests are not told to people."""
+"""Shorter idle times are not reported."""
 
 WorkState = Literal["idle", "fetching_graph", "installing", "training", "pushing"]
 
@@ -45,14 +46,18 @@ WORK: Table[WorkState] = {
     "training": ("pushing",),
     "pushing": ("idle", "fetching_graph"),
 }
-"""The work: `idle` waits for an assignment, `fetching_graph` for the graph, `pushing` for an answer."""
+"""The states of the work.
+
+`idle` waits for an assignment, `fetching_graph` for the graph, `pushing` for an answer.
+"""
 
 
 class WorkCycle:
-    """The graph, the model, training and the update. Methods return effects to carry out in order.
+    """The graph, the model, training and the update. Part of `DeviceCore`.
 
-    `DeviceCore` calls `welcomed` when the hub can be reached and `cut_off` when it is lost, and passes on only
-    messages that arrive in between. `state` moves only along its table, by `_move`.
+    Methods return effects to execute in order. `DeviceCore` calls `welcomed` when the hub is
+    reachable and `cut_off` when it is lost, and passes on only messages in between. `state` changes
+    only by `_move`, along its table.
     """
 
     def __init__(
@@ -78,25 +83,26 @@ class WorkCycle:
         self._trains_at_rest = trains_at_rest
         self._learning_rate_factor = 1.0
         self._prepared_for: dict[str, object] | None = None
-        """The hub's settings that the shell has prepared for."""
+        """The hub's settings for which the shell is prepared."""
         self._has_graph = False
         self._installing: Assignment | None = None
         self._arrived = False
-        """Whether its payload is here, and waits until the steps of the delay are done."""
+        """Whether the payload of `_installing` has arrived, and waits for the steps of the delay.
+        """
 
     @property
     def _hub(self) -> Welcome:
-        """The last welcome: what the hub trains, and how it wants to be spoken to."""
+        """The latest `Welcome`, with the hub's settings."""
         assert self.overlap.welcome is not None
         return self.overlap.welcome
 
     def recall(self, push: Push, model: ModelKey) -> None:
-        """Resume with an update of this model that an earlier start made; call this before `DeviceCore.begin`."""
+        """Restore an update of an earlier start; call before `DeviceCore.begin`."""
         self.pending.recall(push, model)
         self._move("pushing")
 
     def check(self) -> None:
-        """Raise `AssertionError` if the state contradicts itself; cheap enough to call after every event."""
+        """Raise `AssertionError` if the state is inconsistent; cheap for every event."""
         push = self.pending.push
         welcome = self.overlap.welcome
         has_graph = self._has_graph or welcome is None or welcome.graph is None
@@ -116,7 +122,7 @@ class WorkCycle:
         return self._unexpected.ignore(f"{name} while {self.state}", normal=normal)
 
     def handle(self, event: events.WorkEvent, now_s: float) -> list[DeviceEffect]:
-        """Handle the result of an effect of this work."""
+        """Process the result of an effect of this work."""
         match event:
             case events.Trained():
                 return self._trained(event, now_s)
@@ -136,14 +142,14 @@ class WorkCycle:
     # -- the link --------------------------------------------------------------------------------------------
 
     def welcomed(self, welcome: Welcome, now_s: float) -> list[DeviceEffect]:
-        """Agree with the hub on the last update; then repeat what was not answered, or ask for an assignment."""
+        """Agree on the last update; repeat unanswered messages or fetch an assignment."""
         self.overlap.welcome = welcome
         self.connected, self._repetition.repeated = True, False
         self.push_codec = welcome.push_codec
         decided: list[DeviceEffect] = []
         self.held.welcomed(welcome)
         if self.pending.drop_foreign(welcome):
-            decided.append(effects.PutAside("an update of another model than this hub's"))
+            decided.append(effects.PutAside("the saved update belongs to another model than this hub's"))
         if dropped := self.pending.agree(welcome.seq_last, welcome.checksum_last):
             decided.append(effects.DeviceReport("warning", dropped))
         if self.state == "pushing" and self.pending.push is None:
@@ -155,19 +161,22 @@ class WorkCycle:
         return [*decided, effects.FindGraph(welcome.graph)]
 
     def cut_off(self) -> list[DeviceEffect]:
-        """Continue without the hub; give up a model that was arriving."""
+        """Continue without the hub; abandon a model that was arriving."""
         self.connected, self.cost.needs_bytes, self._arrived = False, 0, False
         if self.state == "installing":
             self._move("idle")
         return self._train_on()
 
     def pause(self, *, training: bool) -> list[DeviceEffect]:
-        """Begin a pause of the exchanges: keep `training` without the hub, or take no steps until it is over."""
+        """Pause the exchanges; continue `training` without the hub, or stop it."""
         self.overlap.pause = "training" if training else "still"
         return self.cut_off()
 
     def hub_is_busy(self, retry_after_s: float | None, now_s: float, *, rest: str | None) -> list[DeviceEffect]:
-        """Repeat the message later; train meanwhile as without a hub, unless told why to `rest`."""
+        """Repeat the message later; train meanwhile as without a hub.
+
+        `rest` is the reason if the hub asks the device to idle instead.
+        """
         retry_after_s = retry_after_s or 1.0
         if rest is None:
             self._repetition.wait_for_busy(now_s, retry_after_s)
@@ -178,28 +187,28 @@ class WorkCycle:
         return told + self._train_on() if self._trains_at_rest else told
 
     def back_off(self, now_s: float) -> None:
-        """Repeat the message in a few seconds: the hub could not read it."""
+        """Repeat the message in a few seconds, because the hub refused it as malformed."""
         self._repetition.back_off(now_s)
 
     def transfer_moved(self, now_s: float) -> list[DeviceEffect]:
-        """Wait longer for the answer while a payload moves."""
+        """Extend the wait for the answer while a payload moves."""
         self._wait(now_s)
         return []
 
     def next_deadline_s(self) -> float:
-        """Return when `tick` is next due while the hub can be reached; infinity if never."""
+        """Return when `tick` is next due while the hub is reachable; infinity for never."""
         waits_for_itself = self.state == "training" or self._arrived
         return math.inf if waits_for_itself else self._repetition.due_s
 
     def tick(self, now_s: float) -> list[DeviceEffect]:
-        """Repeat the message that got no answer."""
+        """Repeat the unanswered message."""
         if now_s < self.next_deadline_s():
             return []
         self._repetition.repeated = True
         return self._speak(now_s)
 
     def _join(self, now_s: float) -> list[DeviceEffect]:
-        """Prepare to train what the hub describes unless that was done; then send what is due."""
+        """Prepare for new settings of the hub, then send what is due."""
         decided: list[DeviceEffect] = []
         if self._prepared_for != self._hub.settings:
             self._prepared_for = self._hub.settings
@@ -211,7 +220,7 @@ class WorkCycle:
         return decided
 
     def _speak(self, now_s: float) -> list[DeviceEffect]:
-        """Send, or send again, the message whose answer the work waits for."""
+        """Send, or repeat, the message whose answer the work waits for."""
         self._wait(now_s)
         if not self.cost.bears(self._bytes_of_next(), now_s):
             return []
@@ -224,7 +233,7 @@ class WorkCycle:
         return [effects.SendToHub(Fetch(self._hub.session, self.held.version, held_checksum=self.held.checksum))]
 
     def _bytes_of_next(self) -> int:
-        """Return the most bytes of what is due next: of the graph, of the update, or of a model and its update."""
+        """Estimate the bytes of the next message: graph, update, or model with update."""
         if self.state == "fetching_graph":
             return self._hub.graph_bytes
         if self.pending.push is not None:
@@ -232,24 +241,24 @@ class WorkCycle:
         return self.cost.of_exchange(4 * self._hub.spec.length)
 
     def _wait(self, now_s: float) -> None:
-        """Give the hub one lease to answer before the message is repeated."""
+        """Wait one lease for the answer before the message is repeated."""
         self._repetition.wait(now_s, self._hub.lease_s)
 
     # -- the graph -------------------------------------------------------------------------------------------
 
     def graph_offered(self, graph: GraphHeader, now_s: float) -> list[DeviceEffect]:
-        """Receive the hub's graph if it is the one announced."""
+        """Receive the hub's graph if it is the announced one."""
         if self.state != "fetching_graph":
             return self._ignore("Graph", normal=self._repetition.repeated)
         if (graph.fingerprint, graph.payload_bytes) != (self._hub.graph, self._hub.graph_bytes):
-            return [refuse_graph("the hub sends another graph than it announced; do not trust it")]
+            return [refuse_graph("the hub sent another graph than it announced; do not trust this hub")]
         self._wait(now_s)
         return [effects.TakeGraph(graph)]
 
     def _graph_known(self, event: events.GraphEvent, now_s: float) -> list[DeviceEffect]:
-        """Join once the graph is here, fetch it if it is not, and end the agent if it is a forgery.
+        """Join once the graph is stored, fetch a missing one, end the agent for a forgery.
 
-        The hub may be lost while the shell looks for the graph or checks it: then `welcomed` joins later.
+        The hub may be lost while the shell checks the graph; then `welcomed` joins later.
         """
         if self.state != "fetching_graph":
             return self._ignore(type(event).__name__, normal=not isinstance(event, events.GraphForged))
@@ -270,13 +279,13 @@ class WorkCycle:
                 self._repetition.back_off(now_s)
                 return [effects.DeviceReport("warning", event.reason)]
             case events.GraphForged():
-                forged = "the hub's graph does not have the fingerprint it was announced with"
+                forged = "the fingerprint of the hub's graph differs from the announced one"
                 return [refuse_graph(f"{forged}; do not trust this hub")]
 
     # -- the model -------------------------------------------------------------------------------------------
 
     def assigned(self, assignment: Assignment, now_s: float) -> list[DeviceEffect]:
-        """Install an assignment's model, after the answer to the update that it may contain."""
+        """Install an assignment's model, after processing the answer that it may contain."""
         if self.state == "fetching_graph":
             return self._ignore("Assignment")
         decided = self.acknowledged(assignment.ack, now_s) if assignment.ack is not None else []
@@ -286,7 +295,7 @@ class WorkCycle:
         if assignment.deltas is not None and self.held.version is None:
             self._move("idle")
             self._repetition.soon(now_s)
-            return decided  # the deltas need a model that a power cut took: fetch the whole one
+            return decided  # the deltas need a model that this device has lost; fetch a whole one
         both_bytes = assignment.payload_bytes + self.cost.of_update(4 * self._hub.spec.length)
         if assignment.transfer and not self.cost.bears(both_bytes, now_s):
             return decided
@@ -296,14 +305,14 @@ class WorkCycle:
         return [*decided, effects.InstallModel(assignment)]
 
     def _model_arrived(self, assignment: Assignment, now_s: float) -> list[DeviceEffect]:
-        """Use the model once the steps of the hub's delay are done."""
+        """Use the model once the steps of the delay are done."""
         if self.state != "installing" or assignment is not self._installing:
             return self._unexpected.ignore("ModelArrived of an earlier assignment", normal=True)
         self._arrived = True
         return self._use_model(now_s)
 
     def _use_model(self, now_s: float) -> list[DeviceEffect]:
-        """Use the model that has arrived, unless steps of the delay are missing: then take these."""
+        """Use the arrived model, or first take the missing steps of the delay."""
         assert self._installing is not None
         if self.overlap.awaits_delay:
             return self._train_on()
@@ -317,7 +326,7 @@ class WorkCycle:
         self.held.install(assignment.version, installed.checksum)
         if assignment.deltas is None:
             self.cost.model_bytes = assignment.payload_bytes
-        # If a second assignment arrived meanwhile, its model is the one in memory in the end.
+        # If a second assignment arrived meanwhile, its model replaces this one.
         if self.state != "installing" or assignment is not self._installing:
             return self._unexpected.ignore("ModelInstalled of an earlier assignment", normal=True)
         self._move("training")
@@ -329,7 +338,7 @@ class WorkCycle:
         return [*decided, effects.Train(local_steps)]
 
     def _install_failed(self, failed: events.InstallFailed, now_s: float) -> list[DeviceEffect]:
-        """Ask again soon."""
+        """Fetch again soon."""
         if failed.spoilt:
             self.held.lose()
         if self.state == "installing":
@@ -340,9 +349,10 @@ class WorkCycle:
     # -- training and the update -----------------------------------------------------------------------------
 
     def _trained(self, result: events.Trained, now_s: float) -> list[DeviceEffect]:
-        """Make an update of the steps, push it if the hub can be reached, and train further if allowed.
+        """Make an update of the steps, push it if connected, and continue if allowed.
 
-        The update includes the overlapping steps since the last one. Without the hub it waits for `welcomed`.
+        The update includes the overlap steps since the last one. Without the hub it waits for
+        `welcomed`.
         """
         if self.state != "training":
             return self._ignore("Trained")
@@ -366,29 +376,29 @@ class WorkCycle:
         return decided + self._train_on()
 
     def _overlap_trained(self, result: events.Trained, now_s: float) -> list[DeviceEffect]:
-        """Count the steps; train further if more are allowed by now, or use the model that waited for them."""
+        """Count the steps; continue if more are allowed, or use the model that waited."""
         self.overlap.add(result)
         return self._use_model(now_s) if self._arrived else self._train_on()
 
     def _train_on(self) -> list[DeviceEffect]:
-        """Train while the device waits for a model; take more steps if the hub cannot be reached or is busy."""
+        """Train while waiting for a model, with more steps if the hub is unreachable."""
         states = ("idle", "pushing", "installing") if self.overlap.waits_exactly else ("idle", "pushing")
         return (
             self.overlap.train(offline=self._repetition.busy or not self.connected) if self.state in states else []
         )
 
     def _kept(self, seq: int, now_s: float) -> list[DeviceEffect]:
-        """Push the update with this number, now that the disk holds it."""
-        self.overlap.interrupted()  # training had made way for the write
+        """Push the update with this number, which is on disk now."""
+        self.overlap.interrupted()  # training was paused for the write
         push = self.pending.push
         if push is None or push.seq != seq or self.state != "pushing":
             return self._unexpected.ignore("Kept of an earlier update", normal=True) + self._train_on()
         return (self._speak(now_s) if self.connected else []) + self._train_on()
 
     def acknowledged(self, ack: Ack, now_s: float) -> list[DeviceEffect]:
-        """Handle the hub's answer to the update; the assignment comes with it, or later."""
+        """Process the hub's answer to the update; the assignment follows."""
         if self.state == "fetching_graph":
-            return self._ignore("Ack")  # an update from the spool is sent again once the graph is here
+            return self._ignore("Ack")  # a recalled update is sent again once the graph is stored
         if not self.pending.answered(ack):
             return self._unexpected.ignore("Ack of another update", normal=self._repetition.repeated)
         self._repetition.busy = False
@@ -396,5 +406,5 @@ class WorkCycle:
         self.updates_answered += 1
         self._wait(now_s)
         if is_preempted(ack.outcome) or ack.outcome == Rejected("not_finite"):
-            self.overlap.drop()  # steps from there on are no better
+            self.overlap.drop()  # later steps have diverged, too
         return [*self._answers.reports(ack), effects.ResolvePush(ack.outcome)]

@@ -1,1 +1,1 @@
-"""Engines connect frames to cores: they decode messages, run transfers and carry out effects. Still no I/O."""
+"""Engines connect frames to cores: messages, transfers and effects. No I/O."""

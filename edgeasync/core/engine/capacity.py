@@ -1,7 +1,7 @@
-"""Limits on the hub's memory: for updates that wait, and for snapshots and graphs that are being sent.
+"""Limits on the hub's memory for buffered updates and for payloads being sent.
 
-Once half of the places are taken, transfers of one key hold a share of them at most: a key that announces updates
-and sends none must leave places for the others.
+Once half of the slots are used, one key's transfers may use only a share of them. A key that
+announces updates but never sends them thus cannot block the others.
 """
 
 from edgeasync.core.arrays.hub_model import HubModel
@@ -13,14 +13,14 @@ from edgeasync.core.hub.member import Member
 from edgeasync.core.hub.settings import HubCoreSettings
 
 SHARE = 4
-"""One key's transfers hold a fourth of the places at most."""
+"""One key's transfers may use at most a quarter of the slots."""
 
 
 class Capacity:
-    """Compares what the hub holds with its limits, and drops transfers to make room.
+    """Compares the hub's memory use with its limits, and drops transfers to make room.
 
-    At a limit it first drops transfers that have not moved for a lease, since a member that only pings must not
-    keep its place. Then it drops suspended transfers, the oldest first.
+    At a limit it first drops transfers without progress for a lease, even if their member still
+    pings. Then it drops suspended transfers, oldest first.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Capacity:
         log_writer: LogWriter,
     ) -> None:
         self.measuring = 0
-        """How many updates arrived in pieces and are being checked in the background."""
+        """The number of updates that arrived in pieces and are being verified in the background."""
         self._limits = settings.limits
         self._lease_s = settings.liveness.lease_s
         self._model = model
@@ -46,9 +46,9 @@ class Capacity:
         self._log_writer = log_writer
 
     def for_update(self, now_s: float, member: Member | None = None) -> bool:
-        """Return whether the hub may receive and hold one more update; drop transfers if that makes room.
+        """Return whether the hub can buffer one more update; drop transfers if that helps.
 
-        `member` is who announces the update in pieces.
+        `member` is the sender if it announces the update in pieces.
         """
         if self._log_writer.is_behind:
             return False
@@ -57,7 +57,7 @@ class Capacity:
             return True
         if _is_crowding(member, self._incoming, places):
             return False
-        # A suspended push of this device takes no place from it: it is resumed, or dropped before the new one.
+        # This device's suspended push does not block it: it is resumed or dropped.
         owner = None if member is None else member.owner
         held_max = places + self._incoming.is_suspended(owner)
         if held < held_max:
@@ -69,9 +69,9 @@ class Capacity:
         return True
 
     def for_snapshot(self, now_s: float, member: Member | None = None) -> bool:
-        """Return whether the hub may send one more snapshot or its deltas; drop transfers if that makes room.
+        """Return whether the hub can send one more snapshot; drop transfers if that helps.
 
-        `member` is who it is for, if that is known.
+        `member` is the receiver, if known.
         """
         places, held = self._limits.snapshots_max, self._snapshots_held()
         if 2 * held < places:
@@ -87,9 +87,10 @@ class Capacity:
         return True
 
     def for_graph(self, now_s: float, member: Member | None) -> bool:
-        """Return whether the hub may send the graph to one more device; drop transfers if that makes room.
+        """Return whether the hub can send the graph once more; drop transfers if useful.
 
-        All these transfers share one payload: each costs only the pieces in libzmq's queue.
+        All these transfers share one payload, so each uses memory only for pieces in libzmq's
+        queue.
         """
         places = self._limits.snapshots_max
         if self._outgoing.graphs >= places:
@@ -109,5 +110,5 @@ class Capacity:
 
 
 def _is_crowding(member: Member | None, transfers: IncomingTransfers | OutgoingTransfers, places: int) -> bool:
-    """Return whether the member's key already has its share of the places."""
+    """Return whether the member's key already uses its share of the slots."""
     return member is not None and transfers.held_by(member) >= max(1, places // SHARE)

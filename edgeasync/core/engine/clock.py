@@ -1,14 +1,14 @@
-"""The core's time: it continues from where it stood, at the pace of a clock that never goes back."""
+"""The core's clock, which continues from a saved time and never goes back."""
 
 import math
 from collections.abc import Callable
 
 
 class OffsetClock:
-    """Begins at `first_s` and advances with the clock `source`, in seconds.
+    """A clock that starts at `first_s` and advances with `source`, in seconds.
 
-    It never goes back, not even by rounding, because it adds to `first_s` the time that has passed on `source`.
-    An offset added to the time of `source` could be rounded to less than `first_s`.
+    It adds the time that has passed on `source` to `first_s`. An offset added to the time of
+    `source` could be rounded to less than `first_s`, and the clock would go back.
     """
 
     def __init__(self, source: Callable[[], float], first_s: float) -> None:
@@ -17,11 +17,14 @@ class OffsetClock:
         self._first_s = first_s
 
     def __call__(self) -> float:
-        """Return the time now."""
+        """Return the current time."""
         return self._shown_at(self.source())
 
     def when(self, time_s: float) -> float:
-        """Return the time on `source` at which this clock shows at least `time_s`, however sums are rounded."""
+        """Return the time on `source` at which this clock shows at least `time_s`.
+
+        The result is exact despite rounding.
+        """
         source_s = self._began_s + (time_s - self._first_s)
         while (shown_s := self._shown_at(source_s)) < time_s:
             source_s += max(time_s - shown_s, math.ulp(source_s))

@@ -1,4 +1,4 @@
-"""Sends models and graphs, whole or in pieces, and resumes what was cut off. No I/O."""
+"""Sends models and graphs, whole or in pieces, and resumes transfers. No I/O."""
 
 from collections.abc import Callable
 from functools import partial
@@ -18,11 +18,11 @@ class Send(Protocol):
     """Sends a message with its payload."""
 
     def __call__(self, peer: Peer, message: Message, payload: wire.Buffer | None = None) -> None:
-        """Send without waiting."""
+        """Send without blocking."""
 
 
 class Deliveries:
-    """Sends each device the published model, in the form that it can use and the credit that it gives."""
+    """Sends devices the published model in a supported form, within their credit."""
 
     def __init__(
         self,
@@ -39,14 +39,14 @@ class Deliveries:
         self._now_s = now_s
 
     def restart(self, peer: Peer, member: Member, fetch: Fetch, now_s: float) -> bool:
-        """Suspend the transfer that a fetch gives up; return whether the next one resumes what was cut off."""
+        """Suspend the transfer that a `Fetch` replaces; return whether one will resume."""
         self.outgoing.suspend(peer, now_s)
         if fetch.partial is not None:
             self.outgoing.note_partial(peer, fetch.partial)
         return self.outgoing.can_resume(member)
 
     def send_pieces(self, peer: Peer, credit: Credit, now_s: float) -> bool:
-        """Send the pieces that a device has room for; return false if it awaits none."""
+        """Send the pieces that a credit allows; return false if no transfer matches it."""
         credited = self.outgoing.credit(peer, credit, now_s)
         if credited is None:
             return False
@@ -58,13 +58,14 @@ class Deliveries:
         return True
 
     def assign(self, effect: Assign) -> None:
-        """Send an assignment of the published model, or the rest of one that was cut off.
+        """Send an assignment of the published model, or resume a suspended one.
 
-        On a bad link a device that was sent the newest model each time might never receive a whole one.
+        On a bad link, a device that always got the newest model from its start might never receive
+        a whole one.
         """
         member = self._core.members.by_peer(effect.peer)
         if member is None:
-            return  # the device has gone while the assignment waited for a fold
+            return  # the device left while the assignment waited for a fold
         kept = self.outgoing.resume(member)
         if kept is None:
             version = effect.version
@@ -72,7 +73,7 @@ class Deliveries:
                 effect.base, effect.codec, held=effect.held, owner=member.owner, coarse=effect.coarse
             )
         else:
-            # The device holds the beginning of an older version.
+            # The device has a partial download of an older version.
             before, payload = kept
             version, offer = (
                 before.version,
@@ -92,7 +93,7 @@ class Deliveries:
         self._announce(member, message, offer.payload)
 
     def prepare(self, effect: Assign) -> Callable[[], None] | None:
-        """Return the coding that an assignment needs, and that takes long with a large model."""
+        """Return the slow encoding that an assignment needs first, or `None`."""
         member = self._core.members.by_peer(effect.peer)
         if member is None or self.outgoing.can_resume(member):
             return None
@@ -110,6 +111,6 @@ class Deliveries:
             self._announce(member, message, graph.payload)
 
     def _announce(self, member: Member, message: Assignment | GraphHeader, payload: wire.Buffer) -> None:
-        """Send a message with its payload, or begin to send that in pieces."""
+        """Send a message with its payload, or start to send the payload in pieces."""
         message = self.outgoing.announce(member, message, payload, self._now_s())
         self._send(member.peer, message, None if message.transfer else payload)

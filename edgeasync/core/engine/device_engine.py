@@ -1,7 +1,7 @@
-"""Connects frames to `DeviceCore`: decodes messages, holds vectors and transfers, carries effects out.
+"""Connects frames to `DeviceCore`: messages, vectors and effects.
 
-Still no I/O: a `DeviceShell` connects and sends, and a `DeviceTraining` trains, and runs the jobs of
-`device_jobs.py` in the background. The ZeroMQ agent and the simulator have both, around this one engine.
+The engine does no I/O. A `DeviceShell` connects and sends. A `DeviceTraining` trains, and runs the
+jobs of `device_jobs.py` in the background. The ZeroMQ agent and the simulator implement both.
 """
 
 from collections.abc import Callable
@@ -42,10 +42,11 @@ ObserveDevice = Callable[[events.DeviceEvent], None]
 
 
 class DeviceEngine:
-    """Frames in, frames out. It reads the time from `now_s`; no call blocks for longer than a copy.
+    """Turns frames into events and effects into frames; the shell creates it.
 
-    The core's limits cap its traffic. With a `spool` every update is written to disk before it is sent, and now
-    and then the model. `observe` sees every event.
+    It reads the time from `now_s`, and no call blocks for longer than a copy. The core's limits cap
+    its traffic. With a `spool`, every update is written to disk before it is sent, and the model at
+    intervals. `observe` gets every event.
     """
 
     def __init__(
@@ -71,27 +72,27 @@ class DeviceEngine:
         self._hello = CountedHello(self._count)
         self._inline_payload: wire.Buffer | None = None
         self._arrived: wire.Buffer | None = None
-        """The payload of a model that waits until the steps of a delay are done."""
+        """A model's payload that arrived before the steps of a fixed delay are done."""
         self._payload: wire.Buffer = b""
         self._codec: VectorCodec | None = None
-        """The payload of the unanswered update, and the codec that wrote it."""
+        """The payload of the unanswered update, and the codec that encoded it."""
         self._random = np.random.Generator(np.random.PCG64(core.random_seed))
         self._kept = KeptWork(spool)
 
     def recall(self, spool: Spool | None, held: HeldModel | None = None) -> None:
-        """Resume with the update and the model that an earlier start kept; call this before `begin`."""
+        """Resume with the saved update and model of an earlier start; call before `begin`."""
         if spool is not None:
             self._payload = spool.payload
         self._kept.recall(spool, held, self.core.work)
 
     @property
     def _hub(self) -> Welcome:
-        """The last welcome."""
+        """The latest `Welcome`."""
         assert self.core.welcome is not None
         return self.core.welcome
 
     def held_model(self) -> HeldModel | None:
-        """Return the hub's model that the device holds, if it does; its values must not be changed."""
+        """Return the device's copy of the hub's model, if any; do not change its values."""
         model, welcome = self._model, self.core.welcome
         version = None if model is None else model.version
         if model is None or version is None or welcome is None:
@@ -112,14 +113,14 @@ class DeviceEngine:
         return min(due_s, self.transfers.next_deadline_s(), self.core.data_quota.record_at_s)
 
     def tick(self, steps_total: int) -> None:
-        """Do what is due; `next_deadline_s` says when that is."""
+        """Process what is due; `next_deadline_s` returns when to call it."""
         self.transfers.tick()
         now_s = self._now_s()
         self.recorder.begin(now_s, "tick")
         self._execute(self.core.tick(now_s, steps_total))
 
     def handle(self, event: events.DeviceEvent) -> None:
-        """Give the core an event and carry out what follows."""
+        """Pass an event to the core, and execute the effects."""
         now_s = self._now_s()
         if isinstance(event, events.Sensed):
             self._sense(event, now_s)
@@ -131,7 +132,7 @@ class DeviceEngine:
         self._execute(decided)
 
     def _sense(self, sensed: events.Sensed, now_s: float) -> None:
-        """Give the core what sensors tell; of that only a new pace is worth a place among the last events."""
+        """Pass sensor values to the core; record the event only if the pace changes."""
         if decided := self.core.handle(sensed, now_s):
             self.recorder.begin(now_s, sensed)
             self._execute(decided)
@@ -146,7 +147,7 @@ class DeviceEngine:
         self._keep_quota()
 
     def _read(self, header: bytes, payload: wire.Buffer | None) -> None:
-        """Decode a message, and give it to who waits for it."""
+        """Decode a message, and dispatch it."""
         try:
             joined = self.core.link == "joined"
             message = wire.decode(header, HEADER_BYTES_MAX if joined else wire.HEADER_BYTES_MAX)
@@ -167,14 +168,14 @@ class DeviceEngine:
                     self.handle(events.DeviceReceived(message))
                     self._inline_payload = None
         except wire.UnsupportedVersionError as error:
-            # Such a hub refuses this device, whatever it says.
+            # A hub of another version refuses every message of this device.
             self.handle(events.DeviceReceived(error.to_refuse()))
         except ProtocolError as error:
             self.handle(events.DeviceReceivedMalformed(str(error)))
 
     def _piece(self, piece: Piece, payload: wire.Buffer | None) -> None:
         if payload is None:
-            raise ProtocolError("a piece came without its bytes")
+            raise ProtocolError("a piece has no payload")
         try:
             taken = self.transfers.accept(piece, payload)
         except ProtocolError as error:
@@ -187,10 +188,10 @@ class DeviceEngine:
             if whole is not None:
                 self._process_payload(message, whole)
 
-    # -- the bytes of the day --------------------------------------------------------------------------------
+    # -- daily quota -----------------------------------------------------------------------------------------
 
     def _send(self, header: bytes, payload: wire.Buffer | None) -> None:
-        """Send a message and count it; a hello once it is known that there was somebody to send it to."""
+        """Send a message and count its bytes; a `Hello` counts once the connection is up."""
         nbytes = len(header) + len(payload or b"")
         if self.core.link == "handshake":
             self._hello.send(nbytes)
@@ -202,7 +203,7 @@ class DeviceEngine:
         self.core.data_quota.count(nbytes, self._now_s())
 
     def _end_connection(self) -> None:
-        """Count the hello of a connection on which no answer came, if it has left; the transfers wait."""
+        """Count an unanswered `Hello` if it was sent, and suspend the transfers."""
         self._hello.settle(has_left=self._shell.has_connected())
         self.transfers.suspend()
 
@@ -221,7 +222,7 @@ class DeviceEngine:
         self._keep_quota()
 
     def _carry_out(self, effect: effects.DeviceEffect) -> None:
-        """Carry out an effect on the link at once, or begin one that takes work."""
+        """Execute an effect on the link immediately, or start one that needs work."""
         match effect:
             case effects.Connect():
                 self._end_connection()
@@ -281,17 +282,17 @@ class DeviceEngine:
             try:
                 self._kept.restore(self._model, ModelKey.of(welcome))
             except ValueError as error:
-                self.handle(events.InstallFailed(f"the model that was kept is of no use: {error}", spoilt=True))
+                self.handle(events.InstallFailed(f"the saved model cannot be used: {error}", spoilt=True))
 
     def _put_aside(self, reason: str) -> None:
-        """Forget the update of an earlier start, and put its file aside."""
+        """Drop the update of an earlier start, and rename its file."""
         self._kept.forget()
         self._payload, self._codec = b"", None
         if self._kept.spool is not None:
             self._training.submit(partial(self._kept.spool.put_aside, reason))
 
     def _receive_payload(self, message: Assignment | GraphHeader) -> None:
-        """Use the payload that came with the message, or open its transfer."""
+        """Process the payload that came with the message, or open its transfer."""
         try:
             if isinstance(message, Assignment):
                 _check_assignment(message, self._hub)
@@ -309,12 +310,12 @@ class DeviceEngine:
 
     def _reject_payload(self, message: Assignment | GraphHeader, reason: str) -> None:
         if isinstance(message, GraphHeader):
-            self.handle(events.GraphBroken(f"the hub's graph came in broken: {reason}"))
+            self.handle(events.GraphBroken(f"the hub's graph arrived damaged: {reason}"))
         else:
-            self.handle(events.InstallFailed(f"the hub's model came in broken: {reason}"))
+            self.handle(events.InstallFailed(f"the hub's model arrived damaged: {reason}"))
 
     def _process_payload(self, message: Assignment | GraphHeader, payload: wire.Buffer) -> None:
-        """Install the model, or keep the graph, of a whole and checked payload in the background."""
+        """Install the model, or store the graph, of a verified payload in the background."""
         if isinstance(message, GraphHeader):
             keep = partial(keep_graph, self._shell, message.fingerprint, payload)
             self._training.run(keep, self._processed)
@@ -331,21 +332,24 @@ class DeviceEngine:
         self._training.run(install, self._processed)
 
     def _processed(self, event: events.DeviceEvent) -> None:
-        """Tell the core, and keep a model that is here if the one on disk is old."""
+        """Pass the event to the core; save an installed model if the one on disk is old."""
         self.handle(event)
         if isinstance(event, events.ModelInstalled) and self._kept.is_model_due(self._now_s()):
             self._training.submit(self.keep_model)
 
     def keep_model(self) -> None:
-        """Write the hub's model to disk, if the device holds it and keeps its work; runs in the background."""
+        """Write the hub's model to disk, if the device has it and a spool.
+
+        Runs in the background.
+        """
         held = self.held_model()
         if held is not None and self._kept.spool is not None:
             self._kept.spool.keep_model(held)
 
     def _trained(self, trained: events.Trained) -> None:
-        """Code the update in the background, then let the core decide when it is sent.
+        """Encode the update in the background, then let the core decide when to send it.
 
-        A trainer that has no more ends the agent, once all its steps are in an update.
+        If the trainer has no more steps, the agent ends once all its steps are in an update.
         """
         work = self.core.work
         if not trained.local_steps and not work.overlap.steps_done:
@@ -398,7 +402,7 @@ class DeviceEngine:
         self.transfers.push(push, self._payload, self._hub.piece_bytes)
 
     def _keep(self, push: Push, key: ModelKey) -> None:
-        """Write an update to disk under its number, which may have changed; then let the core send it again."""
+        """Write an update to disk under its number, then let the core send it again."""
         if not self._kept.begin_write(push):
             return
         assert self._kept.spool is not None
@@ -409,12 +413,15 @@ class DeviceEngine:
             self._kept.end_write(push)
             self.handle(events.Kept(push.seq))
 
-        self._training.pause()  # steps without a hub may last for hours, and the update must not wait for them
+        self._training.pause()  # overlap steps may last for hours without a hub; do not wait for them
         self._training.run(partial(self._kept.spool.keep, spool), kept)
 
 
 def _to_record(what: events.DeviceEvent | effects.DeviceEffect) -> object:
-    """Return an event or effect to record; as text if it holds a welcome, which a hub may have made large."""
+    """Return an event or effect to record; as short text if it contains a `Welcome`.
+
+    A hub may have made a `Welcome` large.
+    """
     match what:
         case effects.PrepareTraining() | events.DeviceReceived(message=Welcome()):
             return shown(what)
@@ -422,24 +429,24 @@ def _to_record(what: events.DeviceEvent | effects.DeviceEffect) -> object:
 
 
 def _checked(message: Assignment | GraphHeader, payload: wire.Buffer | None) -> wire.Buffer:
-    """Return the payload that came with a message; raises `ProtocolError` if it is not the one announced."""
+    """Return a message's payload; raises `ProtocolError` if it was not announced."""
     if payload is None or len(payload) != message.payload_bytes:
-        raise ProtocolError("the payload is not as long as its header says")
+        raise ProtocolError("the payload's length differs from its header")
     if wire.checksum(payload) != message.checksum:
-        raise ProtocolError("the payload does not have its checksum")
+        raise ProtocolError("the payload's checksum differs from its header")
     return payload
 
 
 def _check_assignment(assignment: Assignment, welcome: Welcome) -> None:
-    """Raise `ProtocolError` if an assignment announces a payload that cannot exist."""
+    """Raise `ProtocolError` if an assignment announces an impossible payload."""
     if assignment.deltas is None:
         find_codec(assignment.codec, assignment.payload_bytes, welcome.spec)
         return
     if assignment.deltas.rounding not in ELEMENTWISE:
-        raise ProtocolError(f"{assignment.deltas.rounding!r} does not round value by value")
+        raise ProtocolError(f"codec {assignment.deltas.rounding!r} does not round values one by one")
     if sum(assignment.deltas.lengths) != assignment.payload_bytes:
-        raise ProtocolError("the differences are not as long as their payload")
+        raise ProtocolError("the lengths of the differences do not add up to their payload's")
     if assignment.payload_bytes > payload_bytes_limit(welcome.spec):
-        raise ProtocolError("the differences are longer than the model that they lead to")
+        raise ProtocolError("the differences are longer than a whole model")
     for length in assignment.deltas.lengths:
         find_codec(assignment.codec, length, welcome.spec)

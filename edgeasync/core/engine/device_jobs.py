@@ -1,4 +1,4 @@
-"""A device's background jobs on graphs and models. The shell runs these jobs and training one after the other."""
+"""A device's background jobs on graphs and models, which run one at a time."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from edgeasync.protocol.messages import Assignment, Deltas, Welcome
 
 
 class CodedUpdate(NamedTuple):
-    """An update's payload, and the codec that coded it."""
+    """An update's payload, and the codec that encoded it."""
 
     codec: VectorCodec
     payload: wire.Buffer
@@ -25,12 +25,12 @@ class CodedUpdate(NamedTuple):
 
 
 def find_graph(shell: DeviceShell, fingerprint: str) -> events.DeviceEvent:
-    """Look for a graph that an earlier start kept."""
+    """Check whether an earlier start stored the graph."""
     return events.GraphHeld(fetched=False) if shell.has_graph(fingerprint) else events.GraphMissing()
 
 
 def keep_graph(shell: DeviceShell, fingerprint: str, payload: wire.Buffer) -> events.DeviceEvent:
-    """Keep a graph if it is the one announced."""
+    """Store a graph if its fingerprint is the announced one."""
     if fingerprint_of(payload) != fingerprint:
         return events.GraphForged()
     shell.keep_graph(fingerprint, bytes(payload))
@@ -46,17 +46,19 @@ def install_model(
     try:
         if deltas is None:
             model.install(make_codec(assignment.codec, welcome.spec).open(payload))
-        elif before == assignment.version:  # the model arrived earlier, but the hub does not know that
+        elif before == assignment.version:  # the model arrived earlier, but the hub does not know
             model.install_deltas((), make_codec(deltas.rounding, welcome.spec), deltas.checksum)
-        elif before is None or before.number != deltas.base:  # the lineage may be new; the checksum tells
+        elif before is None or before.number != deltas.base:  # the lineage may be new; the checksum decides
             model.version = before
-            return events.InstallFailed("the hub leads on from a version that is not held; it is asked again")
+            return events.InstallFailed(
+                "the hub's differences start from a version that this device lacks; fetching again"
+            )
         else:
             rounding = make_codec(deltas.rounding, welcome.spec)
             codec = make_codec(assignment.codec, welcome.spec)
             model.install_deltas(_open_deltas(deltas, payload, codec), rounding, deltas.checksum)
     except ProtocolError as error:
-        return events.InstallFailed(f"the hub's model is refused: {error}", spoilt=True)
+        return events.InstallFailed(f"the hub's model is invalid: {error}", spoilt=True)
     model.version = assignment.version
     if before is not None and before.lineage == assignment.version.lineage:
         model.decay_residual(welcome.residual_decay ** max(0, assignment.version.number - before.number))
@@ -66,12 +68,15 @@ def install_model(
 def code_update(
     model: DeviceModel, welcome: Welcome, push_codec: str, random: np.random.Generator, *, overlap: bool
 ) -> CodedUpdate:
-    """Code the trained update as the hub wants it; with `overlap` training may continue at once."""
+    """Encode the trained update as the hub requests.
+
+    With `overlap`, training may continue immediately.
+    """
     try:
         codec = make_codec(push_codec, welcome.spec)
-    except ValueError:  # a hub should name only codecs that the device knows; every hub understands float32
+    except ValueError:  # a hub should request only supported codecs; every hub accepts float32
         codec = make_codec("identity", welcome.spec)
-    # With `auto`, a codec that needs no feedback still carries the residual that an earlier codec left.
+    # With `auto`, a codec without feedback still transmits the residual of an earlier codec.
     auto = True if codec.needs_feedback else None
     feedback = {"always": True, "never": False}.get(welcome.error_feedback, auto)
     payload = model.encode_update(codec, welcome.update, feedback=feedback, overlap=overlap, random=random)
@@ -82,7 +87,7 @@ def code_update(
 
 
 def _open_deltas(deltas: Deltas, payload: wire.Buffer, codec: VectorCodec) -> Iterator[Source]:
-    """Yield the differences of a payload; open each only when it is needed."""
+    """Yield the differences of a payload; open each one only when needed."""
     start = 0
     for length in deltas.lengths:
         yield codec.open(memoryview(payload)[start : start + length])

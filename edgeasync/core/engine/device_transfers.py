@@ -1,8 +1,8 @@
-"""A device's traffic: its transfers in pieces, and the cap on its bandwidth.
+"""A device's traffic: transfers in pieces, and the cap on its bandwidth.
 
-Under a cap every message that carries a payload, or asks for one, waits in a queue for its time. Credits are
-queued too, and so pace incoming payloads. Heartbeats and other small messages are sent at once; the queue waits
-longer for that.
+Under a cap, messages with a payload, or requests for one, wait in a queue. Credits wait there, too,
+which paces incoming payloads. Heartbeats and other small messages leave immediately, and delay the
+queue.
 """
 
 import math
@@ -32,7 +32,10 @@ Send = Callable[[bytes, wire.Buffer | None], None]
 
 
 class _Waiting(msgspec.Struct):
-    """A queued message; `received_bytes` is the length of the piece that it credits, and counts with it."""
+    """A queued message. `received_bytes` is the size of the piece that it credits.
+
+    The message counts with this size.
+    """
 
     message: Message
     payload: wire.Buffer | None
@@ -40,28 +43,28 @@ class _Waiting(msgspec.Struct):
 
 
 class CountedHello:
-    """A device's hello: it counts against the day once it is known that there was somebody to send it to."""
+    """Counts a device's `Hello` against its quota once the connection is up."""
 
     def __init__(self, count: Callable[[int], None]) -> None:
         self._count = count
         self._nbytes = 0
 
     def send(self, nbytes: int) -> None:
-        """Note that a hello is sent."""
+        """Record that a `Hello` is sent."""
         self._nbytes = nbytes
 
     def settle(self, *, has_left: bool) -> None:
-        """Count the hello if it has left, else drop it."""
+        """Count the `Hello` if it has left; otherwise drop it."""
         if self._nbytes and has_left:
             self._count(self._nbytes)
         self._nbytes = 0
 
 
 class DeviceTransfers:
-    """At most one transfer each way, on one connection after the other; `send` is the shell's.
+    """At most one transfer in each direction, over successive connections.
 
-    `bandwidth_bytes_per_s_max` is the cap on all traffic, both directions together, and `link_share` the share of
-    the link, as it is measured, that all traffic may take.
+    `send` is the shell's. `bandwidth_bytes_per_s_max` caps all traffic, both directions together.
+    `link_share` is the share of the measured bandwidth that all traffic may use.
     """
 
     def __init__(
@@ -86,7 +89,10 @@ class DeviceTransfers:
     # -- connection and time ---------------------------------------------------------------------------------
 
     def suspend(self) -> None:
-        """Suspend the incoming transfer, drop the outgoing one and the queue: the connection has ended."""
+        """Process a lost connection.
+
+        Suspend the incoming transfer, and drop the outgoing one and the queue.
+        """
         self._message = None
         self._drop_outgoing()
         if self.share is not None:
@@ -96,7 +102,7 @@ class DeviceTransfers:
         self._drop_queued(lambda _: True)
 
     def next_deadline_s(self) -> float:
-        """Return when the first message of the queue may be sent; infinity if the queue is empty."""
+        """Return when the next queued message may leave; infinity for an empty queue."""
         return self._pacer.due_s if self._pacer is not None and self._waiting else math.inf
 
     def tick(self) -> None:
@@ -108,11 +114,11 @@ class DeviceTransfers:
 
     @property
     def _is_narrow(self) -> bool:
-        """Whether pieces are short, and the window begins with one."""
+        """Whether pieces have the minimum size, and the window starts with one piece."""
         return self._pacer is not None or self.share is not None
 
     def send(self, message: Message) -> None:
-        """Send a message without a payload: at once, or in its turn if it asks for a payload."""
+        """Send a message without a payload; queue it if it requests a payload."""
         match message:
             case Hello() if self._is_narrow:
                 message = msgspec.structs.replace(message, piece_bytes_max=PIECE_BYTES_MIN)
@@ -124,7 +130,10 @@ class DeviceTransfers:
             self._send_now(message, None)
 
     def count_received(self, header: bytes, payload: wire.Buffer | None) -> None:
-        """Count a received message against the cap; the payload of a piece is counted with its credit."""
+        """Count a received message against the cap.
+
+        A piece's payload is counted with its credit instead.
+        """
         if self._pacer is not None:
             self._pacer.spend(len(header) + len(payload or b""), self._now_s())
 
@@ -138,7 +147,10 @@ class DeviceTransfers:
     # -- incoming payloads -----------------------------------------------------------------------------------
 
     def receive(self, message: Assignment | GraphHeader) -> None:
-        """Send the first credit of an announced transfer; resume the suspended one if it has the same payload."""
+        """Grant the first credit of an announced transfer.
+
+        Resume the suspended transfer if it has the same payload.
+        """
         self.drop_push()
         self._message = message
         before, self._incoming = self._incoming, None
@@ -146,7 +158,7 @@ class DeviceTransfers:
         if before is not None and before.suspend() and before.resume(*announced):
             self._incoming = before
         else:
-            del before  # frees its buffer before another is allocated
+            del before  # free its buffer before allocating another
             buffer = np.empty(message.payload_bytes, np.uint8).data
             self._incoming = IncomingTransfer(message.transfer, buffer, message.checksum)
             if self.share is not None and message.payload_bytes >= TRAIN_BYTES:
@@ -154,15 +166,16 @@ class DeviceTransfers:
         self._send_now(self._incoming.credit(), None)
 
     def accept(self, piece: Piece, part: wire.Buffer) -> tuple[Assignment | GraphHeader, memoryview | None] | None:
-        """Accept and credit a piece; return the message that announced it, with the payload once that is whole.
+        """Accept and credit a piece.
 
-        Return `None` for a piece of no transfer. Raises `ProtocolError` for a bad piece; then call
+        Return the message that announced it, and the payload once complete. Return `None` for a
+        piece without a transfer. Raises `ProtocolError` for an invalid piece; then call
         `drop_incoming`.
         """
         message, transfer = self._message, self._incoming
         if message is None or transfer is None or piece.transfer != transfer.number:
             return None
-        self._incoming = None  # a bad piece ends it
+        self._incoming = None  # an invalid piece ends it
         transfer.accept(piece, part)
         self._note_passed(piece.offset + len(part), up=False)
         self._send_in_turn(transfer.credit(), None, len(part))
@@ -173,7 +186,7 @@ class DeviceTransfers:
         return message, None
 
     def drop_incoming(self) -> Assignment | GraphHeader | None:
-        """Drop the incoming or suspended transfer; return the message that announced an incoming one."""
+        """Drop the incoming or suspended transfer; return its announcement if incoming."""
         message, transfer = self._message, self._incoming
         self._message = self._incoming = None
         if transfer is not None:
@@ -183,14 +196,17 @@ class DeviceTransfers:
     # -- outgoing payloads -----------------------------------------------------------------------------------
 
     def push(self, push: Push, payload: wire.Buffer, piece_bytes: int) -> None:
-        """Drop the push before; send this one whole, or announce it if that would hold up a heartbeat."""
+        """Drop the previous push; send this one whole, or announce it in pieces.
+
+        Pieces are used if a whole payload would delay a heartbeat.
+        """
         self.drop_push()
         window = self._window_of(piece_bytes)
         if len(payload) <= window.message_bytes_max:
             self._send_in_turn(push, payload)
             return
         if self.share is not None and self._pacer is not None:
-            # A half of the train is waited for before it leaves, the other half after that.
+            # Wait for half of the train's time before it leaves, and for the other half afterwards.
             self._pacer.spend(TRAIN_BYTES // 2, self._now_s())
             self._paid_bytes = TRAIN_BYTES // 2
         self._count += 1
@@ -198,12 +214,12 @@ class DeviceTransfers:
         self._send_in_turn(msgspec.structs.replace(push, transfer=self._count), None)
 
     def drop_push(self) -> None:
-        """Drop the transfer and the queued messages of a push that was answered or is sent again."""
+        """Drop the transfer and queued messages of an answered or repeated push."""
         self._drop_outgoing()
         self._drop_queued(lambda waiting: isinstance(waiting.message, Push | Piece))
 
     def credit(self, credit: Credit) -> bool:
-        """Send the pieces that a credit allows; return whether it was for the outgoing transfer."""
+        """Send the pieces that a credit allows; return whether it matched the transfer."""
         transfer = self._outgoing
         if transfer is None or credit.transfer != transfer.number:
             return False
@@ -229,7 +245,10 @@ class DeviceTransfers:
         self._outgoing = None
 
     def _window_of(self, piece_bytes: int) -> CreditWindow:
-        """Return the window for pieces up to that length; under a cap, for the shortest, beginning with one."""
+        """Return the window for pieces of at most this size.
+
+        Under a cap, pieces have the minimum size, and the window starts with one.
+        """
         if self._is_narrow:
             piece_bytes = PIECE_BYTES_MIN
         if self._window is None or self._window.piece_bytes != piece_bytes or self.share is not None:
@@ -242,7 +261,7 @@ class DeviceTransfers:
         return self._window
 
     def _note_passed(self, total_bytes: int, *, up: bool) -> None:
-        """Note how much of a train has passed; pace by what it shows."""
+        """Record a train's progress; adapt the pace to the rate that it measured."""
         if self.share is not None and self.share.note_passed(total_bytes, self._now_s(), up=up):
             self._pacer = self.share.pace(self._pacer, self._now_s())
 
@@ -264,7 +283,7 @@ class DeviceTransfers:
         self._send_frames(header, payload)
 
     def _drop_queued(self, is_over: Callable[[_Waiting], bool]) -> None:
-        """Remove the messages that are over from the queue; count what they credit all the same."""
+        """Remove obsolete messages from the queue, but count the pieces that they credit."""
         kept: deque[_Waiting] = deque()
         for waiting in self._waiting:
             if not is_over(waiting):

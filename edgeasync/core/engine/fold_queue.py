@@ -1,7 +1,7 @@
-"""Effects that must wait for earlier folds, in order: new versions, assignments, checkpoints, the end.
+"""Effects that must wait for earlier folds, executed in order.
 
-A fold may lead to many assignments. The queue carries them out in slices, and the loop reads messages between two
-slices.
+A fold may lead to many assignments. The queue executes them in slices, and the event loop reads
+messages between two slices.
 """
 
 from collections import deque
@@ -32,30 +32,31 @@ from edgeasync.protocol.messages import Message
 Queued = ModelEffect | Assign | Broadcast | Evaluate | WriteBest | Note | EndHub
 
 MAY_WAIT = (Assign, Fold, Publish, Keep, Restore, Broadcast, Evaluate, WriteBest, EndHub)
-"""The effects that may have to wait for a fold, the frequent ones first."""
+"""The effects that may have to wait for a fold, frequent ones first."""
 
 Result = TypeVar("Result")
 
 INLINE_BYTES_MAX = 2 << 20
-"""Models up to this size are folded at once: that takes less time than a handover to the worker and back."""
+"""Models up to this size are folded inline, which is faster than a handover to the worker."""
 
 FOLD_BYTES_MAX = 2 * INLINE_BYTES_MAX
-"""So are updates that are no larger together; more of them go to the worker, too."""
+"""So are updates up to this total size; larger folds run on the worker."""
 
 SLICE_BYTES = 1 << 20
-"""Assignments of up to this size together make a slice; each counts with at least `ASSIGNMENT_BYTES_MIN`."""
+"""Assignments up to this total size make a slice; each counts at least `ASSIGNMENT_BYTES_MIN`."""
 
 ASSIGNMENT_BYTES_MIN = 1 << 15
 
 BROADCAST_AT_A_TIME = 64
-"""How many connections are sent one message at a time."""
+"""How many connections a broadcast sends to in one slice."""
 
 
 class FoldQueue:
-    """Carries out effects one after the other; the shell's worker does the long work of a large model.
+    """Executes effects in order; the shell's worker does long work on large models.
 
-    `send` sends a message, and `assign` an assignment; `prepare` returns the coding that it needs before, if any.
-    `handle` gives the core an event, and `restored` is called at a rollback.
+    `send` sends a message, and `assign` an assignment. `prepare` returns the encoding that an
+    assignment needs first, if any. `handle` passes an event to the core. `restored` is called at a
+    rollback.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class FoldQueue:
         restored: Callable[[], None],
     ) -> None:
         self.assignments = 0
-        """How many assignments wait; each will hold a snapshot."""
+        """The number of queued assignments; each will use a snapshot."""
         self._executor = executor
         self._model = executor.model
         self._publisher = executor.publisher
@@ -91,15 +92,15 @@ class FoldQueue:
         self._evaluated: Snapshot | None = None
 
     def put(self, effect: Queued) -> None:
-        """Queue an effect; `advance` carries out those that need not wait."""
+        """Queue an effect; `advance` executes effects."""
         if isinstance(effect, WriteBest) and self._evaluated is not None:
-            self._save_best(self._evaluated, effect)  # it need not wait for a fold
+            self._save_best(self._evaluated, effect)  # no need to wait for a fold
             return
         self.assignments += isinstance(effect, Assign)
         self._waiting.append(effect)
 
     def advance(self) -> None:
-        """Carry out queued effects until the worker is busy with one, or enough is done for now."""
+        """Execute queued effects until the worker is busy or the slice is full."""
         sent_bytes = 0
         while self._waiting and not self._busy:
             if sent_bytes >= SLICE_BYTES:
@@ -108,7 +109,7 @@ class FoldQueue:
             sent_bytes += self._carry_out(self._waiting.popleft())
 
     def _carry_out(self, effect: Queued) -> int:
-        """Carry out an effect; return with how many bytes it counts in its slice."""
+        """Execute an effect; return the bytes that it counts in its slice."""
         match effect:
             case Fold() | Publish():
                 self._apply(effect)
@@ -150,7 +151,7 @@ class FoldQueue:
         self._shell.after(0.0, go_on)
 
     def _broadcast(self, effect: Broadcast) -> int:
-        """Send to the first connections, and queue the others; return with how many bytes that counts."""
+        """Send to the first connections, and queue the rest; return the bytes counted."""
         first, others = effect.peers[:BROADCAST_AT_A_TIME], effect.peers[BROADCAST_AT_A_TIME:]
         for peer in first:
             self._send(peer, effect.message)
@@ -159,7 +160,7 @@ class FoldQueue:
         return len(first) * (SLICE_BYTES // BROADCAST_AT_A_TIME)
 
     def _begin_assignment(self, effect: Assign) -> None:
-        """Send an assignment, after the coding that only it needs."""
+        """Send an assignment, after the encoding that it needs."""
         work = None if self._inline else self._prepare(effect)
         if work is None:
             self._end_assignment(effect)
@@ -171,7 +172,7 @@ class FoldQueue:
         self._assign(effect)
 
     def _apply(self, effect: Fold | Publish) -> None:
-        """Change the model; give the core the event that this leads to, if there is one."""
+        """Change the model; pass the resulting event, if any, to the core."""
         if self._inline and (isinstance(effect, Publish) or self._nbytes * len(effect.handles) <= FOLD_BYTES_MAX):
             self._end(self._executor.apply(effect))
             return
@@ -185,7 +186,7 @@ class FoldQueue:
             self._handle(event)
 
     def _work_and_encode(self, effect: Fold | Publish, work: Work) -> Any:
-        """Do the work, then code the large model for devices: once, and not on the loop."""
+        """Do the work, then encode a large model for devices once, off the event loop."""
         result = work()
         if isinstance(effect, Publish):
             self._publisher.offer(None, self._codec.model)
@@ -194,7 +195,10 @@ class FoldQueue:
         return result
 
     def _run(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
-        """Do the work at once if the model is small; else in the background, while later effects wait."""
+        """Do the work inline if the model is small.
+
+        Otherwise do it in the background, while later effects wait.
+        """
         if self._inline:
             then(work())
         else:
@@ -211,7 +215,7 @@ class FoldQueue:
         self._shell.run_in_background(work, done)
 
     def _on_evaluated(self, snapshot: Snapshot, result: Evaluated) -> None:
-        """Give the core an evaluation; if it then wants the best version saved, save the evaluated one."""
+        """Pass an evaluation to the core; if it asks to save the best, save this version."""
         self._evaluated = snapshot
         self._handle(result)
         self._evaluated = None

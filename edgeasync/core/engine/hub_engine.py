@@ -1,14 +1,13 @@
-"""Connects frames to `HubCore`: decodes messages, keeps payloads and transfers, carries effects out.
+"""Connects frames to `HubCore`: messages, payloads and effects.
 
-Still no I/O: a `HubShell` sends, works in the background and saves, in the daemon or in the simulator.
+The engine does no I/O: a `HubShell`, in the daemon or the simulator, sends, works and saves.
 
-Small models are measured and folded at once, which takes microseconds. The shell's background worker measures and
-folds large ones in order. Nothing is measured for a push that the core would refuse or has answered. Effects that
-depend on a fold (answers, checkpoints, the end) wait for it, while heartbeats are answered at once.
+It measures and folds small models inline; the shell's background worker does it for large ones, in
+order. It measures only pushes that the core will decide on. Effects that depend on a fold (answers,
+checkpoints, the end) wait for it, but heartbeats are answered immediately.
 
-With a log every event is written down before its outcome is sent or shown to anybody, and each version is made
-durable at once. While the log cannot be written the core stands still: devices that ask for something are told to
-try again, and no lease ends.
+With a log, every event is logged before its outcome is sent or shown. While the log cannot be
+written, the core halts: the engine refuses requests with a time to retry, and no lease expires.
 """
 
 import math
@@ -90,14 +89,14 @@ from edgeasync.protocol.messages import (
 )
 
 _AtOnce = SendToDevice | Discard | Receive | SendGraph | SendStatus | SuspendTransfers | Expel | HubReport | Save
-"""The effects that wait for no fold."""
+"""The effects that never wait for a fold."""
 
 Observe = Callable[[HubEvent, list[HubEffect], float], None]
-"""Called with every event that the core has decided about, its effects, and the core's time; it must not block."""
+"""Called with every event, its effects and the core's time of the decision; it must not block."""
 
 
 class HubEngine:
-    """Frames in, frames out. Every call is given the time; no call blocks for longer than a small fold."""
+    """Turns frames into events and effects into frames. No call blocks for long."""
 
     def __init__(
         self,
@@ -158,11 +157,11 @@ class HubEngine:
         return self._now_s
 
     def next_deadline_s(self) -> float:
-        """Return when `tick` is next due; infinity once stopped or while the core stands still."""
+        """Return when `tick` is next due; infinity once stopped or while the core halts."""
         return math.inf if self._standing_still else self.core.next_deadline_s()
 
     def tick(self, now_s: float) -> None:
-        """Do what is due."""
+        """Process what is due."""
         if self._standing_still:
             return
         self._now_s = now_s
@@ -171,14 +170,14 @@ class HubEngine:
         self._handle(Ticked(self._capacity.for_snapshot(now_s)))
 
     def resume(self, lineage: str, now_s: float) -> None:
-        """Resume the recovered run as a new branch. A finished run ends at once."""
+        """Resume the recovered run as a new branch. A finished run ends immediately."""
         self._now_s = now_s
         self._handle(Resumed(lineage))
-        self.save()  # the next start then need not replay the same entries
+        self.save()  # so that the next start need not replay the same entries
         self.tick(now_s)
 
     def ask_status(self, tell: Callable[[bytes], None], now_s: float, sender: Sender = ANYBODY) -> None:
-        """Call `tell` with the status as JSON, as soon as everything in it is durable; see `StatusAnswers`."""
+        """Call `tell` with the durable status as JSON; see `StatusAnswers`."""
         standing = partial(self.status_answers.tell_standing, tell, sender)
         if self._standing_still:
             standing()
@@ -186,22 +185,22 @@ class HubEngine:
             self.status_answers.ask(tell, sender, now_s, standing)
 
     def save(self) -> None:
-        """Write a checkpoint, unless one is being written."""
+        """Write a checkpoint, unless one is already being written."""
         self._note_state()
         self._fold_queue.advance()
 
     def saved(self) -> None:
-        """Allow the next checkpoint; call this when the one before was written, or could not be."""
+        """Allow the next checkpoint; call this when the last write has ended or failed."""
         self._log_writer.saving = False
 
     # -- the log ---------------------------------------------------------------------------------------------
 
     def on_durable(self, now_s: float) -> None:
-        """Send the answers that waited for the log; call this when more of the log is durable."""
+        """Send the answers that waited for the log; call this when more of it is durable."""
         if self._standing_still:
             self._standing_still = False
             self._now_s = now_s
-            self._shell.report(HubReport("writing", detail="the run's folder can be written again"))
+            self._shell.report(HubReport("writing", detail="the run's folder is writable again"))
             self._handle(Resumed())
             revoked, self._revoked = self._revoked, []
             for key in revoked:
@@ -212,7 +211,7 @@ class HubEngine:
             self.save()
 
     def on_failing(self, reason: str) -> None:
-        """Stand still until the log can be written again; call this when it cannot."""
+        """Halt until the log can be written again; call this when a write fails."""
         self._stand_still(reason)
         if self.core.stopped:
             self.outbox.abandon()
@@ -220,21 +219,21 @@ class HubEngine:
     def _stand_still(self, reason: str) -> None:
         self._standing_still = True
         self.status_answers.stand_still()
-        detail = f"the run's folder cannot be written: {reason}; no update is taken until it can be"
+        detail = f"the run's folder cannot be written: {reason}; the hub accepts no updates until it is writable"
         self._shell.report(HubReport("not_writing", detail=detail))
 
     def _stand_still_if_overfull(self) -> None:
-        """Accept nothing more while too much waits for a disk that hangs."""
+        """Halt while too much data waits for a disk that hangs."""
         if self._standing_still or self.core.stopped:
             return
         if reason := self._log_writer.overfull(len(self.outbox)):
             self._stand_still(reason)
 
     def _handle(self, event: HubEvent) -> None:
-        """Let the core decide about an event, write the event to the log, and carry out the effects.
+        """Let the core decide on an event, log the event, and execute the effects.
 
-        An exception, a plugin's for example, leaves the core half-way: then nothing more is decided or written, so
-        that the log leads to the state before. The shell ends the hub.
+        After an exception, for example a plugin's, the core's state may be inconsistent. Then
+        nothing more is decided or logged, and the shell ends the hub.
         """
         if self._failed:
             return
@@ -253,7 +252,7 @@ class HubEngine:
             raise
 
     def _answer_standing(self, peer: Peer, message: Message, payload: wire.Buffer | None) -> None:
-        """Answer a message while the core stands still."""
+        """Answer a message while the core halts."""
         match message:
             case Ping():
                 self._shell.send(peer, wire.encode(Pong(message.sent_s)), None)
@@ -269,18 +268,18 @@ class HubEngine:
 
     def _refuse_busy(self, peer: Peer) -> None:
         retry_s = self.core.settings.limits.retry_after_s
-        refuse = Refuse("busy", "the hub's disk cannot be written; try again", retry_s)
+        refuse = Refuse("busy", "the hub cannot write to its disk; try again later", retry_s)
         self._shell.send(peer, wire.encode(refuse), None)
 
     def request_stop(self, now_s: float, *, finished: bool = False) -> None:
-        """Say goodbye, save, and stop once everything before is done; if `finished`, the devices end, too."""
+        """Send `Goodbye`, save, and stop; if `finished`, the devices end, too."""
         self._now_s = now_s
         self._handle(HubStopRequested(finished))
         if self._standing_still:
             self.outbox.abandon()
 
     def revoke(self, key: Key, now_s: float) -> None:
-        """End what a key has here; no message of it is to come. While the core stands still, that waits."""
+        """Expel a revoked key's devices. No message under this key may follow."""
         self._now_s = now_s
         self._roster.forget(key)
         if self._standing_still:
@@ -298,14 +297,17 @@ class HubEngine:
         now_s: float,
         sender: Sender = ANYBODY,
     ) -> None:
-        """Handle one message, whatever its bytes are; `sender` is whose connection it came on."""
+        """Process one message of any bytes; `sender` owns its connection."""
         self._now_s, self._sender = now_s, sender
         nbytes = len(header) if payload is None else len(header) + len(payload)
         member = self.core.members.by_peer(peer)
         if member is not None and member.key != sender.key:
-            # A routing id proves nothing: who claims another's is nobody, and costs that one no strike.
+            # A routing id proves nothing: ignore a message under another key's id, without a
+            # strike.
             self._handle(
-                HubReceivedMalformed(peer, "on a routing id of another key's device", strike=False, key=sender.key)
+                HubReceivedMalformed(
+                    peer, "routing id belongs to another key's device", strike=False, key=sender.key
+                )
             )
             return
         if member is not None:
@@ -331,7 +333,7 @@ class HubEngine:
         if event is not None and not self._standing_still:
             self._handle(event)
         if member is None and (member := self.core.members.by_peer(peer)) is not None:
-            member.link.bytes_up += nbytes  # this message made its sender a member
+            member.link.bytes_up += nbytes  # this message admitted its sender
 
     def _is_too_often(self, peer: Peer, message: Message) -> bool:
         return self.bounds.is_too_often(message, peer, self._sender, self._now_s)
@@ -339,16 +341,16 @@ class HubEngine:
     def _event(
         self, peer: Peer, member: Member | None, message: Message, payload: wire.Buffer | None
     ) -> HubEvent | None:
-        """Turn a message into the core's event; return `None` if the worker makes the event later, or nobody.
+        """Convert a message to the core's event; `None` if there is none, or not yet.
 
-        A request first ends the transfer that it replaces. The event then says whether there is room to answer.
+        A request first ends the transfer that it replaces. The event says if the hub can answer it.
         """
         if isinstance(message, Push):
             return self._intake.take(peer, member, message, payload, sender=self._sender, now_s=self._now_s)
         if isinstance(message, Piece):
             return self._piece(peer, message, payload)
         if payload is not None:
-            raise ProtocolError(f"a {type(message).__name__} has no payload")
+            raise ProtocolError(f"unexpected payload of {type(message).__name__}")
         if isinstance(message, Credit):
             if not self._deliveries.send_pieces(peer, message, self._now_s):
                 return self._malformed(peer, "credit without a transfer", strike=False)
@@ -356,7 +358,7 @@ class HubEngine:
         if isinstance(message, FindPeers):
             return self._answer_peer(peer, message)
         if isinstance(message, FetchGraph):
-            self._deliveries.outgoing.drop(peer)  # a device that asks again has given up the transfer
+            self._deliveries.outgoing.drop(peer)  # a repeated request abandons the transfer
             return HubReceived(peer, message, self._capacity.for_graph(self._now_s, member), *self._stamp(member))
         if isinstance(message, Fetch):
             # Strangers have no transfers.
@@ -364,14 +366,14 @@ class HubEngine:
             has_capacity = resumes or self._capacity.for_snapshot(self._now_s, member)
             return HubReceived(peer, message, has_capacity, *self._stamp(member))
         if isinstance(message, (Ping, Hello, Goodbye, StatusRequest, Wake, Order)):
-            # The log leaves out requests for the status: their bytes come with the sender's next event.
+            # Status requests are not logged, so their bytes count with the sender's next event.
             counted = None if isinstance(message, StatusRequest) else member
             too_often = self._is_too_often(peer, message)
             return None if too_often else HubReceived(peer, message, True, *self._stamp(counted))
-        raise ProtocolError(f"a {type(message).__name__} is for devices, not for a hub")
+        raise ProtocolError(f"unexpected {type(message).__name__}: only a hub sends it")
 
     def _answer_peer(self, peer: Peer, message: FindPeers) -> HubReceivedMalformed | None:
-        """Tell a peer, which is no member, of the others; that is an event of the core only if it is refused."""
+        """Answer a peer with the roster; only a refusal is an event of the core."""
         if self._is_too_often(peer, message):
             return None
         answer = self._roster.answer(message, self._sender)
@@ -379,13 +381,13 @@ class HubEngine:
         return self._malformed(peer, answer.sentence, strike=False) if isinstance(answer, Refuse) else None
 
     def _piece(self, peer: Peer, piece: Piece, payload: wire.Buffer | None) -> HubEvent | None:
-        """Accept a piece and credit it; return `None` if it completes a push.
+        """Accept and credit a piece; return `None` if it completes a push.
 
-        A payload in pieces is large: the worker measures it, and then gives the core the event of the push.
+        The worker then measures the payload, and passes the push's event to the core.
         """
         arriving = None if payload is None else self._intake.incoming.accept(peer, piece, payload, self._now_s)
         if arriving is None:
-            return self._malformed(peer, "a piece without a transfer", strike=False)
+            return self._malformed(peer, "piece without a transfer", strike=False)
         push, transfer = arriving.push, arriving.transfer
         if transfer.state != "complete":
             self._send(peer, transfer.credit())
@@ -394,25 +396,25 @@ class HubEngine:
         return None
 
     def _on_measured(self, peer: Peer, make_event: Callable[[], HubEvent]) -> None:
-        """Give the core the event of an update that the worker has measured."""
+        """Pass the event of an update that the worker has measured to the core."""
         if self._standing_still:
             self._refuse_busy(peer)
         else:
             self._handle(make_event())
 
     def _heard(self, peer: Peer, kind: Literal["piece", "credit"]) -> Heard | None:
-        """Return the event of a piece or a credit, or `None`: then its bytes come with the sender's next event."""
+        """Return the event of a piece or a credit, or `None` if it can be skipped."""
         member = self._member(peer)
         if member is not None and self.core.accept_silently(member, kind, self._now_s):
             return None
         return Heard(peer, kind, *self._stamp(member))
 
     def _stamp(self, member: Member | None) -> tuple[Key, Moved]:
-        """Return the key that the message came under, and the bytes to count for its sender."""
+        """Return the message's key, and the bytes to count for its sender."""
         return self._sender.key, moved_by(member)
 
     def _malformed(self, peer: Peer, reason: str, *, strike: bool = True) -> HubReceivedMalformed:
-        """Return the event of a message that cannot be read; the log may leave it out, so it counts no bytes."""
+        """Return the event of a malformed message, without bytes: it may not be logged."""
         return HubReceivedMalformed(peer, reason, strike, self._sender.key)
 
     def _member(self, peer: Peer) -> Member | None:
@@ -421,7 +423,7 @@ class HubEngine:
     # -- outgoing effects ------------------------------------------------------------------------------------
 
     def _execute(self, effects: list[HubEffect]) -> None:
-        """Carry out effects at once, but queue those that may depend on an earlier fold."""
+        """Execute effects immediately, but queue those that may depend on a fold."""
         for effect in effects:
             if isinstance(effect, MAY_WAIT):
                 self._fold_queue.put(effect)
@@ -453,7 +455,7 @@ class HubEngine:
                 assert_never(effect)
 
     def _end_transfers(self, effect: SuspendTransfers | Expel) -> None:
-        """End a connection's transfers; those of a device that is shut out are not kept."""
+        """End a connection's transfers; drop those of an expelled device."""
         self._intake.incoming.suspend(effect.peer, self._now_s)
         self._deliveries.outgoing.suspend(effect.peer, self._now_s)
         if isinstance(effect, Expel):
@@ -461,7 +463,7 @@ class HubEngine:
             self._deliveries.outgoing.drop_suspended(effect.owner)
 
     def _note_state(self) -> None:
-        """Note the core's state for a checkpoint, unless the one before is still being written."""
+        """Capture the core's state for a checkpoint, unless one is being written."""
         if self._failed or (self._log_writer.saving and not self.core.stopped):
             return
         entry = self._log_writer.begin_checkpoint()
@@ -487,12 +489,12 @@ class HubEngine:
         def tell(text: bytes) -> None:
             self._shell.send(peer, header, text)
 
-        if confirms:  # what was durable before says nothing of it
+        if confirms:  # an earlier durable status does not show the order
             self.status_answers.ask(tell, self._sender, self._now_s, partial(self._refuse_busy, peer))
         else:
             self.ask_status(tell, self._now_s, self._sender)
 
 
 def _shuts_out(message: Message) -> bool:
-    """Return whether a device may not stay: it is told at once, since its connection is shut in a moment."""
+    """Return whether the message ends the connection, so it must leave immediately."""
     return isinstance(message, Refuse) and message.code == "not_allowed"

@@ -1,4 +1,7 @@
-"""The I/O and threads that the hub's engine asks for: the ZeroMQ daemon and the simulator do it."""
+"""The interface of the hub's engine for I/O and threads.
+
+The ZeroMQ daemon and the simulator implement it.
+"""
 
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
@@ -13,25 +16,28 @@ Result = TypeVar("Result")
 
 
 class HubShell(Protocol):
-    """The I/O and threads that the hub's engine asks for.
+    """The I/O and threads of the hub's engine.
 
-    Use the engine from one thread. Call `on_message` for every message, `request_stop` to end, and `tick` when
-    `next_deadline_s` is due, which every call may change; give each the core's time, which never goes back. With
-    a log call `on_durable` whenever more of it is durable, and `on_failing` when it cannot be written. Call each
-    `then` on the engine's thread, never from inside a call of the engine.
+    Call the engine from one thread, and pass each call the core's time, which never decreases:
+
+    - `on_message` for every message, `request_stop` to end,
+    - `tick` at `next_deadline_s`, which every call may change,
+    - with a log, `on_durable` when more of it is durable, and `on_failing` when a write fails.
+
+    Call each `then` on the engine's thread, never inside a call of the engine.
     """
 
     def send(self, peer: Peer, header: bytes, payload: wire.Buffer | None) -> None:
-        """Send a message without waiting; drop it if the peer is gone or does not read: its lease will end."""
+        """Send a message without blocking; drop it if the peer is gone or does not read."""
 
     def run_in_background(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
-        """Do `work` in the background, after earlier work; then call `then` with its result."""
+        """Run `work` in the background after earlier work; call `then` with its result."""
 
     def after(self, delay_s: float, action: Callable[[], None]) -> None:
-        """Call `action` in a while; with 0 once what waits to be done by now is done."""
+        """Call `action` after a delay; with 0, after everything that is already due."""
 
     def save(self, state: HubState) -> None:
-        """Write a checkpoint to disk in the background, then call `saved`, even if it could not be written.
+        """Write a checkpoint in the background, then call `saved`, even on failure.
 
         If the core has stopped, this is the last checkpoint.
         """
@@ -40,13 +46,16 @@ class HubShell(Protocol):
         """Write the best model so far to disk in the background."""
 
     def evaluate(self, snapshot: Snapshot, then: Callable[[Evaluated], None]) -> None:
-        """Evaluate a version on held-out data in the background, then call `then`; skip it if another one runs."""
+        """Evaluate a version on held-out data in the background, then call `then`.
+
+        Skip it if another evaluation runs.
+        """
 
     def report(self, report: HubReport) -> None:
-        """Tell people what happened."""
+        """Report an event to people."""
 
     def describe(self) -> dict[str, Any]:
-        """Return the part of the status that only the shell knows."""
+        """Return the status fields that only the shell knows."""
 
     def stop(self, reason: str) -> None:
-        """End the hub: all earlier effects have been carried out."""
+        """End the hub. All earlier effects have been executed."""

@@ -1,11 +1,12 @@
 """The hub's transfers in pieces: incoming pushes, outgoing assignments and graphs.
 
-A connection has at most one transfer each way. A push or an assignment that was cut off is suspended, and kept by
-device id and state id, since the device resumes it over another connection. It is dropped after a while, or
-earlier if room is needed.
+A connection has at most one transfer in each direction. An interrupted push or assignment is
+suspended. Its key is the device id and state id, since the device may resume it on another
+connection. It is dropped after `SUSPENDED_S`, or earlier if the hub needs room.
 
-An assignment is kept with its payload: on a bad link a device that was sent the newest model each time, from its
-beginning, might never receive a whole one. A transfer of the graph is not kept: its payload is always there.
+A suspended assignment keeps its payload. On a bad link, a device that always got the newest model
+from its start might never receive a whole one. A transfer of the graph is not kept, because its
+payload never changes.
 """
 
 from typing import Generic, TypeVar
@@ -23,7 +24,7 @@ SUSPENDED_S = 600.0
 
 
 class _HubTransfer(msgspec.Struct, kw_only=True):
-    """A transfer, its owner, the voter whose place it takes, and when it last moved."""
+    """A transfer, its owner, the voter whose share it uses, and its last progress."""
 
     owner: Owner
     voter: str
@@ -32,14 +33,14 @@ class _HubTransfer(msgspec.Struct, kw_only=True):
 
 
 class IncomingPush(_HubTransfer, kw_only=True):
-    """A push that has partly arrived."""
+    """A push that has arrived in part."""
 
     push: Push
     transfer: IncomingTransfer
 
 
 class AnnouncedPayload(_HubTransfer, kw_only=True):
-    """A payload that is partly sent, and the message that announced it."""
+    """A payload that was sent in part, and the message that announced it."""
 
     message: Assignment | GraphHeader
     transfer: OutgoingTransfer
@@ -49,20 +50,20 @@ AnyTransfer = TypeVar("AnyTransfer", bound=_HubTransfer)
 
 
 class _HubTransfers(Generic[AnyTransfer]):
-    """The active transfers, by connection, and the suspended ones, by device and state id."""
+    """Active transfers by connection, and suspended ones by device and state id."""
 
     def __init__(self) -> None:
         self._active: dict[Peer, AnyTransfer] = {}
-        self._suspended: dict[Owner, AnyTransfer] = {}  # ordered by when they were suspended
+        self._suspended: dict[Owner, AnyTransfer] = {}  # in the order of suspension
 
     def held_by(self, member: Member) -> int:
-        """Return how many transfers the member's key holds, but not those of the member itself."""
+        """Return how many transfers the member's key has, without the member's own."""
         voter, owner = member.voter, member.owner
         transfers = (*self._active.values(), *self._suspended.values())
         return sum(transfer.voter == voter and transfer.owner != owner for transfer in transfers)
 
     def suspend(self, peer: Peer, now_s: float) -> None:
-        """Cut off the connection's transfer; keep it for its device if it can be resumed."""
+        """Interrupt the connection's transfer; keep it if it can be resumed."""
         cut_off = self._active.pop(peer, None)
         if cut_off is not None and cut_off.transfer.suspend():
             cut_off.moved_s = now_s
@@ -70,19 +71,19 @@ class _HubTransfers(Generic[AnyTransfer]):
             self._suspended[cut_off.owner] = cut_off
 
     def drop(self, peer: Peer) -> None:
-        """Drop the connection's transfer, if it has one."""
+        """Drop the connection's transfer, if any."""
         active = self._active.pop(peer, None)
         if active is not None:
             active.transfer.drop()
 
     def drop_suspended(self, owner: Owner) -> None:
-        """Drop the suspended transfer of a device, if it has one."""
+        """Drop a device's suspended transfer, if any."""
         suspended = self._suspended.pop(owner, None)
         if suspended is not None:
             suspended.transfer.drop()
 
     def drop_oldest_suspended(self, spare: Owner | None = None) -> bool:
-        """Drop the transfer suspended longest, but not that of `spare`; return whether there was one to drop."""
+        """Drop the oldest suspended transfer but `spare`'s; return whether there was one."""
         oldest = next((owner for owner in self._suspended if owner != spare), None)
         if oldest is None:
             return False
@@ -90,19 +91,19 @@ class _HubTransfers(Generic[AnyTransfer]):
         return True
 
     def drop_stalled(self, since_s: float) -> None:
-        """Drop the active transfers that have not moved since `since_s`."""
+        """Drop the active transfers without progress since `since_s`."""
         for peer in [peer for peer, active in self._active.items() if active.moved_s < since_s]:
             self.drop(peer)
 
     def drop_expired(self, now_s: float) -> None:
-        """Drop the suspended transfers whose device has not resumed them for too long."""
+        """Drop the transfers that have been suspended for too long."""
         limit_s = now_s - SUSPENDED_S
         for owner in [owner for owner, suspended in self._suspended.items() if suspended.moved_s < limit_s]:
             self.drop_suspended(owner)
 
 
 class IncomingTransfers(_HubTransfers[IncomingPush]):
-    """Incoming pushes. `len` counts the active and the suspended ones: each holds a buffer."""
+    """Incoming pushes. `len` includes suspended ones, since each has a buffer."""
 
     def __len__(self) -> int:
         return len(self._active) + len(self._suspended)
@@ -118,7 +119,10 @@ class IncomingTransfers(_HubTransfers[IncomingPush]):
         return transfer
 
     def resume(self, peer: Peer, owner: Owner, push: Push, now_s: float) -> IncomingTransfer | None:
-        """Resume the device's suspended transfer if it is of this push; else drop it and return `None`."""
+        """Resume the device's suspended transfer if it is of this push.
+
+        Otherwise drop it and return `None`.
+        """
         suspended = self._suspended.pop(owner, None)
         if suspended is None:
             return None
@@ -132,10 +136,10 @@ class IncomingTransfers(_HubTransfers[IncomingPush]):
         return suspended.transfer
 
     def accept(self, peer: Peer, piece: Piece, part: wire.Buffer, now_s: float) -> IncomingPush | None:
-        """Give a piece to the connection's transfer; return the transfer, or `None` if there is no transfer.
+        """Pass a piece to the connection's transfer; return it, or `None` without one.
 
-        A complete transfer is no longer active. Raises `ProtocolError` for a piece that does not fit, which ends
-        the transfer.
+        A complete transfer is no longer active. Raises `ProtocolError` for an invalid piece, which
+        ends the transfer.
         """
         active = self._active.pop(peer, None)
         if active is None:
@@ -152,7 +156,7 @@ class IncomingTransfers(_HubTransfers[IncomingPush]):
 
 
 class OutgoingTransfers(_HubTransfers[AnnouncedPayload]):
-    """Outgoing payloads. At most `suspended_max` assignments are kept suspended."""
+    """Outgoing payloads. It keeps at most `suspended_max` suspended assignments."""
 
     def __init__(self, piece_bytes: int, suspended_max: int) -> None:
         super().__init__()
@@ -163,16 +167,17 @@ class OutgoingTransfers(_HubTransfers[AnnouncedPayload]):
 
     @property
     def graphs(self) -> int:
-        """How many transfers of the graph are active; they share one payload."""
+        """The number of active transfers of the graph; they share one payload."""
         return sum(isinstance(active.message, GraphHeader) for active in self._active.values())
 
     def announce(
         self, member: Member, message: Assignment | GraphHeader, payload: wire.Buffer, now_s: float
     ) -> Assignment | GraphHeader:
-        """Return the message to send: send the payload with it if its `transfer` is 0, else in pieces.
+        """Return the message to send; if its `transfer` is 0, send the payload with it.
 
-        A payload goes in pieces if it is longer than the link can move while a heartbeat waits, or than the device
-        allows. The connection's older transfer is dropped.
+        Otherwise the payload goes in pieces. It does if it is longer than the link can move without
+        delaying a heartbeat, or longer than the device allows. The connection's older transfer is
+        dropped.
         """
         self.drop(member.peer)
         if len(payload) <= PIECE_BYTES_MIN:
@@ -192,7 +197,7 @@ class OutgoingTransfers(_HubTransfers[AnnouncedPayload]):
     def credit(
         self, peer: Peer, credit: Credit, now_s: float
     ) -> tuple[OutgoingTransfer, list[tuple[Piece, memoryview]]] | None:
-        """Return the transfer that a credit is for, and the pieces to send now; `None` if it is for no transfer.
+        """Return a credit's transfer and the pieces to send; `None` without a transfer.
 
         Raises `ProtocolError` for an impossible credit.
         """
@@ -206,18 +211,18 @@ class OutgoingTransfers(_HubTransfers[AnnouncedPayload]):
         return active.transfer, pieces
 
     def note_partial(self, peer: Peer, checksum: int) -> None:
-        """Note the checksum of the payload whose beginning the device holds, as it says."""
+        """Record the checksum of the payload that the device has downloaded in part."""
         self._partials[peer] = checksum
 
     def can_resume(self, member: Member) -> bool:
-        """Return whether the payload whose beginning the device holds is kept, so that the rest needs no room."""
+        """Return whether the device's partial download can be resumed."""
         suspended = self._suspended.get(member.owner)
         return suspended is not None and suspended.message.checksum == self._partials.get(member.peer)
 
     def resume(self, member: Member) -> tuple[Assignment, wire.Buffer] | None:
-        """Return the suspended assignment to announce again, and its payload; `None` if it cannot be resumed.
+        """Return the suspended assignment to announce again, and its payload.
 
-        Drop the suspended transfer in either case.
+        Return `None` if it cannot be resumed. The suspended transfer is dropped in either case.
         """
         suspended, partial = self._suspended.pop(member.owner, None), self._partials.pop(member.peer, None)
         if suspended is None:
@@ -229,7 +234,7 @@ class OutgoingTransfers(_HubTransfers[AnnouncedPayload]):
         return suspended.message, suspended.transfer.payload
 
     def suspend(self, peer: Peer, now_s: float) -> None:
-        """Cut off the connection's transfer; keep it for its device if it is an assignment that can be resumed."""
+        """Interrupt the connection's transfer; keep it if it is a resumable assignment."""
         self._partials.pop(peer, None)
         active = self._active.get(peer)
         if active is not None and isinstance(active.message, GraphHeader):
@@ -239,6 +244,6 @@ class OutgoingTransfers(_HubTransfers[AnnouncedPayload]):
             self.drop_oldest_suspended()
 
     def drop_all_suspended(self) -> None:
-        """Drop all suspended transfers: no device should train from those versions any more."""
+        """Drop all suspended transfers, whose versions a rollback has made invalid."""
         while self.drop_oldest_suspended():
             pass

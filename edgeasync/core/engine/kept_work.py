@@ -1,4 +1,4 @@
-"""What of a device's work is on disk, so that a power cut costs only time. Part of `DeviceEngine`."""
+"""Which of a device's work is on disk, to limit the loss of a power cut."""
 
 import math
 
@@ -12,22 +12,25 @@ from edgeasync.core.engine.device_shell import DeviceSpool
 from edgeasync.protocol.messages import Push
 
 KEEP_MODEL_S = 60.0
-"""The least time between two writes of the model: it is longer than an update, and an older one is of use, too."""
+"""Minimum time between two writes of the model, which is large and useful even if outdated."""
 
 
 class KeptWork:
-    """What an earlier start has left, and which update the disk holds. Without a `spool` no update is written."""
+    """An earlier start's saved work, and the update on disk. Part of `DeviceEngine`.
+
+    Without a `spool` no update is written.
+    """
 
     def __init__(self, spool: DeviceSpool | None) -> None:
         self.spool = spool
         self.recalled: Spool | None = None
-        """The update of an earlier start, as long as it is the one that has no answer."""
+        """The update of an earlier start, until it is answered."""
         self._held: HeldModel | None = None
         self._kept_seq = self._keeping_seq = 0
         self._keep_model_at_s = -math.inf
 
     def recall(self, spool: Spool | None, held: HeldModel | None, work: WorkCycle) -> None:
-        """Let the work resume with the update and the model that an earlier start kept."""
+        """Resume the work with the update and model of an earlier start."""
         self._held = held
         if held is not None:
             work.held.recall(held.model, held.version, held.checksum)
@@ -40,30 +43,30 @@ class KeptWork:
         work.recall(push, spool.model)
 
     def restore(self, model: DeviceModel, key: ModelKey) -> None:
-        """Let the device hold the model of an earlier start, if it is the hub's; raises `ValueError`."""
+        """Restore the model of an earlier start if it is the hub's; raises `ValueError`."""
         held, self._held = self._held, None
         if held is not None and held.model == key:
             model.restore_base(held)
 
     def forget(self) -> None:
-        """Forget the update on disk: another takes its place, or it was put aside."""
+        """Drop the update on disk: another replaces it, or it was put aside."""
         self.recalled, self._kept_seq = None, 0
 
     def needs_write(self, push: Push) -> bool:
-        """Return whether an update is to be written before it is sent."""
+        """Return whether to write an update before it is sent."""
         return self.spool is not None and self._kept_seq != push.seq
 
     def begin_write(self, push: Push) -> bool:
-        """Note that an update is written under its number, which may have changed; return whether that is new."""
+        """Record that an update is being written; return whether its number is new."""
         begins, self._keeping_seq = self._keeping_seq != push.seq, push.seq
         return begins
 
     def end_write(self, push: Push) -> None:
-        """Note that the disk holds an update."""
+        """Record that an update is on disk."""
         self._keeping_seq, self._kept_seq = 0, push.seq
 
     def is_model_due(self, now_s: float) -> bool:
-        """Return whether the model is to be written, because the one on disk is old."""
+        """Return whether to write the model because the one on disk is old."""
         is_due = self.spool is not None and now_s >= self._keep_model_at_s
         if is_due:
             self._keep_model_at_s = now_s + KEEP_MODEL_S

@@ -1,8 +1,8 @@
-"""A share of the link for a device's traffic: how fast the link is, by pieces that left one right after the other.
+"""Limits a device's traffic to a share of the link, whose bandwidth it measures.
 
-Before anything is measured a device is not paced: the pieces of its first model show the rate. From then on the
-first pieces of every update leave without a pause, as a train; how far its credits are apart shows the rate of the
-way up. The traffic between two trains waits as long as it must, so that the share is kept all the same.
+The first model is not paced; its pieces measure the rate. After that, the first pieces of every
+update leave without a pause, as a train. The intervals between its credits measure the uplink's
+rate. Traffic between two trains waits long enough to keep the share.
 """
 
 from collections import deque
@@ -12,21 +12,22 @@ from edgeasync.protocol.pacing import Pacer
 from edgeasync.protocol.transfers import PIECE_BYTES_MIN
 
 TRAIN_BYTES = 4 * PIECE_BYTES_MIN
-"""A longer train would show the rate better, and exceed the share by more."""
+"""A longer train would measure more precisely, but exceed the share by more."""
 
 MEASURED_BYTES = TRAIN_BYTES - PIECE_BYTES_MIN
-"""The rate is that from the end of the first piece to here: the first one finds an idle link with empty buffers,
-and nothing follows the last one that would push its end out of a buffer."""
+"""The rate is measured from the end of the first piece to here. The first piece finds empty
+buffers, and the last one may stay in a buffer, because nothing follows it.
+"""
 
 TRAINS = 15
-"""How many of the latest trains count: their median is the link's rate."""
+"""The median of this number of latest trains is the link's rate."""
 
 SHARE_BYTES_PER_S_MIN = 1 << 14
-"""However slow a link seems, a piece must not take longer than the hub waits for a sign of life."""
+"""Minimum rate, so that a piece never takes longer than a lease."""
 
 
 class LinkShare:
-    """Paces traffic to a share of the link, and to no more than a cap if there is one."""
+    """Paces traffic to a share of the link, and to a cap if there is one."""
 
     def __init__(self, link_share: float, bandwidth_bytes_per_s_max: float | None) -> None:
         self._share, self._cap = link_share, bandwidth_bytes_per_s_max
@@ -37,15 +38,15 @@ class LinkShare:
 
     @property
     def bytes_per_s(self) -> float | None:
-        """The link's rate; `None` before it was measured."""
+        """The link's rate; `None` if not measured yet."""
         return median(self._rates) if self._rates else None
 
     def begin_train(self, end_byte: int) -> None:
-        """Note that a train leaves, which is measured up to this byte; 0: there is none."""
+        """Start a train that is measured up to this byte; 0 for none."""
         self._first, self._end = None, end_byte
 
     def note_passed(self, total_bytes: int, now_s: float, *, up: bool) -> bool:
-        """Note how much of a train has passed; return whether the rate is known better than before."""
+        """Record a train's progress; return whether it updated the rate."""
         if not self._end or (self._measured_up and not up):
             return False
         if self._first is None:
@@ -56,7 +57,7 @@ class LinkShare:
         first_bytes, first_s = self._first
         self._first, self._end = None, 0
         if now_s <= first_s:
-            return False  # all credits came at once, and show nothing
+            return False  # all credits arrived at once, so the rate is unknown
         if up and not self._measured_up:
             self._measured_up = True
             self._rates.clear()
@@ -64,7 +65,7 @@ class LinkShare:
         return True
 
     def pace(self, pacer: Pacer | None, now_s: float) -> Pacer:
-        """Return the pacer for the share of the rate; what one was to wait for, it waits for."""
+        """Return the pacer for the share of the rate; an existing one keeps its debt."""
         rate = self.bytes_per_s
         assert rate is not None
         allowed = max(SHARE_BYTES_PER_S_MIN, self._share * rate)

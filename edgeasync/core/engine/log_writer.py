@@ -1,4 +1,4 @@
-"""Writes the engine's events to the log, and notices when the disk does not keep up. Part of `HubEngine`."""
+"""Logs events, and detects a disk that falls behind. Part of `HubEngine`."""
 
 from collections.abc import Sequence
 
@@ -18,19 +18,22 @@ from edgeasync.core.recovery.log import Log, write_entry
 from edgeasync.protocol.messages import Order, StatusRequest, Wake
 
 WAITING_BYTES_MIN = 64 << 20
-"""Bytes of the log that may wait for the disk before the hub refuses updates; more with a large model."""
+"""Bytes of the log that may wait for the disk before the hub refuses updates.
+
+A large model raises the limit.
+"""
 
 CHECKPOINT_MODELS = 8
-"""Before a checkpoint, which is a few models long, the log must have grown by this many models' bytes."""
+"""Minimum growth of the log between checkpoints, as a multiple of the model's size."""
 
 ANSWERS_PER_DEVICE = 4
-"""Answers that may wait for the disk, for each device that `devices_max` allows."""
+"""Answers that may wait for the disk, per device of `devices_max`."""
 
 ANSWERS_MIN = 1 << 10
 
 
 class LogWriter:
-    """Writes to the log, if there is one."""
+    """Writes events to the log, if there is one."""
 
     def __init__(self, log: Log | None, core: HubCore, model: HubModel) -> None:
         self._log = log
@@ -46,25 +49,25 @@ class LogWriter:
 
     @property
     def is_behind(self) -> bool:
-        """Whether the hub should refuse updates because too many bytes wait for the disk."""
+        """Whether to refuse updates because too many bytes wait for the disk."""
         return self._log is not None and self._log.bytes_waiting > self._waiting_bytes_max
 
     @property
     def wants_checkpoint(self) -> bool:
-        """Whether the log has grown so long since the last checkpoint that another is due."""
+        """Whether the log has grown enough since the last checkpoint for another one."""
         return self._log is not None and self._log.bytes_appended - self._covered_bytes > self._since_bytes_max
 
     def overfull(self, answers: int) -> str:
-        """Return why the hub must accept nothing more, lest memory runs full, while this many answers wait."""
+        """Return why the hub must accept nothing more to limit its memory, or ""."""
         if self._log is None:
             return ""
         waiting_bytes = self._log.bytes_waiting
         if answers <= self._answers_max and waiting_bytes <= 2 * self._waiting_bytes_max:
             return ""
-        return f"{waiting_bytes} bytes wait for a disk that does not keep up"
+        return f"the disk is too slow: {waiting_bytes} bytes wait for it"
 
     def begin_checkpoint(self) -> int | None:
-        """Note that a checkpoint is made; return the number of the last entry it covers, if there is a log."""
+        """Start a checkpoint; return the last entry that it covers, if there is a log."""
         self.saving = True
         if self._log is None:
             return None
@@ -72,9 +75,9 @@ class LogWriter:
         return self._log.last
 
     def write(self, event: HubEvent, now_s: float, effects: Sequence[HubEffect], *, at_once: bool) -> None:
-        """Append an event that the core has handled, unless it changed nothing, as most of what strangers say.
+        """Append an event that the core has handled, unless it changed nothing.
 
-        With `at_once` it is made durable though no answer waits for it.
+        With `at_once` it is made durable even if no answer waits for it.
         """
         log, session, payload = self._log, b"", None
         if log is None or _is_idle(event, effects):
@@ -93,16 +96,16 @@ class LogWriter:
 
 
 def _is_idle(event: HubEvent, effects: Sequence[HubEffect]) -> bool:
-    """Return whether an event changed nothing, from members too: to write it would only wear out the disk."""
+    """Return whether an event changed nothing, so that it need not be logged."""
     if isinstance(event, (Ticked, Revoked)):
         return not effects
     if isinstance(event, HubReceivedMalformed):
-        return not event.strike or not effects  # more faults of a device in quarantine change nothing
+        return not event.strike or not effects  # further faults in quarantine change nothing
     return isinstance(event, HubReceived) and isinstance(event.message, StatusRequest)
 
 
 def _is_of_operator(event: HubEvent) -> bool:
-    """Return whether an operator, who is no member, wakes the fleet or gives an order."""
+    """Return whether the event is an operator's `Wake` or `Order`."""
     return isinstance(event, HubReceived) and isinstance(event.message, Wake | Order)
 
 

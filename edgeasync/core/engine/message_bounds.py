@@ -1,7 +1,7 @@
-"""How much one key may say to the hub. Without keys, one connection.
+"""Message limits per key or, without keys, per connection.
 
-A device that keeps to the protocol never comes near a bound. Over one a message is dropped, and counted; who says
-too much altogether is for the shell to shut.
+A device that follows the protocol never reaches a limit. A message above a limit is dropped and
+counted. The shell closes connections that send too much.
 """
 
 from collections import Counter
@@ -13,29 +13,32 @@ from edgeasync.core.hub.events import Peer
 from edgeasync.protocol.messages import FindPeers, Hello, Message, Order, StatusRequest, Wake
 
 HEADER_BYTES_MAX = 1 << 14
-"""The longest header that a hub reads: no message of a device needs half of it."""
+"""Maximum header length; messages of devices use less than half of it."""
 
 MESSAGES = Rate(10_000.0, 20_000.0)
-"""A hub does not answer one connection faster than that, even if it sends pieces and credit alone."""
+"""Maximum rate of messages per connection, including pieces and credits."""
 
 LONG_BYTES = 512
 TOKEN_BYTES = 64
-"""A header of `LONG_BYTES` or more counts for a message in every `TOKEN_BYTES`: 16 KiB may take 5 ms to read."""
+"""A header of at least `LONG_BYTES` counts as one message per `TOKEN_BYTES`.
+
+Decoding 16 KiB may take 5 ms.
+"""
 
 HELLOS = Rate(8.0, 256.0)
-"""The burst is for all agents under one key, after the hub's restart."""
+"""The burst allows all agents under one key to reconnect after the hub's restart."""
 
 STATUS_REQUESTS = Rate(1.0, 10.0)
 OPERATOR_STATUS_REQUESTS = Rate(50.0, 100.0)
 
 SENDERS_MAX = 16_384
-"""How many senders are remembered; of more, who was first heard longest ago begins with full buckets again."""
+"""How many senders are tracked; beyond that, the oldest starts again with full buckets."""
 
 Excess = Literal["hellos", "status"]
 
 
 class _Buckets:
-    """What one sender may still say."""
+    """The remaining allowance of one sender."""
 
     __slots__ = ("hellos", "messages", "operator_status", "status")
 
@@ -47,29 +50,32 @@ class _Buckets:
 
 
 class MessageBounds:
-    """Counts what senders say. `denied` counts hellos and status requests that were dropped."""
+    """Limits the messages of each sender.
+
+    `denied` counts hellos and status requests that were dropped.
+    """
 
     def __init__(self) -> None:
         self.denied: Counter[Excess] = Counter()
         self._senders: dict[bytes, _Buckets] = {}
 
     def allows(self, sender: bytes, now_s: float, header_bytes: int = 0) -> bool:
-        """Return whether a sender may say one more message, whatever it is."""
+        """Return whether a sender may send one more message of any kind."""
         count = 1 if header_bytes < LONG_BYTES else header_bytes // TOKEN_BYTES
         return self._of(sender, now_s).messages.take(now_s, count)
 
     def allows_hello(self, sender: bytes, now_s: float) -> bool:
-        """Return whether a sender may say hello once more."""
+        """Return whether a sender may send one more `Hello`."""
         return self._count("hellos", allowed=self._of(sender, now_s).hellos.take(now_s))
 
     def allows_status(self, sender: bytes, now_s: float, *, operator: bool) -> bool:
-        """Return whether a sender may ask for the status once more."""
+        """Return whether a sender may request the status once more."""
         buckets = self._of(sender, now_s)
         bucket = buckets.operator_status if operator else buckets.status
         return self._count("status", allowed=bucket.take(now_s))
 
     def is_too_often(self, message: Message, peer: Peer, sender: Sender, now_s: float) -> bool:
-        """Return whether a sender says this more often than it may: then nothing is answered."""
+        """Return whether a message exceeds its sender's limit and must be dropped."""
         who = sender.key or peer
         if isinstance(message, (Hello, FindPeers)):
             return not self.allows_hello(who, now_s)

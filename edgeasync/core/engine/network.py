@@ -1,4 +1,4 @@
-"""What a hub's network tells: `net/hub_listener.py` calls it, on the hub's loop."""
+"""Callbacks of a hub's network, which `net/hub_listener.py` calls."""
 
 from typing import Protocol
 
@@ -9,22 +9,22 @@ from edgeasync.protocol.messages import Key
 
 
 class HubReceiver(Protocol):
-    """What a hub's network calls."""
+    """Callbacks of a hub's network."""
 
     def allows(self, who: Key | Peer, header_bytes: int) -> bool:
         """Return whether a key, or a peer without one, may send one more message now."""
 
     def receive(self, peer: Peer, header: bytes, payload: wire.Buffer | None, sender: Sender) -> None:
-        """Handle a message."""
+        """Process a message."""
 
     def on_idle(self) -> None:
-        """Note that all messages that had arrived were delivered."""
+        """React to the delivery of all messages that have arrived."""
 
     def on_sweep(self) -> None:
-        """Note, once a second, that connections were checked and `kept_off` is current."""
+        """React to the sweep of connections, once a second, after `kept_off` was updated."""
 
     def on_revoked(self, keys: set[Key]) -> None:
-        """End what keys have here that count no more; then the network shuts their connections."""
+        """Expel the devices of revoked keys, whose connections are closed afterwards."""
 
     def warn(self, detail: str) -> None:
         """Report a problem that does not end the hub."""

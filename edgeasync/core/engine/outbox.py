@@ -1,4 +1,4 @@
-"""What the hub lets others see. A message that confirms an event waits until the event's entry is durable."""
+"""Holds messages and reports until the entries that they confirm are durable."""
 
 from collections import deque
 from collections.abc import Callable
@@ -12,7 +12,7 @@ Sender = Callable[[Peer, bytes, Buffer | None], None]
 
 
 class Outbox:
-    """Sends messages and shows what has happened, in order. Without a log nothing waits."""
+    """Sends messages and shows reports, in order. Without a log nothing waits."""
 
     def __init__(self, send: Sender, log: Log | None) -> None:
         self._send = send
@@ -23,21 +23,24 @@ class Outbox:
         return len(self._waiting)
 
     def send(self, peer: Peer, header: bytes, payload: Buffer | None, *, confirms: bool) -> None:
-        """Send a message after what waits; one that `confirms` an event waits until the log is durable."""
+        """Send a message in order; if it `confirms` an event, once that is durable."""
         if self._waiting or (confirms and not self._is_durable):
             self._wait(partial(self._send, peer, header, payload))
         else:
             self._send(peer, header, payload)
 
     def show(self, action: Callable[[], None]) -> None:
-        """Call `action`, which shows something, once all entries so far are durable; never if they never are."""
+        """Call `action`, which shows something, once all entries so far are durable.
+
+        It is never called if they are lost.
+        """
         if self._waiting or not self._is_durable:
             self._wait(action)
         else:
             action()
 
     def then(self, action: Callable[[], None]) -> None:
-        """Call `action` when all entries so far are durable, or when the log is given up."""
+        """Call `action` once all entries so far are durable, or the log is abandoned."""
         if self._waiting or not self._is_durable:
             self._wait(action, always=True)
         else:
@@ -53,20 +56,20 @@ class Outbox:
         self._log.commit()
 
     def end(self, action: Callable[[], None]) -> None:
-        """Call `action` last of all, even if the log cannot be written any more."""
+        """Call `action` last, even if the log can no longer be written."""
         self.then(action)
         if self._log is not None and self._log.failing:
             self.abandon()
 
     def release(self) -> None:
-        """Do what waits for entries that are durable by now."""
+        """Run the actions whose entries are durable now."""
         assert self._log is not None
         waiting = self._waiting
         while waiting and waiting[0][0] <= self._log.durable:
             waiting.popleft()[1]()
 
     def abandon(self) -> None:
-        """Drop what would show something: the log cannot be written any more."""
+        """Drop messages and reports that wait, because the log can no longer be written."""
         waiting, self._waiting = self._waiting, deque()
         for _, action, always in waiting:
             if always:

@@ -1,4 +1,4 @@
-"""Connects frames to `PeerCore`: decodes messages, holds the arrays of a round, carries effects out. No I/O."""
+"""Connects frames to `PeerCore`: messages, arrays and effects. No I/O."""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,40 +16,47 @@ from edgeasync.protocol import wire
 from edgeasync.protocol.peer_messages import PEER_MESSAGES, PeerMessage, PeerPiece, RoundId
 
 HEADER_BYTES_MAX = 1 << 14
-"""The longest header that a peer reads: the longest message names 64 members."""
+"""Maximum header length; the longest message lists 64 members."""
 
 Result = TypeVar("Result")
 
 
 class PeerShell(Protocol):
-    """The I/O and the threads that the engine of a peer asks for.
+    """The I/O and threads of a peer's engine.
 
-    Use the engine from one thread. Call `begin`, then `on_message` for every message, `handle` with what people
-    and the trainer ask for, and `tick` when `next_deadline_s` is due, which every call may change. Call each
-    `then` on the engine's thread, never from inside a call of the engine.
+    Call the engine from one thread: first `begin`, then
+
+    - `on_message` for every message,
+    - `handle` with requests of people and the trainer,
+    - `tick` at `next_deadline_s`, which every call may change.
+
+    Call each `then` on the engine's thread, never inside a call of the engine.
     """
 
     def send(self, peer: str, header: bytes, payload: wire.Buffer | None) -> None:
-        """Send a message without waiting, or drop it if there is no connection."""
+        """Send a message without blocking, or drop it if not connected."""
 
     def between_steps(self, work: Callable[[Vector], Result], then: Callable[[Result], None]) -> None:
-        """Give the model to `work` between two local steps, in order; then call `then` with its result."""
+        """Run `work` on the model between two local steps; pass its result to `then`."""
 
     def aside(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
-        """Do `work` while training continues, in order and one at a time; then call `then` with its result."""
+        """Run `work` while training continues, in order; pass its result to `then`."""
 
     def applied(self, parameters: Vector) -> None:
-        """Let the trainer begin from the model, which has moved to a mean; called between the same two steps."""
+        """Restart the trainer from the averaged model, between the same two steps."""
 
     def report(self, report: effects.PeerReport) -> None:
-        """Tell the person at the device."""
+        """Report an event to the person at the device."""
 
     def stop(self, stop: effects.EndPeer) -> None:
-        """End, after what was sent last has left."""
+        """End after sent messages have left."""
 
 
 class _HeldRound:
-    """The arrays and payloads of a round that this device is in. Its methods are work, and return the answer."""
+    """The arrays and payloads of one of this device's rounds.
+
+    Its methods are background jobs that return events.
+    """
 
     def __init__(
         self, trained_length: int, random: np.random.Generator, applied: Callable[[Vector], None]
@@ -92,9 +99,10 @@ class _HeldRound:
 
 
 class PeerEngine:
-    """Frames in, frames out. It reads the time from `now_s`; no call blocks for longer than a copy of a piece.
+    """Turns frames into events and effects into frames; the shell creates it.
 
-    `random_seed` is for codecs that round stochastically. `bytes_up` and `bytes_down` count all messages.
+    It reads the time from `now_s`; no call blocks for longer than a copy of a piece. Codecs that
+    round stochastically use `random_seed`. `bytes_up` and `bytes_down` count all messages.
     """
 
     def __init__(
@@ -116,25 +124,25 @@ class PeerEngine:
         self._piece: wire.Buffer = b""
 
     def begin(self) -> None:
-        """Say hello to all peers."""
+        """Send hello to all peers."""
         self._execute(self.core.begin(self._note("begin")))
 
     def tick(self) -> None:
-        """Do what is due."""
+        """Process what is due."""
         self._execute(self.core.tick(self._note("tick")))
 
     def handle(self, event: events.PeerEvent) -> None:
-        """Give the core an event and carry out what follows."""
+        """Pass an event to the core, and execute the effects."""
         self._execute(self.core.handle(event, self._note(event)))
 
     def _note(self, event: object) -> float:
-        """Record what the core is about to decide about; return the time."""
+        """Record an event before the core handles it; return the time."""
         now_s = self._now_s()
         self.recorder.begin(now_s, event)
         return now_s
 
     def on_message(self, peer: str, header: bytes, payload: wire.Buffer | None) -> None:
-        """Handle one message that came under the key of `peer`."""
+        """Process one message that arrived under the key of `peer`."""
         self.bytes_down += len(header) + len(payload or b"")
         try:
             message = _read(header, payload)
@@ -218,18 +226,18 @@ class PeerEngine:
 
 
 def _read(header: bytes, payload: wire.Buffer | None) -> PeerMessage:
-    """Return a message; raises `ProtocolError` for what is none, and for a payload where none belongs."""
+    """Decode a message; raises `ProtocolError` if it is invalid."""
     message = cast("PeerMessage", wire.decode(header, HEADER_BYTES_MAX, PEER_MESSAGES))
     if isinstance(message, PeerPiece) != (payload is not None):
-        raise ProtocolError("a piece without its bytes, or bytes without a piece")
+        raise ProtocolError("a piece has no payload, or another message has one")
     return message
 
 
 def _attempt(
     work: Callable[..., events.WorkEvent], effect: effects.WorkEffect, *parameters: Vector
 ) -> events.WorkEvent:
-    """Do work, and return its answer, also if this device cannot do it."""
+    """Run a job; return its event, also if the device cannot do it."""
     try:
         return work(effect, *parameters)
     except (NotFiniteError, MemoryError) as error:
-        return events.WorkFailed(effect.round, str(error) or "this device has not the memory for a round")
+        return events.WorkFailed(effect.round, str(error) or "not enough memory for a round on this device")

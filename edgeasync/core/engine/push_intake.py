@@ -1,4 +1,4 @@
-"""Takes updates in: checks their payload, measures it, and makes the core's event. No I/O."""
+"""Receives updates, verifies and measures them, and creates events. No I/O."""
 
 import math
 from collections import Counter
@@ -30,14 +30,14 @@ from edgeasync.protocol.codecs import (
 from edgeasync.protocol.messages import Credit, Push
 
 _NOT_OPENED = VectorSource(np.empty(0, np.float32))
-"""Stands for the values of an update that the core will not decide about."""
+"""A placeholder for the values of an update that the core will not decide on."""
 
 Measured = Callable[[Peer, Callable[[], HubEvent]], None]
-"""Called once the worker has measured an update, with what makes the event of it."""
+"""Called once the worker has measured an update, with a function that creates its event."""
 
 
 class PushIntake:
-    """Receives updates, whole or in pieces; the shell's worker measures those of a large model."""
+    """Receives updates, whole or in pieces; the worker measures those of large models."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class PushIntake:
         self._takes_models = core.policy_engine.policy.aggregate.update == "model"
         self._buffers = BufferPool(payload_bytes_limit(core.spec))
         self._measuring: Counter[Owner | None] = Counter()
-        """Whose updates the worker measures: nobody gets another measured meanwhile."""
+        """The owners of updates that the worker measures, at most one per owner."""
 
     def take(
         self,
@@ -73,26 +73,27 @@ class PushIntake:
         sender: Sender,
         now_s: float,
     ) -> HubEvent | None:
-        """Return the event of a whole or announced push; raises `ProtocolError` unless the payload is sound.
+        """Return the event of a whole or announced push.
 
-        The core decides only about updates whose payload was checked, opened and measured. That may take long for
-        a few bytes: so nobody gets it done for a push that the core refuses or has answered, and the worker does
-        it for a large model. Then the event comes later, and this returns `None`.
+        The core decides only on verified and measured updates. Measuring may be slow even for few
+        bytes, so it is skipped for a push that the core refuses or has answered. The worker
+        measures updates of large models; then this returns `None`, and the event follows. Raises
+        `ProtocolError` for an invalid payload.
         """
         if push.metrics is not None and not all(map(math.isfinite, push.metrics.values())):
             raise ProtocolError("a metric is not finite")
         codec = find_codec(push.codec, push.payload_bytes, self._spec)
         if self._takes_models and not codec.elementwise:
-            raise ProtocolError(f"a whole model does not bear {push.codec}")
+            raise ProtocolError(f"codec {push.codec} is too lossy for a whole model")
         if push.transfer:
             if payload is not None:
-                raise ProtocolError("a push in pieces carries its payload itself")
-            self.incoming.suspend(peer, now_s)  # a device that announces again has given up the transfer
+                raise ProtocolError("the announcement of a push in pieces has a payload")
+            self.incoming.suspend(peer, now_s)  # a repeated announcement abandons the transfer
             return HubReceived(peer, push, self._capacity.for_update(now_s, member), sender.key, moved_by(member))
         if payload is None or len(payload) != push.payload_bytes:
-            raise ProtocolError("the payload is not as long as its header says")
+            raise ProtocolError("the payload's length differs from its header")
         if wire.checksum(payload) != push.checksum:
-            raise ProtocolError("the payload does not have the checksum it was announced with")
+            raise ProtocolError("the payload's checksum differs from its header")
         owner = None if member is None else member.owner
         can_answer = (
             owner not in self._measuring
@@ -113,7 +114,7 @@ class PushIntake:
         return PushArrived(peer, push, handle, norm, can_answer, sender.key, moved_by(member))
 
     def receive(self, peer: Peer, member: Member, push: Push, now_s: float) -> Credit:
-        """Begin to receive a push in pieces, or resume it; return the credit for its sender."""
+        """Start or resume receiving a push in pieces; return the credit for its sender."""
         transfer = self.incoming.resume(peer, member.owner, push, now_s)
         if transfer is None:
             buffer = self._buffers.take()[: push.payload_bytes].data
@@ -121,7 +122,7 @@ class PushIntake:
         return transfer.credit()
 
     def measure(self, peer: Peer, push: Push, payload: wire.Buffer, sender: Sender) -> None:
-        """Let the worker open and measure a payload; `measured` then gives the core the event of its push."""
+        """Let the worker measure a payload, and pass the push's event to `measured`."""
         member = self._core.members.by_peer(peer)
         owner = None if member is None else member.owner
         self._capacity.measuring += 1
@@ -136,7 +137,7 @@ class PushIntake:
         self._shell.run_in_background(partial(self._measure, codec, payload), done)
 
     def _measure(self, codec: VectorCodec, payload: wire.Buffer) -> tuple[Source, float] | ProtocolError:
-        """Open a payload, and take its norm; runs in the background."""
+        """Open a payload and compute its norm; runs in the background."""
         try:
             update = codec.open(payload)
         except ProtocolError as error:
@@ -161,5 +162,5 @@ class PushIntake:
 
 
 def moved_by(member: Member | None) -> Moved:
-    """Return the bytes to count for a sender, which are then counted."""
+    """Return a sender's uncounted bytes, and mark them as counted."""
     return (0, 0) if member is None else member.link.take_uncounted()

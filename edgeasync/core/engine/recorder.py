@@ -1,4 +1,4 @@
-"""The last events and effects of a core, kept in memory for the moment when something goes wrong."""
+"""Keeps a core's last events and effects in memory, for diagnosis."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ EVENTS_KEPT = 256
 LINE_LENGTH_MAX = 300
 
 _SECRETS = ("session", "state_id")
-"""These prove to the hub that a message is from a device."""
+"""Fields that prove a device's identity to the hub."""
 
 _ITEMS_SHOWN = 4
 _BYTES_SHOWN = 64
@@ -19,10 +19,10 @@ _DEPTH_MAX = 5
 
 
 class Recorder:
-    """Keeps the last events, each with its time and its effects.
+    """Stores the last events, each with its time and effects.
 
-    The recorder keeps the objects themselves, and makes text of them only in `lines`. If a peer may have made an
-    object large, give it the text that `shown` makes of the object.
+    It stores the objects themselves, and converts them to text only in `lines`. Pass
+    `shown(object)` instead of an object that a peer may have made large.
     """
 
     def __init__(self) -> None:
@@ -30,16 +30,16 @@ class Recorder:
         self._effects: deque[Sequence[object]] = deque(maxlen=EVENTS_KEPT)
 
     def begin(self, now_s: float, event: object) -> None:
-        """Keep an event before the core handles it: if the core fails, the event is still here."""
+        """Store an event before the core handles it, so that it survives a failure."""
         self._events.append((now_s, event))
         self._effects.append(())
 
     def end(self, effects: Sequence[object]) -> None:
-        """Keep the effects of the event that was kept last."""
+        """Store the effects of the last event."""
         self._effects[-1] = effects
 
     def lines(self) -> list[str]:
-        """Return a line for each event, the oldest first, followed by a line for each of its effects."""
+        """Return a line for each event, oldest first, and a line for each of its effects."""
         found = []
         for (now_s, event), effects in zip(self._events, self._effects, strict=True):
             found.append(f"{now_s:.3f} s {_text(event)}")
@@ -48,7 +48,7 @@ class Recorder:
 
 
 def shown(what: object) -> str:
-    """Return an event, effect or message as one short line without secrets, however large or deep it is."""
+    """Format an event, effect or message as one short line without secrets."""
     text = _show(what, _DEPTH_MAX)
     return text if len(text) <= LINE_LENGTH_MAX else f"{text[:LINE_LENGTH_MAX]}..."
 

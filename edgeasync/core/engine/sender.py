@@ -1,4 +1,4 @@
-"""Whose a message is: by the key of the connection it came on, never by what it says."""
+"""The sender of a message, by its connection's key, not by the message's content."""
 
 import re
 from typing import Literal
@@ -12,14 +12,14 @@ _NUMBER = re.compile(r"/[0-9]{1,3}\Z")
 
 
 class Sender(msgspec.Struct, frozen=True):
-    """A key, its name in the hub's allow-list, and what it may do; `anybody` where there are no keys."""
+    """A key, its name in the hub's allow-list, and its role; `anybody` without keys."""
 
     key: Key = b""
     name: str = ""
     role: Literal["anybody", "device", "operator"] = "anybody"
 
     def speaks_for(self, device_id: str) -> bool:
-        """Whether the key may say that it is this device: its name, or one of its name's numbers."""
+        """Return whether the key may use a device id: its name, or its name with a number."""
         if self.role == "anybody":
             return True
         return self.role == "device" and _NUMBER.sub("", device_id) == self.name
@@ -29,20 +29,23 @@ ANYBODY = Sender()
 
 
 class NotAllowedError(ProtocolError):
-    """A key says what is not its to say."""
+    """A key sends a message that its role does not allow."""
 
 
 def check_allowed(sender: Sender, message: Message) -> None:
-    """Raise `NotAllowedError` for what a key must not say: an operator's asks, wakes and gives orders."""
+    """Raise `NotAllowedError` for a message that the sender's role does not allow.
+
+    Operators may request the status, wake the fleet and send orders.
+    """
     if isinstance(message, StatusRequest):
         return
     if isinstance(message, Wake | Order):
         if sender.role != "operator":
-            raise NotAllowedError(f"the key of {sender.name} is a device's; operators alone may do this")
+            raise NotAllowedError(f"the key of {sender.name} belongs to a device; only operators may do this")
         return
     if sender.role != "device":
-        raise NotAllowedError(f"the key of {sender.name} is an operator's, not a device's")
+        raise NotAllowedError(f"the key of {sender.name} belongs to an operator, not to a device")
     if isinstance(message, Hello) and not sender.speaks_for(message.device_id):
         raise NotAllowedError(
-            f"this device's key speaks for {sender.name}, {sender.name}/0 and so on, not for {message.device_id}"
+            f"this device's key allows the names {sender.name}, {sender.name}/0 and so on, not {message.device_id}"
         )

@@ -1,4 +1,4 @@
-"""Answers to those who ask for the hub's status: in slices where there are many devices to tell of."""
+"""Answers status requests, in slices if there are many devices."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -12,19 +12,20 @@ from edgeasync.core.engine.sender import ANYBODY, Sender
 from edgeasync.core.hub.hub_core import HubCore
 
 DEVICES_AT_A_TIME = 256
-"""How many devices are told of at a time: their parts take some milliseconds."""
+"""Devices per slice; a slice takes some milliseconds."""
 
 REFRESH_S, REFRESH_DEVICE_S = 1.0, 0.02
-"""Seconds from one description that nobody asked for to the next, and how many more for each device."""
+"""Seconds between two unrequested descriptions, and additional seconds per device."""
 
 Tell = Callable[[bytes], None]
 
 
 class StatusAnswers:
-    """Describes the hub for one after another. An answer waits until everything in it is durable.
+    """Describes the hub. An answer waits until its content is durable.
 
-    While the log cannot be written, the answer is the newest that was durable, with the reason. Where a slice does
-    not do, the hub is described as of the beginning, and each device as of the time when its slice comes.
+    While the log cannot be written, the answer is the newest durable one, with the reason. If one
+    slice is not enough, the hub is described as of the first slice, and each device as of its own
+    slice.
     """
 
     def __init__(self, core: HubCore, shell: HubShell, outbox: Outbox) -> None:
@@ -34,23 +35,23 @@ class StatusAnswers:
         self._waiting: dict[Tell, Callable[[], None]] = {}
         self._refresh_at_s = 0.0
         self.shown = b""
-        """The newest status of everything that was durable."""
+        """The newest durable status."""
 
     def begin(self, now_s: float) -> None:
-        """Describe the state that the hub starts with: all of it is durable."""
+        """Describe the initial state of the hub, which is durable."""
         if not self.shown:
             self.shown = msgspec.json.encode(self._core.status(now_s) | self._shell.describe())
 
     def refresh(self, now_s: float) -> None:
-        """Describe the hub now and then, for those who ask once the log cannot be written any more."""
+        """Describe the hub at intervals, for requests while the log cannot be written."""
         if now_s >= self._refresh_at_s:
             self._refresh_at_s = now_s + REFRESH_S + REFRESH_DEVICE_S * len(self._core.members.members)
             self.ask(lambda _: None, ANYBODY, now_s, lambda: None)
 
     def ask(self, tell: Tell, sender: Sender, now_s: float, standing: Callable[[], None]) -> None:
-        """Call `tell` with the status: for a device's key of its own devices, for all others of everything.
+        """Call `tell` with the status: a device's key gets only its own devices.
 
-        Call `standing` instead if the log cannot be written meanwhile.
+        Call `standing` instead if the log cannot be written before.
         """
         self._waiting[tell] = standing
         own = sender.key if sender.role == "device" else b""
@@ -79,7 +80,7 @@ class StatusAnswers:
             tell(text)
 
     def tell_standing(self, tell: Tell, sender: Sender) -> None:
-        """Call `tell` with the newest status that was durable, while nothing new becomes so."""
+        """Call `tell` with the newest durable status while the log cannot be written."""
         status = msgspec.json.decode(self.shown, type=dict[str, Any]) | self._shell.describe()
         if sender.role == "device":
             devices = [device for device in status["devices"] if sender.speaks_for(device["id"])]
@@ -87,14 +88,14 @@ class StatusAnswers:
         tell(msgspec.json.encode(status))
 
     def stand_still(self) -> None:
-        """Answer all who wait."""
+        """Answer all waiting requests."""
         waiting, self._waiting = self._waiting, {}
         for standing in waiting.values():
             standing()
 
 
 def _own(status: Mapping[str, Any], sender: Sender) -> dict[str, Any]:
-    """Return what a device may see of a status that is about its key's devices."""
+    """Return the part of a status that a device's key may see."""
     alarms = {
         key: [alarm for alarm in status[key] if not alarm["device"] or sender.speaks_for(alarm["device"])]
         for key in ("alarms", "alarms_past")

@@ -1,17 +1,17 @@
-"""A rate limit, which allows a burst after a quiet time."""
+"""A rate limit that allows bursts."""
 
 import msgspec
 
 
 class Rate(msgspec.Struct, frozen=True):
-    """The tokens gained in a second, and the most that a quiet time gathers."""
+    """Tokens gained per second, and the maximum number of tokens."""
 
     per_s: float
     burst: float
 
 
 class TokenBucket:
-    """Holds up to a burst of tokens, and gains some every second. Every call is given the time."""
+    """A bucket of tokens that fills over time. Every call passes the time."""
 
     __slots__ = ("_now_s", "_rate", "_tokens")
 
@@ -21,7 +21,7 @@ class TokenBucket:
         self._now_s = now_s
 
     def take(self, now_s: float, count: float = 1.0) -> bool:
-        """Take tokens; return whether there were as many."""
+        """Take tokens; return false if there are too few."""
         rate = self._rate
         tokens = self._tokens + (now_s - self._now_s) * rate.per_s
         tokens = min(tokens, rate.burst)
@@ -33,5 +33,5 @@ class TokenBucket:
         return True
 
     def tokens(self, now_s: float) -> float:
-        """Return how many tokens there are."""
+        """Return the current number of tokens."""
         return min(self._rate.burst, self._tokens + (now_s - self._now_s) * self._rate.per_s)

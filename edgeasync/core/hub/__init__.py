@@ -1,1 +1,1 @@
-"""The hub's decisions: events in, effects out. Scalars only; no arrays, no I/O, no clock, no randomness."""
+"""The hub's core: events in, effects out. No arrays, I/O, clock or randomness."""

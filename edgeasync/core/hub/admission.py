@@ -1,4 +1,4 @@
-"""Who is here: devices join, renew their leases, leave, are lost, or are shut out. Part of `HubCore`."""
+"""Admission, leases, pauses and quarantine of devices. Part of `HubCore`."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -17,17 +17,20 @@ from edgeasync.core.hub.strangers import STRANGERS_MAX, Strangers
 from edgeasync.protocol.messages import Goodbye, Hello, Key, Ping, Pong
 
 REVOKED = (
-    "this device's key was revoked or renamed, or another key has taken its place; to let the device in again: "
-    "'edgeasync keys enrol NAME' at the hub, 'edgeasync agent --enrol TOKEN' or Agent(enrol=TOKEN) here"
+    "this device's key was revoked, renamed or replaced; to enrol again, run 'edgeasync keys enrol NAME' at the "
+    "hub, then 'edgeasync agent --enrol TOKEN' or Agent(enrol=TOKEN) here"
 )
-"""The sentence for a device whose key counts no more."""
+"""The message for a device whose key is no longer valid."""
 
-ASKED = "its program asked for a pause"
-"""Why a device pauses that has said goodbye for that."""
+ASKED = "paused by its program"
+"""The pace reason of a device that sent `Goodbye` because its program paused it."""
 
 
 class Admission:
-    """Moves members between their states; methods return effects to carry out in order."""
+    """Moves members between their states. `HubCore` creates it.
+
+    Methods return the effects to execute, in order.
+    """
 
     def __init__(
         self,
@@ -51,7 +54,7 @@ class Admission:
         self._warned: dict[str, str] = {}
 
     def expire(self, now_s: float) -> list[HubEffect]:
-        """End the leases of members that were silent too long."""
+        """Expire the leases of members that have been silent too long."""
         effects: list[HubEffect] = []
         for member in self._members.expired(now_s):
             self._retire(member, "lost")
@@ -62,8 +65,11 @@ class Admission:
         return effects
 
     def hello(self, peer: Peer, hello: Hello, now_s: float, key: Key = b"") -> list[HubEffect]:
-        """Admit a device, for the first time or again; raises `RefusalError` if it must stay out."""
-        # Strikes of strangers are not durable, so they must not decide what becomes of a member.
+        """Admit a device, for the first time or again.
+
+        Raises `RefusalError` if the device is not admitted.
+        """
+        # Strangers' strikes are not durable. A replay lacks them, so they must not affect members.
         stranger = self._members.by_peer(peer) is None
         if stranger and (remaining_s := self._strangers.remaining_s(key or peer, now_s)):
             raise RefusalError("quarantined", MALFORMED.format(hello.device_id), remaining_s)
@@ -78,7 +84,7 @@ class Admission:
         voter_before = "" if known is None else known.voter
         member, arrival = self._arrivals.greet(hello, peer, self._make_session(), now_s, key)
         if known is None:
-            # The hub may have forgotten it while its updates waited.
+            # The hub may have evicted this device while its updates were buffered.
             member.pushes_answered = self._policy_engine.gathering.count_of(hello.device_id)
         if voter_before not in ("", member.voter):
             self._policy_engine.withdraw(voter_before)
@@ -88,15 +94,17 @@ class Admission:
         if peer_before not in (b"", peer):
             effects.append(SuspendTransfers(peer_before))
         if was_live and arrival == "rejoined":
-            effects.append(HubReport("lost", member.device_id, f"replaced by its start {member.incarnation}"))
+            effects.append(
+                HubReport("lost", member.device_id, f"replaced by start {member.incarnation} of its agent")
+            )
         effects.append(HubReport(arrival, member.device_id, f"start {member.incarnation}"))
         if difference := self._handshake.frozen_arrays.difference(hello):
-            effects += self.warn_once(member.device_id, f"{difference}; it trains, because of hub.frozen = 'warn'")
+            effects += self.warn_once(member.device_id, f"{difference}; it may train because hub.frozen = 'warn'")
         self._handshake.frozen_arrays.note(hello)
         return [*effects, SendToDevice(peer, self._handshake.welcome(member))]
 
     def warn_once(self, device_id: str, sentence: str) -> list[HubEffect]:
-        """Warn people about a device's model, unless that was the last thing said about the device."""
+        """Warn about a device's model, unless the device's last warning was the same."""
         if self._warned.pop(device_id, None) == sentence:
             self._warned[device_id] = sentence
             return []
@@ -106,26 +114,29 @@ class Admission:
         return [HubReport("warning", device_id, sentence)]
 
     def _others(self, peer: Peer, key: Key) -> list[Member]:
-        """Return who has the strikes of a sender: its key's members or, without keys, its connection's."""
+        """Return the members that share a sender's strikes.
+
+        With keys, these are the members of its key; otherwise, the member on its connection.
+        """
         if key:
             return self._members.of_key(key)
         member = self._members.by_peer(peer)
         return [] if member is None else [member]
 
     def leave(self, member: Member, goodbye: Goodbye) -> list[HubEffect]:
-        """End the lease of a device that says goodbye."""
+        """End the lease of a device that sent `Goodbye`."""
         self._retire(member, "left")
         if goodbye.reason == "paused":
             self._members.set_pace(member, 0, ASKED)
         return [SuspendTransfers(member.peer), HubReport("left", member.device_id, goodbye.reason)]
 
     def revoke(self, member: Member, now_s: float) -> list[HubEffect]:
-        """Shut a member out whose key counts no more, and tell it while its connection is there."""
+        """Expel a member whose key is no longer valid, and notify it if it is connected."""
         told = [SendToDevice(member.peer, RefusalError("not_allowed", REVOKED).refuse)] if member.peer else []
         effects: list[HubEffect] = [
             *told,
             Expel(member.peer, member.owner),
-            HubReport("revoked", member.device_id, "its key counts no more"),
+            HubReport("revoked", member.device_id, "its key is no longer valid"),
         ]
         if member.live:
             self._members.retire(member, "left")
@@ -140,7 +151,7 @@ class Admission:
         self._policy_engine.forget(member)
 
     def renew_lease(self, member: Member, peer: Peer, now_s: float) -> list[HubEffect]:
-        """Renew the lease of a message's sender, which may have another connection by now.
+        """Renew the lease of a message's sender, and rebind it if its connection changed.
 
         Raises `RefusalError` while the member is in quarantine.
         """
@@ -158,11 +169,11 @@ class Admission:
         self._members.renew(member, now_s)
         if not member.live:
             self._members.revive(member)
-            effects.append(HubReport("rejoined", member.device_id, "spoke again"))
+            effects.append(HubReport("rejoined", member.device_id, "sent a message again"))
         return effects
 
     def ping(self, member: Member, ping: Ping, now_s: float) -> list[HubEffect]:
-        """Answer a ping, and note whether its sender takes local steps."""
+        """Answer a ping, and record the sender's link, pace and progress."""
         member.link.observe_ping(min(ping.round_trip_s, self._members.lease_s))
         member.temperature_c = ping.temperature_c
         effects = self._note_pace(member, ping, now_s)
@@ -176,7 +187,7 @@ class Admission:
         return [*effects, SendToDevice(member.peer, Pong(ping.sent_s))]
 
     def _note_pace(self, member: Member, ping: Ping, now_s: float) -> list[HubEffect]:
-        """Note in what share of the time a member trains; one that pauses is not waited for."""
+        """Record a member's pace; no version waits for a member whose pace is 0."""
         paused = member.pauses
         if (ping.pace_percent, ping.pace_reason) == (member.pace_percent, member.pace_reason):
             return []
@@ -191,7 +202,10 @@ class Admission:
         return [HubReport("paused", member.device_id, ping.pace_reason)]
 
     def note_progress(self, member: Member, now_s: float) -> list[HubEffect]:
-        """Note that a member takes local steps; those of one that pauses were taken before that."""
+        """Record that a member takes local steps.
+
+        Ignored at pace 0: the member took these steps before its pause.
+        """
         member.progress_s = now_s
         if member.state == "training" or member.pauses:
             return []
@@ -200,14 +214,14 @@ class Admission:
         return [HubReport("training", member.device_id, "takes local steps again")] if paused else []
 
     def is_muted(self, peer: Peer, now_s: float, key: Key) -> bool:
-        """Return whether a connection has sent too many malformed messages to be answered."""
+        """Return whether a connection sent too many malformed messages to get an answer."""
         member = self._members.by_peer(peer)
         if member is None:
             return self._strangers.remaining_s(key or peer, now_s) > 0
         return member.state == "quarantined"
 
     def strike(self, peer: Peer, reason: str, now_s: float, key: Key = b"") -> list[HubEffect]:
-        """Count a fault against the sender; put a member with too many into quarantine."""
+        """Count a fault against the sender; quarantine a member with too many."""
         limits = self._limits
         member = self._members.by_peer(peer)
         if member is None:
@@ -223,7 +237,7 @@ class Admission:
         return [SuspendTransfers(peer), HubReport("quarantined", member.device_id, reason)]
 
     def check(self) -> None:
-        """Raise `AssertionError` if the tables contradict one another."""
+        """Raise `AssertionError` if the tables are inconsistent."""
         self._members.check()
         assert len(self._members.members) <= self._limits.devices_max
         self._strangers.check()

@@ -1,8 +1,9 @@
-"""Which devices may become members: first arrivals, later starts, and who makes place for them.
+"""Decide which devices may join or rejoin, and which to evict for them.
 
-A device's folder has one random *state id*; every start of an agent on it is the next *incarnation*. Of two starts
-with the same state id the higher incarnation wins. A new state id (a reflashed card) is admitted only when the old
-one is not live. Its pushes are numbered from the beginning, and the old state id is remembered as retired.
+An agent's state folder stores a random *state id*. Every start of an agent on this folder is the
+next *incarnation*. Of two agents with the same state id, the higher incarnation wins. A new state
+id (a reflashed card) is admitted only if the old one is not live. The numbers of its pushes start
+over, and the hub remembers the old state id as retired.
 """
 
 import math
@@ -18,16 +19,16 @@ from edgeasync.measurements.medians import add_recent
 from edgeasync.protocol.messages import COUNT_MAX, DAY_S, DeviceProfile, Hello, Key
 
 Arrival = Literal["joined", "rejoined", "reconnected"]
-"""How a device became a member by its hello."""
+"""How a device became a member with its `Hello`."""
 
 RETIRED_STATES_MAX = 8
 
 SHARE = 4
-"""One key's names take a fourth of the places for devices at most."""
+"""One key may use at most a quarter of `limits.devices_max`."""
 
 
 class Arrivals:
-    """Admits devices to the membership."""
+    """Admits devices to the membership. `Admission` creates it."""
 
     def __init__(self, members: Membership, devices_max: int) -> None:
         self._members = members
@@ -36,9 +37,10 @@ class Arrivals:
     def greet(
         self, hello: Hello, peer: Peer, session: bytes, now_s: float, key: Key = b""
     ) -> tuple[Member, Arrival]:
-        """Admit a device; return its member, and whether it `joined`, `rejoined` or `reconnected`.
+        """Admit a device; return its member, and how it arrived.
 
-        Raises `RefusalError` for another's key, a stale start, a retired state, a second live state or a full hub.
+        Raises `RefusalError` if the device id belongs to another key, the incarnation is outdated,
+        the state is retired, another state is live, or the hub is full.
         """
         member = self._members.members.get(hello.device_id)
         if member is None:
@@ -56,7 +58,11 @@ class Arrivals:
             event: Arrival = "joined"
         else:
             if key and member.key not in (b"", key):
-                raise RefusalError("not_allowed", f"{hello.device_id} belongs to another key")
+                raise RefusalError(
+                    "not_allowed",
+                    f"device id {hello.device_id} belongs to another key; choose another name with --device-id "
+                    "(name= in Python)",
+                )
             event = self._readmit(member, hello, peer, now_s)
             if member.state == "quarantined":
                 member.strikes = 0
@@ -81,7 +87,11 @@ class Arrivals:
         return member, event
 
     def _readmit(self, member: Member, hello: Hello, peer: Peer, now_s: float) -> Arrival:
-        """Admit a known device again; raises `RefusalError` for a stale start or a second live device."""
+        """Admit a known device again.
+
+        Raises `RefusalError` for an outdated incarnation, a second live device, or a quarantined
+        one.
+        """
         if member.state == "quarantined" and now_s < member.quarantined_until_s:
             raise RefusalError(
                 "quarantined",
@@ -92,7 +102,11 @@ class Arrivals:
             self._replace_state(member, hello, now_s)
             return "rejoined"
         if hello.incarnation < member.incarnation:
-            raise RefusalError("superseded", f"a later start of {member.device_id} has taken its place")
+            raise RefusalError(
+                "superseded",
+                f"a newer agent has used the state of {member.device_id}; stop one of the two, or delete the "
+                "copied state folder",
+            )
         if hello.incarnation == member.incarnation and member.live:
             same = hello.session == member.session or peer == member.peer or member.state == "joining"
             if not same:
@@ -102,11 +116,14 @@ class Arrivals:
         return "rejoined"
 
     def _replace_state(self, member: Member, hello: Hello, now_s: float) -> None:
-        """Give the device id to a new state; raises `RefusalError` if it is retired or the old one is live."""
+        """Bind the device id to a new state id.
+
+        Raises `RefusalError` if the new state is retired or the old one is live.
+        """
         if hello.state_id in member.retired:
             raise RefusalError(
                 "retired_state",
-                f"this state of {member.device_id} was replaced by a newer one; delete its state folder",
+                f"a newer state folder has replaced this one for {member.device_id}; delete this state folder",
             )
         if member.live:
             raise self._duplicate(member, now_s)
@@ -119,15 +136,16 @@ class Arrivals:
     def _duplicate(self, member: Member, now_s: float) -> RefusalError:
         return RefusalError(
             "duplicate_device_id",
-            f"a device named {member.device_id} is connected already; give this one another name "
-            "(--device-id, name= in Python)",
+            f"a device named {member.device_id} is already connected; choose another name with --device-id "
+            "(name= in Python)",
             max(0.0, member.lease_until_s - now_s),
         )
 
     def _make_place(self, key: Key, now_s: float) -> None:
-        """Make room for one device: forget a silent one if need be; raises `RefusalError` if all must stay.
+        """Evict one member that is not live, if the hub or the key has reached its limit.
 
-        A key that holds its share of the places gives one of its own. Otherwise the key with the most gives one.
+        A key at its limit loses one of its own members. Otherwise the key with the most members
+        loses one. Raises `RefusalError` if no member can be evicted.
         """
         share = math.ceil(self._devices_max / SHARE)
         crowding = self._members.names_of(key) >= share
@@ -139,24 +157,24 @@ class Arrivals:
             if not member.live and (member.state != "quarantined" or now_s >= member.quarantined_until_s)
         ]
         if not silent:
-            why = f"one key has {share} of the hub's places at most" if crowding else "the hub has no place free"
+            why = f"key limit reached: one key may have {share} devices" if crowding else "the hub is full"
             raise RefusalError(
-                "hub_full", f"{why}; limits.devices_max = {self._devices_max} at the hub", self._members.lease_s
+                "hub_full", f"{why} (limits.devices_max = {self._devices_max} at the hub)", self._members.lease_s
             )
         self._members.forget(min(silent, key=lambda member: (-self._members.names_of(member.key), member.seen_s)))
 
 
 def _seq_before(hello: Hello) -> int:
-    """Return the number after which a device's pushes begin that the hub does not know.
+    """Return the number that precedes an unknown device's first push.
 
-    A device with a session was a member before, until the hub forgot it. The push after its last answered one may
-    have counted, so nobody may use that number again.
+    A device with a session was a member until the hub evicted it. Its next push may have counted
+    already, so that number must not be used again.
     """
     return min(hello.seq_answered + (hello.session is not None), COUNT_MAX)
 
 
 def _own_day(profile: DeviceProfile, now_s: float) -> OwnDay | None:
-    """Return the day of a device with a limit of its own, as it says."""
+    """Return the daily quota that a device reports, or `None` if it has no quota."""
     most = profile.bytes_per_day_max
     if not most:
         return None

@@ -1,4 +1,4 @@
-"""Assignments: the newest model goes out, or when to fetch it. Part of `HubCore`."""
+"""Assignments: send the newest model, or a time to retry. Part of `HubCore`."""
 
 from edgeasync.core.hub.budgets import REST_S_MIN, Budgets
 from edgeasync.core.hub.codec_agreement import CodecAgreement
@@ -12,7 +12,7 @@ from edgeasync.protocol.messages import Ack, Fetch, ModelVersion
 
 
 class Assignments:
-    """Sends devices the newest model, unless they are to rest or the hub is busy."""
+    """Sends devices the newest model, unless they must idle or the hub is busy."""
 
     def __init__(
         self,
@@ -32,10 +32,13 @@ class Assignments:
         self._retry_after_s = retry_after_s
 
     def fetch(self, member: Member, fetch: Fetch, now_s: float, *, has_capacity: bool) -> list[HubEffect]:
-        """Answer a fetch; raises `RefusalError` while the hub is busy, or the device is to rest."""
+        """Answer a `Fetch`.
+
+        Raises `RefusalError` if the hub is busy, or if the device must idle.
+        """
         member.version, member.held = fetch.version, fetch.held_checksum
         if member.waiting:
-            return []  # its answer comes with the next version
+            return []  # it is answered with the next version
         if not has_capacity:
             raise self.busy()
         if rest := self._rest(member, member.rest_until_s - now_s, now_s):
@@ -43,7 +46,7 @@ class Assignments:
         return self._assign(member, None, now_s)
 
     def assign_or_defer(self, member: Member, ack: Ack | None, now_s: float, *, can_send: bool) -> list[HubEffect]:
-        """Answer with the newest model or, if it is not to be sent now, with when to fetch it."""
+        """Answer with the newest model, or with a time to retry if it cannot be sent now."""
         rest = self._rest(member, self._policy_engine.pacing.rest_s(member, now_s), now_s)
         if can_send and rest is None:
             return self._assign(member, ack, now_s)
@@ -87,15 +90,18 @@ class Assignments:
         return effects
 
     def _rest(self, member: Member, still_s: float, now_s: float) -> RefusalError | None:
-        """Return the refusal of a device that is to rest: for `still_s`, or longer for the day's bytes."""
+        """Return the refusal that makes a device idle, or `None` if it may continue.
+
+        The device idles for `still_s`, or longer if its daily quota requires it.
+        """
         day_s = self._budgets.rest_s(member, now_s, self._policy_engine.is_learning)
         if still_s < REST_S_MIN and day_s < REST_S_MIN:
             return None
         rest_s = max(still_s, day_s)
         member.rest_until_s = now_s + rest_s
-        why = "the model stands still" if still_s >= day_s else "to keep within the day's bytes"
-        return RefusalError("busy", f"rest for {rest_s:.0f} s: {why}", rest_s, rest=True)
+        why = "training has plateaued" if still_s >= day_s else "to stay within the daily quota"
+        return RefusalError("busy", f"wait {rest_s:.0f} s: {why}", rest_s, rest=True)
 
     def busy(self) -> RefusalError:
-        """Return the refusal of what the hub has no room for now."""
+        """Return the refusal for a request that the hub has no capacity for now."""
         return RefusalError("busy", "the hub is busy; try again", self._retry_after_s)

@@ -1,7 +1,7 @@
-"""The bytes of a day: counted, and spent within their limits. Part of `HubCore`.
+"""Daily quotas: count bytes, and spread them over the day. Part of `HubCore`.
 
-A day is 24 hours of the hub's time, which stands still while there is no hub. The limits that a device has of its
-own count by the device's day, as it says when it joins.
+A day is 24 hours of the hub's clock, which stops while the hub is down. A device's own quota uses
+the device's day, which it reports when it joins.
 """
 
 from collections.abc import Callable
@@ -19,17 +19,17 @@ from edgeasync.policies.codec_choice import bytes_per_value
 from edgeasync.protocol.messages import DAY_S, HEADERS_BYTES, HEARTBEAT_BYTES
 
 REST_S_MIN = 0.1
-"""A shorter rest is not worth the message that asks for it."""
+"""A shorter wait is not worth a message."""
 
 
 class BudgetState(msgspec.Struct):
-    """The durable fields of `Budgets`: all traffic of the run, of devices that are forgotten, too."""
+    """The durable fields of `Budgets`: the run's traffic, evicted devices included."""
 
     traffic: Traffic = msgspec.field(default_factory=Traffic)
 
 
 class Budgets:
-    """Counts bytes, and says how long a device rests. Without limits no device does."""
+    """Counts bytes, and computes how long devices must wait to keep to their quotas."""
 
     def __init__(self, settings: HubCoreSettings, members: Membership, values: int) -> None:
         limits = settings.limits
@@ -41,17 +41,17 @@ class Budgets:
         self._pings_bytes_per_s = HEARTBEAT_BYTES / settings.liveness.heartbeat_s
         self._values = values
         self._has_warned = False
-        """Not durable: who starts the hub again is told again."""
+        """Not durable, so that the warning appears again after a restart."""
 
     def count(self, member: Member, moved: tuple[int, int], now_s: float) -> None:
-        """Count bytes that a device sent and was sent."""
+        """Count bytes received from and sent to a device."""
         self.state.traffic.count(moved, now_s)
         member.traffic.count(moved, now_s)
         if member.own_day is not None:
             member.own_day.count(sum(moved), now_s)
 
     def begin_exchange(self, member: Member, now_s: float, is_learning: Callable[[], bool]) -> None:
-        """Note that an assignment is sent; set the least time until the next."""
+        """Record that an assignment is sent; set the minimum time until the next one."""
         traffic, measurements = member.traffic, member.measurements
         total_bytes = traffic.total_bytes
         if measurements.updates > member.exchange_updates:
@@ -63,7 +63,11 @@ class Budgets:
         measurements.period_s_min = self._period_s(member, now_s, is_learning) if limited else 0.0
 
     def judge_shares(self, member: Member) -> list[HubEffect]:
-        """Return a warning, once, if with this device the hub's limit does not bear an exchange of each."""
+        """Return a one-time warning if the hub's quota is too small for the fleet.
+
+        The quota must allow every live device, including this one, its pings and one exchange a
+        day.
+        """
         if self._hub_max is None or self._has_warned:
             return []
         devices = self._members.live_count
@@ -71,42 +75,44 @@ class Budgets:
         if self._hub_max >= devices * needed_bytes:
             return []
         self._has_warned = True
-        share = f"each has {self._hub_max / devices / 1e6:.3g} MB a day, and its pings and an exchange may take"
-        cure = "raise it, or take a longer heartbeat_s or fewer devices"
+        share = (
+            f"each may use {self._hub_max / devices / 1e6:.3g} MB a day, but its pings and one exchange may need"
+        )
+        cure = "Raise the limit, increase liveness.heartbeat_s, or use fewer devices"
         return [
             HubReport(
                 "warning",
                 detail=f"limits.bytes_per_day_max is too low for {devices} devices: {share} "
-                f"{needed_bytes / 1e6:.3g} MB, so they rest; {cure}",
+                f"{needed_bytes / 1e6:.3g} MB, so devices will idle. {cure}",
             )
         ]
 
     def rest_s(self, member: Member, now_s: float, is_learning: Callable[[], bool]) -> float:
-        """Return how long a device is to wait with its next exchange, 0 if it need not."""
+        """Return how many seconds a device must wait before its next exchange, 0 for none."""
         if not self._limited and member.own_day is None:
-            return 0.0  # the usual case, with every answer
+            return 0.0  # the usual case, checked for every answer
         allowances = self._allowances(member, now_s)
         due_s = now_s
         if member.measurements.updates > member.exchange_updates:
             due_s = member.exchange_s + self._period_s(member, now_s, is_learning)
         most_bytes = self._most_bytes(member)
-        for allowance in allowances:  # each holds for itself: a device may say that its own day ends soon
+        for allowance in allowances:  # each applies separately: a device may report that its own day ends soon
             if allowance.left_bytes < most_bytes:
                 due_s = max(due_s, now_s + allowance.remaining_s)
         rest_s = due_s - now_s
         return rest_s if rest_s >= REST_S_MIN else 0.0
 
     def _most_bytes(self, member: Member) -> float:
-        """Return the most bytes of an exchange: of a whole model and an update. Differences take no more.
+        """Return the maximum size of an exchange: a whole model and an update.
 
-        The update counts in the longest of the device's codecs: which of them it is told follows from its link,
-        which a replay does not know.
+        Deltas are never larger than a whole model. The update counts in the largest of the device's
+        codecs: the hub chooses among them by the link, which a replay does not know.
         """
         update = max(map(bytes_per_value, member.codecs_push), default=bytes_per_value("identity"))
         return self._values * (bytes_per_value(member.codec_model) + update) + HEADERS_BYTES
 
     def _period_s(self, member: Member, now_s: float, is_learning: Callable[[], bool]) -> float:
-        """Return the least time from one exchange to the next that the days' bytes allow a device with a limit."""
+        """Return the minimum time between two exchanges that a device's quotas allow."""
         if not member.traffic.exchanges:
             return 0.0
         allowances = self._allowances(member, now_s)
@@ -115,7 +121,10 @@ class Budgets:
         return max([period_s(one, usual_bytes, spend_rate) for one in allowances])
 
     def _allowances(self, member: Member, now_s: float) -> list[Allowance]:
-        """Return what is left for a device by each limit that it has; of the hub's limit, its share."""
+        """Return the remaining bytes under each quota that applies to a device.
+
+        Of the hub's quota, the device gets an equal share.
+        """
         allowances: list[Allowance] = []
         remaining_s = DAY_S - now_s % DAY_S
         if self._device_max is not None:
@@ -134,7 +143,7 @@ class Budgets:
         return Allowance(left_bytes - remaining_s * self._pings_bytes_per_s, remaining_s)
 
     def describe(self, now_s: float) -> dict[str, int | float | None]:
-        """Return the hub's part of the status (docs/reference/json.md)."""
+        """Return the hub's traffic for the status (docs/reference/json.md)."""
         traffic = self.state.traffic
         return {
             "bytes_up": traffic.up_bytes,
@@ -146,7 +155,7 @@ class Budgets:
         }
 
     def describe_device(self, member: Member, now_s: float) -> dict[str, int | float | None]:
-        """Return the part of the status that is about a device's day: of its limits, the one with least left."""
+        """Return a device's quota for the status: the one with the fewest bytes left."""
         left = []
         if self._device_max is not None:
             left.append((member.traffic.left_bytes(self._device_max, now_s), self._device_max))
@@ -163,5 +172,5 @@ class Budgets:
 
 
 def _plain(nbytes: int | None) -> int | None:
-    """Return a limit of the settings as an int, as the status takes it."""
+    """Convert a limit to a plain int for the status."""
     return None if nbytes is None else int(nbytes)

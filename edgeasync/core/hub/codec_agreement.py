@@ -1,4 +1,4 @@
-"""The codecs between hub and device: agreed when the device joins, changed with its link. Part of `HubCore`."""
+"""Codecs per device, from the handshake and the link. Part of `HubCore`."""
 
 from collections.abc import Collection
 
@@ -9,15 +9,15 @@ from edgeasync.policies.policy import PolicySet
 from edgeasync.protocol.codecs import stages_of
 
 COARSE = "int8"
-"""The codec of a whole model for a device that is led on from there, by differences in the same codec."""
+"""The codec of a coarse whole model, which later deltas in the same codec correct."""
 
 ASKED_MIN = 2
 ASKED_AGAIN_MIN = 32
-"""How often in a row another codec must be better before the first change, and before every further one."""
+"""How often in a row another codec must be better: before the first change, and before later ones."""
 
 
 class CodecAgreement:
-    """Chooses codecs for a device: those of the settings if it knows them, else `identity`, which all know."""
+    """Chooses each device's codecs: the configured ones if supported, else `identity`."""
 
     def __init__(self, settings: CodecSettings, policy: PolicySet, values: int) -> None:
         self._settings = settings
@@ -26,14 +26,16 @@ class CodecAgreement:
         self._ladder: tuple[Rung, ...] = ()
         if settings.push == "auto":
             self._ladder = MODEL_LADDER if policy.aggregate.update == "model" else LADDER
-        # An update is relative to what its device holds; a whole model would bring the coarse one's errors along.
-        # A difference in any other codec is so short that the chain is worth an exact model, or drops too much.
+        # A delta update is relative to the device's own model, so the coarse model's error cancels
+        # out. A whole model would contain that error.
+        # Deltas in other codecs either are so short that an exact first model pays off, or drop too
+        # much to correct a coarse one.
         leads_on = settings.delta != "off" and stages_of(settings.delta) <= {COARSE, "zstd"}
         self._coarse = leads_on and policy.aggregate.update == "delta"
         self._wanted = [rung.codec for rung in self._ladder] or [settings.push]
 
     def greet(self, member: Member, stages: Collection[str]) -> None:
-        """Set the codecs of a device that knows these stages, for both directions."""
+        """Set a device's codecs for both directions by the stages that it supports."""
         known, settings = set(stages), self._settings
         member.codecs_push = tuple([name for name in self._wanted if stages_of(name) <= known])
         member.codec_model = settings.model if stages_of(settings.model) <= known else "identity"
@@ -42,14 +44,18 @@ class CodecAgreement:
         self.begin(member)
 
     def begin(self, member: Member) -> None:
-        """Set the codec of a device's updates: under `auto` the one before, or the finest that it knows."""
+        """Set the codec of a device's updates.
+
+        Under `auto`, keep the previous codec, or start with the most precise one that the device
+        supports.
+        """
         if member.codec_push == "identity" or member.codec_push not in member.codecs_push:
             known = () if self._tiny and self._ladder else member.codecs_push
             member.codec_push = known[0] if known else "identity"
             member.codec_asked, member.codec_changed = 0, False
 
     def choose(self, member: Member) -> str | None:
-        """Choose the codec of a device's next updates for its link; return `None` if the settings fix it."""
+        """Choose the codec of a device's next updates by its link; `None` if it is fixed."""
         if not self._ladder:
             return None
         if self._tiny:

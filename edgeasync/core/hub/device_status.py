@@ -1,4 +1,4 @@
-"""The devices' parts of the status."""
+"""The status fields of devices."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -12,7 +12,11 @@ def describe_devices(
     is_quarantined: Callable[[Member], bool],
     budget_of: Callable[[Member, float], dict[str, Any]],
 ) -> list[dict[str, Any]]:
-    """Return the devices' parts of the status: `is_quarantined` tells of orders, `budget_of` of the day."""
+    """Return the devices' entries of the status.
+
+    `is_quarantined` returns whether an operator excluded a member; `budget_of` returns its quota
+    fields.
+    """
     return [
         {
             "id": member.device_id,
@@ -50,12 +54,12 @@ def describe_devices(
 
 
 def _quarantine(member: Member, now_s: float, *, ordered: bool) -> dict[str, Any]:
-    """Return a member's state as the status shows it, and why it is in quarantine and what ends that."""
+    """Return a member's state, and the cause and end of its quarantine if any."""
     if ordered:
         ends = f"by 'edgeasync device release {member.device_id}'"
         return {"state": "quarantined", "quarantine": {"cause": "an operator's order", "ends": ends}}
     if member.state != "quarantined":
         return {"state": member.shown_state, "quarantine": None}
     remaining_s = max(0.0, member.quarantined_until_s - now_s)
-    cause = "it sent too much that is malformed"
+    cause = "it sent too many malformed messages"
     return {"state": member.state, "quarantine": {"cause": cause, "ends": f"in {remaining_s:.0f} s"}}

@@ -1,7 +1,7 @@
-"""Digests of what a device proves itself by: the hub keeps these, on disk and in memory, never the secrets.
+"""Digests of sessions and state ids, which the hub stores instead of the secrets.
 
-Sessions and state ids are 16 random bytes, so nobody finds one by its digest, and no salt is needed: what proves a
-device now does so after the hub's restart, too. A digest itself proves nothing.
+A session or state id consists of 16 random bytes. It cannot be guessed from its digest, so no salt
+is needed, and secrets stay valid across restarts of the hub. A digest alone proves nothing.
 """
 
 from hashlib import blake2b
@@ -18,12 +18,12 @@ Said = TypeVar("Said", bound=Message)
 
 
 def digest(secret: bytes) -> bytes:
-    """Return the digest of a session or a state id, which is as long."""
+    """Return the 16-byte digest of a session or a state id."""
     return blake2b(secret, digest_size=_BYTES, person=_PURPOSE).digest()
 
 
 def with_digests(message: Said) -> Said:
-    """Return a device's message with digests where it says its session and its state id."""
+    """Replace the session and the state id in a device's message by their digests."""
     if not isinstance(message, (Push, Ping, Fetch, Hello, FetchGraph, Goodbye)) or (
         message.session is None and not isinstance(message, Hello)
     ):

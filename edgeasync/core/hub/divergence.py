@@ -1,7 +1,8 @@
-"""Warnings about devices, alarms of the whole fleet with their remedies, and operators' orders. Part of `HubCore`.
+"""Alarms, rollbacks and operators' orders. Part of `HubCore`.
 
-Statistics warn, and never shut a device out: from norms and losses alone an honest device with other data looks
-like a spoilt one, and a model that never sees a device's data fits them ever less. Only an operator shuts out.
+An alarm never excludes a device; only an operator does. From norms and losses alone, an honest
+device with unusual data looks like a corrupted one. A model that never sees that data fits it ever
+worse.
 """
 
 from collections.abc import Collection, Container, Mapping
@@ -16,54 +17,58 @@ from edgeasync.measurements.votes import DEVICES_MIN
 from edgeasync.policies.monitor import REDUCTION, Detector, Evidence, Monitor, Observation, Remedy, Scope
 
 KEEP_EVERY_UPDATES = 32
-"""Calm updates between two versions that are kept for a rollback; more in a large fleet."""
+"""Calm updates between two versions that are kept for a rollback; large fleets need more."""
 
 CAUTION_MIN = 1 / 64
-"""Least factor of the hub's learning rate, after however many rollbacks."""
+"""The lowest factor that rollbacks apply to the hub's learning rate."""
 
 FIRST_RATIO = 4.0
-"""A first update that was not clipped spoilt the model if it is longer than this many times the peak."""
+"""An unclipped first update longer than this multiple of the peak norm corrupted the model."""
 
 FIRST_UPDATES = 8
-"""The first updates are looked at again when there are this many, or later."""
+"""The first updates are checked again when there are at least this many."""
 
 RECOVERED_AFTER_KEPT = 8
-"""After this many versions kept in a row the learning rate, which a rollback halved, is doubled again."""
+"""After this many kept versions in a row, a learning rate that a rollback halved doubles again."""
 
 WATCHED_PER_MEMBER = 8
-"""With more alarms, causes and names than this for each known device, those of forgotten ones are dropped."""
+"""The limit of entries per member. Above it, the entries of evicted devices are dropped."""
 
 PAST_MAX = 32
-"""How many alarms are remembered that are over."""
+"""How many past alarms the status shows."""
 
 Fault = Literal["alarm", "first"]
-"""Why the hub rolls back: an alarm of the fleet, or a first update, from before there was a length to clip to."""
+"""Why the hub rolls back: an alarm of the fleet, or a corrupting first update."""
 
 _BEGUN: dict[Remedy, str] = {
-    "alert": "nothing is changed",
+    "alert": "no action was taken",
     "increase_frequency": "intervals are halved",
     "reduce_lr": "the hub's learning rate is halved",
     "reduce_local_lr": "the devices' learning rates are halved",
-    "rollback": "back to the model kept while all was calm, at half the hub's learning rate",
+    "rollback": "rolled back to a version from before the alarm, with half the hub's learning rate",
 }
-"""Each remedy in words, for the report of an alarm that begins."""
+"""Each remedy in words, for the report at an alarm's start."""
 
 _ENDED: dict[Remedy, str] = {
-    "alert": "nothing was changed",
-    "increase_frequency": "intervals are as before",
-    "reduce_lr": "the hub's learning rate is as before",
-    "reduce_local_lr": "the devices' learning rates are as before",
-    "rollback": "the hub's learning rate grows again as versions are kept",
+    "alert": "no action was taken",
+    "increase_frequency": "intervals are back to normal",
+    "reduce_lr": "the hub's learning rate is back to normal",
+    "reduce_local_lr": "the devices' learning rates are back to normal",
+    "rollback": "the hub's learning rate rises again while training stays calm",
 }
-"""Each remedy in words, for the report of an alarm that ends."""
+"""Each remedy in words, for the report at an alarm's end."""
 
-EXCLUDE = "'edgeasync device quarantine {}' excludes it"
-EXCLUDED = "an operator has excluded it"
-PROBATION = "it is on probation: its updates count as short ones"
+EXCLUDE = "to exclude it, run 'edgeasync device quarantine {}'"
+EXCLUDED = "already excluded by an operator"
+PROBATION = "on probation: its updates are clipped to a fraction of the usual norm"
 
 
 class Cause(msgspec.Struct):
-    """Why an alarm is active: what its detector found last, when that began, and the calm updates since."""
+    """One detector's reason for an alarm.
+
+    `found` is the latest evidence. `updates` counts the updates with this cause, `calm` those since
+    without it.
+    """
 
     found: Evidence
     begun_s: float
@@ -72,7 +77,10 @@ class Cause(msgspec.Struct):
 
 
 class Alarm(msgspec.Struct):
-    """An active alarm: of a device and its voter, or of the fleet (both empty). Its causes by their detector."""
+    """An active alarm about a device or, with an empty `device_id`, about the fleet.
+
+    `causes` maps detector numbers to causes.
+    """
 
     causes: dict[int, Cause]
     begun_s: float
@@ -81,12 +89,12 @@ class Alarm(msgspec.Struct):
 
     @property
     def words(self) -> str:
-        """All causes in a sentence."""
+        """All causes, joined into one text."""
         return "; ".join([cause.found.words for cause in self.causes.values()])
 
 
 class PastAlarm(msgspec.Struct, frozen=True):
-    """An alarm that is over."""
+    """An alarm that has ended."""
 
     device_id: str
     words: str
@@ -95,7 +103,7 @@ class PastAlarm(msgspec.Struct, frozen=True):
 
 
 class Exclusion(msgspec.Struct, frozen=True):
-    """An operator's order: updates of this device, and of others with its key, do not count until its release."""
+    """An operator's order: updates of a device and its key do not count until release."""
 
     device_id: str
     since_s: float
@@ -104,12 +112,16 @@ class Exclusion(msgspec.Struct, frozen=True):
 class DivergenceState(msgspec.Struct):
     """The durable fields of `DivergenceGuard`.
 
-    The keys of `devices` are device ids, those of `fleet` detectors, and those of `orders` voters. `causes` has,
-    by detector and device, the number of updates in a row that had a cause, but not enough for an alarm yet.
-    `caution` is the factor that rollbacks leave of the hub's learning rate; it grows again as versions are kept.
-    `counted` has the devices whose updates have counted since the start or the last rollback. `first` has the
-    first updates since then, until there are enough to compare; then it is `None`. `unbounded` has the devices
-    with an update folded meanwhile that nothing could shorten.
+    - `devices` maps device ids to alarms, `fleet` maps detectors to alarms, and `orders` maps
+      voters to exclusions.
+    - `causes` counts the updates in a row with a cause that is not an alarm yet, by detector and
+      device.
+    - `caution` is the factor of the hub's learning rate after rollbacks. It rises as versions are
+      kept.
+    - `counted` lists the devices with an update that counted since the start or the last rollback.
+    - `first` lists the first updates since then. It becomes `None` once there are enough to
+      compare.
+    - `unbounded` lists the devices with an unclipped update since then.
     """
 
     devices: dict[str, Alarm] = {}
@@ -127,7 +139,7 @@ class DivergenceState(msgspec.Struct):
 
 
 class DivergenceGuard:
-    """Shows every update to the detectors, keeps alarms and orders, and decides when the hub rolls back."""
+    """Runs the detectors on every update, tracks alarms and orders, starts rollbacks."""
 
     def __init__(self, monitor: Monitor, *, probation: bool) -> None:
         self.state = DivergenceState()
@@ -145,28 +157,28 @@ class DivergenceGuard:
 
     @property
     def count(self) -> int:
-        """How many alarms are active."""
+        """The number of active alarms."""
         return len(self.state.devices) + len(self.state.fleet)
 
     @property
     def learning_rate_factor(self) -> float:
-        """The factor that remedies leave of the hub's learning rate."""
+        """The factor that rollbacks and remedies apply to the hub's learning rate."""
         return self.state.caution * (REDUCTION if self.is_active("reduce_lr") else 1.0)
 
     @property
     def local_learning_rate_factor(self) -> float:
-        """The factor by which devices are to multiply their learning rates."""
+        """The factor by which devices must multiply their learning rates."""
         return REDUCTION if self.is_active("reduce_local_lr") else 1.0
 
     def is_active(self, remedy: Remedy) -> bool:
-        """Return whether an alarm of the fleet with this remedy is active."""
+        """Return whether a fleet alarm with this remedy is active."""
         alarms = self.state.fleet
         return bool(alarms) and any(
             detector.remedy == remedy for n, detector in self._detectors["fleet"] if n in alarms
         )
 
     def is_on_probation(self, voter: str) -> bool:
-        """Return whether a voter's updates count as short ones: there is an alarm about one of its devices."""
+        """Return whether a voter is on probation: one of its devices has an alarm."""
         alarms = self.state.devices
         return bool(alarms) and self._probation and any(alarm.voter == voter for alarm in alarms.values())
 
@@ -182,7 +194,10 @@ class DivergenceGuard:
         voters_live: int,
         calms: bool = True,
     ) -> tuple[list[HubEffect], bool]:
-        """Show an update to the detectors of devices, before it counts; unless it `calms`, it ends no alarm."""
+        """Run the device detectors on an update; return reports, and whether to roll back.
+
+        With `calms=False`, the update cannot end an alarm.
+        """
         reports = self._look(update, fleet, "device", now_s, calms=calms)
         epidemic = self._report_epidemic(voters, voters_live, now_s) if len(self.state.devices) > 1 else []
         return reports + epidemic, bool(epidemic)
@@ -190,10 +205,11 @@ class DivergenceGuard:
     def watch_fleet(
         self, update: Observation, fleet: FleetMeasurements, now_s: float
     ) -> tuple[list[HubEffect], Fault | None]:
-        """Show an update that will count to the fleet's detectors; return why to roll back, if the hub should.
+        """Run the fleet detectors on an update that counts.
 
-        The first updates are folded before the clip has a usual length. Once there are enough to compare, look for
-        one among them that was far too long.
+        Return reports, and the cause of a rollback if one is needed. The first updates are folded
+        before a usual norm is known, so they are not clipped. Once there are enough to compare,
+        this method checks whether one of them was far too long.
         """
         before = tuple(self.state.fleet)
         reports = self._look(update, fleet, "fleet", now_s)
@@ -206,27 +222,27 @@ class DivergenceGuard:
         if self.state.first is None:
             return reports, None
         for one in self._take_first(self.state.first, update, fleet):
-            # The usual length may have shrunk since then: the first updates of a model average always do.
+            # The usual norm may have dropped since: at first, it always does with model averaging.
             peak = fleet.lengths.peak
             if one.device_id in self.state.unbounded and one.norm > FIRST_RATIO * peak > 0.0:
                 times = one.norm / peak
-                words = f"one of its first updates was {times:.3g} times as long as is usual"
+                words = f"the norm of one of its first updates was {times:.3g} times the usual norm"
                 remedy = f"; {_BEGUN['rollback']}" if self._rolls_back else ""
                 told = HubReport("alarm", one.device_id, words + remedy, {"times_usual": times})
                 return [*reports, told], "first" if self._rolls_back else None
         return reports, None
 
     def note_unbounded(self, device_id: str) -> None:
-        """Note that an update of the device was folded with whatever length it has."""
+        """Record that an unclipped update of the device was folded."""
         if self.state.first is not None:
             self.state.unbounded[device_id] = None
 
     def count_folded(self, updates: int, members: int) -> bool:
-        """Count updates that were folded; return whether to keep their version for a rollback."""
+        """Count folded updates; return whether to keep their version for a rollback."""
         state = self.state
-        # Alarms of devices do not count: each update is bounded.
+        # Device alarms do not matter here, because each update is clipped.
         state.calm_since_kept = 0 if state.fleet else state.calm_since_kept + updates
-        # A device that trains from a spoilt version shows it only with its next update.
+        # A device that trains from a corrupted version shows it only in its next update.
         if not self._rolls_back or state.calm_since_kept < max(KEEP_EVERY_UPDATES, 2 * members):
             return False
         state.calm_since_kept = 0
@@ -236,7 +252,7 @@ class DivergenceGuard:
         return True
 
     def rolled_back(self) -> None:
-        """Start over with more caution: all observations were of a model that is gone."""
+        """Reset the observations, and reduce the hub's learning rate."""
         state = self.state
         state.rollbacks += 1
         state.calm_since_kept = state.kept_in_a_row = 0
@@ -249,31 +265,31 @@ class DivergenceGuard:
     # -- devices ---------------------------------------------------------------------------------------------
 
     def order(self, voter: str, device_id: str, now_s: float) -> list[HubEffect]:
-        """Exclude a voter by an operator's order; return nothing if it is excluded already."""
+        """Exclude a voter by an operator's order; return a report if it was not excluded."""
         if voter in self.state.orders:
             return []
         self.state.orders[voter] = Exclusion(device_id, now_s)
-        return [HubReport("excluded", device_id, "by an operator's order: its updates do not count")]
+        return [HubReport("excluded", device_id, "by an operator's order; its updates no longer count")]
 
     def release(self, voter: str, device_id: str, now_s: float) -> list[HubEffect]:
-        """End the order about a voter, and the alarms about its devices; return nothing if there is neither."""
+        """End the order about a voter and its devices' alarms; return a report if any."""
         ordered = self.state.orders.pop(voter, None)
         alarming = [name for name, alarm in self.state.devices.items() if alarm.voter == voter]
         for name in alarming:
             self._end(name, now_s)
         if ordered is None and not alarming:
             return []
-        return [HubReport("released", device_id, "by an operator's order: its updates count")]
+        return [HubReport("released", device_id, "by an operator's order; its updates count again")]
 
     def voter_of(self, device_id: str) -> str | None:
-        """Return the voter of a device that there is an order or an alarm about; the hub may have forgotten it."""
+        """Return the voter of a device with an order or an alarm, even if it was evicted."""
         if (alarm := self.state.devices.get(device_id)) is not None:
             return alarm.voter
         orders = self.state.orders.items()
         return next((voter for voter, order in orders if order.device_id == device_id), None)
 
     def keep_only(self, members: Collection[str]) -> None:
-        """Drop what is known of devices that the hub has forgotten, once that is much; orders stay."""
+        """Drop the entries of evicted devices if there are too many; keep the orders."""
         state = self.state
         if len(state.devices) + len(state.causes) + len(state.counted) <= WATCHED_PER_MEMBER * len(members):
             return
@@ -282,13 +298,13 @@ class DivergenceGuard:
         state.counted = {device_id: None for device_id in state.counted if device_id in members}
 
     def revoke(self, voter: str, device_id: str, now_s: float) -> None:
-        """Forget a device whose key counts no more, and the order about it."""
+        """Drop a device whose key is no longer valid, and the order about it."""
         self._end(device_id, now_s)
         self.state.counted.pop(device_id, None)
         self.state.orders.pop(voter, None)
 
     def describe(self, now_s: float) -> dict[str, Any]:
-        """Return the active alarms and the last that are over, as the status shows them."""
+        """Return the active and the latest past alarms for the status."""
         state = self.state
         remedies = {number: detector.remedy for number, detector in self._detectors["fleet"]}
         alarms = [
@@ -328,7 +344,7 @@ class DivergenceGuard:
         }
 
     def _measure(self, alarm: Alarm) -> str:
-        """Return what is done about a device with an alarm, as the status names it."""
+        """Return the status name of the measure against a device with an alarm."""
         if alarm.voter in self.state.orders:
             return "excluded"
         return "probation" if self._probation else "alert"
@@ -338,10 +354,10 @@ class DivergenceGuard:
     def _look(
         self, update: Observation, fleet: FleetMeasurements, scope: Scope, now_s: float, *, calms: bool = True
     ) -> list[HubEffect]:
-        """Show an update to the detectors of a scope; return reports of alarms that begin, grow or end.
+        """Run a scope's detectors on an update; return reports of alarms that change.
 
-        An alarm is reported when it begins, with each cause that joins it, and when it ends, not with every
-        update. A cause ends only after `calm_updates` in a row, so that it does not come and go with each outlier.
+        An alarm is reported when it starts, when a cause joins it, and when it ends. A cause ends
+        only after `calm_updates` in a row, so that it does not flap with each outlier.
         """
         state = self.state
         alarms: Mapping[Any, Alarm] = state.devices if scope == "device" else state.fleet
@@ -350,7 +366,7 @@ class DivergenceGuard:
                 if cause_of(update, fleet) is not None:
                     break
             else:
-                return []  # the usual case, with every update
+                return []  # the usual case, checked for every update
         reports: list[HubEffect] = []
         for number, detector in self._detectors[scope]:
             found = detector.cause(update, fleet)
@@ -367,7 +383,7 @@ class DivergenceGuard:
         *,
         calms: bool,
     ) -> list[HubEffect]:
-        """Begin, continue or end the cause of a detector; return a report if it begins or ends."""
+        """Start, continue or end a detector's cause; return a report if it starts or ends."""
         state, of_device = self.state, detector.scope == "device"
         device_id = update.device_id if of_device else ""
         key = number, device_id
@@ -406,7 +422,7 @@ class DivergenceGuard:
         if len(alarm.causes) > 1:
             del alarm.causes[number]
             return []
-        lasted = f"over after {now_s - alarm.begun_s:.0f} s: {alarm.words}"
+        lasted = f"ended after {now_s - alarm.begun_s:.0f} s: {alarm.words}"
         self._note_past(alarm, now_s)
         if alarm.device_id:
             del self.state.devices[alarm.device_id]
@@ -415,7 +431,7 @@ class DivergenceGuard:
         return [HubReport("calm", "", f"{lasted}; {_ENDED[detector.remedy]}")]
 
     def _end(self, device_id: str, now_s: float) -> Alarm | None:
-        """End the alarm about a device, if there is one."""
+        """End the alarm about a device, if any, and return it."""
         for number, _ in self._detectors["device"]:
             self.state.causes.pop((number, device_id), None)
         alarm = self.state.devices.pop(device_id, None)
@@ -427,7 +443,7 @@ class DivergenceGuard:
         add_recent(self.state.past, PastAlarm(alarm.device_id, alarm.words, alarm.begun_s, now_s), PAST_MAX)
 
     def _report_epidemic(self, voters: Container[str], voters_live: int, now_s: float) -> list[HubEffect]:
-        """Return a report if there are alarms about more than half of the voters: the model is at fault."""
+        """Report a corrupted model if more than half of the voters have alarms."""
         if not self._rolls_back:
             return []
         counted, orders = self.state.counted, self.state.orders
@@ -438,13 +454,13 @@ class DivergenceGuard:
             return []
         for alarm in alarmed:
             self._end(alarm.device_id, now_s)
-        fault = f"{count} of {voters_live} devices are alarming: the model is at fault"
+        fault = f"{count} of {voters_live} devices have alarms, so the model itself is corrupted"
         return [HubReport("alarm", "", f"{fault}; {_BEGUN['rollback']}")]
 
     def _take_first(
         self, first: list[Observation], update: Observation, fleet: FleetMeasurements
     ) -> list[Observation]:
-        """Keep one of the first updates; return all of them, once, when there are enough to compare."""
+        """Store a first update; return all of them, once, when they suffice to compare."""
         first.append(update)
         if len(first) < FIRST_UPDATES or (len(fleet.lengths) < DEVICES_MIN and len(first) < WINDOW):
             return []

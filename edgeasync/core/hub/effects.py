@@ -1,4 +1,4 @@
-"""Effects of the hub's core. The engine and a shell (ZeroMQ, simulator) carry them out in order."""
+"""Effects of the hub's core, which the engine and a shell execute in order."""
 
 import math
 from typing import Literal
@@ -18,24 +18,30 @@ class SendToDevice(msgspec.Struct, frozen=True, gc=False):
 
 
 class Broadcast(msgspec.Struct, frozen=True, gc=False):
-    """Send a message without payload to many connections, after the assignments and folds decided before."""
+    """Send a message without payload to many connections.
+
+    It leaves after all assignments and folds decided before it.
+    """
 
     peers: tuple[Peer, ...]
     message: Message
 
 
 class SendStatus(msgspec.Struct, frozen=True, gc=False):
-    """Send the hub's status to the connection that asked; one that `confirms` says that an order is durable."""
+    """Send the hub's status to the requester.
+
+    With `confirms`, the answer confirms that an order is durable.
+    """
 
     peer: Peer
     confirms: bool = False
 
 
 class Assign(msgspec.Struct, frozen=True, gc=False):
-    """Send an assignment of the published model, at `version`, as soon as that version is published.
+    """Send an assignment of the published model once `version` is published.
 
-    `base` is the version that the device holds, if the hub may send deltas from it, and `held` the checksum of
-    what it holds, if it says that. With `coarse` the device may be sent a coarse whole model.
+    `base` is the number of the device's version if the hub may send deltas from it. `held` is the
+    checksum that the device reported for it. With `coarse`, the hub may send a coarse whole model.
     """
 
     peer: Peer
@@ -51,7 +57,10 @@ class Assign(msgspec.Struct, frozen=True, gc=False):
 
 
 class Publish(msgspec.Struct, frozen=True, gc=False):
-    """Move the published model to the current version; `whole` after a rollback, when no delta leads there."""
+    """Move the published model to the current version.
+
+    `whole` is set after a rollback, because no delta connects the two versions.
+    """
 
     number: int
     whole: bool = False
@@ -64,18 +73,19 @@ class SendGraph(msgspec.Struct, frozen=True, gc=False):
 
 
 class Receive(msgspec.Struct, frozen=True, gc=False):
-    """Open a buffer for the announced push and grant its first credit."""
+    """Open a buffer for the announced push, and grant its first credit."""
 
     peer: Peer
     push: Push
 
 
 class Fold(msgspec.Struct, frozen=True, gc=False):
-    """Make the next version: current - scale transforms(-sum of weight times delta); then drop the updates.
+    """Make the next version: current - scale * transforms(-sum(weight * delta)).
 
-    With `measure`, report the sum's norm by `Folded`. A robust combiner adds updates of the same row up first;
-    without `rows`, each is a row. `norm_usual` is the devices' median norm, for a combiner with a centre; infinity
-    while that is unknown, and for the others.
+    Then drop the updates. With `measure`, the engine reports the sum's norm with `Folded`. A robust
+    combiner first adds up updates of the same row; without `rows`, each update is its own row.
+    `norm_usual` is the devices' median norm for a combiner with a centre. It is infinite while
+    unknown, and for other combiners.
     """
 
     number: int
@@ -89,11 +99,11 @@ class Fold(msgspec.Struct, frozen=True, gc=False):
 
 
 class Keep(msgspec.Struct, frozen=True, gc=False):
-    """Keep the current version for a rollback, with the one that was kept last; drop the one before that."""
+    """Keep the current and the last kept version for a rollback; drop older ones."""
 
 
 class Restore(msgspec.Struct, frozen=True, gc=False):
-    """Make the older of the two versions kept the next one, under this number, and clear the optimizer's state."""
+    """Make the older kept version the next version, and reset the optimizer."""
 
     number: int
 
@@ -103,7 +113,10 @@ class Evaluate(msgspec.Struct, frozen=True, gc=False):
 
 
 class WriteBest(msgspec.Struct, frozen=True, gc=False):
-    """Write the version that was evaluated last to disk as the best; without held-out data, the current one."""
+    """Write the last evaluated version as the best one.
+
+    Without held-out data, write the current version.
+    """
 
     loss: float
     accuracy: float | None
@@ -122,7 +135,7 @@ class SuspendTransfers(msgspec.Struct, frozen=True, gc=False):
 
 
 class Expel(msgspec.Struct, frozen=True, gc=False):
-    """End the transfers of a device that is shut out, and keep nothing of them."""
+    """Cancel the transfers of a revoked device, and drop partial uploads."""
 
     peer: Peer
     owner: tuple[str, bytes]
@@ -136,10 +149,10 @@ ReportName = Literal[
 
 
 class HubReport(msgspec.Struct, frozen=True):
-    """Tell people what happened; `device_id` is empty if it concerns the whole hub. An alarm has `figures`.
+    """Report an event to people; `device_id` is empty if it concerns the whole hub.
 
-    The engine adds `decided_s`, the core's time of the decision, when it passes the report on. What the shell
-    reports of itself has none.
+    An alarm has `figures`. When the engine passes the report on, it sets `decided_s` to the core's
+    time of the decision. `decided_s` is `None` in the shell's own reports.
     """
 
     event: ReportName
@@ -154,7 +167,7 @@ class Save(msgspec.Struct, frozen=True, gc=False):
 
 
 class EndHub(msgspec.Struct, frozen=True, gc=False):
-    """End the hub once everything before this effect is done."""
+    """End the hub once all earlier effects are executed."""
 
     reason: str
 

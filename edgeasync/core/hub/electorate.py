@@ -1,4 +1,4 @@
-"""Who has a vote on the next version, and whom it waits for. Part of `PolicyEngine`; scalars only."""
+"""Votes on the next version, and whom it waits for. Part of `PolicyEngine`."""
 
 from edgeasync.core.hub.member import Member
 from edgeasync.core.hub.membership import Membership
@@ -8,9 +8,10 @@ from edgeasync.policies.frequency import INFREQUENT, Cadence
 
 
 class Electorate:
-    """Counts votes: every voter has one, but not whom an operator has excluded.
+    """Counts votes: one for each voter that an operator has not excluded.
 
-    Nobody waits for a device that pauses, that is infrequent, or whose newest update does not count.
+    No version waits for a device that is paused or infrequent, or whose newest update does not
+    count.
     """
 
     def __init__(self, members: Membership, state: PolicyEngineState) -> None:
@@ -19,12 +20,15 @@ class Electorate:
 
     @property
     def voters_live(self) -> int:
-        """How many voters have a live device and a vote."""
+        """The number of voters with a live device and a vote."""
         voters, orders = self.members.voters, self.state.divergence.orders
         return len(voters) - sum(voter in voters for voter in orders) if orders else len(voters)
 
     def fleet(self, waiting: Waiting | None = None) -> Fleet:
-        """Return the fleet as an aggregator sees it; with those that wait, less the votes of the refused."""
+        """Return the fleet for an aggregator.
+
+        With `waiting`, the votes of devices whose update was rejected are subtracted.
+        """
         members, state = self.members, self.state
         voters: float = self.voters_live
         if waiting is not None:
@@ -35,30 +39,34 @@ class Electorate:
         return Fleet(voters, state.cadence.period_s, members.shared, state.electorate.infrequent)
 
     def _votes_of_the_refused(self, waiting: Waiting) -> float:
-        """Return the votes of the devices that sent an update for the next version which does not count."""
-        # Not of those that pause, or that an operator has excluded: they have no vote.
+        """Return the votes of devices whose update for the next version does not count."""
+        # Paused and excluded devices have no vote to subtract.
         heard = (self.state.electorate.infrequent, waiting.of_device, self.members.pausing)
         members, shared, orders = self.members.members, self.members.shared, self.state.divergence.orders
         spoken = self.state.electorate.spoken
-        # Not the sum over a set: its order, and so the sum's last bit, changes with every start of Python.
+        # Do not sum over a set: its order changes with every start of Python, and with it the last
+        # bit.
         refused = [members[device_id] for device_id in spoken if not any(device_id in part for part in heard)]
         return sum(1.0 / shared.get(member.voter, 1) for member in refused if member.voter not in orders)
 
     def _votes_of_the_pausing(self, waiting: Waiting) -> int:
-        """Return how many voters sent an update for the next version, and have only devices that pause by now."""
+        """Return how many voters with a buffered update have only paused devices now."""
         first = waiting.of_device
         spoken = {first[device_id].voter for device_id in self.members.pausing if device_id in first}
         return len(spoken - self.members.voters.keys())
 
     def note_infrequent(self, sample: list[Member], cadence: Cadence, now_s: float) -> None:
-        """Note which of these members nobody waits for."""
+        """Update which of these members are infrequent."""
         state = self.state.electorate
         overdue_s = now_s - INFREQUENT * cadence.period_s if cadence.period_s else -float("inf")
         voting = [member for member in sample if member.voter not in self.state.divergence.orders]
         state.infrequent = self.members.note_infrequent(state.infrequent, voting, cadence.infrequent_s, overdue_s)
 
     def forget_infrequent(self, device_id: str) -> None:
-        """Forget that a device was infrequent; the table is replaced, never changed: votes are counted by it."""
+        """Remove a device from the infrequent ones.
+
+        The table is replaced, not changed in place, because vote counts are cached by its identity.
+        """
         infrequent = self.state.electorate.infrequent
         if device_id in infrequent:
             self.state.electorate.infrequent = {

@@ -1,4 +1,4 @@
-"""Evaluations of the hub's model: the best version, the goals of training, and plateaus. No I/O."""
+"""Evaluations of the hub's model: best version, stop conditions and plateaus."""
 
 import math
 
@@ -10,21 +10,24 @@ from edgeasync.core.hub.settings import StopCondition, StopPlateau
 from edgeasync.policies.policy import Plateau
 
 RISEN = 1.25
-"""A held-out loss over this many times the lowest one has risen."""
+"""A held-out loss above this multiple of the lowest one has risen."""
 
 RISEN_EVALUATIONS = 10
-"""After this many such evaluations in a row, none of them the best, people are told."""
+"""After this many risen evaluations in a row without a new best, the hub warns."""
 
 
 class EvaluationState(msgspec.Struct):
-    """The results of evaluations so far. All fields are durable.
+    """The durable state of `EvaluationTracker`.
 
-    `best` has the highest accuracy; among equal ones, or without accuracies, the lowest loss. `reached` says which
-    goal of training was reached, if one was. For the plateau, `lowest` is the lowest loss, and `waited` counts the
-    evaluations since then. With `unjudged`, the hub has warned that nothing can be evaluated. To end training
-    on a plateau, `mark` is the evaluation that later ones must improve on, made at `mark_s` after `mark_updates`.
-    `lowest_held_out` is the lowest loss on held-out data. `risen` counts the evaluations in a row whose loss was
-    well above that. The last evaluation was begun at `begun_s`.
+    - `best` has the highest accuracy; on a tie, or without accuracies, the lowest loss.
+    - `reached` describes the stop condition that was met, if any.
+    - `lowest` is the lowest loss for `policy.plateau`; `waited` counts the evaluations since.
+    - `unjudged`: the hub has warned that no loss is available.
+    - `mark` is the evaluation that later ones must improve on for `hub.stop.plateau`. It was made
+      at `mark_s`, after `mark_updates` updates.
+    - `lowest_held_out` is the lowest loss on held-out data. `risen` counts the evaluations in a row
+      with a loss well above it.
+    - `begun_s` is when the last evaluation began.
     """
 
     last: Evaluated | None = None
@@ -43,7 +46,7 @@ class EvaluationState(msgspec.Struct):
 
 
 class EvaluationTracker:
-    """Compares evaluations: finds the best version and reached goals, lowers the learning rate on plateaus."""
+    """Finds the best version, checks stop conditions, and acts on plateaus."""
 
     def __init__(self, plateau: Plateau | None, stop: StopCondition, *, held_out: bool) -> None:
         self.state = EvaluationState()
@@ -52,7 +55,10 @@ class EvaluationTracker:
         self._held_out = held_out
 
     def observe(self, evaluation: Evaluated, updates_applied: int, now_s: float) -> list[HubEffect]:
-        """Compare an evaluation with the best one and the goals; have the version saved if it is the best."""
+        """Compare an evaluation with the best one and the stop conditions.
+
+        Return the effects: a report, and the write of a new best version.
+        """
         state, stop = self.state, self._stop
         state.last = evaluation
         state.unjudged = False
@@ -77,7 +83,7 @@ class EvaluationTracker:
         return effects + self._lower_learning_rate(loss)
 
     def warn_unjudged(self) -> list[HubEffect]:
-        """Warn once if a goal or the plateau needs a loss, but no device tells one."""
+        """Warn once if a setting needs a loss but no device reports one."""
         waits = [
             name
             for name, value in (
@@ -90,27 +96,26 @@ class EvaluationTracker:
         if not waits or self.state.unjudged:
             return []
         self.state.unjudged = True
-        detail = f"no device tells a loss, so {' and '.join(waits)} cannot be judged: give evaluation.data"
+        detail = f"no device reports a loss, so {' and '.join(waits)} cannot be checked; set evaluation.data"
         return [HubReport("warning", detail=detail)]
 
     def _warn_of_rise(self, loss: float, *, best: bool) -> list[HubEffect]:
-        """Warn when the held-out loss stays well above its lowest and no new version is the best."""
+        """Warn if the held-out loss stays well above its lowest value without a new best."""
         state = self.state
-        state.lowest_held_out = min(state.lowest_held_out, loss)  # which a NaN is never under
-        risen = loss > RISEN * state.lowest_held_out >= 0.0  # of negative losses no multiple is worse
+        state.lowest_held_out = min(state.lowest_held_out, loss)  # NaN is never lower
+        risen = loss > RISEN * state.lowest_held_out >= 0.0  # not for negative losses
         state.risen = state.risen + 1 if risen and not best else 0
         if state.risen != RISEN_EVALUATIONS or state.best is None:
             return []
         detail = (
-            f"the held-out loss rose from {state.lowest_held_out:.4g} to {loss:.4g}, and {RISEN_EVALUATIONS} "
-            "evaluations were not better: devices learn their own data by heart. Version "
-            f"{state.best.number} is the best; hub.stop.plateau would end training, policy.plateau would lower "
-            "the learning rate"
+            f"the held-out loss rose from {state.lowest_held_out:.4g} to {loss:.4g} and has not recovered for "
+            f"{RISEN_EVALUATIONS} evaluations: the devices overfit their own data. Version {state.best.number} is "
+            "the best; set hub.stop.plateau to end training, or policy.plateau to lower the learning rate"
         )
         return [HubReport("warning", detail=detail)]
 
     def _stood_still(self, plateau: StopPlateau, evaluation: Evaluated, updates: int, now_s: float) -> str:
-        """Return in words for how long no evaluation was better, if that is long enough; else nothing."""
+        """Describe for how long no evaluation improved; return "" if that is too short."""
         state = self.state
         if state.mark is None or _improves(evaluation, state.mark, plateau.improvement):
             state.mark, state.mark_updates, state.mark_s = evaluation, updates, now_s
@@ -118,14 +123,14 @@ class EvaluationTracker:
         waited, minutes = updates - state.mark_updates, (now_s - state.mark_s) / 60.0
         if waited < (plateau.updates or 0) or minutes < (plateau.minutes or 0.0):
             return ""
-        return f"no evaluation was better by {plateau.improvement:g} for {waited} updates, {minutes:.3g} minutes"
+        return f"no evaluation improved by {plateau.improvement:g} in {waited} updates and {minutes:.3g} minutes"
 
     def _lower_learning_rate(self, loss: float) -> list[HubEffect]:
-        """Count evaluations without a better loss; lower the learning rate after `patience` of them."""
+        """Reduce the learning rate after `patience` evaluations without a lower loss."""
         state, plateau = self.state, self._plateau
         if plateau is None:
             return []
-        # Losses may be negative, and then a lower one is further from 0.
+        # A negative loss that improves moves away from 0.
         improvement = plateau.improvement if state.lowest >= 0.0 else -plateau.improvement
         if loss < state.lowest * (1.0 - improvement):
             state.lowest, state.waited = loss, 0
@@ -135,22 +140,26 @@ class EvaluationTracker:
             return []
         state.waited = 0
         state.learning_rate_factor = max(plateau.factor_min, state.learning_rate_factor * plateau.factor)
-        left = f"{state.learning_rate_factor:.3g} of what was set"
+        left = f"{state.learning_rate_factor:.3g} times the configured one"
         return [HubReport("plateau", detail=f"the hub's learning rate is now {left}")]
 
 
 def goodness(loss: float | None, accuracy: float | None) -> tuple[float, float]:
-    """Return what is higher the better an evaluation is: its accuracy, and the negative loss among equal ones."""
+    """Return a sort key, higher for better: accuracy first, then the negative loss."""
     return -math.inf if accuracy is None else accuracy, -math.inf if loss is None or math.isnan(loss) else -loss
 
 
 def is_better(one: Evaluated, other: Evaluated) -> bool:
-    """Return whether one version is better than another."""
+    """Return whether one evaluation is better than another."""
     return goodness(one.loss, one.accuracy) > goodness(other.loss, other.accuracy)
 
 
 def _improves(one: Evaluated, mark: Evaluated, improvement: float) -> bool:
-    """Return whether an accuracy is higher by `improvement`, or without accuracies a loss lower by that share."""
+    """Return whether an evaluation improves on `mark` by at least `improvement`.
+
+    With accuracies, `improvement` is an absolute difference. Without them it is a share of the
+    loss.
+    """
     if one.accuracy is not None and mark.accuracy is not None:
         return one.accuracy > mark.accuracy and one.accuracy >= mark.accuracy + improvement
     if not math.isfinite(mark.loss):

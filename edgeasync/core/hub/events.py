@@ -1,7 +1,7 @@
-"""Events of the hub's core: one for every message, and for results, time and people's requests.
+"""Events of the hub's core: messages, results, time and requests.
 
-`peer` is the connection that a message came on, an opaque routing id. `has_capacity`, `can_answer` and `can_send`
-say whether the engine has memory for the effects of the event.
+`peer` is the connection of a message, an opaque routing id. `has_capacity`, `can_answer` and
+`can_send` report whether the engine has memory for the event's effects.
 """
 
 import msgspec
@@ -22,13 +22,13 @@ from edgeasync.protocol.messages import (
 Peer = bytes
 
 Moved = tuple[int, int]
-"""Bytes from a device and to it that the core has not counted yet."""
+"""Bytes received from and sent to a device that the core has not counted yet."""
 
 
 class HubReceived(msgspec.Struct, frozen=True, gc=False):
-    """A whole message without payload arrived; a `Push` here announces a transfer in pieces.
+    """A message without payload arrived; a `Push` announces a transfer in pieces.
 
-    `has_capacity`: the push may be received, or the answer to a `Fetch` or `FetchGraph` may be sent.
+    With `has_capacity`, the hub can receive the push, or answer the `Fetch` or `FetchGraph`.
     """
 
     peer: Peer
@@ -39,11 +39,11 @@ class HubReceived(msgspec.Struct, frozen=True, gc=False):
 
 
 class PushArrived(msgspec.Struct, frozen=True, array_like=True, tag="push", gc=False):
-    """A push arrived with its whole payload, which had the right length and checksum.
+    """A push arrived with its complete payload of the right length and checksum.
 
-    `handle` names the payload. `norm` is the L2 norm of the update; it is not finite if the square of a value, in
-    float32, is not. `can_answer`: the model may be sent in answer, and the update may be held. One that came in
-    pieces may always be held.
+    `handle` names the payload. `norm` is the update's L2 norm. It is not finite if the square of a
+    value overflows float32. With `can_answer`, the hub can send the model in the answer and buffer
+    the update. An update that came in pieces can always be buffered.
     """
 
     peer: Peer
@@ -56,7 +56,7 @@ class PushArrived(msgspec.Struct, frozen=True, array_like=True, tag="push", gc=F
 
 
 class Heard(msgspec.Struct, frozen=True, array_like=True, tag="heard", gc=False):
-    """A piece or a credit of a transfer arrived, some time after the lease was last renewed."""
+    """A piece or a credit arrived some time after the lease was last renewed."""
 
     peer: Peer
     kind: str
@@ -65,9 +65,9 @@ class Heard(msgspec.Struct, frozen=True, array_like=True, tag="heard", gc=False)
 
 
 class HubReceivedMalformed(msgspec.Struct, frozen=True, array_like=True, tag="malformed"):
-    """A message arrived that cannot be read, or whose payload is not the announced one.
+    """A message arrived that cannot be decoded, or whose payload was not announced.
 
-    With `strike` it counts against its sender.
+    With `strike`, it counts against its sender.
     """
 
     peer: Peer
@@ -84,7 +84,10 @@ class Folded(msgspec.Struct, frozen=True, array_like=True, tag="folded", gc=Fals
 
 
 class Evaluated(msgspec.Struct, frozen=True, array_like=True, tag="evaluated", gc=False):
-    """A version was evaluated on held-out data: mean loss, and accuracy from 0 to 1 where there is one."""
+    """A version was evaluated on held-out data.
+
+    `loss` is the mean loss; `accuracy` is from 0 to 1, or `None` without classes.
+    """
 
     number: int
     loss: float
@@ -92,28 +95,35 @@ class Evaluated(msgspec.Struct, frozen=True, array_like=True, tag="evaluated", g
 
 
 class Ticked(msgspec.Struct, frozen=True, array_like=True, tag="tick", gc=False):
-    """Time has passed, and something may be due. `can_send`: the model may be sent to members that wait for it."""
+    """Time has passed, and something may be due.
+
+    With `can_send`, the hub can send the model to the members that wait for it.
+    """
 
     can_send: bool = True
 
 
 class Resumed(msgspec.Struct, frozen=True, array_like=True, tag="resumed"):
-    """The hub was away, or stood still, and resumes: it could hear no device meanwhile.
+    """The hub resumes after a restart or a stall, in which it heard no device.
 
-    With a `lineage` the hub was started: new versions belong to that lineage, and continue those before it.
+    With a `lineage`, the hub was restarted: new versions belong to that lineage and continue the
+    previous ones.
     """
 
     lineage: str = ""
 
 
 class Revoked(msgspec.Struct, frozen=True, array_like=True, tag="revoked", gc=False):
-    """A key counts no more: what it has here ends."""
+    """A key is no longer valid; its devices must be expelled."""
 
     key: Key
 
 
 class HubStopRequested(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
-    """The person who runs the hub wants it to end; with `finished` training is over, and the devices end, too."""
+    """A person requested the hub's end.
+
+    With `finished`, training is complete, and the devices end, too.
+    """
 
     finished: bool = False
 

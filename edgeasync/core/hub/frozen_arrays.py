@@ -1,4 +1,4 @@
-"""The hub's side of the handshake: whether a device has the frozen arrays of the others. Part of `HubCore`."""
+"""Compares the frozen arrays of devices during the handshake. Part of `HubCore`."""
 
 import msgspec
 
@@ -8,33 +8,34 @@ from edgeasync.protocol.messages import Framework, Frozen, Hello
 
 
 class FirstFrozen(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The checksum of the first device that joined with one."""
+    """The first checksum that a device reported, and that device's id."""
 
     checksum: str
     device_id: str
 
 
 class FrozenState(msgspec.Struct):
-    """The durable fields of `FrozenArrays`."""
+    """The durable fields of `FrozenArrays`, by framework."""
 
     first: dict[Framework, FirstFrozen] = {}
 
 
 class FrozenArrays:
-    """Compares a device's checksum of its frozen arrays with the hub's own or, without one, the first device's.
+    """Compares devices' frozen arrays with the hub's or the first device's.
 
-    It ignores a device whose other arrays are not the hub's: that device raises an error that names them.
+    Devices with a different parameter layout are skipped; they raise an error that names the
+    arrays.
     """
 
     def __init__(self, spec: ParameterSpec, settings: HubCoreSettings) -> None:
         self._layout = spec.layout
         self._own = settings.frozen_arrays
         self.refuses = settings.frozen == "refuse"
-        """Whether a device with other arrays must stay out."""
+        """Whether a device with different frozen arrays must not join."""
         self.state = FrozenState()
 
     def difference(self, hello: Hello) -> str:
-        """Return a sentence about a device with other arrays, else nothing."""
+        """Describe how a device's frozen arrays differ; return "" if they match."""
         frozen = self._compared(hello)
         if frozen is None:
             return ""
@@ -42,23 +43,23 @@ class FrozenArrays:
         if self._own is not None and self._own.framework == frozen.framework:
             theirs, whose = self._own.checksum, "the hub's"
         elif first is not None:
-            theirs, whose = first.checksum, f"those of {first.device_id}, which joined first"
+            theirs, whose = first.checksum, f"those of {first.device_id}, the first device"
             if first.device_id == hello.device_id:
-                whose = "those that it joined with before"
+                whose = "those it joined with before"
         else:
             return ""
         if frozen.checksum == theirs:
             return ""
-        return f"the frozen arrays of {hello.device_id}, which do not travel, differ from {whose}"
+        return f"the frozen arrays of {hello.device_id}, which are not transmitted, differ from {whose}"
 
     def note(self, hello: Hello) -> None:
-        """Note the checksum of a device that has joined, if it is the first one."""
+        """Record the checksum of a joined device, if it is the first one."""
         frozen = self._compared(hello)
         if frozen is not None:
             self.state.first.setdefault(frozen.framework, FirstFrozen(frozen.checksum, hello.device_id))
 
     def forget(self, device_id: str) -> None:
-        """Drop what a device has said whose key counts no more."""
+        """Drop the checksum of a device whose key is no longer valid."""
         for framework, first in list(self.state.first.items()):
             if first.device_id == device_id:
                 del self.state.first[framework]

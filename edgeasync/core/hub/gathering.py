@@ -1,4 +1,4 @@
-"""Gathers updates until they are due, and plans their fold. Part of `PolicyEngine`; scalars only."""
+"""Buffers updates until a fold is due, and plans the fold. Part of `PolicyEngine`."""
 
 import math
 from collections import Counter
@@ -18,16 +18,18 @@ from edgeasync.policies.policy import folds_one_by_one
 from edgeasync.policies.transforms import Conditions, plan_chain
 
 VOTERS_WITH_A_SHARE = 4
-"""One voter's waiting updates take at most a fourth of the places; with fewer voters an equal share."""
+"""A voter may buffer at most a quarter of `updates_held_max`; with fewer voters, an equal share."""
 
 SLACK_UPDATES = 64
-"""A voter's first long update may be as long as was ever usual; half as long after this number of them."""
+"""The limit for a voter's long updates starts at the peak norm, and halves after this number of
+them.
+"""
 
 
 class Gathering:
-    """Holds the updates that wait; weighs them against one another when they are folded.
+    """Buffers updates, and weighs them against one another in a fold. Scalars only.
 
-    Every voter has one vote, and no update counts with more than the usual length.
+    Every voter has one vote, and updates are clipped to the usual norm.
     """
 
     def __init__(
@@ -51,21 +53,24 @@ class Gathering:
         self.state = state
         self._waiting = Waiting(state.gathering.contributions)
 
-    # -- who waits -------------------------------------------------------------------------------------------
+    # -- buffered updates ------------------------------------------------------------------------------------
 
     @property
     def count(self) -> int:
-        """How many updates wait to be folded."""
+        """The number of buffered updates."""
         return len(self.state.gathering.contributions)
 
     def count_of(self, device_id: str) -> int:
-        """Return how many of a device's updates wait to be folded."""
+        """Return the number of a device's buffered updates."""
         if device_id not in self._waiting.of_device:
             return 0
         return sum(one.device_id == device_id for one in self.state.gathering.contributions)
 
     def is_crowding(self, voter: str) -> bool:
-        """Whether as many updates of a voter wait as may: the others must find places, or it would fold alone."""
+        """Return whether a voter has buffered its full share of updates.
+
+        Without this limit, one voter could fill the buffer and trigger a fold of its updates alone.
+        """
         places = self._settings.limits.updates_held_max
         waiting = self._waiting.of_voter.get(voter, 0)
         if VOTERS_WITH_A_SHARE * waiting < places:
@@ -74,18 +79,18 @@ class Gathering:
         return share <= waiting and share < places
 
     def add(self, contribution: Contribution) -> None:
-        """Let an update wait."""
+        """Buffer an update."""
         self._waiting.append(contribution)
 
     def take(self) -> list[Contribution]:
-        """Return the updates that waited: no update waits after that."""
+        """Remove and return all buffered updates."""
         gathering = self.state.gathering
         taken, gathering.contributions = gathering.contributions, []
         self._waiting = Waiting(gathering.contributions)
         return taken
 
     def drop(self, device_id: str) -> list[int]:
-        """Drop the updates of a device that wait; return their handles."""
+        """Drop a device's buffered updates; return their handles."""
         gathering = self.state.gathering
         dropped = [one.handle for one in gathering.contributions if one.device_id == device_id]
         gathering.contributions = [one for one in gathering.contributions if one.device_id != device_id]
@@ -93,7 +98,7 @@ class Gathering:
         return dropped
 
     def due_s(self, now_s: float = math.inf) -> float | None:
-        """Return when the updates that wait are due: `now_s` if no more may wait, `None` if that is unknown."""
+        """Return when the fold is due: `now_s` if the buffer is full, `None` if unknown."""
         count = len(self.state.gathering.contributions)
         if not count:
             return None
@@ -102,7 +107,7 @@ class Gathering:
         return self._in_force.aggregate.flush_at_s(self._waiting, self._electorate.fleet(self._waiting))
 
     def rolled_back(self) -> None:
-        """Count folds from 0 again."""
+        """Restart the count of folds at 0."""
         gathering = self.state.gathering
         gathering.measuring.clear()
         gathering.folds_before += gathering.folds
@@ -111,7 +116,7 @@ class Gathering:
     # -- a fold ----------------------------------------------------------------------------------------------
 
     def fold(self, learning_rate_factor: float) -> tuple[list[Contribution], Fold]:
-        """Plan the fold of all updates that wait into the next version, and count it for their members."""
+        """Plan the fold of all buffered updates, and count it for their members."""
         state = self.state
         gathering, electorate, combine = state.gathering, state.electorate, self._policy.combine
         contributions = self.take()
@@ -122,7 +127,7 @@ class Gathering:
         weights: list[float] = []
         norms: list[float] = []
         lengths: list[float] = []
-        for one, share, clip in zip(contributions, shares, clips, strict=True):  # one loop, for often it is one
+        for one, share, clip in zip(contributions, shares, clips, strict=True):
             weight = share * clip
             handles.append(one.handle)
             weights.append(weight)
@@ -141,7 +146,8 @@ class Gathering:
             int(fleet.voters_live),
         )
         gathering.folds += 1
-        # An infrequent device's update is old: whether it agrees with the others says nothing of the period.
+        # An infrequent device's update is old, so its agreement with others says nothing about the
+        # period.
         infrequent = electorate.infrequent and any(one.device_id in electorate.infrequent for one in contributions)
         measure = count > 1 and not combine.robust and not infrequent
         if measure:
@@ -158,7 +164,7 @@ class Gathering:
         )
 
     def observe_sum(self, number: int, norm: float) -> None:
-        """Record the norm of the weighted sum that made a version: it shows how far the updates agree."""
+        """Record the norm of a fold's weighted sum, which shows how far its updates agree."""
         norms, weights = self.state.gathering.measuring.pop(number, ([], []))
         agreement = agreement_of(norm, norms, weights)
         if agreement is not None:
@@ -167,7 +173,7 @@ class Gathering:
     def _shares(
         self, contributions: Sequence[Contribution], fleet: Fleet
     ) -> tuple[tuple[float, ...], tuple[int, ...]]:
-        """Return the updates' weights before any is shortened, and their rows for a robust combiner."""
+        """Return the updates' weights before clipping, and rows for a robust combiner."""
         weights = self._in_force.aggregate.weights(contributions, fleet)
         if self._policy.take == "best":
             weights = _only_best(contributions, weights, self.state.fleet.scores.least_credible)
@@ -180,10 +186,10 @@ class Gathering:
     def _one_vote_each(
         self, contributions: Sequence[Contribution], weights: tuple[float, ...]
     ) -> tuple[tuple[float, ...], tuple[int, ...]]:
-        """Return weights of which each voter has one share, and the updates' rows for a robust combiner.
+        """Return weights with one vote per voter, and the rows for a robust combiner.
 
-        Updates of one voter go to the same row; without rows, each has its own. Where updates are folded one by
-        one, the devices of a voter take turns: each of their updates counts for its part of the vote.
+        Updates of one voter share a row; without rows, each update is its own. If updates are
+        folded one by one, each update of a voter counts with its device's share of the vote.
         """
         if folds_one_by_one(self._in_force.aggregate):
             shared = self._members.shared
@@ -201,26 +207,23 @@ class Gathering:
         return weights, tuple([row_of[one.voter] for one in contributions])
 
     def _share_of_voters(self, contributions: Sequence[Contribution]) -> float:
-        """Return the votes behind updates that are folded together, as a share of all.
+        """Return the share of all votes behind these updates, which are folded together.
 
-        While the fleet rests, few devices may be awake. Each counts as much as it would among all: otherwise a
-        device that exchanges alone would make the model its own.
+        In an idle fleet, few devices may be active. Each then counts as much as in the whole fleet.
+        Otherwise a device that exchanges alone would replace the model by its own.
         """
         if folds_one_by_one(self._in_force.aggregate):
             return 1.0
         shared = self._members.shared
-        devices = dict.fromkeys([(one.device_id, one.voter) for one in contributions])  # in order, unlike a set
+        devices = dict.fromkeys([(one.device_id, one.voter) for one in contributions])  # ordered, unlike a set
         votes = sum(1.0 / shared.get(voter, 1) for _, voter in devices)
         return min(1.0, votes / max(1, self._electorate.voters_live))
 
     def _clips(self, contributions: Sequence[Contribution]) -> list[float]:
-        """Return the share of its length that each update counts with: the longest are shortened.
-
-        Note whose are folded before there is a bound.
-        """
+        """Return the factor by which each update is clipped, and record unclipped devices."""
         fleet, monitor, divergence = self.state.fleet, self._policy.monitor, self._divergence
         centred = self._policy.combine.centred
-        # A combiner with a centre bounds the distance from there.
+        # A combiner with a centre limits the distance from that centre itself.
         bound = math.inf if centred else monitor.norm_max(fleet)
         if (self._norm_usual if centred else bound) == math.inf:
             for one in contributions:
@@ -235,15 +238,15 @@ class Gathering:
             if divergence.is_on_probation(one.voter):
                 usual = fleet.lengths.usual()
                 norm_max = min(norm_max, monitor.probation * usual)
-                norm = min(norm, usual) if centred else norm  # a combiner with a centre cuts the rest off itself
+                norm = min(norm, usual) if centred else norm  # a combiner with a centre clips the rest
             clips.append(1.0 if norm <= norm_max else norm_max / norm)
         return clips
 
     def _slack(self, member: Member) -> float:
-        """Return what share of the highest usual length a voter's update may have: 1 before its first long one.
+        """Return the maximum norm of a voter's update as a share of the peak: at first 1.
 
-        A device whose data the model does not know yet sends long updates, and shorter ones as they count. Those
-        of a hostile one stay long.
+        A device with unfamiliar data sends long updates at first, and shorter ones as the model
+        learns from them. A hostile device's updates stay long, so its limit drops.
         """
         return math.pow(0.5, self._members.long_updates_of_voter(member) / SLACK_UPDATES)
 
@@ -254,7 +257,7 @@ class Gathering:
         return lengths.median if len(lengths) >= DEVICES_MIN and lengths.median > 0.0 else math.inf
 
     def check(self) -> None:
-        """Raise `AssertionError` if the counts contradict one another."""
+        """Raise `AssertionError` if the counts are inconsistent."""
         gathering = self.state.gathering
         assert len(gathering.contributions) < self._settings.limits.updates_held_max
         self._waiting.check(gathering.contributions, self._electorate.fleet())
@@ -262,7 +265,7 @@ class Gathering:
 
 
 def _only_best(contributions: Sequence[Contribution], weights: Sequence[float], least: float) -> tuple[float, ...]:
-    """Give the weight of all updates to the one with the lowest score of at least `least`, if there is one."""
+    """Move all weight to the update with the lowest score of at least `least`, if any."""
     scored = [position for position, one in enumerate(contributions) if one.score >= least]
     if not scored:
         return tuple(weights)

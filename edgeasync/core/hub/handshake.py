@@ -1,4 +1,4 @@
-"""The hub's side of the handshake: why it refuses a hello, and how it welcomes a device. Part of `HubCore`."""
+"""The hub's handshake: check a `Hello`, build a `Welcome`. Part of `HubCore`."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from edgeasync.protocol.messages import Hello, Welcome
 
 
 class Handshake:
-    """Checks the hello of a device, and makes its welcome."""
+    """Checks a device's `Hello`, and builds its `Welcome`."""
 
     def __init__(
         self,
@@ -33,24 +33,24 @@ class Handshake:
         self._policy = policy
 
     def check(self, hello: Hello) -> None:
-        """Raise `RefusalError` for a device with another model, or with other frozen arrays."""
+        """Raise `RefusalError` for a device with another model or other frozen arrays."""
         if hello.fingerprint is not None and hello.fingerprint != self._spec.fingerprint:
             raise RefusalError(
                 "model_mismatch",
-                f"the device's model {hello.fingerprint[:8]} is not the hub's {self._spec.fingerprint[:8]}: "
-                "give both the same names and shapes; start the agent without a model of its own, or with the "
-                "hub's [model] settings",
+                f"the device's model {hello.fingerprint[:8]} differs from the hub's {self._spec.fingerprint[:8]}: "
+                "use the same parameter names and shapes on both, or start the agent without a model or with "
+                "the hub's [model] settings",
             )
         if self.frozen_arrays.refuses and (difference := self.frozen_arrays.difference(hello)):
             raise RefusalError(
                 "model_mismatch",
-                f"{difference}: load the same base model on all devices, keep networks that follow others "
-                "(targets, averages) out of the module that joins, or let this device train with "
-                "frozen = 'warn' in the hub's [hub] settings, Hub(frozen='warn') in Python",
+                f"{difference}: load the same base model on all devices, exclude networks that follow others "
+                "(targets, averages) from the module that joins, or admit the device with frozen = 'warn' in "
+                "the hub's [hub] settings or Hub(frozen='warn') in Python",
             )
 
     def welcome(self, member: Member) -> Welcome:
-        """Return a member's welcome: what it trains, and how to communicate."""
+        """Return a member's `Welcome`: what to train, and how to communicate."""
         settings, graph = self._settings, self._graph
         return Welcome(
             session=member.session,

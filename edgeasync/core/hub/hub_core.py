@@ -1,8 +1,8 @@
-"""`HubCore`: the hub as a deterministic state machine. Events in, effects out; scalars only.
+"""`HubCore`: the hub as a deterministic state machine. Events in, effects out.
 
-It reads no clock: every call is given `now_s`, which never goes back. It draws no randomness: `make_session` is
-given. It touches no array. It never raises for a peer's fault: it answers with a `Refuse`, counts the fault and,
-after too many, puts the device into quarantine.
+It reads no clock: every call passes `now_s`, which never decreases. It draws no randomness:
+`make_session` is passed in. It touches no array. It never raises for a peer's fault. It answers
+with a `Refuse`, counts the fault and, after too many, quarantines the device.
 """
 
 import math
@@ -64,14 +64,16 @@ from edgeasync.protocol.messages import (
 )  # fmt: skip
 
 RENEWALS_PER_LEASE = 8
-"""A piece or a credit makes an event only if the lease was last renewed this part of a lease ago, or earlier."""
+"""A piece or a credit creates an event only if 1/8 of the lease has passed since its last renewal.
+"""
 
 UNCOUNTED_BYTES_MAX = 4 << 20
-"""It also makes one once the core has yet to count this number of bytes: a hub that ends leaves them uncounted."""
+"""It also creates an event at this number of uncounted bytes, which a crash of the hub would lose.
+"""
 
 
 class HubCore:
-    """The hub's decisions. `handle` returns effects to carry out in order."""
+    """The hub's decisions. `handle` returns effects to execute in order."""
 
     def __init__(
         self,
@@ -97,7 +99,7 @@ class HubCore:
         self.messages_refused = 0
         self.messages_accepted: Counter[str] = Counter()
         self.messages_ignored = 0
-        """How many messages came after the end, while the last version was made and written."""
+        """Messages that arrived after the end, while the last version was made and written."""
         self.admission = Admission(
             self.members,
             self.policy_engine,
@@ -135,21 +137,24 @@ class HubCore:
 
     @property
     def updates_applied(self) -> int:
-        """How many updates are part of the model, over the whole run."""
+        """The number of updates folded into the model, over the whole run."""
         return self.policy_engine.state.updates_applied
 
     @property
     def updates_rejected(self) -> int:
-        """How many updates will never count, over the whole run."""
+        """The number of rejected updates, over the whole run."""
         return self.policy_engine.state.updates_rejected
 
     @property
     def duplicates(self) -> int:
-        """How many pushes had been answered before, over the whole run."""
+        """The number of pushes that had been answered before, over the whole run."""
         return self.pushes.state.duplicates
 
     def next_deadline_s(self) -> float:
-        """Return when a `Ticked` is next due, infinity once stopped; an earlier one does no harm."""
+        """Return when a `Ticked` is next due, infinity once stopped.
+
+        Earlier ones are harmless.
+        """
         if self.stopped:
             return math.inf
         due = [self.lifecycle.next_deadline_s()]
@@ -158,13 +163,16 @@ class HubCore:
         if (fold := self.policy_engine.gathering.due_s()) is not None:
             due.append(fold)
         elif self.members.waiters and not self.policy_engine.gathering.count:
-            due.append(-math.inf)  # their version is made, or nothing is left that it could be made of
+            due.append(-math.inf)  # their version is made, or has no updates left
         return min(due)
 
     # -- events ----------------------------------------------------------------------------------------------
 
     def handle(self, event: HubEvent, now_s: float) -> list[HubEffect]:
-        """Decide about one event; return the effects to carry out in order. Never raises for a peer's fault."""
+        """Process one event; return effects to execute in order.
+
+        Never raises for a peer's fault.
+        """
         if self.lifecycle.state.stopped and not isinstance(event, Resumed):
             return self._after_training(event, now_s)
         match event:
@@ -189,11 +197,17 @@ class HubCore:
         return effects + self.lifecycle.save_or_stop(event, now_s)
 
     def decides(self, push: Push, key: Key, now_s: float, *, can_answer: bool) -> bool:
-        """Return whether an update that arrives now will be decided about: only then must it be measured."""
+        """Return whether the core will decide about an update that arrives now.
+
+        The engine measures only these updates.
+        """
         return not self.lifecycle.state.stopped and self.pushes.decides(push, key, now_s, can_answer=can_answer)
 
     def accept_silently(self, member: Member, kind: str, now_s: float) -> bool:
-        """Accept a piece or a credit that would only renew a new lease; return false if it takes an event."""
+        """Accept a piece or a credit if it would only renew a fresh lease.
+
+        Returns false if the caller must pass it as an event.
+        """
         if self.stopped or not member.live or now_s >= member.seen_s + self._renewal_s:
             return False
         if sum(member.link.uncounted) >= UNCOUNTED_BYTES_MAX:
@@ -202,14 +216,14 @@ class HubCore:
         return True
 
     def _after_training(self, event: HubEvent, now_s: float) -> list[HubEffect]:
-        """Wait for the last evaluation; count a message that came after the end that its sender was told of."""
+        """Wait for the last evaluation; ignore and count messages after the end."""
         if self.lifecycle.state.evaluates_last and isinstance(event, Evaluated | HubStopRequested):
             return self.lifecycle.end_evaluated(event, now_s)
         self.messages_ignored += isinstance(event, HubReceived | PushArrived | Heard | HubReceivedMalformed)
         return [Discard(event.handle)] if isinstance(event, PushArrived) else []
 
     def _on_message(self, event: HubReceived | PushArrived | Heard, now_s: float) -> list[HubEffect]:
-        """Answer a message that could be read, or refuse it."""
+        """Answer or refuse a decoded message."""
         effects: list[HubEffect] = []
         if event.moved != (0, 0) and (known := self.members.by_peer(event.peer)) is not None:
             self.budgets.count(known, event.moved, now_s)
@@ -226,7 +240,7 @@ class HubCore:
         return effects
 
     def _sender(self, event: HubReceived | PushArrived | Heard) -> Member | None:
-        """Return the member that a message is from; raises `RefusalError` for an unknown session."""
+        """Return a message's sender; raises `RefusalError` for an unknown session."""
         if isinstance(event, PushArrived):
             return self.members.by_session(event.push.session, event.key)
         if isinstance(event, Heard):
@@ -237,27 +251,31 @@ class HubCore:
         return self.members.by_session(message.session or b"", event.key)
 
     def _answer_anybody(self, event: HubReceived | PushArrived | Heard, now_s: float) -> list[HubEffect]:
-        """Return the effects of a message that needs no session; raises `RefusalError` like `_answer`."""
+        """Process a message that needs no session; raises `RefusalError` like `_answer`."""
         message = event.message if isinstance(event, HubReceived) else None
         match message:
             case Hello():
                 effects = self.admission.hello(event.peer, message, now_s, event.key)
                 return effects + self.budgets.judge_shares(self.members.members[message.device_id])
             case Wake():
-                return [*self.policy_engine.pacing.wake("an operator said so", now_s), SendStatus(event.peer)]
+                return [*self.policy_engine.pacing.wake("an operator requested it", now_s), SendStatus(event.peer)]
             case Order():
                 return [*self._obey(message, event.key, now_s), SendStatus(event.peer, confirms=True)]
             case StatusRequest():
                 return [SendStatus(event.peer)]
-        return []  # a sign of life of a connection that is no member's
+        return []  # a piece or credit on a connection without a member
 
     def _obey(self, order: Order, key: Key, now_s: float) -> list[HubEffect]:
-        """Carry an operator's order out; raises `RefusalError` for a device that the hub does not know."""
+        """Execute an operator's order; raises `RefusalError` for an unknown device."""
         if not key and self.policy_engine.policy.trust == "open":
-            raise RefusalError("not_allowed", "a hub that is open to all knows no operator: give it keys")
+            raise RefusalError(
+                "not_allowed", "a hub with trust = 'open' and without keys accepts no orders; start it with --keys"
+            )
         voter = self.policy_engine.voter_of(order.device_id)
         if voter is None:
-            raise RefusalError("unknown_device", f"no device here is named {order.device_id}")
+            raise RefusalError(
+                "unknown_device", f"unknown device {order.device_id}; list the devices with 'edgeasync status'"
+            )
         obey = (
             self.policy_engine.quarantine if order.order == "quarantine" else self.policy_engine.divergence.release
         )
@@ -266,7 +284,7 @@ class HubCore:
     def _answer(self, event: HubReceived | PushArrived | Heard, member: Member, now_s: float) -> list[HubEffect]:
         """Return the effects of a member's message.
 
-        Raises `RefusalError` before anything has changed, so that a refused message has no other effect.
+        Raises `RefusalError` before any state changes, so a refused message has no other effect.
         """
         if isinstance(event, PushArrived):
             return self.pushes.arrived(member, event, now_s)
@@ -288,7 +306,7 @@ class HubCore:
 
     def _on_fetch_graph(self, member: Member, *, has_capacity: bool) -> list[HubEffect]:
         if self.graph is None:
-            raise RefusalError("malformed", "this hub ships no graph, and its welcome named none")
+            raise RefusalError("malformed", "this hub has no training graph; its Welcome did not announce one")
         if not has_capacity:
             raise self.assignments.busy()
         return [SendGraph(member.peer)]
@@ -302,12 +320,12 @@ class HubCore:
         if refusal.refuse.code in ("sequence", "malformed"):
             effects += self.admission.strike(event.peer, str(refusal), now_s, event.key)
         if isinstance(event, HubReceived) and refusal.refuse.code == "model_mismatch":
-            assert isinstance(event.message, Hello), "who is a member has the hub's model"
+            assert isinstance(event.message, Hello), "members have the hub's model"
             effects += self.admission.warn_once(event.message.device_id, f"refused: {refusal}")
         return effects
 
     def _on_malformed(self, event: HubReceivedMalformed, now_s: float) -> list[HubEffect]:
-        """Count a message that could not be read, and refuse it unless its sender has sent too many."""
+        """Count an undecodable message, and refuse it unless its sender has sent too many."""
         self.messages_refused += 1
         if not event.strike:
             return []
@@ -320,7 +338,7 @@ class HubCore:
         )
 
     def _on_revoked(self, event: Revoked, now_s: float) -> list[HubEffect]:
-        """Shut a key's devices out, and drop their updates that wait; what is in the model stays."""
+        """Expel a key's devices, and drop their buffered updates; applied updates stay."""
         effects: list[HubEffect] = []
         for member in self.members.of_key(event.key):
             effects += self.admission.revoke(member, now_s)
@@ -330,16 +348,16 @@ class HubCore:
         return effects
 
     def _on_tick(self, event: Ticked, now_s: float) -> list[HubEffect]:
-        """End leases and fold updates that are due."""
+        """Expire leases, fold due updates, and answer waiting members."""
         effects = self.admission.expire(now_s)
         effects += self.policy_engine.fold_if_due(now_s)
         return effects + self.assignments.answer_waiting(now_s, can_send=event.can_send)
 
     def _resume(self, resumed: Resumed, now_s: float) -> None:
-        """Resume: renew all leases, since no device could be heard meanwhile; a start has cut all connections."""
+        """Renew all leases, since no device was heard; after a restart, drop connections."""
         self.lifecycle.state.stopped = self.lifecycle.state.evaluates_last = False
         if resumed.lineage:
-            self.messages_accepted.clear()  # counted since the last start
+            self.messages_accepted.clear()  # these count from the last start
             self.messages_refused = self.messages_ignored = 0
             self.policy_engine.state.ancestry.branch(resumed.lineage, self.version)
         self.members.resume(now_s, connected=not resumed.lineage)
@@ -347,12 +365,15 @@ class HubCore:
     # -- status and checks -----------------------------------------------------------------------------------
 
     def status(self, now_s: float) -> dict[str, Any]:
-        """Return the hub's state for people and scripts; the keys are a contract (docs/reference/json.md)."""
+        """Return the hub's status, whose keys are public (docs/reference/json.md)."""
         members = list(self.members.members.values())
         return {**self.describe(members, now_s), "devices": self.describe_devices(members, now_s)}
 
     def describe(self, members: Sequence[Member], now_s: float) -> dict[str, Any]:
-        """Return the status without its devices; the times in it are of these members, or of some of many."""
+        """Return the status without devices.
+
+        Its times are those of `members`, or of a sample if there are many.
+        """
         measurements = self.members.live_measurements(members[:: len(members) // SAMPLE + 1])
         return {
             "lineage": self.lineage,
@@ -371,25 +392,25 @@ class HubCore:
         }
 
     def describe_devices(self, members: Iterable[Member], now_s: float) -> list[dict[str, Any]]:
-        """Return the devices' parts of the status."""
+        """Return the devices' entries of the status."""
         return describe_devices(members, now_s, self.policy_engine.is_quarantined, self.budgets.describe_device)
 
     def imbalance(self) -> str:
-        """Return how the counts of updates contradict one another; empty as long as they do not."""
+        """Return how the counts of updates are inconsistent, or "" if they are consistent."""
         waiting = Counter([one.device_id for one in self.policy_engine.state.gathering.contributions])
         counted = self.updates_applied + self.updates_rejected + sum(waiting.values()) + self.duplicates
         if (answered := self.pushes.state.answered) != counted:
-            return f"{answered} pushes were answered, and {counted} have an outcome"
+            return f"{answered} pushes were answered, but {counted} have an outcome"
         for member in self.members.members.values():
             if member.updates_buffered != waiting[member.device_id]:
                 return (
-                    f"{member.updates_buffered} of {member.device_id}'s answered pushes have no outcome, and "
-                    f"{waiting[member.device_id]} updates wait"
+                    f"{member.updates_buffered} answered pushes of {member.device_id} have no final outcome, but "
+                    f"{waiting[member.device_id]} updates are buffered"
                 )
         return ""
 
     def check(self) -> None:
-        """Raise `AssertionError` if the state contradicts itself; for tests and simulation."""
+        """Raise `AssertionError` if the state is inconsistent; for tests and simulation."""
         self.admission.check()
         self.policy_engine.check()
         if imbalance := self.imbalance():
@@ -400,7 +421,7 @@ class HubCore:
 
 
 def _kind_of(event: HubReceived | PushArrived | Heard) -> str:
-    """Return the kind that an accepted message is counted under."""
+    """Return the kind under which an accepted message is counted."""
     if isinstance(event, PushArrived):
         return "piece" if event.push.transfer else "push"
     return event.kind if isinstance(event, Heard) else type(event.message).__name__.lower()

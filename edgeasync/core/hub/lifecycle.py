@@ -1,4 +1,4 @@
-"""When a run is saved, and when it ends. Part of `HubCore`."""
+"""When to save a run, and when to end it. Part of `HubCore`."""
 
 import math
 from typing import Literal
@@ -14,9 +14,10 @@ from edgeasync.protocol.messages import Goodbye
 
 
 class LifecycleState(msgspec.Struct):
-    """When the next checkpoint is due, what the last one covers, and whether training has ended.
+    """The durable fields of `Lifecycle`: checkpoints and the end of training.
 
-    With `evaluates_last` training has finished, and the hub evaluates the last version before it ends.
+    `saved_version` and `saved_updates` describe the last checkpoint. With `evaluates_last`,
+    training has finished, and the hub evaluates the last version before it ends.
     """
 
     save_at_s: float
@@ -28,7 +29,7 @@ class LifecycleState(msgspec.Struct):
 
 
 class Lifecycle:
-    """Asks for checkpoints, and ends training once a stop condition is met."""
+    """Requests checkpoints, and ends training once a stop condition is met."""
 
     def __init__(
         self, members: Membership, policy_engine: PolicyEngine, settings: HubCoreSettings, now_s: float
@@ -46,21 +47,21 @@ class Lifecycle:
         )
 
     def next_deadline_s(self) -> float:
-        """Return when the run is to be saved or to end by the clock."""
+        """Return the next time at which the clock alone requires a checkpoint or the end."""
         state = self.state
         if self._policy_engine.state.version != state.saved_version:
             return min(state.stop_at_s, state.save_at_s)
         return state.stop_at_s
 
     def save_or_stop(self, event: HubEvent, now_s: float) -> list[HubEffect]:
-        """Return the last effects of an event: the end of training, or a checkpoint, if due."""
+        """Return an event's last effects: the end of training or a checkpoint, if due."""
         save = self._save_if_due(event, now_s)
         if self.state.stopped:
-            return []  # `stop` has saved
+            return []  # `stop` has requested a checkpoint
         return self._stop_if_due(event, now_s) or save
 
     def _save_if_due(self, event: HubEvent, now_s: float) -> list[HubEffect]:
-        """Write a checkpoint if it is due and there is a new version."""
+        """Request a checkpoint if one is due and there is a new version."""
         state, model = self.state, self._policy_engine.state
         if model.version == state.saved_version:
             return []
@@ -80,13 +81,13 @@ class Lifecycle:
         if reached := self._policy_engine.state.evaluations.reached:
             return self.stop("finished", reached, now_s)
         if isinstance(event, Ticked) and now_s >= self.state.stop_at_s:
-            return self.stop("finished", "the time to train is over", now_s)
+            return self.stop("finished", "the training time of stop.minutes has passed", now_s)
         return []
 
     def stop(self, reason: Literal["finished", "stopping"], detail: str, now_s: float) -> list[HubEffect]:
-        """Say goodbye, make a last version of the updates that wait, save, and end.
+        """Send `Goodbye`, fold the buffered updates, save, and end.
 
-        If training has finished, the hub evaluates the last version before the end.
+        If training has finished, the hub evaluates the last version before it ends.
         """
         self.state.stopped = True
         live = tuple([member.peer for member in self._members.members.values() if member.live and member.peer])
@@ -98,12 +99,12 @@ class Lifecycle:
         return [*effects, EndHub(reason)]
 
     def end_evaluated(self, event: Evaluated | HubStopRequested, now_s: float) -> list[HubEffect]:
-        """End once the last version is evaluated, or at once if a stop is requested meanwhile."""
+        """End once the last version is evaluated, or immediately if a stop is requested."""
         effects: list[HubEffect] = []
         if isinstance(event, Evaluated):
             model = self._policy_engine.state
             effects += self._policy_engine.evaluations.observe(event, model.updates_applied, now_s)
-            if event.number != model.version:  # it was begun before the end
+            if event.number != model.version:  # it began before the end
                 return [*effects, Evaluate()]
             effects.append(Save())
         self.state.evaluates_last = False

@@ -1,35 +1,43 @@
 """Measurements of a device's link: bytes moved, round trip and bandwidth.
 
-They come from ordinary traffic: no message is sent only to measure.
+They use ordinary traffic: no message is sent only to measure.
 """
 
 from edgeasync.measurements.medians import RECENT, add_recent, median
 from edgeasync.protocol.transfers import PIECE_BYTES_MIN, CreditWindow
 
 MEASURED_BYTES_MIN = 1 << 16
-"""A cycle that moves fewer bytes shows delays, not bandwidth."""
+"""A cycle that moves fewer bytes measures latency, not bandwidth."""
 
 CYCLES = 32
-"""The fastest of this many cycles tells the bandwidth: a busy machine makes most of them slower than the link."""
+"""The bandwidth is that of the fastest of the latest cycles, because a busy machine slows down
+most.
+"""
 
 SURE_CYCLES_MIN = 3
 SURE_CYCLES = 16
 SURE_S = 1.0
-"""A link may be called slow after this many cycles, or sooner if the shortest times their number is this long."""
+"""A low bandwidth is reliable after `SURE_CYCLES`, or earlier if the cycles took long enough.
+
+That is the case from `SURE_CYCLES_MIN` on, if their number times the shortest is at least `SURE_S`.
+"""
 
 BANDWIDTH_MAX_BYTES_PER_S = 1e12
-"""Limit for bandwidths that were measured over almost no time."""
+"""Upper limit for bandwidths measured over almost no time."""
 
 
 class LinkEstimate:
-    """The link of one device, over all its connections. Sizes are of whole frames, headers included.
+    """The link of one device, over all its connections.
 
-    `bytes_up` counts bytes from the device to the hub. `round_trip_s` is the median of the last five pings, as the
-    device measured them. `bandwidth_bytes_per_s` is the larger of two measurements: the median of the last five
-    full windows of transfers to the device, and the highest of the last `CYCLES` that moved at least
-    `MEASURED_BYTES_MIN`. In a cycle other things take time, too, so each of those is too low. `is_sure` says
-    whether there are enough of them to believe that the link is no faster. `window` is that of transfers to the
-    device.
+    Sizes are whole frames with headers.
+
+    - `bytes_up` counts bytes from the device to the hub, `bytes_down` those to the device.
+    - `round_trip_s` is the median of the last five pings, as measured by the device.
+    - `bandwidth_bytes_per_s` is the larger of two measurements: the median of the last five full
+      windows of transfers to the device, and the highest of the last `CYCLES` that moved at least
+      `MEASURED_BYTES_MIN`. Cycles include other work, so their bandwidths are too low.
+    - `is_sure` is true once there are enough cycles to rule out a faster link.
+    - `window` returns the credit window of transfers to the device.
     """
 
     __slots__ = (
@@ -55,18 +63,18 @@ class LinkEstimate:
 
     @property
     def round_trip_s(self) -> float:
-        """The median round trip of a ping in seconds, 0 before the first."""
+        """The median round trip of a ping in seconds, 0 if not measured yet."""
         return median(self._round_trips_s) if self._round_trips_s else 0.0
 
     @property
     def bandwidth_bytes_per_s(self) -> float:
-        """The bandwidth in bytes a second, 0 before it was measured."""
+        """The bandwidth in bytes per second, 0 if not measured yet."""
         fastest = max(self._cycles, default=(0.0, 0.0))[0]
         return max(fastest, median(self._windows) if self._windows else 0.0)
 
     @property
     def is_sure(self) -> bool:
-        """Whether a bandwidth that looks low is that of the link, and not of a machine that was busy."""
+        """Whether a low bandwidth is due to the link, not to a busy machine."""
         count = len(self._cycles)
         if SURE_CYCLES_MIN <= count < SURE_CYCLES:
             return count * min(moving_s for _, moving_s in self._cycles) >= SURE_S
@@ -83,7 +91,7 @@ class LinkEstimate:
         return uncounted
 
     def window(self, piece_bytes: int, *, narrow: bool) -> CreditWindow:
-        """Return the window of transfers to the device; a `narrow` one begins with a single piece."""
+        """Return the window of transfers to the device; `narrow` starts with one piece."""
         if self._window is None or self._window.piece_bytes != piece_bytes:
             self._window = CreditWindow(piece_bytes, PIECE_BYTES_MIN) if narrow else CreditWindow(piece_bytes)
             if self._round_trips_s:
@@ -91,7 +99,7 @@ class LinkEstimate:
         return self._window
 
     def observe_ping(self, round_trip_s: float) -> None:
-        """Record how long a ping took, as the device measured it; 0 if it does not know."""
+        """Record a ping's round trip as the device measured it; 0 if unknown."""
         if round_trip_s > 0.0:
             add_recent(self._round_trips_s, round_trip_s, RECENT)
             if self._window is not None:
@@ -104,22 +112,22 @@ class LinkEstimate:
             window.bytes_per_s = 0.0
 
     def begin_cycle(self) -> None:
-        """Note the bytes moved so far: a cycle begins."""
+        """Start a cycle: record the bytes moved so far."""
         self._begun_bytes = self.bytes_up + self.bytes_down
 
     def end_cycle(self, communication_s: float) -> None:
-        """Record the bandwidth of the cycle that ends; the device communicated for `communication_s` in it."""
+        """End a cycle of `communication_s` seconds of communication; record its bandwidth."""
         moved = self.bytes_up + self.bytes_down - self._begun_bytes
         if moved < MEASURED_BYTES_MIN or communication_s <= self.round_trip_s:
             return
-        # The pings may have waited behind other messages: they take off half of the time at most.
+        # The pings may have queued behind other messages, so subtract at most half of the time.
         moving_s = max(communication_s - self.round_trip_s, communication_s / 2)
         add_recent(self._cycles, (min(moved / moving_s, BANDWIDTH_MAX_BYTES_PER_S), moving_s), CYCLES)
         if self._windows and len(self._cycles) >= RECENT:
             del self._windows[0]  # the link may have changed since
 
     def describe(self) -> dict[str, int | float]:
-        """Return the link's part of the status (docs/reference/json.md)."""
+        """Return the link's fields of the status (docs/reference/json.md)."""
         return {
             "round_trip_s": round(self.round_trip_s, 6),
             "bandwidth_bytes_per_s": round(self.bandwidth_bytes_per_s),

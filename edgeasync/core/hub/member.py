@@ -1,4 +1,4 @@
-"""One device that the hub knows: who it is, its session, its pushes, and what is counted of it."""
+"""One device as the hub knows it: identity, session, pushes and counts."""
 
 from typing import Literal
 
@@ -22,28 +22,35 @@ MEMBER: Table[DeviceState] = {
     "lost": ("joining", "quarantined"),
     "quarantined": ("joining",),
 }
-"""A member's state: `paused` takes no local steps, `lost` was silent for a lease, `quarantined` is shut out."""
+"""Allowed changes of a member's state.
+
+A `paused` device takes no local steps, the lease of a `lost` one expired, and a `quarantined` one
+is ignored.
+"""
 
 LIVE: tuple[DeviceState, ...] = ("joining", "training", "paused")
-"""The states of a device that holds its lease."""
+"""The states of a device with a valid lease."""
 
 Owner = tuple[str, bytes]
-"""Device id and state id: the owner of a transfer, over any connection."""
+"""Device id and state id, which identify the owner of a transfer on any connection."""
 
 STEPS_UNASSIGNED = 8
-"""Local steps of an update from a device that the hub has assigned none, since it had forgotten the device."""
+"""Local steps to assume for an update if the hub had evicted the device and its assignment."""
 
 SHORTENED = 0.5
-"""An update that counts with less than this share of its length is counted as shortened."""
+"""An update clipped below this share of its norm is counted as shortened."""
 
 
 class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
     """One device that the hub knows, live or not. All fields are durable.
 
-    The attributes `link`, `codec_push`, which is chosen for the link, and what that choice depends on are not
-    durable: the hub measures the link again after a restart. Nor are `held`, the checksum of what the device says
-    it holds as `version`, and `coarse`, whether it may be sent a coarse whole model: both follow from what it says
-    in a session. The `voter` follows from the key.
+    These attributes are not durable:
+
+    - `link`, `codec_push` and the counters of the codec choice: after a restart the hub measures
+      again.
+    - `held`, the checksum that the device reported for `version`, and `coarse`, whether it may get
+      a coarse whole model: both belong to a session.
+    - `voter`, which follows from the key.
     """
 
     device_id: str
@@ -75,29 +82,39 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
     checksum_last: int | None = None
     key: Key = b""
     steps_assigned: int = 0
-    """The most local steps of the assignments since its last push; `steps_before` of those before that push."""
+    """The largest number of local steps assigned since its last push.
+
+    `steps_before` is the same for the assignments before that push.
+    """
     steps_before: int = 0
     updates_rejected: dict[str, int] = {}
     updates_shortened: int = 0
-    """How many of its updates counted with less than half of their length."""
+    """The number of its updates that were clipped to less than half of their norm."""
     updates_long: int = 0
-    """How many of its updates were longer than usual when they were folded."""
+    """The number of its updates that were longer than usual when folded."""
     weight: float = 0.0
-    """The weights of its folded updates by staleness and shares; `weight_kept`: as they were, by their length."""
+    """The sum of its folded updates' weights before clipping.
+
+    `weight_kept` is the sum after clipping.
+    """
     weight_kept: float = 0.0
     traffic: Traffic = msgspec.field(default_factory=Traffic)
     own_day: OwnDay | None = None
     rest_until_s: float = 0.0
     exchange_s: float = 0.0
-    """When the last exchange began; its bytes are counted from `exchange_bytes`, its update is after this many."""
+    """When the last exchange began.
+
+    `exchange_bytes` and `exchange_updates` are the counts at that time.
+    """
     exchange_bytes: int = 0
     exchange_updates: int = 0
     pace_percent: int = 100
-    """The share of the time in which it says that it trains: 0 while it pauses. And in its words why."""
+    """The share of time in which it reports to train, 0 while paused. `pace_reason` is its reason.
+    """
     pace_reason: str = ""
     temperature_c: float | None = None
     pushes_answered: int = 0
-    """Updates with an outcome, and repetitions of such; those are the `duplicates`."""
+    """The number of its answered pushes. `duplicates` are those that had been answered before."""
     duplicates: int = 0
 
     def __post_init__(self) -> None:
@@ -109,13 +126,13 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
         self.give_to(self.key)
 
     def give_to(self, key: Key) -> None:
-        """Make a key the owner, or nobody."""
+        """Set the owning key, or none."""
         self.key = key
         self.voter = key.hex() if key else self.device_id
-        """Whose the device's vote and its places for transfers are: its key's or, without keys, its own."""
+        """The voter for its votes and transfer slots: its key or, without keys, the device id."""
 
     def count_folded(self, weight: float, clip: float) -> None:
-        """Count a folded update: its weight, and the factor that shortened it."""
+        """Count a folded update with its weight and clip factor."""
         self.updates_applied += 1
         self.updates_shortened += clip < SHORTENED
         self.weight += weight
@@ -123,27 +140,27 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
 
     @property
     def updates_buffered(self) -> int:
-        """Its updates that wait to be folded: those of its answered pushes without another outcome."""
+        """The number of its updates that are still buffered."""
         return self.pushes_answered - self.duplicates - self.updates_applied - sum(self.updates_rejected.values())
 
     @property
     def owner(self) -> Owner:
-        """The owner of this device's transfers, until another state takes its place."""
+        """The owner of this device's transfers, until another state replaces it."""
         return self.device_id, self.state_id
 
     @property
     def live(self) -> bool:
-        """Whether the device holds its lease."""
+        """Whether the device has a valid lease."""
         return self.state in LIVE
 
     @property
     def pauses(self) -> bool:
-        """Whether the device holds its lease, and says that it takes no steps for now."""
+        """Whether the device has a valid lease but reports that it takes no steps."""
         return self.live and not self.pace_percent
 
     @property
     def shown_state(self) -> DeviceState:
-        """The state as people see it: who said goodbye for a pause is not gone."""
+        """The state as shown to people: a device that said goodbye for a pause is `paused`."""
         return "paused" if self.state == "left" and not self.pace_percent else self.state
 
     def move(self, state: DeviceState) -> None:
@@ -152,15 +169,15 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
         self.state = state
 
     def assign(self, version: ModelVersion, local_steps: int, now_s: float) -> None:
-        """Note an assignment: the device may train it, or one that was sent before."""
+        """Record an assignment; the device may train on it or on an earlier one."""
         self.assigned, self.assigned_s = version, now_s
         self.steps_assigned = max(self.steps_assigned, local_steps)
         self.link.begin_cycle()
 
     def observe(self, push: Push, now_s: float, *, overlap_steps_max: int, slack_s: float) -> ReportedStats:
-        """Record how the device trained, and how long after its assignment its update came; return what holds."""
+        """Record the device's training and timing; return credible statistics."""
         cycle_s = now_s - self.assigned_s if push.base == self.assigned else None
-        # An assignment that was sent before the last push may have come after it.
+        # An assignment sent before the last push may have arrived after it.
         steps_max = max(self.steps_assigned, self.steps_before) or STEPS_UNASSIGNED
         self.steps_assigned, self.steps_before = 0, self.steps_assigned
         if delay_steps := self.profile.delay_steps:

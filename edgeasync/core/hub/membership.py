@@ -1,4 +1,4 @@
-"""The members, found by device id, session, connection or key, and when their leases end. Part of `HubCore`."""
+"""Members by device id, session, connection or key. Part of `HubCore`."""
 
 import math
 from collections import Counter, OrderedDict
@@ -16,38 +16,44 @@ from edgeasync.protocol.messages import (
 )
 
 NAMES_MAX = 64
-"""A key with more names than this is no newcomer, whatever they have sent."""
+"""A key with more device ids than this gets no allowance for newcomers."""
 
 SAMPLE = 256
-"""How many devices stand for a larger fleet when the hub measures it: no event takes longer for a larger one."""
+"""The size of a sample of a larger fleet, so that events take constant time."""
 
 
 class Membership:
-    """The members, found by device id, session or connection, and when their leases end."""
+    """The members by device id, session, connection or key, and their leases."""
 
     def __init__(self, lease_s: float) -> None:
         self.lease_s = lease_s
         self.members: dict[str, Member] = {}
         self._in_order: list[Member] = []
-        """The members in the order in which they joined, for samples of them."""
+        """The members in the order in which they joined, for sampling."""
         self.measurements: dict[str, DeviceMeasurements] = {}
         self.waiters: dict[str, Member] = {}
-        """The members that wait for a version with their update."""
+        """The members whose update is buffered and that wait for its version."""
         self.pausing: dict[str, Member] = {}
-        """The live members that say they pause: they have no vote, so that nobody waits for them."""
+        """The live members at pace 0. They have no vote, and no version waits for them."""
         self._by_session: dict[bytes, Member] = {}
         self._by_peer: dict[Peer, Member] = {}
         self._by_key: dict[Key, set[str]] = {}
         self._leases: OrderedDict[str, Member] = OrderedDict()
-        """The live members in the order of their last messages, which is that of their leases."""
+        """The live members in the order of their last messages, and thus of their leases' ends."""
         self.live_count = 0
         self.voters: dict[str, int] = {}
-        """How many live devices each voter has that do not pause."""
+        """The number of live, unpaused devices of each voter."""
         self.shared: dict[str, int] = {}
-        """The same, of voters with more than one. It is replaced, never changed: votes are counted by it."""
+        """The same for voters with several such devices.
+
+        It is replaced, not changed in place, because vote counts are cached by its identity.
+        """
 
     def dump_state(self) -> list[Member]:
-        """Return the members in the order in which they joined; encode them at once, since they are not copies."""
+        """Return the members in the order in which they joined.
+
+        They are not copies: encode them before the next event.
+        """
         return list(self.members.values())
 
     def load_state(self, members: list[Member]) -> None:
@@ -69,29 +75,32 @@ class Membership:
         self.shared = {voter: names for voter, names in self.voters.items() if names > 1}
 
     def by_session(self, session: bytes, key: Key = b"") -> Member:
-        """Return the member of a session; raises `RefusalError` for one that is unknown, or another key's."""
+        """Return the member of a session.
+
+        Raises `RefusalError` if the session is unknown or belongs to another key.
+        """
         member = self.find_session(session, key)
         if member is None:
-            raise RefusalError("unknown_session", "the hub does not know this session; say hello again")
+            raise RefusalError("unknown_session", "the hub does not know this session; send Hello again")
         return member
 
     def find_session(self, session: bytes, key: Key) -> Member | None:
-        """Return the member of a session, `None` for one that is unknown, or another key's."""
+        """Return a session's member; `None` if unknown or of another key."""
         member = self._by_session.get(session)
         return None if member is None or member.key != key else member
 
     def by_peer(self, peer: Peer) -> Member | None:
-        """Return the member on a connection, if there is one."""
+        """Return the member on a connection, if any."""
         return self._by_peer.get(peer)
 
     def add(self, member: Member) -> None:
-        """Take a new member on the tables."""
+        """Add a new member."""
         self.members[member.device_id] = member
         self._in_order.append(member)
         self.measurements[member.device_id] = member.measurements
 
     def forget(self, member: Member) -> None:
-        """Take a member that is not live off the tables."""
+        """Evict a member that is not live."""
         self.end_wait(member)
         del self.members[member.device_id]
         self._in_order.remove(member)
@@ -101,13 +110,13 @@ class Membership:
         self._by_peer.pop(member.peer, None)
 
     def open_session(self, member: Member, session: bytes) -> None:
-        """Give a member a session in place of the one before."""
+        """Replace a member's session."""
         self._by_session.pop(member.session, None)
         member.session = session
         self._by_session[session] = member
 
     def bind(self, member: Member, peer: Peer) -> Peer | None:
-        """Make `peer` the member's connection; return the one it replaces, if any."""
+        """Bind a member to a connection; return the connection that this replaces, if any."""
         if member.peer == peer:
             return None
         replaced = member.peer if self._by_peer.pop(member.peer, None) is not None else None
@@ -126,7 +135,7 @@ class Membership:
             self._leases.move_to_end(member.device_id)
 
     def revive(self, member: Member) -> None:
-        """Make a member live whose lease was renewed just now, and watch for the end of that."""
+        """Mark a member as live, and track the lease that was just renewed."""
         if not member.live:
             self.set_pace(member, 100, "")
             self._count(member, 1)
@@ -134,7 +143,7 @@ class Membership:
         self._leases[member.device_id] = member
 
     def retire(self, member: Member, state: Literal["lost", "left", "quarantined"]) -> None:
-        """End a member's lease; the hub still knows it, and the number of its last push."""
+        """End a member's lease. The hub still knows it and the number of its last push."""
         self.set_pace(member, 100, "")
         if member.live:
             self._count(member, -1)
@@ -143,7 +152,7 @@ class Membership:
         self.end_wait(member)
 
     def set_pace(self, member: Member, percent: int, reason: str) -> None:
-        """Note in what share of the time a member says that it trains."""
+        """Record the pace that a member reports, and count or drop its vote."""
         paused = member.pauses
         member.pace_percent, member.pace_reason = percent, reason
         if member.pauses == paused:
@@ -156,18 +165,18 @@ class Membership:
             self._count_vote(member, -1)
 
     def begin_wait(self, member: Member) -> None:
-        """Note that a member waits for a version with its update."""
+        """Record that a member waits for the version that contains its update."""
         member.waiting = True
         self.waiters[member.device_id] = member
 
     def end_wait(self, member: Member) -> None:
-        """Note that a member does not wait, or no longer."""
+        """Record that a member no longer waits for a version."""
         if member.waiting:
             member.waiting = False
             del self.waiters[member.device_id]
 
     def take_waiting(self) -> list[Member]:
-        """Return the members that wait, in the order of their updates; none of them waits any more."""
+        """Remove and return the waiting members, in the order of their updates."""
         waiting = sorted(
             self.waiters.values(), key=lambda member: (member.measurements.updated_s, member.device_id)
         )
@@ -176,7 +185,7 @@ class Membership:
         return waiting
 
     def _count(self, member: Member, change: int) -> None:
-        """Count a device that comes to be live, or no longer is."""
+        """Count a device that becomes live, or stops being live."""
         self.live_count += change
         if not member.pauses:
             self._count_vote(member, change)
@@ -194,7 +203,7 @@ class Membership:
             self.shared = {other: names for other, names in self.shared.items() if other != voter}
 
     def change_key(self, member: Member, key: Key) -> None:
-        """Give a member to a key; its vote goes with it."""
+        """Assign a member and its vote to a key."""
         if member.key == key:
             return
         if member.live:
@@ -217,18 +226,21 @@ class Membership:
                 del self._by_key[member.key]
 
     def of_key(self, key: Key) -> list[Member]:
-        """Return the members of a key, by their names, without a walk over all."""
+        """Return the members of a key, sorted by device id, without a scan of all members."""
         return [self.members[name] for name in sorted(self._by_key.get(key, ()))]
 
     def long_updates_of_voter(self, member: Member) -> float:
-        """Return how many long updates a device has sent or, with keys, its key; infinity with many names."""
+        """Return how many long updates a device, or with keys its key, has sent.
+
+        Returns infinity for a key with more than `NAMES_MAX` device ids.
+        """
         names = self._by_key.get(member.key, ())
         if len(names) < 2:
             return member.updates_long
         return sum(self.members[name].updates_long for name in names) if len(names) <= NAMES_MAX else math.inf
 
     def expel(self, member: Member) -> None:
-        """End the session of a member whose key counts no more. Its place is free for the next key of its name."""
+        """End the session of a member with an invalid key, and free its device id."""
         if member.live:
             self.retire(member, "left")
         self.set_pace(member, 100, "")
@@ -238,9 +250,9 @@ class Membership:
         self.change_key(member, b"")
 
     def resume(self, now_s: float, *, connected: bool) -> None:
-        """Renew all leases; unless the members are still `connected`, forget their connections."""
+        """Renew all leases; unless still `connected`, drop the members' connections."""
         for member in self.members.values():
-            member.assigned = None  # its cycle is longer than what the hub's clock shows
+            member.assigned = None  # its cycle includes time that the hub's clock did not count
             if member.live:
                 self.renew(member, now_s)
                 member.progress_s = now_s
@@ -248,34 +260,37 @@ class Membership:
                 member.peer = b""
                 self.end_wait(member)
             if member.live and not connected:
-                self.set_pace(member, 100, "")  # its next ping says what holds by then
-                member.move("joining")  # which admits a device whose session is newer than this state
+                self.set_pace(member, 100, "")  # its next ping reports the current pace
+                member.move("joining")  # `greet` then accepts a session newer than this state
         if not connected:
             self._by_peer.clear()
 
     def next_deadline_s(self) -> float | None:
-        """Return when the next lease ends, if nothing is heard of its member until then."""
+        """Return when the next lease expires, or `None` without live members."""
         return next(iter(self._leases.values())).lease_until_s if self._leases else None
 
     def expired(self, now_s: float) -> list[Member]:
-        """Return each live member whose lease has ended, once, ordered by the end of the lease."""
+        """Return each live member whose lease has expired, once, ordered by expiry."""
         ended = list(takewhile(lambda member: member.lease_until_s <= now_s, self._leases.values()))
         for member in ended:
             del self._leases[member.device_id]
-        return sorted(ended, key=_by_lease)  # the order of those that end together is not durable
+        return sorted(ended, key=_by_lease)  # the order of simultaneous expiries is not durable
 
     @property
     def stride(self) -> int:
-        """One of how many members is in a sample."""
+        """A sample contains one of this number of members."""
         return max(1, math.ceil(self.live_count / SAMPLE))
 
     def sample(self, turn: int) -> list[Member]:
-        """Return the live members or, in a large fleet, about `SAMPLE` of them: others in each turn."""
+        """Return the live members, or in a large fleet about `SAMPLE` of them.
+
+        Each `turn` returns different members.
+        """
         stride = self.stride
         return [member for member in self._in_order[turn % stride :: stride] if member.state in LIVE]
 
     def live_measurements(self, members: Iterable[Member]) -> list[DeviceMeasurements]:
-        """Return the measurements of those members that are live and not paused: one of each voter."""
+        """Return measurements of the live, unpaused members among these: one per voter."""
         if not self.shared:
             return [member.measurements for member in members if member.state in ("training", "joining")]
         found: dict[str, DeviceMeasurements] = {}
@@ -294,10 +309,12 @@ class Membership:
         infrequent_s: float,
         overdue_s: float,
     ) -> dict[str, float]:
-        """Return which members nobody waits for, with their votes: those with a cycle over `infrequent_s`.
+        """Return the infrequent members, for which no version waits, with their votes.
 
-        So is a device without an update, once its first assignment was sent before `overdue_s` or, without one,
-        since it joined before that. Of others the answer is as before, and so is the object if nothing changes.
+        A member is infrequent if its cycle is longer than `infrequent_s`. Without an update, it is
+        infrequent if its first assignment was sent before `overdue_s`, or if it joined before then
+        and got none. Entries of other members stay unchanged. Returns the same object if nothing
+        changes.
         """
         found = dict(infrequent_votes)
         for member in members:
@@ -314,10 +331,11 @@ class Membership:
         return infrequent_votes if found == infrequent_votes else found
 
     def loss_of_majority(self, members: Iterable[Member]) -> float | None:
-        """Return the lowest loss that more than half of these members' voters reach, `None` if fewer tell a loss.
+        """Return the lowest loss that more than half of these members' voters reach.
 
-        They are those with a live device that is not paused, and whose last update counted if it has sent any. A
-        voter's loss is the highest of its devices'.
+        Returns `None` if too few report a loss. Only live, unpaused members count, and only if
+        their last update counted or they have not sent any. A voter's loss is the highest of its
+        devices.
         """
         worst: dict[str, float] = {}
         for member in members:
@@ -329,14 +347,14 @@ class Membership:
         return losses[len(losses) // 2] if losses and math.isfinite(losses[len(losses) // 2]) else None
 
     def loss(self) -> float | None:
-        """Return the median of the devices' last losses, for people; `None` without any loss."""
+        """Return the median of the devices' last losses; `None` without losses."""
         losses = [
             loss for measurements in self.measurements.values() if (loss := measurements.last_loss) is not None
         ]
         return median(losses) if losses else None
 
     def check(self) -> None:
-        """Raise `AssertionError` if the tables contradict one another."""
+        """Raise `AssertionError` if the tables are inconsistent."""
         assert self._in_order == list(self.members.values())
         assert self.live_count == sum(member.live for member in self.members.values())
         voting = [member for member in self.members.values() if member.live and not member.pauses]
@@ -358,7 +376,7 @@ class Membership:
         assert ends_s == sorted(ends_s)
 
     def names_of(self, key: Key) -> int:
-        """Return how many places a key holds; without keys each device stands for itself."""
+        """Return how many device ids a key uses; 0 without keys."""
         return len(self._by_key.get(key, ()))
 
 

@@ -1,4 +1,4 @@
-"""What the hub has answered an update, by the effects of the event."""
+"""The outcome of an update, derived from the effects of its event."""
 
 from collections.abc import Sequence
 
@@ -6,19 +6,19 @@ from edgeasync.core.hub.effects import Assign, HubEffect, HubReport, SendToDevic
 from edgeasync.protocol.messages import Ack, Applied, Duplicate, FirstOutcome, Outcome, Rejected
 
 BUFFERED = "buffered"
-"""The name of the outcome of an update that waits for a fold."""
+"""The outcome of an update that waits for a fold."""
 
 QUARANTINED, REVOKED, ROLLED_BACK = "quarantined", "revoked", "rolled_back"
-"""Why an update that waited never counts."""
+"""Why a buffered update is dropped."""
 
 _DROPS = {"excluded": QUARANTINED, "revoked": REVOKED}
-"""Why updates that waited are dropped, by the report of the same event; without one the hub has rolled back."""
+"""Reports whose event drops buffered updates, and why; without one, the hub has rolled back."""
 
 _WEIGHED = ("stale", "behind", "not_finite", "quarantined")
 
 
 def outcome_of(effects: Sequence[HubEffect]) -> Outcome | None:
-    """Return the outcome that a push was answered with; `None` if it was refused, or not answered."""
+    """Return the outcome in a push's answer; `None` if it was refused or not answered."""
     for effect in effects:
         kind = type(effect)
         if kind is Assign:
@@ -33,24 +33,24 @@ def outcome_of(effects: Sequence[HubEffect]) -> Outcome | None:
 
 
 def first_outcome(effects: Sequence[HubEffect]) -> FirstOutcome | None:
-    """Return the outcome of an update that was decided now; `None` if it was refused, or answered before."""
+    """Return a new update's outcome; `None` if it was refused or answered before."""
     outcome = outcome_of(effects)
     return None if isinstance(outcome, Duplicate) else outcome
 
 
 def outcome_name(outcome: FirstOutcome) -> str:
-    """Return "applied", "buffered", or the reason why an update never counts."""
+    """Return "applied", "buffered", or the reason for a rejection."""
     if type(outcome) is Rejected:
         return outcome.reason
     return "applied" if type(outcome) is Applied else BUFFERED
 
 
 def why_dropped(effects: Sequence[HubEffect]) -> str:
-    """Return why an event drops updates that waited, by its effects."""
+    """Return why an event drops buffered updates."""
     told = (_DROPS.get(effect.event) for effect in effects if type(effect) is HubReport)
     return next(filter(None, told), ROLLED_BACK)
 
 
 def is_weighed(outcome: FirstOutcome) -> bool:
-    """Return whether an update came so far that its staleness is known."""
+    """Return whether the hub computed an update's staleness before it decided."""
     return type(outcome) is not Rejected or outcome.reason in _WEIGHED

@@ -1,4 +1,4 @@
-"""Sets the fleet's pace: the cadence, the local steps of each assignment, and rest. Part of `PolicyEngine`."""
+"""Sets cadence, local steps and idling. Part of `PolicyEngine`."""
 
 import statistics
 from collections import Counter
@@ -22,14 +22,14 @@ from edgeasync.policies.monitor import STEPS_FACTOR
 from edgeasync.protocol.messages import Refuse
 
 RESTING = 2.0
-"""From this many times the full pace's period on, people are told that the fleet rests."""
+"""The hub reports an idle fleet once the period exceeds this multiple of the normal one."""
 
 
 class Pacing:
-    """Sets how many local steps a device takes, and how long it rests before them.
+    """Sets how many local steps a device takes, and how long it idles before them.
 
-    Under an adaptive controller the fleet may rest: once the model no longer gets better, its devices exchange
-    more rarely.
+    With an adaptive frequency controller, the fleet goes idle when training plateaus: its devices
+    exchange less often.
     """
 
     def __init__(
@@ -56,12 +56,12 @@ class Pacing:
     # -- the cadence -----------------------------------------------------------------------------------------
 
     def retune(self, sample: list[Member], measurements: Sequence[DeviceMeasurements], now_s: float) -> None:
-        """Retune the cadence to the fleet, by a sample of its devices."""
+        """Adapt the cadence to the fleet, based on a sample of its devices."""
         state, adaptive = self.state, self._in_force.adaptive
         retune = self._in_force.frequency.retune if adaptive is None else adaptive.retune_quietly
         active = [one for one in measurements if one.updates]
         cadence = retune(state.cadence, state.fleet, active)
-        # Updates come that rarely only if more than half of the devices rest so long for their day's bytes.
+        # Use a quota's longer period only if more than half of the devices need it.
         rests_s = sorted([one.period_s_min for one in active])
         if rests_s and (rest_s := rests_s[(len(rests_s) - 1) // 2]) > cadence.period_s:
             cadence = msgspec.structs.replace(cadence, period_s=rest_s)
@@ -69,7 +69,7 @@ class Pacing:
         self._electorate.note_infrequent(sample, cadence, now_s)
 
     def assign_steps(self, measurements: DeviceMeasurements) -> int:
-        """Set the local steps of a device's next assignment, and note them in its measurements."""
+        """Set and return the local steps of a device's next assignment."""
         cadence, adaptive = self.state.cadence, self._in_force.adaptive
         steps_factor = STEPS_FACTOR if self._divergence.is_active("increase_frequency") else 1.0
         if cadence.steps_factor != steps_factor:
@@ -81,10 +81,10 @@ class Pacing:
         measurements.bound = interval.bound
         return interval.local_steps
 
-    # -- rest ------------------------------------------------------------------------------------------------
+    # -- idling ----------------------------------------------------------------------------------------------
 
     def rest_s(self, member: Member, now_s: float) -> float:
-        """Return how long a device is to rest before its next assignment, 0 if it is not to."""
+        """Return how many seconds a device must idle before its next assignment."""
         adaptive = self._in_force.adaptive
         if adaptive is None or not self.rest.state.resting or _keeps_pace(member.measurements):
             return 0.0
@@ -94,7 +94,7 @@ class Pacing:
         return self.rest.period_s(self.state.cadence.period_s, adaptive.period_s_max)
 
     def note_update(self, member: Member, now_s: float) -> list[HubEffect]:
-        """Look for news in an update: of a device whose data have changed, or of a newcomer's."""
+        """Check an update for news: changed data of a device, or a newcomer's data."""
         if self._in_force.adaptive is None:
             return []
         measurements = member.measurements
@@ -108,7 +108,7 @@ class Pacing:
         return self._rouse(now_s) if woken else []
 
     def judge(self, now_s: float) -> list[HubEffect]:
-        """Judge by the devices whether the model gets better; tell people when the fleet begins to rest."""
+        """Check by devices' reports whether the model improves; report a start of idling."""
         if (adaptive := self._in_force.adaptive) is None:
             return []
         rest, state, held_out = self.rest, self.state, self._settings.held_out
@@ -122,11 +122,14 @@ class Pacing:
         if rest.state.resting or period_s < RESTING * pace_s:
             return effects
         rest.state.resting = True
-        still = f"the model has stood still for {rest.still_s:.0f} s"
-        return [*effects, HubReport("resting", detail=f"{still}: exchanges become rarer")]
+        still = f"training has plateaued for {rest.still_s:.0f} s"
+        return [*effects, HubReport("resting", detail=f"{still}; devices exchange less often now")]
 
     def observe_evaluation(self, evaluation: Evaluated, now_s: float, *, rate_lowered: bool) -> list[HubEffect]:
-        """Judge by an evaluation whether the model gets better; a lower learning rate may make it so."""
+        """Check by an evaluation whether the model improves.
+
+        A lower learning rate shortens the plateau, since the model may now improve.
+        """
         if self._in_force.adaptive is None:
             return []
         pace_s = self.state.cadence.period_s
@@ -138,22 +141,22 @@ class Pacing:
         return self._rouse(now_s) if woken else []
 
     def wake(self, cause: str, now_s: float) -> list[HubEffect]:
-        """Bring the fleet back to its full pace."""
+        """Return the fleet to its normal pace."""
         return self._rouse(now_s) if self.rest.wake(cause, now_s) else []
 
     def _rouse(self, now_s: float) -> list[HubEffect]:
-        """Tell the devices that rest to ask for an assignment soon."""
+        """Notify idle devices to request an assignment soon."""
         resting = [member for member in self._members.members.values() if member.rest_until_s > now_s]
         for member in resting:
             member.rest_until_s = now_s
         peers = tuple([member.peer for member in resting if member.live and member.peer])
-        refuse = Refuse("busy", "the fleet wakes", self._settings.limits.retry_after_s)
+        refuse = Refuse("busy", "the fleet returns to its normal pace", self._settings.limits.retry_after_s)
         return [HubReport("awake", detail=self.rest.state.cause), Broadcast(peers, refuse)]
 
     # -- status ----------------------------------------------------------------------------------------------
 
     def describe(self, devices: Sequence[DeviceMeasurements]) -> dict[str, Any]:
-        """Return the cadence as the status shows it; see `PolicyEngine.describe`."""
+        """Return the cadence for the status; see `PolicyEngine.describe`."""
         cadence, rest, adaptive = self.state.cadence, self.rest, self._in_force.adaptive
         measured = [device for device in devices if device.step_s]
         usual = [one.period_s or one.cycle_s for one in measured if not cadence.is_infrequent(one)]
@@ -175,5 +178,5 @@ class Pacing:
 
 
 def _keeps_pace(measurements: DeviceMeasurements) -> bool:
-    """Whether a device does not rest: it is new, or its own loss has risen."""
+    """Return whether a device never idles now: it is new, or its own loss has risen."""
     return measurements.roused > 0 or measurements.updates < MEASURED_UPDATES

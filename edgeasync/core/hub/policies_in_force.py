@@ -1,4 +1,4 @@
-"""The policies in force: those of the warm-up, until it is over. Part of `PolicyEngine`; scalars only."""
+"""The active policies, with or without warm-up. Part of `PolicyEngine`."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,10 @@ from edgeasync.policies.policy import PolicySet
 
 
 class PoliciesInForce:
-    """Counts folded updates until the warm-up is over; `aggregate` and `frequency` are those in force."""
+    """Selects the active policies, and counts folded updates until the warm-up ends.
+
+    `aggregate` and `frequency` are the active policies.
+    """
 
     def __init__(self, policy: PolicySet, members: Membership, state: WarmUpState, *, quiet: bool) -> None:
         self.policy = policy
@@ -24,7 +27,7 @@ class PoliciesInForce:
         self.load_state(state)
 
     def load_state(self, state: WarmUpState) -> None:
-        """Resume from a durable state, which is this object's from then on."""
+        """Resume from a durable state, which this object owns from then on."""
         self.state = state
         self._enforce()
 
@@ -35,28 +38,32 @@ class PoliciesInForce:
         self.frequency: FrequencyController = part.frequency
         frequency = part.frequency if self._quiet else None
         self.adaptive = frequency if isinstance(frequency, AdaptiveFrequency) else None
-        """The controller in force if the fleet may rest under it."""
+        """The active controller if the fleet may go idle under it, else `None`."""
 
     def count(self, contributions: Sequence[Contribution], examples_total: float) -> list[HubEffect]:
-        """Count folded updates; an epoch has `examples_total` examples, as all devices say together."""
+        """Count folded updates towards the end of the warm-up.
+
+        `examples_total` is the number of examples per epoch, as reported by all devices.
+        """
         state, warm_up = self.state, self.policy.warm_up
         state.updates += len(contributions)
         if state.over or warm_up is None:
             return []
         if warm_up.epochs:
             state.examples_seen += self._examples_trained(contributions)
-        # If no device says how much data it has, there are no epochs to wait for.
+        # Without reported examples, epochs cannot be counted, so the warm-up ends.
         epochs = state.examples_seen / examples_total if examples_total else math.inf
         state.over = state.updates >= warm_up.updates if warm_up.updates else epochs >= (warm_up.epochs or 0.0)
         if not state.over:
             return []
         self._enforce()
-        return [HubReport("warm", detail=f"the warm-up is over after {state.updates} updates")]
+        return [HubReport("warm", detail=f"the warm-up ended after {state.updates} updates")]
 
     def _examples_trained(self, contributions: Sequence[Contribution]) -> float:
-        """Return how many examples updates were trained on: in each step not more than the voters' median.
+        """Return how many examples these updates were trained on.
 
-        Devices may say what they like. It looks at the first devices only, so that it costs little.
+        Each step counts with at most the voters' median batch size, because reported sizes are not
+        trustworthy. Only the first `WINDOW` devices are checked, to limit the cost.
         """
         members = self._members.members
         known = [member for member in islice(members.values(), WINDOW) if member.measurements.updates]

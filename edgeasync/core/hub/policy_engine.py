@@ -1,8 +1,9 @@
-"""Applies the policies: decides the outcome of every update, and when to fold. Part of `HubCore`; scalars only.
+"""Applies the policies to every update, and decides on folds. Part of `HubCore`.
 
-Policies are plain values. The engine's parts hold what these decide from: `Weighing` says which updates count,
-`Gathering` when and how those that wait are folded, `Electorate` whom they wait for, and `Pacing` how often
-devices exchange. `HubCore` asks the engine, and deals with the protocol.
+Policies are stateless values. The engine's parts provide their inputs: `Weighing` decides which
+updates count, `Gathering` when and how to fold, `Electorate` which devices to wait for, and
+`Pacing` how often devices exchange. `HubCore` calls the engine and implements the protocol. Scalars
+only.
 """
 
 import math
@@ -32,14 +33,14 @@ from edgeasync.policies.policy import PolicySet
 from edgeasync.protocol.messages import Applied, Buffered, FirstOutcome, ModelVersion, Rejected
 
 EVALUATED_AT_REST_S = 10.0
-"""While the fleet rests, every version is evaluated, but no more often than this."""
+"""In an idle fleet every version is evaluated, but at most this often."""
 
 UNCOUNTED = ("not_finite", "quarantined", "behind")
-"""Why an update does not count whose device no quorum waits for any more."""
+"""Rejection reasons after which no quorum waits for the device."""
 
 
 class PolicyEngine:
-    """Decides about updates, makes versions, sets the cadence, watches for divergence. Deterministic."""
+    """Decides on updates, makes versions, sets the cadence and detects divergence."""
 
     def __init__(
         self, policy: PolicySet, version: ModelVersion, members: Membership, settings: HubCoreSettings
@@ -67,7 +68,7 @@ class PolicyEngine:
         self.load_state(state)
 
     def load_state(self, state: PolicyEngineState) -> None:
-        """Resume from a durable state, which is this object's and its parts' from then on."""
+        """Resume from a durable state, which this object and its parts own from then on."""
         self.state = self.electorate.state = self.weighing.state = state
         self.evaluations.state = state.evaluations
         self.divergence.state = state.divergence
@@ -78,19 +79,19 @@ class PolicyEngine:
 
     @property
     def learning_rate_factor(self) -> float:
-        """The factor that plateaus and remedies leave of the hub's learning rate."""
+        """The factor that plateaus and remedies apply to the hub's learning rate."""
         return self.state.evaluations.learning_rate_factor * self.divergence.learning_rate_factor
 
     def is_learning(self) -> bool:
-        """Whether the devices' losses have changed lately, or are not known."""
+        """Return whether the devices' losses changed recently, or are unknown."""
         return self.survey.is_learning(self.state.updates_applied)
 
     # -- an update arrives -----------------------------------------------------------------------------------
 
     def decide(self, member: Member, update: PushArrived, now_s: float) -> tuple[FirstOutcome, list[HubEffect]]:
-        """Weigh an update; reject it, or let it wait and fold all that wait if they are due.
+        """Reject or buffer an update, and fold if a fold is due.
 
-        Return its outcome, and the effects to carry out in order.
+        Return the update's outcome, and the effects to execute in order.
         """
         state, measurements = self.state, member.measurements
         stats = member.observe(
@@ -134,7 +135,7 @@ class PolicyEngine:
         return Buffered(waiting) if waiting else Applied(state.version), effects
 
     def _look_at_fleet(self, now_s: float) -> list[HubEffect]:
-        """Survey the fleet, and set its pace by what is found."""
+        """Survey the fleet and adapt its pace."""
         state = self.state
         state.fleet.note_peaks(self.electorate.voters_live)
         self.divergence.keep_only(self._members.members)
@@ -143,13 +144,13 @@ class PolicyEngine:
         return self.pacing.judge(now_s)
 
     def _count_rejected(self, device_id: str, reason: str) -> None:
-        """Count an update that never counts, for all and for its device."""
+        """Count a rejected update, in total and for its device."""
         self.state.updates_rejected += 1
         if (member := self._members.members.get(device_id)) is not None:
             member.updates_rejected[reason] = member.updates_rejected.get(reason, 0) + 1
 
     def drop_updates(self, device_id: str, reason: str) -> list[HubEffect]:
-        """Drop the updates of a device that wait to be folded, for this reason."""
+        """Drop a device's buffered updates for this reason."""
         handles = self.gathering.drop(device_id)
         for _ in handles:
             self._count_rejected(device_id, reason)
@@ -158,12 +159,12 @@ class PolicyEngine:
     # -- a version is made -----------------------------------------------------------------------------------
 
     def fold_if_due(self, now_s: float) -> list[HubEffect]:
-        """Make the next version of all updates that wait, if it is time."""
+        """Make the next version of all buffered updates if a fold is due."""
         due_s = self.gathering.due_s(now_s)
         return [] if due_s is None or due_s > now_s else self.fold(now_s)
 
     def fold(self, now_s: float) -> list[HubEffect]:
-        """Make the next version of all updates that wait, and evaluate it if an evaluation is due."""
+        """Make the next version of all buffered updates; evaluate it if that is due."""
         state = self.state
         contributions, fold = self.gathering.fold(self.learning_rate_factor)
         self._advance()
@@ -178,10 +179,11 @@ class PolicyEngine:
         self.state.electorate.spoken.clear()
 
     def _roll_back(self, fault: Fault) -> list[HubEffect]:
-        """Restore the kept version under a new number; drop the updates that wait, and reject earlier bases.
+        """Restore the kept version under a new number.
 
-        If one of the first updates spoilt the model, the usual length is known by now. It bounds what that device
-        sends next: without it, the first to push would spoil the model again.
+        Buffered updates are dropped, and updates with an earlier base will be rejected. If a first
+        update corrupted the model, the usual norm is known by now and is kept. Without it, the
+        device's next unclipped update would corrupt the model again.
         """
         state = self.state
         dropped = self.gathering.take()
@@ -197,7 +199,7 @@ class PolicyEngine:
     # -- evaluations -----------------------------------------------------------------------------------------
 
     def _evaluate_if_due(self, updates: int, now_s: float) -> list[HubEffect]:
-        """Count applied updates; if an evaluation is due, evaluate the model, or use the devices' losses."""
+        """Count applied updates; if due, evaluate the model or use the devices' losses."""
         before, evaluations = self.state.updates_applied, self.state.evaluations
         self.state.updates_applied += updates
         every_updates, every_s = self._evaluated_every
@@ -216,55 +218,60 @@ class PolicyEngine:
 
     @property
     def wants_last_evaluation(self) -> bool:
-        """Whether the newest version can be evaluated, and was not since this start of the hub."""
+        """Whether the newest version needs an evaluation: none was made since this start."""
         state, last = self.state, self.state.evaluations.last
-        resumed = max(state.ancestry.shared.values(), default=-1)  # under what may have been other data
+        # The evaluation data may have changed at the restart.
+        resumed = max(state.ancestry.shared.values(), default=-1)
         known = last is not None and resumed < last.number == state.version
         return self._settings.held_out and not known
 
     def observe_evaluation(self, evaluation: Evaluated, now_s: float) -> list[HubEffect]:
-        """Compare an evaluation with those before it."""
+        """Compare an evaluation with earlier ones."""
         before = self.learning_rate_factor
         effects = self.evaluations.observe(evaluation, self.state.updates_applied, now_s)
         lowered = self.learning_rate_factor < before
         return effects + self.pacing.observe_evaluation(evaluation, now_s, rate_lowered=lowered)
 
-    # -- devices come and go, and operators' orders ----------------------------------------------------------
+    # -- departures and operators' orders --------------------------------------------------------------------
 
     def forget(self, member: Member) -> None:
-        """Forget of a device that is gone that it has spoken, and its voter's word if that is gone, too.
+        """Drop the vote and the reports of a device that is gone.
 
-        Alarms, orders and what is known of its data stay: a restart changes nothing about that.
+        Its voter's reports are dropped only if no other device of the voter is live. Alarms, orders
+        and measurements of its data stay; a restart must not change them.
         """
         self.state.electorate.spoken.pop(member.device_id, None)
         self.electorate.forget_infrequent(member.device_id)
         self.withdraw(member.voter)
 
     def pause(self, member: Member) -> None:
-        """Note that a device says that it pauses: no quorum waits for it, and its exchange measures no link."""
+        """Record a device's pause: no version waits for it, and its link is not measured."""
         member.assigned = None
         self.electorate.forget_infrequent(member.device_id)
 
     def withdraw(self, voter: str) -> None:
-        """Forget what a voter said of the model if it has no live device."""
+        """Drop a voter's reports about the model if it has no live device."""
         if voter not in self._members.voters:
             self.state.fleet.withdraw(voter)
 
     def revoke(self, member: Member, now_s: float) -> None:
-        """Take every vote from a member whose key counts no more, once its voter has no live device."""
+        """Drop an expelled member's votes, if its voter has no live device."""
         self.divergence.revoke(member.voter, member.device_id, now_s)
         if member.voter not in self._members.voters:
             self.state.fleet.revoke(member.voter)
 
     def voter_of(self, device_id: str) -> str | None:
-        """Return a device's voter; of one that the hub has forgotten while there is an order or an alarm."""
+        """Return a device's voter, or `None` if unknown.
+
+        An evicted device is known if there is an order or an alarm about it.
+        """
         member = self._members.members.get(device_id)
         return self.divergence.voter_of(device_id) if member is None else member.voter
 
     def quarantine(self, voter: str, device_id: str, now_s: float) -> list[HubEffect]:
-        """Exclude a device and all of its voter, by an operator's order; nothing if that is done already.
+        """Exclude a device and its voter by an operator's order.
 
-        Nobody waits for them any more.
+        Return no effects if it is already excluded. No version waits for excluded devices.
         """
         effects = self.divergence.order(voter, device_id, now_s)
         if not effects:
@@ -279,16 +286,16 @@ class PolicyEngine:
         return effects + self.fold_if_due(now_s)
 
     def is_quarantined(self, member: Member) -> bool:
-        """Whether an operator has excluded the device, or another with its key."""
+        """Return whether an operator excluded the device or another one with its key."""
         return member.voter in self.state.divergence.orders
 
     # -- status and checks -----------------------------------------------------------------------------------
 
     def describe(self, devices: Sequence[DeviceMeasurements] = ()) -> dict[str, Any]:
-        """Return the policies' part of the status (docs/reference/json.md), and the period of these devices.
+        """Return the policies' fields of the status (docs/reference/json.md).
 
-        `period_s` is the median of the times between their exchanges, but for infrequent ones; `aim_s` is what the
-        controller aims at: bounds may keep the devices from it.
+        `period_s` is the median time between exchanges of these devices, without infrequent ones.
+        `aim_s` is the controller's target, which bounds may prevent the devices from reaching.
         """
         state = self.state
         fleet = state.fleet
@@ -307,13 +314,13 @@ class PolicyEngine:
         }
 
     def check(self) -> None:
-        """Raise `AssertionError` if the counts contradict one another."""
+        """Raise `AssertionError` if the counts are inconsistent."""
         self.gathering.check()
         assert self.state.updates_applied >= self.state.warm_up.updates
 
 
 def _number(value: float) -> float | None:
-    """Return a number for JSON: with six digits, or `None` if it is not finite."""
+    """Round a number to six digits for JSON; return `None` if it is not finite."""
     return float(f"{value:.6g}") if math.isfinite(value) else None
 
 

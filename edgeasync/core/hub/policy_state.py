@@ -1,4 +1,4 @@
-"""The durable state of `PolicyEngine`, by the part that changes it."""
+"""The durable state of `PolicyEngine`, one struct for each of its parts."""
 
 import math
 
@@ -14,10 +14,10 @@ from edgeasync.policies.frequency import Cadence
 
 
 class ElectorateState(msgspec.Struct):
-    """Who has no say in the next version.
+    """The devices without a vote on the next version.
 
-    `spoken` has the live devices that sent an update since the last version, but one that does not count.
-    `infrequent` has the live devices that no quorum waits for, and their votes.
+    `spoken` lists the live devices whose update since the last version does not count. `infrequent`
+    maps the live devices for which no quorum waits to their votes.
     """
 
     spoken: dict[str, None] = {}
@@ -25,9 +25,10 @@ class ElectorateState(msgspec.Struct):
 
 
 class GatheringState(msgspec.Struct):
-    """The updates that wait, and how many folds there were: since the last rollback, and before it.
+    """The buffered updates, and counts of folds since and before the last rollback.
 
-    `measuring` has the norms and weights of a version's updates, until its fold reports the norm of their sum.
+    `measuring` maps a version to its updates' norms and weights until the norm of their sum is
+    known.
     """
 
     contributions: list[Contribution] = []
@@ -37,10 +38,10 @@ class GatheringState(msgspec.Struct):
 
 
 class WarmUpState(msgspec.Struct):
-    """Whether the warm-up is over, and what is counted for that.
+    """Progress of the warm-up.
 
-    `updates` counts the updates folded under this policy. `examples_seen` is a float because devices choose the
-    summands: their sum as an integer could become too large to encode.
+    `updates` counts the updates folded under this policy. `examples_seen` is a float because
+    devices report the summands: an integer sum could become too large to encode.
     """
 
     over: bool
@@ -49,9 +50,9 @@ class WarmUpState(msgspec.Struct):
 
 
 class SurveyState(msgspec.Struct):
-    """What the last survey found; the next one is taken `due_in` updates from now.
+    """Results of the last survey; the next one is due after `due_in` updates.
 
-    Since `loss_mark_updates` updates the fleet's loss has not differed from `loss_mark` by more than noise.
+    The fleet's loss has stayed within noise of `loss_mark` since update `loss_mark_updates`.
     """
 
     due_in: int = 0
@@ -66,7 +67,7 @@ class SurveyState(msgspec.Struct):
 class PolicyEngineState(msgspec.Struct):
     """All durable fields of `PolicyEngine`.
 
-    `version_oldest` is the oldest base that counts: a rollback raises it. The counts of updates are those of the
+    `version_oldest` is the oldest valid base; a rollback raises it. The counts of updates cover the
     whole run.
     """
 

@@ -1,4 +1,4 @@
-"""When the published model moves to the newest version. Part of `HubCore`; scalars only."""
+"""When to move the published model to the newest version. Part of `HubCore`."""
 
 import msgspec
 
@@ -8,11 +8,11 @@ from edgeasync.core.hub.settings import CodecSettings
 from edgeasync.policies.policy import folds_one_by_one
 
 PER_PERIOD = 4.0
-"""How often the published model moves between two exchanges of a device, if every update makes a version."""
+"""How often the published model moves per exchange period if every update makes a version."""
 
 
 class PublishState(msgspec.Struct):
-    """The published version's `number`, when it was published, and how many rollbacks there were until then."""
+    """The published version's number and time, and the rollbacks until then."""
 
     number: int
     published_s: float
@@ -20,14 +20,17 @@ class PublishState(msgspec.Struct):
 
 
 class PublishSchedule:
-    """Decides when the published model moves to the newest version."""
+    """Decides when the published model moves to the newest version. Scalars only."""
 
     def __init__(self, settings: CodecSettings, number: int, now_s: float) -> None:
         self.state = PublishState(number, now_s)
         self._settings = settings
 
     def follow(self, policy_engine: PolicyEngine, now_s: float) -> list[HubEffect]:
-        """Publish the newest version, unless every update makes one and the last publication is too recent."""
+        """Publish the newest version if it is due.
+
+        If every update makes a version, there is a minimum time between publications.
+        """
         state, version = self.state, policy_engine.state.version
         if state.number == version:
             return []

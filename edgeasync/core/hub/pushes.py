@@ -1,4 +1,4 @@
-"""Pushes: each update is decided about once, and its outcome repeated. Part of `HubCore`."""
+"""Pushes: decide on each update once, and repeat its outcome. Part of `HubCore`."""
 
 import msgspec
 
@@ -14,14 +14,14 @@ from edgeasync.protocol.messages import Ack, Buffered, Duplicate, Key, Outcome, 
 
 
 class PushesState(msgspec.Struct):
-    """How many pushes were answered, and how many of them had been answered before, over the whole run."""
+    """The numbers of answered pushes and of duplicates among them, over the whole run."""
 
     answered: int = 0
     duplicates: int = 0
 
 
 class Pushes:
-    """Answers pushes. Raises `RefusalError` before anything has changed."""
+    """Answers pushes. It raises `RefusalError` only before any state changes."""
 
     def __init__(
         self, members: Membership, policy_engine: PolicyEngine, admission: Admission, assignments: Assignments
@@ -33,7 +33,10 @@ class Pushes:
         self._assignments = assignments
 
     def offered(self, member: Member, push: Push, now_s: float, *, has_capacity: bool) -> list[HubEffect]:
-        """Answer the announcement of a push in pieces: receive it, or repeat the outcome of an answered one."""
+        """Answer the announcement of a push in pieces.
+
+        Receive the push, or repeat the outcome if it was answered before.
+        """
         member.version, member.held = push.base, push.held_checksum
         if push.seq <= member.seq_last:
             return self._repeat_outcome(member, push, now_s, can_send=has_capacity)
@@ -43,9 +46,10 @@ class Pushes:
         return [Receive(member.peer, push)]
 
     def arrived(self, member: Member, event: PushArrived, now_s: float) -> list[HubEffect]:
-        """Decide about an update, record the outcome, and answer.
+        """Decide on an update, record its outcome, and answer.
 
-        The recorded outcome is repeated if the device pushes the same update again, so no update counts twice.
+        If the device pushes the same update again, the recorded outcome is repeated, so no update
+        counts twice.
         """
         push = event.push
         member.version, member.held = push.base, push.held_checksum
@@ -71,7 +75,10 @@ class Pushes:
         return effects + self._assignments.answer_waiting(now_s, can_send=event.can_answer)
 
     def _waits_for_version(self, outcome: Outcome) -> bool:
-        """Whether a device gets the next version: its update waits, or it starts over from what others made."""
+        """Return whether a device must wait for the next version.
+
+        It waits if its update is buffered, or if it must start over from the others' updates.
+        """
         if self._policy_engine.in_force.aggregate.answer != "at_flush":
             return False
         if isinstance(outcome, Rejected):
@@ -79,7 +86,10 @@ class Pushes:
         return isinstance(outcome, Buffered)
 
     def decides(self, push: Push, key: Key, now_s: float, *, can_answer: bool) -> bool:
-        """Return whether an update that arrives now will be decided about: only then must it be measured."""
+        """Return whether the core will decide on an update that arrives now.
+
+        The engine measures only these updates.
+        """
         member = self._members.find_session(push.session, key)
         if not can_answer or member is None or member.waiting:
             return False
@@ -89,16 +99,19 @@ class Pushes:
 
     def _check_sequence(self, member: Member, push: Push) -> None:
         if push.seq != member.seq_last + 1:
-            raise RefusalError("sequence", f"push {push.seq} where {member.seq_last + 1} was due")
+            raise RefusalError("sequence", f"push has number {push.seq}, expected {member.seq_last + 1}")
         if member.waiting:
-            raise RefusalError("sequence", f"push {push.seq} before push {member.seq_last} is part of a version")
+            raise RefusalError(
+                "sequence",
+                f"push {push.seq} arrived while push {member.seq_last} waits for a fold; wait for its assignment",
+            )
 
     def _count_answer(self, member: Member) -> None:
         self.state.answered += 1
         member.pushes_answered += 1
 
     def _repeat_outcome(self, member: Member, push: Push, now_s: float, *, can_send: bool) -> list[HubEffect]:
-        """Repeat the recorded outcome of a push; only count a push that is older than the last."""
+        """Repeat the last push's recorded outcome; only count an older push."""
         self.state.duplicates += 1
         member.duplicates += 1
         self._count_answer(member)

@@ -1,14 +1,14 @@
-"""Why a message is refused."""
+"""The error with which the core refuses a message."""
 
 from edgeasync.errors import EdgeAsyncError
 from edgeasync.protocol.messages import SECONDS_MAX, RefusalCode, Refuse
 
-MALFORMED = "{} sent too much that is malformed, and is put aside; see the hub's events"
-"""The sentence for a device in quarantine."""
+MALFORMED = "{} is in quarantine because it sent too many malformed messages; see the hub's events"
+"""The message for a device in quarantine."""
 
 
 class RefusalError(EdgeAsyncError):
-    """A message is refused; `refuse` is the answer."""
+    """A message is refused; `refuse` is the answer to its sender."""
 
     def __init__(
         self, code: RefusalCode, sentence: str, retry_after_s: float | None = None, *, rest: bool = False

@@ -1,8 +1,9 @@
-"""What a device says of an update, held against what the hub knows, before any policy sees it. Part of `HubCore`.
+"""Limits a device's reported statistics to plausible values. Part of `HubCore`.
 
-A claim that cannot be true is clamped, not refused: an honest device never makes one. How many steps a device took
-while it was alone, between its last update and the assignment, the hub cannot know. So such an update has a
-length that says nothing: it is neither watched nor compared with others, and shortened like any other.
+An impossible report is clamped, not refused; honest devices never send one. The hub cannot know how
+many steps a device took alone, between its last update and the assignment. The norm of such an
+update means nothing, so it is neither monitored nor compared with others. It is clipped like any
+other.
 """
 
 import math
@@ -12,28 +13,29 @@ import msgspec
 from edgeasync.protocol.messages import Push
 
 STEP_S_MAX = 3600.0
-"""No local step takes longer."""
+"""Upper limit of the duration of a local step."""
 
 CLOCKS_APART = 1.1
-"""How much longer the device's clock may show a time than the hub's."""
+"""How much faster the device's clock may run than the hub's."""
 
 EXAMPLES_PER_STEP_MAX = 1 << 16
-"""The most examples in a local step of a device that does not say how many it has."""
+"""Maximum examples per local step for a device that does not report how many it has."""
 
 BATCHES_OF_ALL_MAX = 4
-"""How many times a device may see all its data in one local step, by augmentation."""
+"""How often a device may use all its data in one local step, with augmentation."""
 
 LOSS_MAX = 1e30
 VARIANCE_MAX = 1e60
-"""A loss or score, or a variance, beyond these counts as them: squares and sums of them stay finite."""
+"""Limits for losses, scores and variances, so that their squares and sums stay finite."""
 
 
 class ReportedStats(msgspec.Struct, frozen=True, gc=False):
-    """What a push says, within what can be true. Losses and scores may still be infinite or NaN, or missing.
+    """A push's statistics, limited to plausible values.
 
-    `score` is the loss of the device's own parameters if it tells that, else that of the model it trained from.
-    `base_loss` is the latter in any case: by examples that were kept for that, or else by the first batch.
-    `alone`: the device says that it took more steps before the assignment came than the hub allows.
+    Losses and scores may be infinite, NaN or `None`. `score` is the loss of the device's own
+    parameters if reported, else that of its base. `base_loss` is the loss of its base, on held-out
+    examples or on the first batch. `alone` is set if the device took more steps before the
+    assignment arrived than the hub allows.
     """
 
     local_steps: int
@@ -56,12 +58,12 @@ def clamp(
     cycle_s: float | None,
     slack_s: float,
 ) -> ReportedStats:
-    """Return what a push says, held against the hub's own knowledge.
+    """Limit a push's statistics to what the hub considers plausible.
 
-    `steps_max` are the most local steps that it may have been trained with after its assignment, and
-    `overlap_steps_max` those before that the policy allows. `examples_told` is what the device said of its data
-    (0: nothing), `cycle_s` the time since the assignment by the hub's clock (`None`: not measured), and `slack_s`
-    how much longer the device may say that its steps took.
+    `steps_max` limits the local steps after the assignment, `overlap_steps_max` those before it.
+    `examples_told` is the reported size of the device's data (0: not reported). `cycle_s` is the
+    time since the assignment by the hub's clock (`None`: not measured). `slack_s` is how much
+    longer the device's steps may take by its own report.
     """
     overlap_steps = min(push.overlap_steps, push.local_steps)
     steps = min(push.local_steps - overlap_steps, steps_max)
@@ -89,7 +91,7 @@ def clamp(
 
 
 def _within(value: float | None, low: float, high: float) -> float | None:
-    """Return a finite value within bounds; one that is not finite, or missing, stays what it is."""
+    """Clamp a finite value to the bounds; return other values unchanged."""
     if value is None or low <= value <= high or not math.isfinite(value):
         return value
     return low if value < low else high

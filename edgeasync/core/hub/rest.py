@@ -1,7 +1,7 @@
-"""When a fleet rests: once the model no longer gets better, its devices exchange more and more rarely.
+"""When a fleet idles: as training plateaus, devices exchange less often.
 
-The period is a share of the time for which the model has stood still. So a pause in learning costs at most that
-share of its own length, and a fleet that has learnt makes few exchanges, however long it runs.
+The period is a share of the plateau's duration. A pause in learning therefore costs at most that
+share of its own length, and a trained fleet makes few exchanges, however long it runs.
 """
 
 import math
@@ -13,59 +13,62 @@ from edgeasync.measurements.medians import WINDOW, median
 from edgeasync.measurements.votes import Votes
 
 SHARE = 0.25
-"""The period of a resting fleet, as a share of the time for which the model has stood still."""
+"""The exchange period of an idle fleet, as a share of the plateau's duration."""
 
 PATIENCE_PERIODS = 30.0
 PATIENCE_PERIODS_MAX = 100.0
 PATIENCE_S = 300.0
-"""A fleet rests once its model has stood still for 30 periods at full pace, or up to 100 that fit in this time."""
+"""A fleet goes idle after a plateau of 30 normal periods, or up to 100 that fit into this time."""
 
 JUDGED_MIN = 5
-"""And it must have been judged this many times."""
+"""The minimum number of checks of the model before the fleet goes idle."""
 
 BETTER_SHARE = 0.01
 BETTER_SHARE_FIRST = 0.001
-"""A loss is better if it is lower by these shares: of itself, and of the first loss."""
+"""A loss is better if it is lower by these shares of the best loss and of the first loss."""
 
 BETTER_ACCURACY = 0.001
 
 MUCH_BETTER = 10.0
-"""This many times the least improvement brings back the full pace at once; a smaller one in steps."""
+"""From this multiple of the minimum improvement on, the normal pace returns immediately."""
 
 KEPT = 1.0 / 3.0
-"""What a small improvement leaves of the time for which the model has stood still."""
+"""The factor by which a small improvement shortens the plateau's duration."""
 
 RISE_SHARE = 0.1
-"""A loss has risen if it is over the highest since the last improvement by this share of all that was learnt."""
+"""A loss has risen if it exceeds the worst since the last improvement by this share of the
+progress.
+"""
 
 NEWS_SHARE = 0.5
-"""A newcomer brings something new at this share of such a rise. It wakes the fleet only once."""
+"""A newcomer wakes the fleet at this share of such a rise, but only once."""
 
 NEW_UPDATES = 3
-"""A newcomer's data are judged by its update of this number."""
+"""The number of a newcomer's update by which its data are checked."""
 
 MEASURED_UPDATES = 5
-"""A device does not rest before it has sent this many updates."""
+"""A device does not idle before it has sent this many updates."""
 
 ROUSED_UPDATES = 8
-"""A device whose own loss has risen does not rest for this many updates."""
+"""A device whose own loss has risen does not idle for this many updates."""
 
 AGREEMENT_STILL = 0.1
-"""Where nobody tells a loss: a model stands still while updates point apart as much as this mean cosine."""
+"""Without reported losses, training has plateaued while the updates' mean cosine is at most this.
+"""
 
 KNOWN_MAX = 4096
-"""How many voters are remembered as no newcomers."""
+"""Maximum number of stored voters that no longer count as newcomers."""
 
 
 class Track(msgspec.Struct):
-    """A loss over time: the first one, the best one, and the worst since it last got better."""
+    """A loss over time: the first, the best, and the worst since the last improvement."""
 
     first: float = math.nan
     best: float = math.inf
     worst: float = -math.inf
 
     def improvement(self, loss: float) -> float:
-        """Return by how many times the least improvement a loss is better than the best; 0 if by less than one."""
+        """Return an improvement as a multiple of the minimum one; 0 if it is smaller."""
         if math.isnan(self.first):
             return math.inf
         least = max(BETTER_SHARE * abs(self.best), BETTER_SHARE_FIRST * abs(self.first), 1e-12)
@@ -73,7 +76,7 @@ class Track(msgspec.Struct):
         return times if times >= 1.0 else 0.0
 
     def note(self, loss: float, worse: float, *, better: bool) -> None:
-        """Record a loss, of which most have at least `worse`; later ones are compared with a `better` one."""
+        """Record a loss and its upper estimate `worse`; `better` sets a new reference."""
         if math.isnan(self.first):
             self.first = loss
         if better:
@@ -82,23 +85,25 @@ class Track(msgspec.Struct):
             self.worst = max(self.worst, worse)
 
     def has_risen(self, loss: float, share: float = 1.0) -> bool:
-        """Return whether a loss is over all since the last improvement by a rise, or by that share of one."""
+        """Return whether a loss exceeds the worst one by `share` of a rise."""
         rise = share * max(self.learnt, self.worst - self.best)
         return not math.isnan(self.first) and loss > self.worst + rise
 
     @property
     def learnt(self) -> float:
-        """The share `RISE_SHARE` of what the loss has fallen by, or of what is left if that is more."""
+        """`RISE_SHARE` of the loss's decrease, or of its best value if that is larger."""
         return RISE_SHARE * max(abs(self.first - self.best), abs(self.best))
 
 
 class RestState(msgspec.Struct):
-    """What `Rest` remembers. All fields are durable.
+    """The durable fields of `Rest`.
 
-    The model last got better, or there was news, at `since_s`. It was last judged at `judged_s`, `judged` times
-    since then. `evaluated` has the losses of evaluations, `told` those that most voters reach, `told_by_half`
-    those that at least half of them reach. `known` has the voters that are no newcomers. `cause` says why the
-    fleet last came back to its full pace.
+    - `since_s` is when the model last improved, or there was news.
+    - `judged_s` is when it was last checked; `judged` counts the checks since `since_s`.
+    - `evaluated` tracks the losses of evaluations, `told` those that most voters reach, and
+      `told_by_half` those that at least half of them reach.
+    - `known` lists the voters that are not newcomers.
+    - `cause` is why the fleet last returned to its normal pace.
     """
 
     since_s: float = 0.0
@@ -114,15 +119,15 @@ class RestState(msgspec.Struct):
 
 
 class Rest:
-    """Judges whether the model gets better, and returns how long a period is. Depends on its arguments alone."""
+    """Detects a plateau of training, and computes the exchange period. Deterministic."""
 
     def __init__(self) -> None:
         self.state = RestState()
 
-    # -- what is judged --------------------------------------------------------------------------------------
+    # -- checks of the model ---------------------------------------------------------------------------------
 
     def evaluated(self, loss: float, accuracy: float | None, now_s: float, pace_s: float) -> bool:
-        """Judge the model by an evaluation on held-out data; return whether the fleet is to wake."""
+        """Check the model by a held-out evaluation; return whether to wake the fleet."""
         state = self.state
         if not math.isfinite(loss):
             return False
@@ -135,14 +140,15 @@ class Rest:
         risen = state.evaluated.has_risen(loss)
         state.evaluated.note(loss, loss, better=risen or (times > 0.0 and loss <= state.evaluated.best))
         if risen:
-            return self.wake(f"the loss on held-out data rose to {loss:.3g}", now_s)
-        return self._judge(times, "the model got better on held-out data", now_s, pace_s)
+            return self.wake(f"the held-out loss rose to {loss:.3g}", now_s)
+        return self._judge(times, "the evaluation on held-out data improved", now_s, pace_s)
 
     def told(self, losses: Votes, voters_live: int, now_s: float, pace_s: float, *, judges: bool) -> bool:
-        """Judge by what voters tell of the model; with `judges` also whether it gets better, not only worse.
+        """Check the model by the voters' losses; return whether to wake the fleet.
 
-        More than half of the voters must tell a loss. It is better once most reach a lower one, and worse once
-        most have a higher one: one key's word decides neither.
+        More than half of the voters must report a loss. The model is better once most voters reach
+        a lower loss, and worse once most have a higher one, so a single key cannot decide either.
+        Without `judges`, only a worse model counts.
         """
         ordered = losses.ordered
         if 2 * len(ordered) <= min(voters_live, WINDOW):
@@ -152,25 +158,28 @@ class Rest:
         if track.has_risen(most_have):
             track.note(most_reach, most_have, better=True)
             self.state.told_by_half.note(most_have, most_have, better=True)
-            return self.wake(f"the devices' losses of the model rose to {most_have:.3g}", now_s)
+            return self.wake(f"the devices' losses rose to {most_have:.3g}", now_s)
         times = track.improvement(most_reach)
         track.note(most_reach, most_have, better=times > 0.0)
         half = self.state.told_by_half
         times_by_half = half.improvement(most_have)
         half.note(most_have, most_have, better=times_by_half > 0.0)
         if times_by_half and not times:
-            times = 1.0  # of two voters one's loss falls: the period gets shorter, but one word is no wake
-        return judges and self._judge(times, "the devices' losses of the model fell", now_s, pace_s)
+            times = 1.0  # the loss of one of two voters fell: shorten the period, but do not wake the fleet
+        return judges and self._judge(times, "the devices' losses fell", now_s, pace_s)
 
     def moved(self, agreement: float, now_s: float, pace_s: float) -> bool:
-        """Judge by how far updates agree, where nobody tells a loss: noise alone moves a model nowhere."""
+        """Check the model by the updates' agreement, for fleets that report no losses.
+
+        Updates of pure noise point in different directions.
+        """
         if math.isnan(agreement):
             return False
         times = math.inf if agreement > AGREEMENT_STILL else 0.0
-        return self._judge(times, "updates point the same way", now_s, pace_s)
+        return self._judge(times, "updates agree again", now_s, pace_s)
 
     def joined(self, voter: str, name: str, losses: BaseLosses, now_s: float) -> bool:
-        """Judge a newcomer's data; return whether the fleet is to wake: at most once for each voter."""
+        """Check a newcomer's data; return whether to wake the fleet, once per voter."""
         known = self.state.known
         if voter in known:
             return False
@@ -179,20 +188,20 @@ class Rest:
             del known[next(iter(known))]
         if not self.state.told.has_risen(losses.newest, NEWS_SHARE):
             return False
-        return self.wake(f"{name} has joined, and the model does not fit its data", now_s)
+        return self.wake(f"{name} has joined with data that the model does not fit", now_s)
 
     def has_news(self, losses: BaseLosses) -> bool:
-        """Return whether the newest loss that a device told is far over all that it told before."""
+        """Return whether a device's newest loss is far above all its earlier ones."""
         if len(losses.before) + len(losses.recent) <= MEASURED_UPDATES or math.isnan(self.state.told.first):
             return False
         *before, newest = *losses.before, *losses.recent
         highest = max(before)
         return newest > highest + max(self.state.told.learnt, highest - median(before))
 
-    # -- what follows ----------------------------------------------------------------------------------------
+    # -- pace ------------------------------------------------------------------------------------------------
 
     def wake(self, cause: str, now_s: float) -> bool:
-        """Come back to the full pace; return whether the fleet was resting."""
+        """Return to the normal pace; return whether the fleet was idle."""
         state = self.state
         rested, state.resting = state.resting, False
         if rested:
@@ -202,13 +211,13 @@ class Rest:
         return rested
 
     def nudge(self, now_s: float, pace_s: float) -> None:
-        """Shorten the time for which the model has stood still: something may become better."""
+        """Shorten the plateau's duration, since the model may improve."""
         state = self.state
         still_s = max(0.0, KEPT * (now_s - state.since_s) - patience_s(pace_s))
         state.since_s = now_s - still_s
 
     def period_s(self, pace_s: float, longest_s: float) -> float:
-        """Return the time between two exchanges of a device, from `pace_s`, the full pace, to `longest_s`."""
+        """Return the time between two exchanges, from `pace_s` (normal) to `longest_s`."""
         state = self.state
         if state.judged < JUDGED_MIN:
             return pace_s
@@ -216,7 +225,7 @@ class Rest:
 
     @property
     def still_s(self) -> float:
-        """For how long the model has stood still, up to when it was last judged."""
+        """The plateau's duration in seconds, up to the last check."""
         return self.state.judged_s - self.state.since_s
 
     def _judge(self, times: float, cause: str, now_s: float, pace_s: float) -> bool:
@@ -231,5 +240,5 @@ class Rest:
 
 
 def patience_s(pace_s: float) -> float:
-    """Return for how long a model must have stood still before its fleet rests."""
+    """Return how long a plateau must last before the fleet goes idle."""
     return min(PATIENCE_PERIODS_MAX * pace_s, max(PATIENCE_PERIODS * pace_s, PATIENCE_S))

@@ -1,16 +1,16 @@
-"""Strikes of connections that are no member's."""
+"""Strikes of connections that do not belong to a member."""
 
 from edgeasync.core.hub.events import Peer
 
 STRANGERS_MAX = 4096
-"""How many connections without a member have their strikes remembered."""
+"""How many connections without a member have their strikes stored."""
 
 
 class Strangers:
-    """Strikes of connections without a member, or of their keys: of the `STRANGERS_MAX` that were struck last.
+    """Strikes of the last `STRANGERS_MAX` connections, or keys, without a member.
 
-    They end `quarantine_s` after the last one. An end that hangs on the last strike alone lets a replay, which
-    knows fewer strikes than the hub knew, refuse nobody whom the hub admitted.
+    A quarantine ends `quarantine_s` after the last strike. It depends on the last strike alone, so
+    that a replay, which misses earlier strikes, refuses nobody whom the hub admitted.
     """
 
     def __init__(self, strikes_max: int, quarantine_s: float) -> None:
@@ -19,7 +19,7 @@ class Strangers:
         self._strikes: dict[Peer, tuple[int, float]] = {}
 
     def remaining_s(self, peer: Peer, now_s: float) -> float:
-        """Return for how long a connection stays shut out; 0 if it is not."""
+        """Return for how many seconds a connection stays in quarantine, 0 for none."""
         strikes, ends_s = self._strikes.get(peer, (0, 0.0))
         return max(0.0, ends_s - now_s) if strikes >= self._strikes_max else 0.0
 
@@ -31,5 +31,5 @@ class Strangers:
             del self._strikes[next(iter(self._strikes))]
 
     def check(self) -> None:
-        """Raise `AssertionError` if too many connections are remembered."""
+        """Raise `AssertionError` if too many connections are stored."""
         assert len(self._strikes) <= STRANGERS_MAX

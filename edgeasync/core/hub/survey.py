@@ -1,4 +1,4 @@
-"""A survey of the fleet, taken now and then: its data, its best score, whether it still learns."""
+"""A periodic survey of the fleet: data, best score, whether it still learns."""
 
 import math
 
@@ -12,11 +12,14 @@ from edgeasync.measurements.votes import DEVICES_MIN
 from edgeasync.policies.budget import EXCHANGES_UNCHANGED, has_changed
 
 EXAMPLES_RATIO_MAX = 10.0
-"""A device counts with at most this many times the median of the examples that devices say they have."""
+"""A device's reported examples count up to this multiple of the fleet's median."""
 
 
 class Survey:
-    """Looks at the fleet, or at a sample of a large one, after half as many updates as it looks at devices."""
+    """Surveys the fleet, or a sample of a large one.
+
+    The next survey is due after half as many updates as the sample has devices.
+    """
 
     def __init__(self, members: Membership, state: SurveyState) -> None:
         self.state = state
@@ -25,7 +28,7 @@ class Survey:
     def take(
         self, fleet: FleetMeasurements, turn: int, updates_applied: int
     ) -> tuple[list[Member], list[DeviceMeasurements]]:
-        """Look at the fleet; return the members looked at, and the measurements of one of each voter."""
+        """Survey the fleet; return sampled members, and measurements of one per voter."""
         state, devices_live = self.state, self._members.live_count
         sample = self._members.sample(turn)
         measurements = self._members.live_measurements(sample)
@@ -44,11 +47,11 @@ class Survey:
         return sample, measurements
 
     def credible_examples(self, told: int) -> int:
-        """Return how many examples a device counts with: not more than a multiple of what the others told."""
+        """Limit a device's reported examples to a multiple of the fleet's median."""
         most = EXAMPLES_RATIO_MAX * self.state.examples_median
         return min(told, int(most)) if most else told
 
     def is_learning(self, updates_applied: int) -> bool:
-        """Whether the devices' losses have changed lately, or are not known."""
+        """Return whether the devices' losses changed recently, or are unknown."""
         unchanged = updates_applied - self.state.loss_mark_updates
         return math.isinf(self.state.loss_mark) or unchanged < EXCHANGES_UNCHANGED * self._members.live_count

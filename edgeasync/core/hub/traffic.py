@@ -1,4 +1,4 @@
-"""Counts of bytes that outlive a restart: in all, and of the day. Part of `HubCore`."""
+"""Durable counts of bytes: total and daily. Part of `HubCore`."""
 
 import math
 
@@ -9,7 +9,7 @@ from edgeasync.protocol.messages import DAY_S
 
 
 class OwnDay(msgspec.Struct, array_like=True):
-    """A day by a device's own limit: bytes used so far, and when the day ends by the hub's time."""
+    """The day of a device's own quota: used bytes, and its end by the hub's clock."""
 
     used_bytes: int
     ends_s: float
@@ -21,17 +21,20 @@ class OwnDay(msgspec.Struct, array_like=True):
         self.used_bytes += nbytes
 
     def left_bytes(self, most: int, now_s: float) -> int:
-        """Return the bytes left for the day, of `most`."""
+        """Return how many of `most` bytes are left for the day."""
         return max(0, most - self.used_bytes) if now_s < self.ends_s else most
 
     def remaining_s(self, now_s: float) -> float:
-        """Return how long the day still lasts."""
+        """Return the remaining seconds of the day."""
         days = 0 if now_s < self.ends_s else math.floor((now_s - self.ends_s) / DAY_S) + 1
         return self.ends_s + DAY_S * days - now_s
 
 
 class Traffic(msgspec.Struct, array_like=True):
-    """Bytes both ways: in all, and of day number `day`. `exchanges` has the bytes of the last ones."""
+    """Bytes in both directions: in total and on day number `day`.
+
+    `exchanges` lists the sizes of the latest exchanges.
+    """
 
     up_bytes: int = 0
     down_bytes: int = 0
@@ -41,7 +44,7 @@ class Traffic(msgspec.Struct, array_like=True):
 
     @property
     def total_bytes(self) -> int:
-        """All bytes, both ways."""
+        """All bytes, both directions."""
         return self.up_bytes + self.down_bytes
 
     def count(self, moved: tuple[int, int], now_s: float) -> None:
@@ -55,13 +58,13 @@ class Traffic(msgspec.Struct, array_like=True):
         self.down_bytes += down
 
     def day_bytes(self, now_s: float) -> int:
-        """Return the bytes of the day so far."""
+        """Return the bytes of the current day."""
         return self.used_bytes if self.day == now_s // DAY_S else 0
 
     def left_bytes(self, most: int, now_s: float) -> int:
-        """Return the bytes left for the day, of `most`."""
+        """Return how many of `most` bytes are left for the day."""
         return max(0, int(most) - self.day_bytes(now_s))
 
     def note_exchange(self, nbytes: float) -> None:
-        """Note the bytes of an exchange."""
+        """Record the size of an exchange."""
         add_recent(self.exchanges, max(1.0, nbytes), RECENT)

@@ -1,4 +1,4 @@
-"""Weighs updates: which count, and how much. Part of `PolicyEngine`; scalars only."""
+"""Decides which updates count, and with which weight. Part of `PolicyEngine`."""
 
 import math
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from edgeasync.protocol.messages import Push, Rejected
 
 
 class Weighed(NamedTuple):
-    """An update's weight, or why it never counts; reports of alarms; and why the hub is to roll back, if it is."""
+    """An update's weight or rejection, alarm reports, and a rollback's cause."""
 
     weight: float | Rejected
     effects: list[HubEffect]
@@ -27,7 +27,7 @@ class Weighed(NamedTuple):
 
 
 class Weighing:
-    """Compares an update with what is usual in the fleet, and lets the policy weigh it."""
+    """Compares an update with the fleet, and asks the policy for its weight."""
 
     def __init__(
         self,
@@ -45,11 +45,12 @@ class Weighing:
         self._leaves_out = policy.behind_max is not None or policy.take != "all"
 
     def weigh(self, member: Member, update: PushArrived, stats: ReportedStats, now_s: float) -> Weighed:
-        """Return an update's weight, or why it never counts.
+        """Return an update's weight or its rejection.
 
-        The detectors of devices see every update, also one that is rejected after that. The fleet's measurements
-        and its detectors see only updates that count, but for norms and losses: what is common is what the devices
-        send, or a fleet could grow out of all of them.
+        Device detectors see every update, including rejected ones. The fleet's measurements and
+        detectors see only updates that count, except for norms and losses. Those measure what
+        devices send, and without rejected updates the limits could not follow a fleet whose norms
+        grow.
         """
         measurements, fleet, policy = member.measurements, self.state.fleet, self._policy
         voter, voters_live = member.voter, self._electorate.voters_live
@@ -75,7 +76,8 @@ class Weighing:
             return Weighed(Rejected("stale"), effects)
         far_behind = self._leaves_out and self._is_far_behind(measurements.score)
         left_out = self._leaves_out and (far_behind or self._is_left_out(measurements.score))
-        fleet.observe_score(voter, measurements.score)  # of all: the median of those that count could never rise
+        # Include rejected updates: with only accepted ones, the median could never rise.
+        fleet.observe_score(voter, measurements.score)
         fleet.observe_loss(voter, stats.loss_mean, stats.loss_variance, voters_live)
         if left_out:
             return Weighed(Rejected("behind", far_behind and policy.preempt), effects)
@@ -92,7 +94,7 @@ class Weighing:
         *,
         compared: bool,
     ) -> Observation:
-        """Return the update as the monitor sees it."""
+        """Return the update in the form that the monitor's detectors read."""
         measurements = member.measurements
         return Observation(
             member.device_id,
@@ -109,7 +111,7 @@ class Weighing:
         )
 
     def _refuse_base(self, push: Push, measurements: DeviceMeasurements) -> Rejected | None:
-        """Record the staleness of an update; return why its base does not count, if it does not."""
+        """Record an update's staleness; return its rejection if its base is not valid."""
         if not self.state.ancestry.knows(push.base):
             return Rejected("foreign_lineage")
         staleness = self.state.version - push.base.number
@@ -119,9 +121,9 @@ class Weighing:
         return Rejected("rolled_back") if push.base.number < self.state.version_oldest else None
 
     def _is_far_behind(self, score: float) -> bool:
-        """Return whether a device with this score is too far behind the others for its update to count.
+        """Return whether a device's score is too far behind for its update to count.
 
-        A device that tells no score has NaN, and is not behind.
+        A device without a score has NaN, and is not behind.
         """
         limit = self._policy.behind_max
         if limit is None:
@@ -130,7 +132,7 @@ class Weighing:
         return score > usual + (limit - 1.0) * abs(usual)
 
     def _is_left_out(self, score: float) -> bool:
-        """Return whether a device with this score is not among those whose updates the policy takes."""
+        """Return whether the policy's `take` excludes a device with this score."""
         take, usual = self._policy.take, self.state.fleet.score
         if take == "all" or math.isnan(usual):
             return False

@@ -1,1 +1,1 @@
-"""The decisions of a peer, which averages its model with others without a hub: numbers and names alone."""
+"""The core of a peer, which averages its model with others without a hub."""

@@ -1,10 +1,11 @@
-"""Effects of a peer's core. The runtime or a simulator carries them out in order.
+"""Effects of a peer's core, which the runtime or a simulator executes in order.
 
-They hold the arrays. For a round these are the snapshot, a sum of the same length cut into segments, and payloads:
-one outgoing and one incoming at most for each step. `DropRound` ends all of that.
+The runtime stores the arrays of a round: the snapshot, a sum of the same length cut into segments,
+and at most one outgoing and one incoming payload per step. `DropRound` drops them all.
 
-*Work* effects may take long. Each is answered by exactly one event, also after the round was dropped. Until all
-work of a round has been answered the core takes part in no other, so there are never the arrays of two.
+*Work* effects may be slow. Each is answered by exactly one event, also after the round was dropped.
+The core joins no other round until all work of a round is answered, so there are never the arrays
+of two rounds.
 """
 
 from typing import Literal
@@ -15,14 +16,14 @@ from edgeasync.protocol.peer_messages import PeerMessage, Propose, RoundId
 
 
 class SendToPeer(msgspec.Struct, frozen=True, gc=False):
-    """Send a message without payload. It may be lost: whatever matters is repeated."""
+    """Send a message without payload. It may be lost; important messages are repeated."""
 
     peer: str
     message: PeerMessage
 
 
 class SendPiece(msgspec.Struct, frozen=True, gc=False):
-    """Send a `PeerPiece` with `length` bytes from `offset` on of the outgoing payload of `step`."""
+    """Send `length` bytes of the outgoing payload of `step`, starting at `offset`."""
 
     peer: str
     round: RoundId
@@ -34,8 +35,9 @@ class SendPiece(msgspec.Struct, frozen=True, gc=False):
 class TakeSnapshot(msgspec.Struct, frozen=True, gc=False):
     """Work: copy the model between two local steps, then report `SnapshotTaken`.
 
-    The model is cut into `segments` nearly equal ones: segment i is `[i * length // segments, (i + 1) * length //
-    segments)`. In a ring the sum begins as the snapshot, in all-to-all as zeros with one segment.
+    The model is cut into `segments` of almost equal length: segment i is `[i * length // segments,
+    (i + 1) * length // segments)`. In a ring the sum starts as the snapshot; in all-to-all it
+    starts as zeros, with one segment.
     """
 
     round: RoundId
@@ -44,10 +46,11 @@ class TakeSnapshot(msgspec.Struct, frozen=True, gc=False):
 
 
 class Encode(msgspec.Struct, frozen=True, gc=False):
-    """Work: code a segment as the outgoing payload of `step`, then report `Encoded`.
+    """Work: encode a segment as the outgoing payload of `step`, then report `Encoded`.
 
-    `"sum"` codes the sum's segment, `"snapshot"` that of the snapshot. `"mean"` divides that of the sum by
-    the number of members, codes it, and puts in the segment's place what the payload decodes to, as others will.
+    `"sum"` encodes the sum's segment, `"snapshot"` that of the snapshot. `"mean"` divides the sum's
+    segment by the number of members and encodes it. It then replaces the segment by the decoded
+    payload, as the other members do.
     """
 
     round: RoundId
@@ -57,7 +60,10 @@ class Encode(msgspec.Struct, frozen=True, gc=False):
 
 
 class ForwardPayload(msgspec.Struct, frozen=True, gc=False):
-    """Let the incoming payload of `received_step` be the outgoing payload of `step`, to the byte. No answer."""
+    """Reuse the incoming payload of `received_step` as the outgoing one of `step`.
+
+    The bytes are the same. No answer.
+    """
 
     round: RoundId
     step: int
@@ -65,7 +71,7 @@ class ForwardPayload(msgspec.Struct, frozen=True, gc=False):
 
 
 class OpenPayload(msgspec.Struct, frozen=True, gc=False):
-    """Make a buffer of `payload_bytes` for the incoming payload of `step`. No answer."""
+    """Allocate a buffer for the incoming payload of `step`. No answer."""
 
     round: RoundId
     step: int
@@ -74,7 +80,7 @@ class OpenPayload(msgspec.Struct, frozen=True, gc=False):
 
 
 class StorePiece(msgspec.Struct, frozen=True, gc=False):
-    """Copy the payload of the message that is being handled into the incoming payload of `step`. No answer."""
+    """Copy the message's payload into the incoming payload of `step`. No answer."""
 
     round: RoundId
     step: int
@@ -82,10 +88,11 @@ class StorePiece(msgspec.Struct, frozen=True, gc=False):
 
 
 class Decode(msgspec.Struct, frozen=True, gc=False):
-    """Work: check and decode the incoming payload of `step` into a segment of the sum, then report `Decoded`.
+    """Work: decode a payload into a segment of the sum, then report `Decoded`.
 
-    `"add"` adds it; `"replace"` puts it in the segment's place, because it is the mean. With `own` it is the
-    outgoing payload of `step` that is decoded: so a member counts itself as the others count it.
+    `"add"` adds it to the segment; `"replace"` replaces the segment, because the payload is the
+    mean. With `own` the outgoing payload of `step` is decoded, so that a member counts itself as
+    the others do.
     """
 
     round: RoundId
@@ -96,7 +103,7 @@ class Decode(msgspec.Struct, frozen=True, gc=False):
 
 
 class ReleasePayload(msgspec.Struct, frozen=True, gc=False):
-    """Drop a payload of `step` that nobody needs any more. No answer."""
+    """Drop a payload of `step` that is no longer needed. No answer."""
 
     round: RoundId
     step: int
@@ -104,17 +111,18 @@ class ReleasePayload(msgspec.Struct, frozen=True, gc=False):
 
 
 class ApplyMean(msgspec.Struct, frozen=True, gc=False):
-    """Work: add the mean less the snapshot to the model between two local steps, then report `MeanApplied`.
+    """Work: apply the mean between two local steps, then report `MeanApplied`.
 
-    In a ring the sum already is the mean; in all-to-all it is divided by the number of members first. The outgoing
-    payloads stay: others may still need them.
+    This adds the mean minus the snapshot. In a ring the sum already is the mean; in all-to-all it
+    is first divided by the number of members. The outgoing payloads stay, since others may still
+    need them.
     """
 
     round: RoundId
 
 
 class DropRound(msgspec.Struct, frozen=True, gc=False):
-    """Drop the round's arrays and payloads, as soon as no work on them is left. No answer."""
+    """Drop the round's arrays and payloads once no work uses them. No answer."""
 
     round: RoundId
 
@@ -133,7 +141,7 @@ ReportName = Literal[
 
 
 class PeerReport(msgspec.Struct, frozen=True, gc=False):
-    """Tell the person at the device what happened."""
+    """Report an event to the person at the device."""
 
     event: ReportName
     detail: str = ""
@@ -141,7 +149,7 @@ class PeerReport(msgspec.Struct, frozen=True, gc=False):
 
 
 class EndPeer(msgspec.Struct, frozen=True, gc=False):
-    """End, after what was sent last has left."""
+    """End after sent messages have left."""
 
     reason: str
 

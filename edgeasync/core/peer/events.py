@@ -1,4 +1,4 @@
-"""Events of a peer's core: messages, results of the work on arrays, and what people ask for."""
+"""Events of a peer's core: messages, results of work, and people's requests."""
 
 import msgspec
 
@@ -6,10 +6,10 @@ from edgeasync.protocol.peer_messages import PeerMessage, RoundId
 
 
 class PeerReceived(msgspec.Struct, frozen=True, gc=False):
-    """A message came under the key of `peer`.
+    """A message arrived under the key of `peer`.
 
-    The payload of a `PeerPiece` has `payload_bytes` bytes. It is `sound` if it has the checksum that its header
-    names. The core keeps it, if at all, by `StorePiece`, which is among the effects of this very event.
+    The payload of a `PeerPiece` has `payload_bytes` bytes. It is `sound` if its checksum matches
+    its header. To store it, the core returns `StorePiece` for this event.
     """
 
     peer: str
@@ -19,25 +19,25 @@ class PeerReceived(msgspec.Struct, frozen=True, gc=False):
 
 
 class PeerReceivedMalformed(msgspec.Struct, frozen=True, gc=False):
-    """A message came under the key of `peer` that cannot be read."""
+    """A message arrived under the key of `peer` that cannot be decoded."""
 
     peer: str
     reason: str
 
 
 Norms = tuple[float, float]
-"""The L2 norm of the trained parameters, and that of the statistics."""
+"""The L2 norms of the trained parameters and of the statistics."""
 
 
 class SnapshotTaken(msgspec.Struct, frozen=True, gc=False):
-    """The answer to `TakeSnapshot`: the norms of this member's own model."""
+    """The answer to `TakeSnapshot`, with the norms of this member's own model."""
 
     round: RoundId
     norms: Norms = (0.0, 0.0)
 
 
 class Encoded(msgspec.Struct, frozen=True, gc=False):
-    """The answer to `Encode`: the length and checksum of the payload."""
+    """The answer to `Encode`, with the payload's size and checksum."""
 
     round: RoundId
     step: int
@@ -46,9 +46,9 @@ class Encoded(msgspec.Struct, frozen=True, gc=False):
 
 
 class Decoded(msgspec.Struct, frozen=True, gc=False):
-    """The answer to `Decode`: the norms of the payload.
+    """The answer to `Decode`, with the norms of the payload.
 
-    It is not `sound` if the whole has another checksum, or its codec refuses it.
+    It is not `sound` if its checksum is wrong, or its codec cannot decode it.
     """
 
     round: RoundId
@@ -64,14 +64,14 @@ class MeanApplied(msgspec.Struct, frozen=True, gc=False):
 
 
 class WorkFailed(msgspec.Struct, frozen=True, gc=False):
-    """The answer to a work effect that this device could not carry out."""
+    """The answer to a work effect that this device could not execute."""
 
     round: RoundId
     reason: str
 
 
 class TrainingBegun(msgspec.Struct, frozen=True, gc=False):
-    """The trainer takes its first step: from now on a round can be proposed to this peer."""
+    """The trainer takes its first step: the peer may now join rounds."""
 
 
 class RoundDue(msgspec.Struct, frozen=True, gc=False):
@@ -79,20 +79,20 @@ class RoundDue(msgspec.Struct, frozen=True, gc=False):
 
 
 class RoundHalfDue(msgspec.Struct, frozen=True, gc=False):
-    """Since the last round began the trainer has taken half of the steps after which one is due."""
+    """The trainer has taken half of the steps after which a round is due."""
 
 
 class PeersChanged(msgspec.Struct, frozen=True, gc=False):
-    """The list of peers is another one, without this device itself."""
+    """The list of peers has changed; it does not contain this device itself."""
 
     peers: tuple[str, ...]
 
 
 class PeerStopRequested(msgspec.Struct, frozen=True, gc=False):
-    """The person who runs the device wants it to end.
+    """A person requested the peer's end.
 
-    A round in progress loses this member. To end in order, wait until `PeerCore.round` is `None`: then nobody
-    needs its payloads any more.
+    A round in progress loses this member. For a clean end, wait until `PeerCore.round` is `None`,
+    so that nobody needs its payloads any more.
     """
 
 

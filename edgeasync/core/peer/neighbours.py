@@ -1,4 +1,4 @@
-"""The peers on a list as one of them knows them: who is live, and who hears whom."""
+"""The listed peers as one of them knows them: who is live, and who hears whom."""
 
 import math
 from collections.abc import Iterator
@@ -10,19 +10,19 @@ from edgeasync.core.peer.events import Norms
 from edgeasync.core.peer.settings import PeerCoreSettings, interval_of
 from edgeasync.protocol.peer_messages import Abandon, Offer, PeerPing, RoundId, RoundMember
 
-OTHER_FROZEN = "its frozen arrays, which do not travel, differ from this device's"
-NOT_LISTED = "a message of a peer that is not on the list"
+OTHER_FROZEN = "its frozen arrays, which are not transmitted, differ from this device's"
+NOT_LISTED = "a message from an unlisted peer"
 OTHER_INTERVAL = "another interval between rounds"
 
 NO_PING = PeerPing(incarnation=0, count=0, fingerprint="", number=0, ready=False, heard=())
-"""Stands for the ping of a peer that has not been heard: it is in no round, and hears nobody."""
+"""A placeholder for the ping of a peer that was not heard yet."""
 
 
 class Neighbour:
-    """What one peer knows of another: its latest ping, and when it last said anything.
+    """One peer's knowledge of another: its latest ping, and when it was last heard.
 
-    `early_offers` are those of one round, by their steps, that came before its proposal, which has another link.
-    `norms` are those of what it sent in the last round that became whole.
+    `early_offers` are the offers of one round, by step, that arrived before its proposal, which
+    comes on another link. `norms` are those of its payloads in the last complete round.
     """
 
     def __init__(self, name: str) -> None:
@@ -32,28 +32,28 @@ class Neighbour:
         self.early_offers: dict[int, Offer] = {}
         self.norms: Norms | None = None
         self.told_live = False
-        """Whether people were told last that this peer is live."""
+        """Whether this peer was last reported as live."""
 
     def has_completed(self, round_id: RoundId) -> bool:
-        """Return whether it has said that it has the mean of this round, or of a later one."""
+        """Return whether it reported the mean of this round or of a later one."""
         return self.ping.completed is not None and self.ping.completed >= round_id
 
     def has_taken(self, round_id: RoundId) -> bool:
-        """Return whether it has said that it is in this round, or has its mean."""
+        """Return whether it reported that it is in this round, or has its mean."""
         return self.ping.current == round_id or self.has_completed(round_id)
 
     def keep_early(self, offer: Offer) -> None:
-        """Keep an offer of a round that is not proposed yet, and forget those of another round."""
+        """Store an offer of a round that is not proposed yet; drop those of another round."""
         if any(kept.round != offer.round for kept in self.early_offers.values()):
             self.early_offers.clear()
         self.early_offers[offer.step] = offer
 
 
 class Neighbours:
-    """The peers on the list of `name`.
+    """The listed peers of `name`.
 
-    A peer is *heard* for a lease after its last message. It is *live* if it also says that it hears this one: a
-    link that works one way only is no use to a round.
+    A peer is *heard* for a lease after its last message. It is *live* if it also reports that it
+    hears this one, since a one-way link is useless for a round.
     """
 
     def __init__(self, name: str, peers: tuple[str, ...], settings: PeerCoreSettings) -> None:
@@ -74,26 +74,27 @@ class Neighbours:
         return self._listed[name]
 
     def stranger(self, name: str, now_s: float) -> str:
-        """Return why a message other than a ping does not count, or nothing."""
+        """Return why a message other than a ping is ignored, or ""."""
         if name not in self._listed:
             return NOT_LISTED
         return "" if self.hears(self._listed[name], now_s) else "a message before a ping"
 
     def replace(self, peers: tuple[str, ...]) -> None:
-        """Replace the list, and forget peers that are no longer on it."""
+        """Replace the list, and drop peers that are no longer listed."""
         names = sorted(set(peers) - {self._name})
         self._listed = {name: self._listed.get(name) or Neighbour(name) for name in names}
 
     def refusal(self, name: str, ping: PeerPing, now_s: float) -> str:
-        """Return why a ping does not count, or nothing.
+        """Return why a ping is refused, or "".
 
-        A start with a lower number than the last one counts once that one is silent: a backup was put back.
+        A lower incarnation is accepted once the higher one is silent, because the peer may have
+        been restored from a backup.
         """
         if ping.fingerprint != self._settings.fingerprint:
-            return "another model, or other ways to exchange it"
+            return "another model, or other settings of the exchange"
         if self._settings.frozen == "refuse" and self.has_other_frozen(ping):
             return (
-                f"{OTHER_FROZEN}: load the same base model on all devices, or set frozen = 'warn' on all of them"
+                f"{OTHER_FROZEN}; load the same base model on all devices, or set frozen = 'warn' on all of them"
             )
         if interval_of(ping.round_every_s, ping.round_steps) != self._settings.interval:
             return OTHER_INTERVAL
@@ -112,11 +113,11 @@ class Neighbours:
         return ours.framework == theirs.framework and ours.checksum != theirs.checksum
 
     def hears(self, neighbour: Neighbour, now_s: float) -> bool:
-        """Return whether the peer has said something within a lease."""
+        """Return whether the peer sent a message within a lease."""
         return now_s < neighbour.heard_s + self._lease_s
 
     def heard(self, now_s: float) -> tuple[str, ...]:
-        """Return the peers that were heard within a lease."""
+        """Return the peers that sent a message within a lease."""
         return tuple([each.name for each in self if self.hears(each, now_s)])
 
     def is_live(self, neighbour: Neighbour, now_s: float) -> bool:
@@ -124,29 +125,29 @@ class Neighbours:
         return self.hears(neighbour, now_s) and self._name in neighbour.ping.heard
 
     def live(self, now_s: float) -> list[Neighbour]:
-        """Return the live peers in order of their names."""
+        """Return the live peers, sorted by name."""
         return [each for each in self if self.is_live(each, now_s)]
 
     def knows(self, member: RoundMember, now_s: float) -> bool:
-        """Return whether the member is a live peer, in this very start."""
+        """Return whether the member is a live peer in the same incarnation."""
         neighbour = self._listed.get(member.name)
         if neighbour is None or not self.is_live(neighbour, now_s):
             return False
         return neighbour.ping.incarnation == member.incarnation
 
     def doubt(self, names: tuple[str, ...], now_s: float) -> None:
-        """Note that another peer has lost these: they are in no new round before they say something again."""
+        """Record that another peer has lost these; they join no round until heard again."""
         for name in names:
             if name in self._listed:
                 self._listed[name].doubted_s = now_s
 
     def note_abandon(self, name: str, abandon: Abandon) -> None:
-        """Note, as if a ping had said it, that a peer has left a round, and whether it is ready for another."""
+        """Record that a peer has left a round, and whether it is ready for another."""
         neighbour = self._listed[name]
         neighbour.ping = msgspec.structs.replace(neighbour.ping, current=None, ready=abandon.ready)
 
     def changes(self, now_s: float) -> list[PeerReport]:
-        """Return what people are to be told of who is live now."""
+        """Return reports of changes in which peers are live."""
         reports = []
         live = 0
         for each in self:
@@ -162,12 +163,12 @@ class Neighbours:
         return reports
 
     def next_silence_s(self, now_s: float) -> float:
-        """Return when the lease of the next peer ends that is heard now."""
+        """Return when the next lease of a peer expires."""
         return min((each.heard_s + self._lease_s for each in self if self.hears(each, now_s)), default=math.inf)
 
 
 def all_hear_each_other(candidates: list[Neighbour]) -> list[Neighbour]:
-    """Return candidates that all hear one another: each, in order, with all before it."""
+    """Return candidates that all hear one another, chosen greedily in order."""
     chosen: list[Neighbour] = []
     for one in candidates:
         if all(one.name in other.ping.heard and other.name in one.ping.heard for other in chosen):

@@ -1,4 +1,7 @@
-"""How long a member's payloads may be: a finite model that is far too long would spoil the mean as NaN does."""
+"""Limits on the norms of a member's payloads.
+
+A finite model that is far too long would corrupt the mean as NaN does.
+"""
 
 import math
 from collections.abc import Sequence
@@ -8,15 +11,15 @@ from edgeasync.core.peer.plan import IncomingStep
 from edgeasync.core.peer.refusals import Refused
 
 TIMES_MAX = 100.0
-"""How many times longer than the usual model a payload may be."""
+"""Maximum norm of a payload as a multiple of the usual model's norm."""
 
 
 def longest(own: Norms, others: Sequence[Norms]) -> Norms:
-    """Return the norms that a member's payloads of one round may have.
+    """Return the maximum norms of a member's payloads in one round.
 
-    `own` are those of the receiver's model, `others` those that the other members last sent. The usual norm is
-    their median, and 1 if that is less. If their number is even, the median is what lies nearest to `own` between
-    the middle two. So of two members only the receiver counts.
+    `own` are the norms of the receiver's model, `others` those that the other members last sent.
+    The usual norm is their median, but at least 1. For an even count, it is the value nearest to
+    `own` between the middle two. So with two members only the receiver counts.
     """
     trained, statistics = zip(own, *others, strict=True)
     return _bound(own[0], trained), _bound(own[1], statistics)
@@ -29,18 +32,18 @@ def _bound(own: float, norms: tuple[float, ...]) -> float:
 
 
 class PayloadNorms:
-    """The norms of what each other member has sent in a round; in a ring most values count twice."""
+    """The norms of each other member's payloads; in a ring most values count twice."""
 
     def __init__(self) -> None:
         self.received: dict[str, Norms] = {}
         self._longest: Norms = (math.inf, math.inf)
 
     def bound(self, own: Norms, others: Sequence[Norms]) -> None:
-        """Take no payloads that are far longer than this member's model and what the others last sent."""
+        """Set the limits by this member's model and by what the others last sent."""
         self._longest = longest(own, others)
 
     def measure(self, planned: IncomingStep, event: Decoded) -> None:
-        """Add a payload's norms to those of what its sender sent before; raises `Refused`."""
+        """Add a payload's norms to those of its sender; raises `Refused` above the limit."""
         if planned.own:
             return
         if not event.sound:

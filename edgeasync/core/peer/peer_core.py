@@ -1,7 +1,7 @@
-"""`PeerCore`: a peer as a deterministic state machine. Events and time in, effects out; no I/O, no clock.
+"""`PeerCore`: a peer as a deterministic state machine, without I/O and clock.
 
-`neighbours.py` knows who is live, `rounds.py` what becomes of rounds, and `schedule.py` when they are due. This
-file decides with whom a round begins: which proposals a peer makes, and which it takes.
+`neighbours.py` tracks which peers are live, `rounds.py` the rounds, and `schedule.py` when they are
+due. This file decides which rounds a peer proposes, and which proposals it accepts.
 """
 
 import math
@@ -34,9 +34,10 @@ from edgeasync.protocol.peer_messages import (
 
 
 class PeerCore:
-    """A peer's decisions. `begin`, `handle` and `tick` return effects to carry out in order.
+    """A peer's decisions. Methods return effects to execute in order.
 
-    `incarnation` must grow with every start under the same key. Call `tick` at `next_deadline_s`.
+    `incarnation` must increase with every start under the same key. Call `tick` at
+    `next_deadline_s`.
     """
 
     def __init__(self, name: str, incarnation: int, peers: tuple[str, ...], settings: PeerCoreSettings) -> None:
@@ -53,7 +54,7 @@ class PeerCore:
         self._now_s = self._ping_at_s = self._silence_s = 0.0
 
     def begin(self, now_s: float) -> list[PeerEffect]:
-        """Say hello to all peers."""
+        """Send hello to all peers."""
         self._schedule.begin(now_s)
         return self.tick(now_s)
 
@@ -67,7 +68,7 @@ class PeerCore:
         return self._count(self._decide(event, now_s))
 
     def tick(self, now_s: float) -> list[PeerEffect]:
-        """Ping, repeat what was not answered, give up what stands still, and propose the round that is due."""
+        """Ping, repeat unanswered messages, abandon stalled rounds, and propose a due one."""
         if self.over:
             return []
         self._now_s = now_s
@@ -80,7 +81,7 @@ class PeerCore:
 
     @property
     def next_deadline_s(self) -> float:
-        """When `tick` is next due."""
+        """The time at which `tick` is next due."""
         if self.over:
             return math.inf
         return min(self._ping_at_s, self._silence_s, self.rounds.stalls_at_s(), self._proposes_at_s(self._now_s))
@@ -102,10 +103,10 @@ class PeerCore:
             case events.PeerReceived():
                 effects = self._received(event, now_s)
             case events.PeerReceivedMalformed():
-                return self.refusals.note(event.peer, "a message that cannot be read", event.reason)
+                return self.refusals.note(event.peer, "a malformed message", event.reason)
             case events.TrainingBegun():
                 self._begun = True
-                self._ping_at_s = now_s  # all are to know at once
+                self._ping_at_s = now_s  # notify all immediately
             case events.RoundDue():
                 self._schedule.note_wanted(now_s, in_round=self.rounds.current is not None)
                 effects = self._take_up_waiting(now_s)
@@ -121,7 +122,7 @@ class PeerCore:
         return effects + self._settle(now_s)
 
     def _answered(self, event: events.WorkEvent, now_s: float) -> list[PeerEffect]:
-        """Carry on with the result of work; tell the proposer at once of a round that has become whole."""
+        """Process the result of work; notify the proposer of a completed round."""
         before = self.rounds.completed
         effects = self.rounds.answered(event, now_s)
         completed = self.rounds.completed
@@ -154,25 +155,25 @@ class PeerCore:
         return [SendToPeer(neighbour.name, ping) for neighbour in self.neighbours]
 
     def _ready(self, now_s: float) -> bool:
-        """Return whether a round can be proposed to this peer: its trainer has begun, and does not hang."""
+        """Return whether this peer can join a round: its trainer has started and responds."""
         if not self.rounds.owed:
             return self._begun
         current = self.rounds.current
         return current is not None and now_s < current.progress_s + self.settings.lease_s
 
     def _pinged(self, neighbour: Neighbour, ping: PeerPing, now_s: float) -> list[PeerEffect]:
-        """Note where a peer stands. It is answered at once if it is new, so that both soon know each other."""
+        """Record a peer's ping; answer a new peer immediately."""
         if refusal := self.neighbours.refusal(neighbour.name, ping, now_s):
             detail = ""
             if refusal == OTHER_INTERVAL:
                 there = interval_of(ping.round_every_s, ping.round_steps)
-                detail = f"{refusal}: {there} there, {self.settings.interval} here"
+                detail = f"{refusal}: it uses {there}, this device {self.settings.interval}"
             return self.refusals.note(neighbour.name, refusal, detail)
         if ping.number > self.rounds.number + ROUND_LEAP_MAX:
             return self.refusals.note(neighbour.name, "a round too far ahead")
         effects: list[PeerEffect] = []
         if self.neighbours.has_other_frozen(ping) and self.refusals.is_first(neighbour.name, OTHER_FROZEN):
-            detail = f"{OTHER_FROZEN}; it takes part, because of peers.frozen = 'warn'"
+            detail = f"{OTHER_FROZEN}; it may take part because peers.frozen = 'warn'"
             effects.append(PeerReport("warning", detail, neighbour.name))
         is_new = not self.neighbours.hears(neighbour, now_s)
         if neighbour.ping.incarnation != ping.incarnation:
@@ -201,10 +202,10 @@ class PeerCore:
         return []
 
     def _proposed(self, peer: str, proposal: Propose, now_s: float) -> list[PeerEffect]:
-        """Take the highest round, unless something is wrong with it."""
+        """Accept the highest round, unless it is invalid."""
         round_id = proposal.round
         if round_id.proposer != peer:
-            return self.refusals.note(peer, "a round in the name of another")
+            return self.refusals.note(peer, "a round in another peer's name")
         rounds = self.rounds
         if rounds.current is not None and rounds.current.id == round_id:
             if rounds.current.proposal != proposal:
@@ -222,20 +223,20 @@ class PeerCore:
         return self._accept_or_decline(peer, proposal, now_s)
 
     def _refuse_proposal(self, proposal: Propose) -> str:
-        """Return what no sound proposer would propose, or nothing."""
+        """Return why a proposal is invalid, or ""."""
         names = [member.name for member in proposal.members]
         if names != sorted(set(names)):
             return "a round whose members are not in order"
         if RoundMember(proposal.round.proposer, proposal.round.incarnation) not in proposal.members:
             return "a round without its proposer"
         if RoundMember(self.name, self.incarnation) not in proposal.members:
-            return "a round without this start of this peer"
+            return "a round without this peer's current start"
         if any(name != self.name and name not in self.neighbours for name in names):
-            return "a round with a member that is not on the list"
+            return "a round with an unlisted member"
         if proposal.codec not in self.settings.codecs:
             return "a round with an unknown codec"
         if (proposal.topology, proposal.piece_bytes) != (self.settings.topology, self.settings.piece_bytes):
-            return "a round of another topology, or with other pieces"
+            return "a round with another topology or piece size"
         return ""
 
     def _accept_or_decline(self, peer: str, proposal: Propose, now_s: float) -> list[PeerEffect]:
@@ -265,7 +266,7 @@ class PeerCore:
         return [*effects, *rounds.begin(proposal, now_s), SendToPeer(peer, self._ping(now_s))]
 
     def _take_up_waiting(self, now_s: float) -> list[PeerEffect]:
-        """Take up the proposal that came before half of the steps were taken."""
+        """Process a proposal that arrived before half of the steps were taken."""
         proposal = self._schedule.take_waiting()
         if proposal is None or proposal.round.proposer not in self.neighbours:
             return []
@@ -274,7 +275,7 @@ class PeerCore:
     # -- time --------------------------------------------------------------------------------------------------
 
     def _settle(self, now_s: float) -> list[PeerEffect]:
-        """Do what follows from who is live now, and from the time."""
+        """Process changes of live peers and the passing of time."""
         effects: list[PeerEffect] = [*self.neighbours.changes(now_s)]
         self._silence_s = self.neighbours.next_silence_s(now_s)
         effects += self.rounds.settle(now_s)
@@ -301,14 +302,17 @@ class PeerCore:
         ]
 
     def _lags(self, ping: PeerPing) -> bool:
-        """Return whether a member is still in a round of this peer that has ended without it."""
+        """Return whether a member is still in a round of this peer that ended without it."""
         completed = self.rounds.completed
         if completed is None or completed.proposer != self.name or ping.current != completed:
             return False
         return ping.completed is None or ping.completed < completed
 
     def _proposes_at_s(self, now_s: float) -> float:
-        """Return when this peer proposes a round: a lease later for each candidate with a lower name."""
+        """Return when this peer proposes a round.
+
+        It waits one more lease for each candidate with a lower name.
+        """
         rounds, schedule = self.rounds, self._schedule
         if rounds.current is not None or rounds.owed or not self._begun:
             return math.inf
@@ -328,9 +332,9 @@ class PeerCore:
         return due_s
 
     def _judge(self, now_s: float) -> list[PeerEffect]:
-        """Leave out who kept the last round from becoming whole; by now all of its members have said so."""
+        """Exclude the peers that made the last round fail, once its members have reported."""
         return [
-            PeerReport("warning", "left out of rounds for a while: others waited for it", culprit)
+            PeerReport("warning", "excluded from rounds for a while, because others had to wait for it", culprit)
             for culprit in self.rounds.suspicion.judge(now_s)
         ]
 

@@ -1,4 +1,4 @@
-"""Who sends which segment to whom at which step of a round, for one of its members."""
+"""One member's plan of a round: which segment goes to whom at which step."""
 
 from typing import Literal, NamedTuple
 
@@ -9,9 +9,9 @@ Way = Literal["add", "replace"]
 
 
 class OutgoingStep(NamedTuple):
-    """A payload to be sent. It is made once the payload of step `after` is decoded.
+    """A payload to send. It is made after the payload of step `after` is decoded.
 
-    With the source `"forward"` it is the payload that was received at that step.
+    With the source `"forward"` it is the payload received at that step.
     """
 
     step: int
@@ -22,9 +22,10 @@ class OutgoingStep(NamedTuple):
 
 
 class IncomingStep(NamedTuple):
-    """A payload to be received. It is decoded once that of step `after` is; a member's `own` is not received.
+    """A payload to receive. It is decoded after the payload of step `after`.
 
-    It is the sum of `models` models, or a mean, which counts as one.
+    A member's `own` payload is not received. The payload is the sum of `models` models, or a mean,
+    which counts as one.
     """
 
     step: int
@@ -37,7 +38,10 @@ class IncomingStep(NamedTuple):
 
 
 class RoundPlan(NamedTuple):
-    """A member's part of a round. With `in_order` every step waits for the one before, all around."""
+    """A member's part in a round.
+
+    With `in_order` every step waits for the previous one, around the whole ring.
+    """
 
     segments: int
     outgoing: tuple[OutgoingStep, ...]
@@ -52,7 +56,7 @@ def plan_round(topology: Topology, members: tuple[str, ...], name: str) -> Round
 
 
 def _plan_ring(members: tuple[str, ...], position: int) -> RoundPlan:
-    """Plan a ring all-reduce: n - 1 steps by which sums grow, then n - 1 steps by which means travel on."""
+    """Plan a ring all-reduce: n - 1 steps grow sums, n - 1 steps forward means."""
     count = len(members)
     following, before = members[(position + 1) % count], members[position - 1]
     outgoing, incoming = [], []
@@ -67,9 +71,9 @@ def _plan_ring(members: tuple[str, ...], position: int) -> RoundPlan:
 
 
 def _plan_all_to_all(members: tuple[str, ...], position: int) -> RoundPlan:
-    """Plan that each member sends its snapshot to each other: at the step of its place in the list.
+    """Plan that each member sends its snapshot to all others, at its position's step.
 
-    All decode in the order of the list, so that all sums are rounded in the same way.
+    All decode in the order of the list, so that all sums are rounded equally.
     """
     others = members[:position] + members[position + 1 :]
     incoming = [

@@ -1,4 +1,4 @@
-"""What a peer does not accept, and of what people are told."""
+"""Messages that a peer refuses, and reports of them."""
 
 from collections import Counter
 
@@ -15,11 +15,11 @@ NORMAL = frozenset(
         "an old ping",
     }
 )
-"""Refusals that late, early or repeated messages bring about; people are not told."""
+"""Refusals of late, early or repeated messages, which are not reported."""
 
 
-class Refused(Exception):  # noqa: N818 (it is an answer, and no error of this program)
-    """A message that does not fit the round; the sentence says why. With `fatal` the round cannot become whole."""
+class Refused(Exception):  # noqa: N818 (an answer to a peer, not a program error)
+    """A message does not fit the round. With `fatal` the round cannot complete."""
 
     def __init__(self, sentence: str, *, fatal: bool = False) -> None:
         super().__init__(sentence)
@@ -27,7 +27,7 @@ class Refused(Exception):  # noqa: N818 (it is an answer, and no error of this p
 
 
 class Refusals:
-    """Counts what was not accepted, by a short text such as "a corrupt piece"."""
+    """Counts refused messages by a short text such as "a corrupt piece"."""
 
     def __init__(self, neighbours: Neighbours) -> None:
         self.counts: Counter[str] = Counter()
@@ -35,14 +35,14 @@ class Refusals:
         self._told: set[tuple[str, str]] = set()
 
     def note(self, peer: str, why: str, detail: str = "") -> list[PeerEffect]:
-        """Count one; tell people of the first of its kind from each peer, unless it is normal."""
+        """Count a refusal; report the first of its kind per peer, unless normal."""
         self.counts[why] += 1
         if why in NORMAL or peer not in self._neighbours or not self.is_first(peer, why):
             return []
         return [PeerReport("refused", detail or why, peer)]
 
     def is_first(self, peer: str, why: str) -> bool:
-        """Return whether people have not been told this of a peer yet; from now on they have."""
+        """Return whether this was not reported of a peer yet, and mark it as reported."""
         told = (peer, why) in self._told
         self._told.add((peer, why))
         return not told

@@ -1,4 +1,4 @@
-"""A round as one of its members sees it: what it has received, decoded and sent, and what it does next."""
+"""A round at one member: what it has received, decoded and sent."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -33,20 +33,23 @@ ROUND: Table[RoundState] = {
     "serving": ("over",),
     "over": (),
 }
-"""A round at one member. While `serving` it holds the mean, and others may still need its payloads."""
+"""The states of a round at one member.
+
+While `serving` it has the mean, and others may still need its payloads.
+"""
 
 SEGMENT_SPARE_BYTES = 1 << 12
-"""What a codec's headers may add to a segment's share of a model's payload."""
+"""Maximum overhead of a codec's headers for one segment."""
 
 OWN_WORK = -1
-"""The step at which a member waits for its own work."""
+"""The step of a member that waits for its own work."""
 
 
 class Round:
-    """A member's part of a round.
+    """A member's part in a round.
 
-    `progress_s` is when it last came nearer to its end, be it by a piece. `step_s` is when one of its steps last
-    began or ended.
+    `progress_s` is the time of its last progress of any kind, such as a piece. `step_s` is when one
+    of its steps last started or ended.
     """
 
     def __init__(self, proposal: Propose, name: str, settings: PeerCoreSettings, now_s: float) -> None:
@@ -74,13 +77,13 @@ class Round:
         self.state = state
 
     def begin(self) -> list[PeerEffect]:
-        """Ask for the snapshot."""
+        """Request the snapshot."""
         return [TakeSnapshot(self.id, self.proposal, self._plan.segments)]
 
     # -- work on arrays ----------------------------------------------------------------------------------------
 
     def snapshot_taken(self, event: SnapshotTaken, last: Sequence[Norms], now_s: float) -> list[PeerEffect]:
-        """Begin to exchange; `last` are the norms of what the other members last sent."""
+        """Start to exchange; `last` are the norms of what the other members last sent."""
         self.norms.bound(event.norms, last)
         self.move("exchanging")
         return self._advance(now_s)
@@ -91,7 +94,7 @@ class Round:
         return [*self.outgoing.offer(offer, now_s), *self._advance(now_s)]
 
     def decoded(self, event: Decoded, now_s: float) -> list[PeerEffect]:
-        """Do what waited for this payload, and drop it; raises `Refused`."""
+        """Start the steps that waited for this payload, and drop it; raises `Refused`."""
         planned = self._incoming_steps[event.step]
         self.norms.measure(planned, event)
         self._decoded.add(event.step)
@@ -101,12 +104,12 @@ class Round:
         return effects
 
     def mean_applied(self, now_s: float) -> None:
-        """Serve the others from here on."""
+        """Serve the other members from now on."""
         self.progress_s = now_s
         self.move("serving")
 
     def _advance(self, now_s: float) -> list[PeerEffect]:
-        """Return all work that can begin now."""
+        """Return all work that can start now."""
         self.progress_s = self.step_s = now_s
         if self.state != "exchanging":
             return []
@@ -142,12 +145,12 @@ class Round:
     # -- messages ----------------------------------------------------------------------------------------------
 
     def offer(self, sender: str, offer: Offer, now_s: float) -> list[PeerEffect]:
-        """Say from which byte on a payload is missing; raises `Refused`."""
+        """Answer an offer with a credit from the first missing byte; raises `Refused`."""
         self._check_sender(sender, offer.step)
         incoming = self._incoming.get(offer.step)
         if incoming is not None:
             if (credit := incoming.offered_again(offer)) is None:
-                raise Refused("another payload than was offered before")
+                raise Refused("another payload than offered before")
             return [SendToPeer(sender, credit)]
         if offer.payload_bytes > self._segment_bytes_max:
             raise Refused("a payload that is too long", fatal=True)
@@ -161,7 +164,7 @@ class Round:
     def piece(
         self, sender: str, piece: PeerPiece, payload_bytes: int, now_s: float, *, sound: bool
     ) -> list[PeerEffect]:
-        """Keep the next piece; raises `Refused`."""
+        """Store the next piece; raises `Refused`."""
         self._check_sender(sender, piece.step)
         incoming = self._incoming.get(piece.step)
         if incoming is None:
@@ -177,7 +180,7 @@ class Round:
         return effects + self._advance(now_s) if incoming.whole else effects
 
     def ask_again(self, sender: str, step: int) -> list[PeerEffect]:
-        """Ask for what a refused piece should have brought."""
+        """Request the bytes of a refused piece again."""
         incoming = self._incoming.get(step)
         if incoming is None or incoming.whole or self.sender(step) != sender:
             return []
@@ -185,11 +188,11 @@ class Round:
         return [] if credit is None else [SendToPeer(sender, credit)]
 
     def sender(self, step: int) -> str:
-        """Return whose payload is received at this step."""
+        """Return the sender of the payload of this step."""
         return self._incoming_steps[step].sender
 
     def credit(self, receiver: str, credit: PeerCredit, now_s: float) -> list[PeerEffect]:
-        """Send what the receiver asks for; raises `Refused`."""
+        """Send what the receiver requests; raises `Refused`."""
         effects = self.outgoing.credit(receiver, credit, now_s)
         self.progress_s = max(self.progress_s, self.outgoing.progress_s)
         return effects
@@ -197,12 +200,15 @@ class Round:
     def _check_sender(self, sender: str, step: int) -> None:
         planned = self._incoming_steps.get(step)
         if planned is None or planned.own or planned.sender != sender:
-            raise Refused("a step that is not this sender's")
+            raise Refused("a step of another sender")
 
     # -- time --------------------------------------------------------------------------------------------------
 
     def awaited(self, *, owed: bool) -> tuple[int, tuple[str, ...]]:
-        """Return the step at which this member waits, and for whom: for itself if it `owed` work."""
+        """Return the step at which this member waits, and for whom.
+
+        If it `owed` work, it waits for itself.
+        """
         if owed:
             return OWN_WORK, (self._name,)
         missing = [

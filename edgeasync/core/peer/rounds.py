@@ -1,4 +1,4 @@
-"""The rounds of a peer: the one that it is in, and what became of those before."""
+"""The rounds of a peer: the current one, and the outcomes of earlier ones."""
 
 import math
 
@@ -25,7 +25,7 @@ from edgeasync.protocol.peer_messages import (
 )
 
 UNFINISHED = frozenset({"snapshot", "exchanging"})
-"""States of a round whose mean is not whole yet."""
+"""The states of a round whose mean is not complete yet."""
 
 RoundMessage = Offer | PeerCredit | PeerPiece
 
@@ -38,25 +38,25 @@ class Rounds:
         self.completed: RoundId | None = None
         """The last round whose mean is in the model."""
         self.highest: RoundId | None = None
-        """The highest round that this peer has been in."""
+        """The highest round that this peer has joined."""
         self.number = 0
-        """The highest number of a round that this peer knows of."""
+        """The highest known number of a round."""
         self.owed = 0
-        """How many work effects have no answer yet."""
+        """The number of unanswered work effects."""
         self.given_up: Abandon | None = None
-        """What this peer said when it last gave a round up."""
+        """The message with which this peer last abandoned a round."""
         self.schedule = Schedule(settings)
         self.suspicion = Suspicion(settings.lease_s)
         self.backoff = Backoff(settings.lease_s)
         self._declined: set[str] = set()
-        """Who declined a round of this peer since the last one that became whole."""
+        """The peers that declined a round of this peer since the last complete one."""
         self._name = name
         self._neighbours = neighbours
         self._settings = settings
         self._refusals = refusals
 
     def check(self) -> None:
-        """Raise `AssertionError` if the state contradicts itself."""
+        """Raise `AssertionError` if the state is inconsistent."""
         assert self.owed >= 0
         if self.current is not None:
             assert self.current.state != "over"
@@ -66,7 +66,7 @@ class Rounds:
             assert self.completed != self.current.id or self.current.state == "serving"
 
     def begin(self, proposal: Propose, now_s: float) -> list[PeerEffect]:
-        """Take part in a round."""
+        """Join a round."""
         self.schedule.note_begun(now_s)
         self.highest = proposal.round
         self.number = max(self.number, proposal.round.number)
@@ -78,7 +78,7 @@ class Rounds:
         ]
 
     def _early_offers(self, round_id: RoundId, now_s: float) -> list[PeerEffect]:
-        """Take the offers that came before the proposal."""
+        """Process the offers that arrived before the proposal."""
         effects: list[PeerEffect] = []
         for neighbour in self._neighbours:
             offers, neighbour.early_offers = neighbour.early_offers, {}
@@ -90,14 +90,14 @@ class Rounds:
     # -- transfers ---------------------------------------------------------------------------------------------
 
     def handle(self, event: events.PeerReceived, message: RoundMessage, now_s: float) -> list[PeerEffect]:
-        """Carry a round's transfer on; this is all that most messages take."""
+        """Process a transfer's message in a round, which most messages are."""
         peer = event.peer
         if why := self._neighbours.stranger(peer, now_s):
             return self._refusals.note(peer, why)
         round_ = self.current
         if round_ is None or round_.id != message.round or peer not in round_.others:
             return self._of_another_round(peer, message)
-        # It is the start that is in the round: another start would not know the round's name.
+        # Only the peer's current start is in the round; another one would not know the round's id.
         self._neighbours[peer].heard_s = now_s
         try:
             match message:
@@ -116,9 +116,9 @@ class Rounds:
             return effects
 
     def _of_another_round(self, peer: str, message: RoundMessage) -> list[PeerEffect]:
-        """Refuse a transfer of another round, but keep an offer that overtook the proposal.
+        """Refuse a message of another round; store an offer that overtook its proposal.
 
-        Who repeats an offer of a round that is over is told how it ended.
+        The sender of a repeated offer of a past round gets the outcome of that round.
         """
         over = self.highest is not None and message.round <= self.highest
         if isinstance(message, Offer) and not over:
@@ -136,7 +136,7 @@ class Rounds:
     # -- work --------------------------------------------------------------------------------------------------
 
     def answered(self, event: events.WorkEvent, now_s: float) -> list[PeerEffect]:
-        """Carry on with the result of work, if its round is not over."""
+        """Process the result of work, if its round is not over."""
         self.owed -= 1
         round_ = self.current
         if round_ is None or round_.id != event.round:
@@ -172,27 +172,27 @@ class Rounds:
         self._declined.clear()
         return [PeerReport("round_done", _told(round_))]
 
-    # -- what other members say of it --------------------------------------------------------------------------
+    # -- reports of other members ------------------------------------------------------------------------------
 
     def note_ping(self, peer: str, ping: PeerPing, now_s: float) -> list[PeerEffect]:
-        """Note what a ping says of the current round."""
+        """Process a ping's information about the current round."""
         self.number = max(self.number, ping.number)
         round_ = self.current
         if round_ is None or peer not in round_.others:
             return []
         if ping.leaving and ping.completed == round_.id:
-            round_.outgoing.leave_behind(peer)  # in order: it has handed out what others need of it
+            round_.outgoing.leave_behind(peer)  # a clean end: others have its payloads
         is_preempted = ping.current is not None and ping.current > round_.id
         if is_preempted and round_.id.proposer == self._name and round_.state in UNFINISHED:
             return self.give_up("preempted", now_s)
         return []
 
     def told_to_abandon(self, peer: str, abandon: Abandon, now_s: float) -> list[PeerEffect]:
-        """Give up what another member has given up, unless the mean is already here."""
+        """Abandon a round that another member has abandoned, unless it is complete here."""
         round_ = self.current
         if round_ is not None and round_.id == abandon.round:
             if peer not in round_.others:
-                return self._refusals.note(peer, "a message of a peer that is not in the round")
+                return self._refusals.note(peer, "a message from outside the round")
             return self._lose(round_, peer, abandon, now_s)
         waiting = self.schedule.waiting
         if self.given_up is not None and self.given_up.round == abandon.round:
@@ -207,13 +207,14 @@ class Rounds:
         return []
 
     def _lose(self, round_: Round, peer: str, abandon: Abandon, now_s: float) -> list[PeerEffect]:
-        """Give the current round up because another member has, or do without that one."""
+        """Abandon the current round after another member did, or continue without it."""
         if round_.state not in UNFINISHED:
             round_.outgoing.leave_behind(peer)
             self.schedule.note_retried(round_.id)
             self._neighbours.note_abandon(peer, abandon)
             return []
-        # The others doubt who is named as lost: that must not be whom this member happened to wait for.
+        # The others doubt the members named as lost. These must not be the ones this member waited
+        # for.
         lost = (abandon.step, abandon.awaited) if abandon.reason == "lost" else None
         effects = self.give_up(abandon.reason, now_s, lost)
         if abandon.reason in {"lost", "unknown_member"}:
@@ -225,7 +226,7 @@ class Rounds:
         return effects
 
     def _declined_by(self, peer: str, abandon: Abandon, now_s: float) -> None:
-        """Propose without those that a member does not know, at once; without that member if it declines again."""
+        """Propose again without members unknown to a peer; without the peer if it repeats."""
         if self._name in abandon.awaited or peer in self._declined:
             self.suspicion.accuse(peer, msgspec.structs.replace(abandon, awaited=(peer,)))
         else:
@@ -233,7 +234,7 @@ class Rounds:
             if abandon.reason == "unknown_member":
                 self.schedule.due_s = now_s
 
-    # -- its end -----------------------------------------------------------------------------------------------
+    # -- end of a round ----------------------------------------------------------------------------------------
 
     def give_up(
         self,
@@ -243,14 +244,15 @@ class Rounds:
         *,
         at_fault: str = "",
     ) -> list[PeerEffect]:
-        """Leave the round without its mean, and tell the others whom this peer waited for, if for long.
+        """Abandon the round without its mean, and name the members that delayed it.
 
-        The round counts as a failed one of its proposer, or of the proposer `at_fault` that has preempted it.
+        The round counts as failed for its proposer, or for the proposer `at_fault` that preempted
+        it.
         """
         round_ = self.current
         assert round_ is not None
         self.backoff.note_failed(at_fault or round_.id.proposer, now_s)
-        # Those behind this member stand still while it receives from a slow one: then it must name that one.
+        # Members behind this one stall while it receives from a slow one, so it must name that one.
         since_s = round_.step_s if reason == "stalled" else round_.progress_s
         if blamed is None and now_s >= since_s + self._settings.lease_s / 2:
             blamed = round_.awaited(owed=bool(self.owed))
@@ -260,7 +262,7 @@ class Rounds:
         self.suspicion.begin(self._name, abandon, round_.names)
         self._drop(round_)
         self.schedule.note_given_up(reason, now_s)
-        waited = f", which waited for {', '.join(awaited)}" if awaited else ""
+        waited = f"; it waited for {', '.join(awaited)}" if awaited else ""
         return [
             DropRound(round_.id),
             *[SendToPeer(name, abandon) for name in round_.others if name in self._neighbours],
@@ -280,7 +282,7 @@ class Rounds:
         self.current = None
 
     def leave(self, now_s: float) -> list[PeerEffect]:
-        """Leave the round, if there is one, because this peer ends."""
+        """Leave the current round, if any, because this peer ends."""
         round_ = self.current
         if round_ is None:
             return []
@@ -289,13 +291,16 @@ class Rounds:
     # -- time --------------------------------------------------------------------------------------------------
 
     def stalls_at_s(self) -> float:
-        """Return when the round has stood still for a lease; a mean that waits for the trainer never does."""
+        """Return when the round stalls: a lease after its last progress.
+
+        A mean that waits for the trainer never stalls.
+        """
         if self.current is None or self.current.state == "applying":
             return math.inf
         return self.current.progress_s + self._settings.lease_s
 
     def settle(self, now_s: float) -> list[PeerEffect]:
-        """Give the round up if a member is gone or nothing moves; drop it once nobody needs it."""
+        """Abandon the round if it lost a member or stalls; drop it once nobody needs it."""
         round_ = self.current
         if round_ is None:
             return []
@@ -316,7 +321,10 @@ class Rounds:
         return []
 
     def _all_have_it(self, round_: Round) -> bool:
-        """Return whether nobody needs this member's payloads; a proposer waits for all others' ends, too."""
+        """Return whether nobody needs this member's payloads.
+
+        A proposer also waits until all others have completed the round.
+        """
         if not round_.outgoing.served:
             return False
         if round_.id.proposer != self._name:
@@ -325,7 +333,7 @@ class Rounds:
         return all(self._neighbours[name].has_completed(round_.id) for name in waiting)
 
     def repeat(self, now_s: float) -> list[PeerEffect]:
-        """Repeat what has not been answered: offers, and the proposal to those who did not take it."""
+        """Repeat unanswered offers, and the proposal to members that have not joined."""
         round_ = self.current
         if round_ is None:
             return []

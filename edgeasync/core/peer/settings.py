@@ -1,4 +1,4 @@
-"""What a peer's core is told once: times, bounds, and how models travel."""
+"""Settings of a peer's core: times, limits, and the format of models."""
 
 import msgspec
 
@@ -9,16 +9,18 @@ from edgeasync.protocol.peer_messages import Topology
 class PeerCoreSettings(msgspec.Struct, frozen=True, gc=False):
     """The settings of a peer's core.
 
-    `lease_s` is how long a peer, or a step of a round, may be silent. Pings go every `ping_s`, and what was not
-    answered is repeated about as often. A piece of `piece_bytes` must cross the slowest link in half a lease.
-
-    A round is due `round_every_s` after the last one. With `round_steps` it is due after that number of local
-    steps instead: `RoundHalfDue` and `RoundDue` report them. All peers must agree on the interval. `codec` is used
-    in own rounds, all `codecs` are known. `payload_bytes_max` bounds a whole coded model. Not more than
-    `window_bytes` of a payload are in flight. Unless a peer `begins_ready`, it is in no round before
-    `TrainingBegun`.
-
-    `frozen` says what happens to a peer whose frozen arrays differ from `frozen_arrays`, those of this device.
+    - `lease_s`: how long a peer, or a step of a round, may be silent.
+    - `ping_s`: time between pings, and about the time before unanswered messages are repeated.
+    - `piece_bytes`: size of a piece, which must cross the slowest link in half a lease.
+    - `round_every_s`: time between rounds. With `round_steps` a round is due after so many local
+      steps instead, reported by `RoundHalfDue` and `RoundDue`. All peers must use the same
+      interval.
+    - `codec`: codec of own rounds. `codecs`: all supported codecs.
+    - `payload_bytes_max`: maximum size of an encoded model.
+    - `window_bytes`: maximum bytes of a payload in flight.
+    - `begins_ready`: without it the peer joins no round before `TrainingBegun`.
+    - `frozen`: what to do with a peer whose frozen arrays differ from `frozen_arrays`, this
+      device's.
     """
 
     topology: Topology = "ring"
@@ -43,10 +45,10 @@ class PeerCoreSettings(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def interval(self) -> str:
-        """The interval between two rounds as the settings name it."""
+        """The interval between two rounds as a setting."""
         return interval_of(self.round_every_s, self.round_steps)
 
 
 def interval_of(round_every_s: float, round_steps: int | None) -> str:
-    """Return the interval between two rounds as the settings name it."""
+    """Format the interval between two rounds as a setting."""
     return f"round_every_s = {round_every_s}" if round_steps is None else f"round_steps = {round_steps}"

@@ -1,18 +1,18 @@
-"""Who kept a round from becoming whole, and is left out of rounds for a while.
+"""Which peers made a round fail, and are excluded from rounds for a while.
 
-Where one member of a ring stops, those behind it stop as well, and each says whom it waits for. The one that waits
-at the lowest step waits for the culprit. A member that accuses a second one before a round has become whole is
-left out, too: its own link may be the bad one.
+If one member of a ring stops, those behind it stop as well, and each reports the member that it
+waits for. The one that waits at the lowest step names the culprit. A member that accuses a second
+one before a round completes is excluded, too, because its own link may be bad.
 """
 
 from edgeasync.protocol.peer_messages import Abandon
 
 DOUBLINGS_MAX = 5
-"""A culprit is left out for a lease, and twice as long each time that follows, this many times."""
+"""A culprit is excluded for a lease. Each repetition doubles the time, up to this many times."""
 
 
 class Suspicion:
-    """The accusations of the last round that was given up, and their consequences."""
+    """The accusations of the last abandoned round, and their consequences."""
 
     def __init__(self, lease_s: float) -> None:
         self._lease_s = lease_s
@@ -23,28 +23,28 @@ class Suspicion:
         self._left_out: dict[str, tuple[int, float]] = {}
 
     def begin(self, accuser: str, abandon: Abandon, members: tuple[str, ...]) -> None:
-        """Note that a round of these members was given up, and why the first of them did so."""
+        """Record that a round of these members was abandoned, and the first accusation."""
         self._members, self._settled, self._accusations = frozenset(members), False, {}
         self._note(accuser, abandon)
 
     def accuse(self, accuser: str, abandon: Abandon) -> None:
-        """Note why another member gave the same round up."""
+        """Record why another member abandoned the same round."""
         if self._members.issuperset((accuser, *abandon.awaited)):
             self._note(accuser, abandon)
 
     def _note(self, accuser: str, abandon: Abandon) -> None:
-        """Note an accusation. A round that was judged, or has lost a member, needs no culprit."""
+        """Record an accusation; a judged round, or one that lost a member, needs none."""
         if abandon.reason in {"left", "lost"}:
             self._settled = True
         elif abandon.awaited:
             self._accusations.setdefault(accuser, (abandon.step, abandon.awaited))
 
     def judge(self, now_s: float) -> list[str]:
-        """Leave those out whom the last round's accusations name, and return them."""
+        """Exclude the culprits of the last round, and return them."""
         accusations, self._accusations = self._accusations, {}
         if self._settled or not accusations:
             return []
-        self._settled = True  # an accusation that comes late would count alone
+        self._settled = True  # a late accusation would count alone
         lowest = min(step for step, _ in accusations.values())
         culprits: set[str] = set()
         for accuser, (step, awaited) in accusations.items():
@@ -59,19 +59,19 @@ class Suspicion:
         return sorted(culprits)
 
     def leaves_out(self, name: str, now_s: float) -> bool:
-        """Return whether a peer is left out of rounds now."""
+        """Return whether a peer is excluded from rounds now."""
         return name in self._left_out and now_s < self._left_out[name][1]
 
     def declines(self, name: str, now_s: float) -> bool:
-        """Return whether proposals of a peer are declined: it is left out, and not for the first time.
+        """Return whether to decline a peer's proposals: it is excluded repeatedly.
 
-        Accusations may be lost, so members may disagree about a first culprit. They would decline one another's
-        rounds.
+        Accusations may be lost, so members may disagree about a first culprit. They would then
+        decline one another's rounds.
         """
         return self.leaves_out(name, now_s) and self._left_out[name][0] > 1
 
     def forgive(self, names: tuple[str, ...]) -> None:
-        """Forget what these were accused of: a round with them has become whole, or they have started again."""
+        """Clear the accusations of peers that completed a round, or have restarted."""
         for name in names:
             self._left_out.pop(name, None)
         self._accused_before.clear()

@@ -1,8 +1,9 @@
-"""Payloads on their way between two members of a round: what was sent, what has arrived, and what is repeated.
+"""Payloads in transfer between two members of a round.
 
-A receiver grants credit for what follows the bytes it holds. A sender that waits without progress repeats its
-offer, and says what it has sent. Messages arrive in the order in which they were sent, or not at all. So the
-receiver knows what is lost, and asks for it again. It never asks by a clock: copies would fill a slow link.
+A receiver grants credit for the bytes that follow those it has. A sender without progress repeats
+its offer, and reports what it has sent. Messages arrive in the order in which they were sent, or
+not at all. So the receiver knows which bytes are lost, and requests them again. It uses no timer,
+because copies would fill a slow link.
 """
 
 import math
@@ -17,10 +18,11 @@ from edgeasync.protocol.peer_messages import Offer, PeerCredit, PeerPiece
 
 
 class OutgoingPayload:
-    """A payload on its way to one receiver. `finished` means that the receiver holds all of it.
+    """A payload in transfer to one receiver; `finished` once the receiver has it.
 
-    Its offer is repeated after a `ping_s` without progress, after two, after four and so on: copies would fill a
-    slow link. The sender goes back to the same byte once in half a `ping_s`, however often it is asked.
+    The offer is repeated after `ping_s` without progress, then after twice that time and so on,
+    because copies would fill a slow link. The sender goes back to the same byte at most once in
+    half a `ping_s`, however often it is requested.
     """
 
     def __init__(self, receiver: str, offer: Offer, settings: PeerCoreSettings, now_s: float) -> None:
@@ -36,7 +38,7 @@ class OutgoingPayload:
         self._sent_bytes = 0
 
     def offer_again(self, now_s: float) -> Offer | None:
-        """Return the offer if it is to be repeated now."""
+        """Return the offer if it is due to be repeated."""
         if self.finished or now_s < self.progress_s + self._offer_after_s:
             return None
         self._offer_after_s *= 2.0
@@ -47,13 +49,13 @@ class OutgoingPayload:
         self._offer_after_s = self._ping_s
 
     def credit(self, credit: PeerCredit, now_s: float) -> list[SendPiece] | None:
-        """Return the pieces to send now; `None` for a credit that nobody could grant."""
+        """Return the pieces to send now; `None` for an impossible credit."""
         received_bytes = credit.received_bytes
         holds_part_of_a_piece = received_bytes % self._piece_bytes and received_bytes != self.offer.payload_bytes
         if received_bytes > self._sent_bytes or holds_part_of_a_piece:
             return None
         if self.finished or received_bytes < self._held_bytes:
-            return []  # a later credit has come before this one
+            return []  # a later credit arrived before this one
         if received_bytes > self._held_bytes or not self._sent_bytes:
             self._progressed(now_s)
         self._held_bytes = received_bytes
@@ -82,10 +84,10 @@ class OutgoingPayload:
 
 
 class OutgoingPayloads:
-    """All payloads that a member sends in a round, each to its receivers.
+    """All payloads that a member sends in a round, by receiver.
 
-    `progress_s` is when a receiver last held more, or asked first. `gone` are the members that have given the
-    round up, or have ended after it.
+    `progress_s` is the time of the last progress of a receiver. `gone` are the members that have
+    abandoned the round, or have ended after it.
     """
 
     def __init__(self, plan: RoundPlan, settings: PeerCoreSettings) -> None:
@@ -97,7 +99,7 @@ class OutgoingPayloads:
         self._payloads: dict[tuple[int, str], OutgoingPayload] = {}
 
     def offer(self, offer: Offer, now_s: float) -> list[PeerEffect]:
-        """Offer a payload that is ready to its receivers."""
+        """Offer a payload to its receivers."""
         self._offered.add(offer.step)
         effects: list[PeerEffect] = []
         for receiver in self._steps[offer.step].receivers:
@@ -118,11 +120,11 @@ class OutgoingPayloads:
 
     @property
     def served(self) -> bool:
-        """Whether no receiver needs a payload from here any more."""
+        """Whether all receivers have their payloads."""
         return all(payload.finished for payload in self._payloads.values())
 
     def credit(self, receiver: str, credit: PeerCredit, now_s: float) -> list[PeerEffect]:
-        """Send what the receiver asks for; raises `Refused`."""
+        """Send what the receiver requests; raises `Refused`."""
         payload = self._payloads.get((credit.step, receiver))
         if payload is None:
             raise Refused("a credit for a payload that was not offered")
@@ -134,7 +136,7 @@ class OutgoingPayloads:
         return [*pieces, *(self._released(credit) if payload.finished and not before else [])]
 
     def _released(self, credit: PeerCredit) -> list[PeerEffect]:
-        """Drop a payload that all receivers hold, unless it is still to be decoded here."""
+        """Drop a payload that all receivers have, unless it must still be decoded here."""
         planned = self._steps[credit.step]
         if planned.source == "snapshot" or not all(
             self._payloads[credit.step, each].finished for each in planned.receivers
@@ -143,7 +145,7 @@ class OutgoingPayloads:
         return [ReleasePayload(credit.round, credit.step, incoming=False)]
 
     def offer_again(self, now_s: float) -> list[PeerEffect]:
-        """Repeat offers that have brought no progress for a while."""
+        """Repeat offers without progress."""
         return [
             SendToPeer(payload.receiver, offer)
             for payload in self._payloads.values()
@@ -151,7 +153,7 @@ class OutgoingPayloads:
         ]
 
     def leave_behind(self, name: str) -> None:
-        """Send nothing more to a member that has given the round up, or has ended after it."""
+        """Stop sending to a member that has abandoned the round, or has ended after it."""
         self.gone.add(name)
         for payload in self._payloads.values():
             if payload.receiver == name:
@@ -159,7 +161,7 @@ class OutgoingPayloads:
 
 
 class IncomingPayload:
-    """A payload on its way from its sender. Its pieces are accepted in order only."""
+    """A payload in transfer from its sender, accepted piece by piece in order."""
 
     def __init__(self, offer: Offer, piece_bytes: int) -> None:
         self.offer = msgspec.structs.replace(offer, sent_bytes=None)
@@ -169,17 +171,17 @@ class IncomingPayload:
 
     @property
     def whole(self) -> bool:
-        """Whether all bytes are here."""
+        """Whether all bytes have arrived."""
         return self.received_bytes == self.offer.payload_bytes
 
     def offered_again(self, offer: Offer) -> PeerCredit | None:
-        """Return the credit that answers a repeated offer; `None` if it is another payload's."""
+        """Return the credit for a repeated offer; `None` if it is for another payload."""
         if msgspec.structs.replace(offer, sent_bytes=None) != self.offer:
             return None
         return self.credit(again=offer.sent_bytes is None or offer.sent_bytes > self.received_bytes)
 
     def refusal(self, piece: PeerPiece, payload_bytes: int, *, sound: bool) -> str:
-        """Return why this piece is not accepted, or nothing."""
+        """Return why a piece is refused, or ""."""
         if piece.offset < self.received_bytes:
             return "a repeated piece"
         if piece.offset > self.received_bytes:
@@ -194,11 +196,11 @@ class IncomingPayload:
         self._asked_again = False
 
     def credit(self, *, again: bool = False) -> PeerCredit:
-        """Return the credit for what follows."""
+        """Return the credit for the next bytes."""
         return PeerCredit(self.offer.round, self.offer.step, self.received_bytes, again)
 
     def credit_again(self) -> PeerCredit | None:
-        """Return the credit that asks for what did not arrive, once until there is progress."""
+        """Return the credit that requests lost bytes, once until there is progress."""
         if self._asked_again:
             return None
         self._asked_again = True

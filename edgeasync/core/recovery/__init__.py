@@ -1,1 +1,1 @@
-"""The hub's durable state: written down, and recovered by replaying the events that followed."""
+"""The hub's durable state, and its recovery by replaying the events that followed."""

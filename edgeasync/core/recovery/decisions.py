@@ -1,7 +1,8 @@
-"""Finds out a plugin that decides differently in a replay than it did in the run.
+"""Detects a plugin that decides differently in a replay than in the run.
 
-Edgeasync's own policies are not compared: another machine may round their scalars differently, and a replay uses
-those of the log. Who did decide differently is not to be resumed: the hub's state would not be the run's.
+Built-in policies are not compared. Another machine may round their scalars differently, and a
+replay uses those of the log. A run with a deviating plugin cannot be resumed: the hub's state would
+differ from the run's.
 """
 
 import math
@@ -18,21 +19,23 @@ from edgeasync.policies.guards import plugin_name, plugins_of
 from edgeasync.policies.policy import PolicySet
 
 TOLERANCE = 1e-6
-"""Relative difference of two scalars up to which they are the same, rounded differently."""
+"""Relative difference up to which two scalars count as equal, because of rounding."""
 
 REMEDY = (
-    "a policy must depend on its keys and arguments alone; if its package has changed, install the one that "
-    "the run had"
+    "a policy must depend only on its keys and arguments; if its package has changed, install the version "
+    "that the run used"
 )
 
 
 def check_decisions(policy: PolicySet, number: int, version: int, folds: Sequence[Fold], entry: Entry) -> None:
-    """Raise `PluginError` if the decisions about an entry are not those that the log has, and name the plugin."""
+    """Raise `PluginError`, which names the plugin, if decisions differ from the log."""
     plugins = plugins_of(policy)
     if not plugins:
         return
     if version != entry.version or len(folds) != len(entry.folds):
-        _raise(plugins, ("staleness", "aggregate", "monitor", "warm_up.aggregate"), number, "what was folded")
+        _raise(
+            plugins, ("staleness", "aggregate", "monitor", "warm_up.aggregate"), number, "which updates to fold"
+        )
     for fold, written in zip(folds, entry.folds, strict=False):
         if not _are_same(fold.weights, written.weights):
             _raise(plugins, ("aggregate", "warm_up.aggregate", "staleness"), number, "the weights of updates")
@@ -42,7 +45,7 @@ def check_decisions(policy: PolicySet, number: int, version: int, folds: Sequenc
 
 
 def check_state(core: HubCore, model: HubModel, saved_core: HubCore, saved_model: HubModel, number: int) -> None:
-    """Raise `PluginError` if a replayed state is not that of the checkpoint at this entry, and name the plugin."""
+    """Raise `PluginError`, naming the plugin, if a replay differs from a checkpoint."""
     plugins = plugins_of(core.policy_engine.policy)
     if not plugins:
         return
@@ -55,7 +58,7 @@ def check_state(core: HubCore, model: HubModel, saved_core: HubCore, saved_model
         for of in (engine.divergence, saved.divergence)
     ]
     if alarming[0] != alarming[1]:
-        _raise(plugins, ("monitor",), number, "what is alarming")
+        _raise(plugins, ("monitor",), number, "the alarms")
     if model.current.vector.tobytes() != saved_model.current.vector.tobytes():
         _raise(plugins, ("combine", "optimizer"), number, "the values of the model")
 
@@ -72,13 +75,13 @@ def _written(*values: object) -> str:
 
 
 def _raise(plugins: dict[str, object], paths: Sequence[str], number: int, what: str) -> None:
-    """Raise `PluginError` for the plugins at these places, or for none if there is none."""
+    """Raise `PluginError` for the plugins at these paths, if any."""
     found = [
         f"policy.{path} {plugin_name(part)}" for path, part in plugins.items() if path.startswith(tuple(paths))
     ]
     if found:
         raise PluginError(
-            f"entry {number} of the journal: {' or '.join(found)} decides {what} differently now than in the run; "
+            f"entry {number} of the journal: {' or '.join(found)} decides {what} differently than in the run; "
             f"{REMEDY}"
         )
 

@@ -1,8 +1,8 @@
-"""Entries of the log: what the hub writes down of every event, so that a replay gives the same state.
+"""Entries of the log: the data of events that a replay needs.
 
-An entry holds an input of the core, not what follows from it, with three exceptions: values drawn at random, and
-the scalars of folds and norms, which another machine might round differently. Of sessions and state ids it holds
-digests, as the core does.
+An entry contains an input of the core, not its consequences, with two exceptions: random values,
+and the scalars of folds and norms, which another machine might round differently. Like the core, it
+contains only digests of sessions and state ids.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ from edgeasync.policies.transforms import Scalars
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Key
 
-REMEDY = "start the version of edgeasync that wrote it, or resume from a checkpoint alone"
+REMEDY = "use the version of edgeasync that wrote it, or resume from a checkpoint without the journal"
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True, tag="message", gc=False):
@@ -45,7 +45,7 @@ class Frame(msgspec.Struct, frozen=True, array_like=True, tag="message", gc=Fals
 
 
 class FoldScalars(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The scalars that the core decided on for a `Fold`."""
+    """The scalars that the core chose for a `Fold`."""
 
     weights: tuple[float, ...]
     plan: tuple[Scalars, ...]
@@ -53,10 +53,10 @@ class FoldScalars(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An event, the hub's time, the version after the event, and values that cannot be computed again.
+    """An event, the hub's time, the resulting version, and non-reproducible values.
 
-    `session` is the digest of the session that a hello was given; `folds` are in the order in which they were
-    decided.
+    `session` is the digest of the session opened by a `Hello`. `folds` are in the order of the
+    decisions.
     """
 
     now_s: float
@@ -82,44 +82,45 @@ _decode = msgspec.msgpack.Decoder(Entry).decode
 
 
 class Log(Protocol):
-    """Where a hub's entries go. They are numbered from 1 over the whole life of a run.
+    """The destination of a hub's entries, numbered from 1 over a run's whole life.
 
-    Append the entry of an event before carrying out its effects. Keep each message that confirms the event until
-    `durable` has reached the entry's number, and call `commit` while one waits. The log lets the engine know by
-    `on_durable` when it has written more, and by `on_failing` when it cannot write.
+    Append the entry of an event before executing its effects. Hold back each message that confirms
+    the event until `durable` has reached the entry's number, and call `commit` while one waits. The
+    log calls the engine's `on_durable` when it has written more, and `on_failing` when a write
+    fails.
     """
 
     @property
     def last(self) -> int:
-        """The number of the last entry appended."""
+        """The number of the last appended entry."""
 
     @property
     def durable(self) -> int:
-        """The number of the last entry that would outlive a power cut, as all before it would."""
+        """The last entry that, with all before it, would survive a power cut."""
 
     @property
     def failing(self) -> str:
-        """Why the log cannot be written at the moment; empty while it can."""
+        """Why the log cannot be written at the moment, or ""."""
 
     @property
     def bytes_waiting(self) -> int:
-        """How many bytes of entries are not durable yet."""
+        """Bytes of entries that are not durable yet."""
 
     @property
     def bytes_appended(self) -> int:
-        """How many bytes were appended since the hub was started."""
+        """Bytes appended since the hub started."""
 
     def append(self, entry: bytes, payload: wire.Buffer | None) -> None:
-        """Append an entry, to be written at some time; its payload must not change."""
+        """Append an entry, which is written later; its payload must not change."""
 
     def commit(self) -> None:
-        """Make all entries so far durable as soon as possible, and tell the engine when they are."""
+        """Make all entries so far durable as soon as possible, and notify the engine."""
 
 
 def write_entry(
     event: HubEvent, now_s: float, effects: Sequence[HubEffect], version: int, session: bytes
 ) -> bytes:
-    """Return the entry of an event that the core has handled, with the scalars of its folds."""
+    """Encode the entry of an event that the core has handled, with its folds' scalars."""
     folds = tuple([FoldScalars(e.weights, e.plan, e.scale) for e in effects if isinstance(e, Fold)])
     if isinstance(event, HubReceived):
         frame = Frame(event.peer, wire.encode(event.message), event.has_capacity, event.key, event.moved)
@@ -128,17 +129,17 @@ def write_entry(
 
 
 def read_entry(content: wire.Buffer) -> Entry:
-    """Read an entry of a journal; raises `StorageError` if it cannot be read."""
+    """Decode an entry of a journal; raises `StorageError` if it is invalid."""
     try:
         return _decode(content)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise StorageError(
-            f"an entry of the journal cannot be read ({error}): another version wrote it"
+            f"cannot decode an entry of the journal, which another version wrote ({error}); {REMEDY}"
         ) from error
 
 
 def event_of(entry: Entry) -> HubEvent:
-    """Return the event that an entry was written for; raises `StorageError` if its message cannot be read."""
+    """Return the event of an entry; raises `StorageError` if its message is invalid."""
     event = entry.event
     if not isinstance(event, Frame):
         return event
@@ -146,6 +147,6 @@ def event_of(entry: Entry) -> HubEvent:
         message = wire.decode(event.header)
     except ProtocolError as error:
         raise StorageError(
-            f"a message in the journal cannot be read ({error}): another version wrote it"
+            f"cannot decode a message in the journal, which another version wrote ({error}); {REMEDY}"
         ) from error
     return HubReceived(event.peer, message, event.has_capacity, event.key, event.moved)  # type: ignore[arg-type]

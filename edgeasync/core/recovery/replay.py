@@ -1,6 +1,6 @@
-"""Recovers a hub's state by a replay of its log: the same core, given the same events, decides the same.
+"""Recovers a hub's state from its log, because the core is deterministic.
 
-Folds use the scalars from the log, so that the model is the same to the bit on any machine.
+Folds use the scalars from the log, so the model is bit-identical on any machine.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from edgeasync.protocol.wire import Buffer
 
 
 class Sessions:
-    """Draws session tokens, of which the core gets the digests; or repeats a digest from the log."""
+    """Draws session tokens and returns their digests, or repeats one from the log."""
 
     def __init__(self, draw: Callable[[], bytes]) -> None:
         self.repeated: bytes | None = None
@@ -37,16 +37,17 @@ class Sessions:
         return digest(self._token)
 
     def token(self, session: bytes) -> bytes:
-        """Return the token that was drawn last, for the device: `session` is its digest."""
+        """Return the token drawn last; `session` is its digest."""
         assert digest(self._token) == session
         return self._token
 
 
 class Replay:
-    """Gives the entries of a log to a hub's core, and applies its effects to the model; sends nothing.
+    """Passes a log's entries to a hub's core, and applies the effects to the model.
 
-    `apply` raises `StorageError` if an entry does not lead to the version that it names: another version of the
-    software wrote it, or the settings have changed since. It raises `PluginError` if a plugin decides differently.
+    It sends nothing. `apply` raises `StorageError` if an entry does not produce its recorded
+    version, because another version of the software wrote it, or the settings have changed. It
+    raises `PluginError` if a plugin decides differently.
     """
 
     def __init__(self, core: HubCore, model: HubModel, publisher: Publisher, sessions: Sessions) -> None:
@@ -70,31 +71,30 @@ class Replay:
         check_decisions(self.core.policy_engine.policy, number, self.core.version, folds, entry)
         if self.core.version != entry.version or len(folds) != len(entry.folds):
             raise StorageError(
-                f"entry {number} of the journal led to version {entry.version}, and now to {self.core.version}; "
+                f"replaying entry {number} of the journal produced version {self.core.version}, but the run had "
+                f"version {entry.version}; "
                 f"{REMEDY}"
             )
         self._follow(effects, list(entry.folds))
         return effects
 
     def fold_all(self, now_s: float) -> None:
-        """Make a last version of the updates that wait, as if the hub were asked to stop."""
+        """Fold the buffered updates into a last version, as if the hub were asked to stop."""
         effects = self.core.handle(HubStopRequested(), now_s)
         self._follow(effects, [FoldScalars(e.weights, e.plan, e.scale) for e in effects if isinstance(e, Fold)])
 
     def _hold(self, number: int, event: PushArrived, payload: Buffer) -> None:
-        """Hold an update under the handle that it had; a refused one is in the log without its payload."""
+        """Buffer an update under its recorded handle; refused updates have no payload."""
         if not len(payload):
             return
         codec = make_codec(event.push.codec, self.core.spec)
         try:
             self.model.hold(event.handle, WaitingUpdate(codec.open(payload), codec.name, payload))
         except ProtocolError as error:
-            raise StorageError(
-                f"entry {number} of the journal holds an update that cannot be read: {error}"
-            ) from error
+            raise StorageError(f"entry {number} of the journal contains an invalid update: {error}") from error
 
     def _follow(self, effects: list[HubEffect], folds: list[FoldScalars]) -> None:
-        """Apply effects to the model, the folds with their scalars from the log."""
+        """Apply effects to the model, folds with their scalars from the log."""
         for effect in effects:
             match effect:
                 case Fold():

@@ -1,10 +1,11 @@
-"""Saves and restores all state that decides what a hub does next: the core, the model, the published model.
+"""Saves and restores the core, the model and the published model.
 
-Left out on purpose: measurements of connections (`Member.link`, and the codec chosen for it), strikes of
-strangers, and the counts of messages since the start. `encode_state` defines the bytes.
+These are omitted: measurements of connections (`Member.link`, and the codec chosen by it), strikes
+of strangers, and counts of messages since the start. `encode_state` defines the bytes.
 
-A large model's state is saved in two halves. Call `note`, which is quick, right after an event. Call `complete`,
-which adds the arrays, when all effects queued at that time are done and no later one has begun.
+A large model's state is saved in two parts. Call `note`, which is fast, right after an event. Call
+`complete`, which adds the arrays, when all effects queued at that time are done and no later one
+has begun.
 """
 
 import math
@@ -33,11 +34,14 @@ from edgeasync.parameters import ParameterSpec, Vector
 SCALARS = "scalars"
 
 TOLERANCE = 1e-6
-"""Relative difference of two numbers of the core up to which they are the same, rounded differently."""
+"""Relative difference up to which two numbers of the core count as equal, because of rounding."""
 
 
 class CoreState(msgspec.Struct):
-    """The durable fields of `HubCore` and its parts; `fingerprint` is that of the model's spec."""
+    """The durable fields of `HubCore` and its parts.
+
+    `fingerprint` is that of the model's spec.
+    """
 
     fingerprint: str
     lifecycle: LifecycleState
@@ -50,7 +54,7 @@ class CoreState(msgspec.Struct):
 
 
 class Note(msgspec.Struct, frozen=True):
-    """The first half of a `HubState`. `entry` is the last entry of the log that it covers, if there is a log."""
+    """The first part of a `HubState`; `entry` is the last log entry that it covers."""
 
     core: bytes
     waiting: WaitingUpdates
@@ -62,11 +66,11 @@ class Note(msgspec.Struct, frozen=True):
 
 
 class HubState(msgspec.Struct, frozen=True):
-    """A hub at one moment: named arrays of float32 and bytes, and a summary for people.
+    """A hub at one moment: named arrays of float32 and bytes, and a summary.
 
-    The model of `snapshot` is in the arrays of its parameters. Other vectors are flat arrays, and scalars are
-    encoded as bytes. Do not change the arrays, which may be the hub's own. `evaluation` is the last one, of this
-    version or an earlier one.
+    The arrays of the parameters contain the model of `snapshot`. Other vectors are flat arrays, and
+    scalars are encoded as bytes. Do not change the arrays, which may be the hub's own. `evaluation`
+    is the last one, of this or an earlier version.
     """
 
     entry: int | None
@@ -85,7 +89,7 @@ class _Scalars(msgspec.Struct):
 
 
 def dump_state(core: HubCore) -> bytes:
-    """Return the core's durable state; the same state gives the same bytes."""
+    """Encode the core's durable state. Deterministic."""
     return encode_state(
         CoreState(
             fingerprint=core.spec.fingerprint,
@@ -101,10 +105,13 @@ def dump_state(core: HubCore) -> bytes:
 
 
 def load_state(core: HubCore, state: bytes) -> None:
-    """Resume a new core of the same model and settings from a state; raises `StorageError` if it cannot."""
+    """Restore a new core of the same model and settings.
+
+    Raises `StorageError` if the state is invalid or of another model.
+    """
     found = decode_state(state, CoreState)
     if found.fingerprint != core.spec.fingerprint:
-        raise StorageError("the hub's state is of another model; resume that one, or begin a new run")
+        raise StorageError("the hub's state belongs to another model; resume with that model, or start a new run")
     core.lifecycle.state = found.lifecycle
     core.pushes.state = found.pushes
     core.policy_engine.load_state(found.policy_engine)
@@ -117,7 +124,7 @@ def load_state(core: HubCore, state: bytes) -> None:
 
 
 def note(core: HubCore, model: HubModel, entry: int | None, now_s: float) -> Note:
-    """Encode the core's state, and keep the updates that wait."""
+    """Encode the core's state, and capture the buffered updates."""
     return Note(
         core=dump_state(core),
         waiting=model.waiting([one.handle for one in core.policy_engine.state.gathering.contributions]),
@@ -130,7 +137,7 @@ def note(core: HubCore, model: HubModel, entry: int | None, now_s: float) -> Not
 
 
 def complete(note: Note, model: HubModel, publisher: Publisher) -> HubState:
-    """Add the arrays to a note, when the effects that were queued at the time of the note are done."""
+    """Add the arrays to a note, once the effects queued at its time are done."""
     model_state, arrays = model.dump_state(note.waiting)
     publisher_state, published = publisher.dump_state()
     arrays |= published
@@ -150,14 +157,15 @@ def complete(note: Note, model: HubModel, publisher: Publisher) -> HubState:
 
 
 def capture(core: HubCore, model: HubModel, publisher: Publisher, entry: int | None, now_s: float) -> HubState:
-    """Return the state of a hub that has no effects queued."""
+    """Return the state of a hub without queued effects."""
     return complete(note(core, model, entry, now_s), model, publisher)
 
 
 def restore(tensors: Mapping[str, Array], core: HubCore, model: HubModel, publisher: Publisher) -> None:
-    """Resume a new hub of the same model and settings from its arrays; raises `StorageError` if it cannot.
+    """Restore a new hub of the same model and settings from its arrays.
 
-    After an error core, model and publisher may be half restored: do not use them.
+    Raises `StorageError` for invalid arrays. Core, model and publisher may then be half restored;
+    do not use them.
     """
     scalars, parameters, arrays = _take_apart(tensors, model.spec)
     load_state(core, scalars.core)
@@ -166,9 +174,9 @@ def restore(tensors: Mapping[str, Array], core: HubCore, model: HubModel, publis
 
 
 def restore_core(tensors: Mapping[str, Array], core: HubCore) -> Vector:
-    """Resume a core under whatever policy, to be looked at; return the model's current version.
+    """Restore a core under any policy for inspection; return the model's values.
 
-    Raises `StorageError` if it cannot.
+    Raises `StorageError` for invalid arrays.
     """
     scalars, parameters, _ = _take_apart(tensors, core.spec)
     load_state(core, scalars.core)
@@ -180,19 +188,20 @@ def restore_core(tensors: Mapping[str, Array], core: HubCore) -> Vector:
 def _take_apart(
     tensors: Mapping[str, Array], spec: ParameterSpec
 ) -> tuple[_Scalars, Mapping[str, Array], Mapping[str, Array]]:
-    """Return the scalars, the model's parameters and the other arrays of a state; raises `StorageError`."""
+    """Split a state into scalars, parameters and other arrays; raises `StorageError`."""
     prefix, names = _prefix(spec), {parameter.name for parameter in spec.parameters}
     parameters = {name: array for name, array in tensors.items() if name in names}
     arrays = {name.removeprefix(prefix): array for name, array in tensors.items() if name not in names}
     if SCALARS not in arrays:
-        raise StorageError(f"the hub's state is not whole: {SCALARS} is missing")
+        raise StorageError(f"the hub's state is incomplete: {SCALARS!r} is missing")
     return decode_state(arrays[SCALARS].tobytes(), _Scalars), parameters, arrays
 
 
 def succeed(core: HubCore, old: HubCore) -> None:
-    """Let a new core of the same model take over from an old one under other rules, at the same version.
+    """Initialize a new core with other policies from an old one, at the same version.
 
-    Devices, their last outcomes and operators' orders carry over; the policies' other state starts from scratch.
+    Devices, their last outcomes and operators' orders carry over. All other policy state starts
+    from scratch.
     """
     core.members.load_state(old.members.dump_state())
     new, before = core.policy_engine.state, old.policy_engine.state
@@ -210,9 +219,9 @@ def succeed(core: HubCore, old: HubCore) -> None:
 
 
 def find_difference(found: HubState, saved: HubState, spec: ParameterSpec) -> str:
-    """Return where two states of a model of this spec differ, and how; empty if they are the same.
+    """Return where and how two states of one model differ, or "" if they are equal.
 
-    Arrays are the same to the bit. Other numbers may have been rounded differently, on another machine.
+    Arrays must be bit-identical. Other numbers may differ by rounding.
     """
     scalars = _prefix(spec) + SCALARS
     for name in sorted({*found.tensors, *saved.tensors} - {scalars}):
@@ -228,7 +237,7 @@ def find_difference(found: HubState, saved: HubState, spec: ParameterSpec) -> st
 
 
 def _difference(path: str, found: Any, saved: Any) -> str:
-    """Return the path at which two decoded values differ, and both values; empty if they are the same."""
+    """Return the path at which two decoded values differ, with both values, or ""."""
     pairs: list[tuple[str, Any, Any]] | None = None
     if type(found) is type(saved):
         if isinstance(found, msgspec.Struct):
@@ -242,7 +251,7 @@ def _difference(path: str, found: Any, saved: Any) -> str:
         return next(filter(None, (_difference(*pair) for pair in pairs)), "")
     if found == saved or (isinstance(found, float) and isinstance(saved, float) and _is_close(found, saved)):
         return ""
-    return f"{path} is {found!r} now and {saved!r} in the checkpoint"
+    return f"{path} is {found!r} now but {saved!r} in the checkpoint"
 
 
 def _is_close(one: float, other: float) -> bool:
@@ -250,7 +259,7 @@ def _is_close(one: float, other: float) -> bool:
 
 
 def _prefix(spec: ParameterSpec) -> str:
-    """Return a prefix for the names of other arrays: empty, unless a parameter has such a name."""
+    """Return a prefix for the other arrays' names that no parameter's name has."""
     prefix = ""
     kinds = ("optimizer/", "kept/", "update/", "chain/", "published", SCALARS)
     while any(

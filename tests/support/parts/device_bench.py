@@ -123,7 +123,7 @@ class DeviceBench:
     @property
     def ignored(self):
         """The kinds of event that the last effects, which do nothing, tell of as not fitting."""
-        words = r"a message or result that does not fit: (.+); it is ignored"
+        words = r"ignoring an unexpected message or result: (.+)"
         assert all(isinstance(effect, DeviceReport) and effect.event == "unexpected" for effect in self.effects)
         return [re.fullmatch(words, effect.detail)[1] for effect in self.effects]
 

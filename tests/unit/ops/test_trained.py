@@ -55,9 +55,9 @@ def test_what_another_maker_wrote_beside_its_model_means_nothing(tmp_path):
 def test_a_journal_that_cannot_be_replayed_is_no_model(tmp_path):
     begin(tmp_path, [0, 1])
     save(tmp_path / MODEL_FILE, 0)
-    with pytest.raises(StorageError, match="entry 2 of the journal led to version 1, and now to 0"):
+    with pytest.raises(StorageError, match="entry 2 of the journal produced version 0, but the run had version 1"):
         newest_model(tmp_path)
-    with pytest.raises(StorageError, match="entry 2 of the journal led to version 1, and now to 0"):
+    with pytest.raises(StorageError, match="entry 2 of the journal produced version 0, but the run had version 1"):
         best_model(tmp_path)
     save(tmp_path / BEST_FILE, 1, loss=0.5)
     found = best_model(tmp_path)

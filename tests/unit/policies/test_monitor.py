@@ -308,7 +308,7 @@ def test_one_alarm_of_a_device_has_all_its_causes_with_their_figures():
     guard = guard_of([Loud("device", count_max=2), Loud("device", bound=5.0), Loud("device", bound=9.0)], 2)
     assert look(guard, "device", "a2", 10.0) == []
     (report,) = look(guard, "device", "a3", 11.0)
-    words = "loss 3, over 1; 'edgeasync device quarantine a' excludes it"
+    words = "loss 3, over 1; to exclude it, run 'edgeasync device quarantine a'"
     assert report == HubReport("alarm", "a", words, {"loss": 3.0, "updates": 2})
     (report,) = look(guard, "device", "a6", 12.0)
     assert (report.event, report.figures) == ("alarm", {"loss": 6.0, "updates": 1})
@@ -331,7 +331,7 @@ def test_one_alarm_of_a_device_has_all_its_causes_with_their_figures():
     assert [look(guard, "device", word, 30.0) for word in ("a2", "a2", "a0")] == [[], [], []]
     assert [cause["cause"] for cause in guard.describe(31.0)["alarms"][0]["causes"]] == ["loss 2, over 1"]
     (report,) = look(guard, "device", "a0", 51.0)
-    assert report == HubReport("calm", "a", "over after 40 s: loss 2, over 1")
+    assert report == HubReport("calm", "a", "ended after 40 s: loss 2, over 1")
     past = {"device": "a", "cause": "loss 2, over 1", "ended_ago_s": 9.0, "duration_s": 40.0}
     assert guard.describe(60.0) == {"alarms": [], "alarms_past": [past]}
 

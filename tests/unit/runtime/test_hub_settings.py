@@ -141,6 +141,6 @@ def test_a_hub_that_was_given_an_interval_cannot_be_quiet():
 @pytest.mark.parametrize("key", ["bytes_per_day_max", "device_bytes_per_day_max"])
 def test_a_day_that_pings_would_use_up_is_refused_with_the_file(key):
     """Red before: the file was accepted, and a hub that was made of it raised a bare `ValueError`."""
-    told = rf"test: limits.{key} is 1000000 bytes, .* give at least 4423680"
+    told = rf"test: limits.{key} is 1000000 bytes, .* set at least 4423680"
     with pytest.raises(ConfigError, match=told):
         convert(ONNX | {"limits": {key: "1 MB"}}, HubSettings, where="test")

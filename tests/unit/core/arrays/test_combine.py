@@ -256,7 +256,7 @@ def test_the_older_of_two_kept_versions_comes_back_under_a_new_number():
     model.keep_current()
     model.keep_current()
     assert restore(model).vector[0] == kept + 3.0
-    with pytest.raises(ValueError, match="does not follow version"):
+    with pytest.raises(ValueError, match="must follow version"):
         model.fold(Fold(8, (), (), ()), [])
 
 
@@ -264,7 +264,7 @@ def test_before_anything_was_kept_the_first_version_comes_back():
     model = make_model(np.full(2, 7.0), monitor=Monitor())
     fold(model, [1.0], [[1.0, 1.0]])
     assert restore(model).vector.tolist() == [7.0, 7.0]
-    with pytest.raises(ValueError, match="no version was kept to return to"):
+    with pytest.raises(ValueError, match="no version was kept for a rollback"):
         make_model(np.zeros(2)).restore(1)
 
 

@@ -116,7 +116,7 @@ def test_statistics_are_merged_convexly_and_never_optimized(weights, trained, st
 def test_versions_follow_one_another():
     model = HubModel(make_spec(3), np.zeros(3, F), 4, by([SGD()]))
     for number in (4, 6):
-        with pytest.raises(ValueError, match=f"fold {number} does not follow version 4"):
+        with pytest.raises(ValueError, match=f"fold {number} must follow version {number - 1}, not 4"):
             model.fold(Fold(number, (0,), (1.0,), ((1.0, 0.0),)), [coded(np.ones(3))])
 
 

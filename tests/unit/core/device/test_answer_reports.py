@@ -41,9 +41,9 @@ def test_a_quarantine_is_told_once_and_so_is_its_end(repeated):
     assert told == [
         DeviceReport(
             "quarantined",
-            "an operator of the hub has excluded this device: it trains on, and its updates do not count",
+            "an operator of the hub has excluded this device; it continues training, but its updates do not count",
         ),
-        DeviceReport("released", "the updates of this device count again"),
+        DeviceReport("released", "this device's updates count again"),
     ]
 
 
@@ -52,6 +52,6 @@ def test_a_device_that_is_put_aside_says_why_and_until_when():
     device.hears(Refuse("quarantined", "pi-1 sent too much that is malformed", 30.0))
     assert [(effect.event, effect.detail) for effect in device.effects if isinstance(effect, DeviceReport)] == [
         ("warning", "pi-1 sent too much that is malformed"),
-        ("quarantined", "pi-1 sent too much that is malformed; trying again in 30 s"),
+        ("quarantined", "pi-1 sent too much that is malformed; retrying in 30 s"),
         ("disconnected", "pi-1 sent too much that is malformed"),
     ]

@@ -84,7 +84,7 @@ def test_a_model_is_fetched_only_if_the_day_bears_its_update_too(missing):
     fetched = any(isinstance(effect, SendToHub) and isinstance(effect.message, Fetch) for effect in effects)
     assert fetched == (not missing)
     if missing:
-        assert f"{needed_bytes(2 * MODEL)} are needed; resting until the day ends, in 3600 s" in rested(
+        assert f"{needed_bytes(2 * MODEL)} are needed; waiting 3600 s until the day ends" in rested(
             device, effects
         )
         assert device.next_deadline_s() == 3700.0

@@ -219,7 +219,7 @@ def test_what_speaks_of_something_else_is_told_with_the_reason_and_no_oftener():
 
 def test_a_message_of_a_hub_that_cannot_be_read_is_warned_of():
     device = DeviceBench().welcome().give(DeviceReceivedMalformed("unknown kind of message"))
-    assert device.effects == [DeviceReport("warning", "from the hub: unknown kind of message")]
+    assert device.effects == [DeviceReport("warning", "the hub sent an invalid message: unknown kind of message")]
 
 
 def test_a_welcome_resets_the_back_off():
@@ -554,7 +554,7 @@ def test_an_assignment_whose_answer_does_not_fit_is_taken_all_the_same():
 def test_a_broken_connection_is_opened_again_at_once():
     device = DeviceBench().welcome()
     device.give(Disconnected())
-    assert device.effects == [CloseConnection(), DeviceReport("disconnected", "the connection broke")]
+    assert device.effects == [CloseConnection(), DeviceReport("disconnected", "the connection was lost")]
     broken_s = device.now_s
     device.until(Hello)
     assert device.now_s - broken_s <= BACKOFF_MIN_S

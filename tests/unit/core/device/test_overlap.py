@@ -114,7 +114,7 @@ def test_a_device_that_trains_at_rest_takes_its_steps_alone(trains_at_rest, step
     device = DeviceBench(alone_steps_max=20, trains_at_rest=trains_at_rest).welcome()
     device.assigned(0).give(ModelInstalled(assignment(0))).trained()
     device.hears(Ack(1, Applied(1)))
-    device.hears(Refuse("busy", "rest for 60 s: the model stands still", 60.0, rest=True))
+    device.hears(Refuse("busy", "wait 60 s: training has plateaued", 60.0, rest=True))
     assert overlap_steps(device) == steps
     assert device.told[0] == "resting"
     since_s = device.now_s

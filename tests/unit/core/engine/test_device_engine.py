@@ -41,7 +41,7 @@ def test_a_hub_of_another_protocol_version_ends_the_device_in_a_line(engine, ver
 
 def test_a_piece_without_its_bytes_is_told_of(engine):
     engine.on_message(wire.encode(Piece(1, 0, 0)), None)
-    assert told(engine)[1:] == [("warning", "from the hub: a piece came without its bytes")]
+    assert told(engine)[1:] == [("warning", "the hub sent an invalid message: a piece has no payload")]
 
 
 def test_a_piece_that_belongs_to_no_transfer_is_late_and_not_told_of(engine):

@@ -69,7 +69,7 @@ def test_orders_are_for_operators_alone(sender, done, order):
     answers = bench.say(Order("pi", order), sender)
     assert (bench.orders == ["pi"]) == ((order == "quarantine") == done)
     if not done:
-        assert answers == [Refuse("not_allowed", "the key of pi is a device's; operators alone may do this")]
+        assert answers == [Refuse("not_allowed", "the key of pi belongs to a device; only operators may do this")]
 
 
 def test_an_order_is_confirmed_once_it_is_durable_and_the_journal_leads_there():
@@ -93,7 +93,7 @@ def test_an_order_that_waits_for_a_disk_that_fails_is_not_confirmed():
     answers = [message for message, _ in bench.sent]
     assert [getattr(answer, "code", "status") for answer in answers] == ["busy"]
     (refuse,) = bench.say(Order("pi", "quarantine"))
-    assert (refuse.code, refuse.sentence) == ("busy", "the hub's disk cannot be written; try again")
+    assert (refuse.code, refuse.sentence) == ("busy", "the hub cannot write to its disk; try again later")
     assert bench.write() == []
     assert bench.say(Order("pi", "quarantine")) + bench.write() == [Status()]
     assert bench.orders == ["pi"]

@@ -43,11 +43,11 @@ def test_all_that_have_asked_are_told_in_order_with_their_keys(roster):
 @pytest.mark.parametrize(
     ("request_", "who", "code", "said"),
     [
-        (find(3), ANYBODY, "not_allowed", "this hub has no keys"),
-        (find(1), sender(3), "not_allowed", "key is that of pi-3, not of pi-1"),
-        (find(3, name="pi-3/1"), sender(3), "not_allowed", "not of pi-3/1"),
-        (find(3, address="tcp://10.0.0.1:5600"), sender(3), "not_allowed", "pi-1 is there already"),
-        (find(3, address="tcp://10.0.0.3:65536"), sender(3), "malformed", "a port is at most 65535"),
+        (find(3), ANYBODY, "not_allowed", "peers need a hub with keys"),
+        (find(1), sender(3), "not_allowed", "key belongs to pi-3, not to pi-1"),
+        (find(3, name="pi-3/1"), sender(3), "not_allowed", "not to pi-3/1"),
+        (find(3, address="tcp://10.0.0.1:5600"), sender(3), "not_allowed", "already used by pi-1"),
+        (find(3, address="tcp://10.0.0.3:65536"), sender(3), "malformed", "the port must be at most 65535"),
     ],
 )
 def test_who_is_not_noted(roster, request_, who, code, said):

@@ -280,7 +280,7 @@ def test_a_device_that_says_goodbye_for_a_pause_is_shown_as_paused_and_holds_no_
     hub.join()
     hub.leave(reason="paused")
     assert hub.one(HubReport) == HubReport("left", "a", "paused")
-    assert shown(hub) == ("paused", 0, "its program asked for a pause")
+    assert shown(hub) == ("paused", 0, "paused by its program")
     assert (hub.core.members.live_count, hub.core.members.voters) == (0, {})
     hub.tick(10 * LEASE_S)
     assert shown(hub)[0] == "paused", "not lost"

@@ -437,7 +437,7 @@ def test_a_revoked_key_takes_its_order_along():
 def test_an_unknown_name_is_refused(order):
     hub = Bench(policy(), "abc")
     assert hub.order("d", order) == "unknown_device"
-    assert hub.refusal.sentence == "no device here is named d"
+    assert hub.refusal.sentence == "unknown device d; list the devices with 'edgeasync status'"
     assert not hub.state.orders
 
 

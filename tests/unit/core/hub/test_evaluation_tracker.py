@@ -111,7 +111,7 @@ def test_training_ends_when_evaluations_stop_improving(told, patience, ends):
             break
     assert (number if tracker.state.reached else None) == ends
     if ends is not None:
-        assert tracker.state.reached.startswith("no evaluation was better by ")
+        assert tracker.state.reached.startswith("no evaluation improved by ")
 
 
 def warnings_in(seen):
@@ -151,12 +151,12 @@ def test_people_are_told_that_the_held_out_loss_keeps_rising(told, warned):
 def test_the_warning_names_the_best_version_and_what_ends_training():
     _, seen = run([BETTER] + 10 * [WORSE])
     assert warnings_in(seen)[1] == (
-        "the held-out loss rose from 0.5 to 0.7, and 10 evaluations were not better: devices learn their own data "
-        "by heart. Version 0 is the best; hub.stop.plateau would end training, policy.plateau would lower the "
-        "learning rate"
+        "the held-out loss rose from 0.5 to 0.7 and has not recovered for 10 evaluations: the devices overfit "
+        "their own data. Version 0 is the best; set hub.stop.plateau to end training, or policy.plateau to lower "
+        "the learning rate"
     )
 
 
 def test_a_plateau_needs_patience():
-    with pytest.raises(ValueError, match="give updates, minutes, or both"):
+    with pytest.raises(ValueError, match="set updates, minutes or both"):
         StopPlateau()

@@ -23,7 +23,7 @@ def test_the_hubs_own_arrays_are_right():
     hub = HubBench(frozen_arrays=RIGHT)
     hello(hub, "a", OTHER)
     assert hub.refusal.code == "model_mismatch"
-    assert "frozen arrays of a, which do not travel, differ from the hub's: load" in hub.refusal.sentence
+    assert "frozen arrays of a, which are not transmitted, differ from the hub's: load" in hub.refusal.sentence
     assert "frozen = 'warn'" in hub.refusal.sentence
     assert not hub.core.members.members
     hello(hub, "a", RIGHT)
@@ -35,11 +35,11 @@ def test_else_those_of_the_first_device_are():
     hub = HubBench()
     hello(hub, "a", RIGHT)
     hello(hub, "b", OTHER)
-    assert "differ from those of a, which joined first" in hub.refusal.sentence
+    assert "differ from those of a, the first device" in hub.refusal.sentence
     hello(hub, "c", RIGHT)
     hub.leave("a")
     hello(hub, "a", OTHER, start=2)
-    assert "differ from those that it joined with before" in hub.refusal.sentence
+    assert "differ from those it joined with before" in hub.refusal.sentence
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_a_warning_once_for_each_device():
     hello(hub, "b", OTHER)
     ((device, detail),) = warnings(hub)
     assert device == "b"
-    assert "differ from those of a, which joined first; it trains, because" in detail
+    assert "differ from those of a, the first device; it may train because" in detail
     hello(hub, "b", OTHER, start=2)
     assert not warnings(hub), "said already"
     hello(hub, "c", OTHER)

@@ -96,7 +96,7 @@ def test_a_rollback_drops_what_waits_and_what_comes_of_versions_that_are_no_more
     assert kinds(hub) == [HubReport, Discard, Discard, Discard, Restore, Discard]
     assert [effect.handle for effect in hub.all_of(Discard)] == [last - 4, last - 3, last - 2, last - 1]
     assert hub.one(HubReport).event == "alarm"
-    assert hub.one(HubReport).detail.startswith("the loss is 50.2, 100.5 times its median; back to the model kept")
+    assert hub.one(HubReport).detail.startswith("the loss is 50.2, 100.5 times its median; rolled back to")
     assert hub.one(Restore).number == hub.core.version == 11
     assert hub.one(Assign).version.number == 11
     status = hub.core.status(0.0)
@@ -201,7 +201,7 @@ def test_the_first_updates_are_looked_at_again_once_there_are_others_to_compare_
     assert push(hub, "a") == "rolled_back"
     assert (hub.one(HubReport).event, hub.one(HubReport).device_id) == ("alarm", "d")
     assert hub.one(HubReport).detail.startswith(
-        "one of its first updates was 50 times as long as is usual; back to"
+        "the norm of one of its first updates was 50 times the usual norm; rolled back"
     )
     assert hub.one(Restore).number == 8
     assert push(hub, "a") is None
@@ -214,7 +214,7 @@ def test_without_a_remedy_that_goes_back_a_long_first_update_is_told_and_stays(h
     hub = joined(hub_bench, policy(monitor=Monitor(detectors=(UpdateNormDetector(),))), "abcd")
     push(hub, "d", norm=50.0)
     assert [push(hub, name) for name in "abcabca"] == [None] * 7
-    words, figures = "one of its first updates was 50 times as long as is usual", {"times_usual": 50.0}
+    words, figures = "the norm of one of its first updates was 50 times the usual norm", {"times_usual": 50.0}
     assert hub.one(HubReport) == HubReport("alarm", "d", words, figures)
 
 
@@ -670,7 +670,7 @@ def test_a_loss_that_nobody_tells_ends_nothing_and_that_is_said_once(hub_bench, 
     for _ in range(8):
         assert push(hub, **SILENT) is None
         warnings += [report.detail for report in hub.all_of(HubReport) if report.event == "warning"]
-    wanted = f"no device tells a loss, so {waits} cannot be judged: give evaluation.data"
+    wanted = f"no device reports a loss, so {waits} cannot be checked; set evaluation.data"
     assert warnings == ([wanted] if waits else [])
     assert not hub.core.stopped
     assert hub.core.status(0.0)["evaluation"] is None

@@ -129,7 +129,7 @@ def test_no_device_has_two_updates_in_a_version_it_waits_for(hub_bench, way):
     hub.push("a", 1)
     (hub.push if way == "whole" else hub.offer)("a", 2)
     assert hub.refused == "sequence"
-    assert "before push 1 is part of a version" in hub.refusal.sentence
+    assert "while push 1 waits for a fold" in hub.refusal.sentence
     assert not hub.granted
     assert hub.core.policy_engine.gathering.count == 1
     # A device that starts again no longer waits, and gets an assignment.

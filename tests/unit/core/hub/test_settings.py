@@ -44,7 +44,7 @@ def test_how_often_is_refused_if_it_is_neither(every):
         ({"checkpoint": {"every": "sometimes"}}, "write it as '1000 updates'"),
         (
             {"limits": {"bytes_per_day_max": "1 kB"}},
-            "limits.bytes_per_day_max is 1000 bytes, and a device's pings",
+            "limits.bytes_per_day_max is 1000 bytes, but a device's pings",
         ),
         ({"limits": {"device_bytes_per_day_max": "1 kB"}}, "limits.device_bytes_per_day_max is 1000 bytes"),
     ],

@@ -66,5 +66,5 @@ def test_a_peer_with_other_frozen_arrays(frozen, theirs, event, live):
         effects += core.handle(PeerReceived("b", PeerPing(1, count, "", 0, True, ("a",), frozen=theirs)), 0.0)
     told = [each for each in effects if isinstance(each, PeerReport) and each.event in ("refused", "warning")]
     assert [each.event for each in told] == ([] if event is None else [event])
-    assert all("frozen arrays, which do not travel, differ" in each.detail for each in told)
+    assert all("frozen arrays, which are not transmitted, differ" in each.detail for each in told)
     assert [each.name for each in core.neighbours.live(0.0)] == live

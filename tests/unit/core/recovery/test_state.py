@@ -497,7 +497,7 @@ def with_scalars(tensors, scalars):
 
 def test_damaged_bytes_are_refused(written):
     random, scalars = Random(1), written[durable.SCALARS].tobytes()
-    with pytest.raises(StorageError, match="scalars is missing"):
+    with pytest.raises(StorageError, match="'scalars' is missing"):
         put_back({name: array for name, array in written.items() if name != durable.SCALARS})
     for length in [*range(14), len(scalars) // 2, len(scalars) - 1]:
         with pytest.raises(StorageError):
@@ -515,10 +515,10 @@ class Other(msgspec.Struct):
 
 def test_sound_bytes_of_another_kind_are_refused(written):
     for body in (encode_state(Other()), encode_state(make_spec())):
-        with pytest.raises(StorageError, match="not the state of a hub"):
+        with pytest.raises(StorageError, match="not a hub's state"):
             put_back(with_scalars(written, body))
     hub = Hub("immediate", make_spec())
-    with pytest.raises(StorageError, match="not the state of a hub"):
+    with pytest.raises(StorageError, match="not a hub's state"):
         durable.load_state(hub.core, written[durable.SCALARS].tobytes())
 
 
