@@ -130,7 +130,7 @@ def test_a_hub_that_is_open_to_all_warns_and_obeys_nobody(commands, by):
         address = hub.wait_for("listening")["detail"]
     else:
         hub, address = commands.hub(settings, *flags)
-    assert "a machine can take many names" in hub.wait_for("warning")["detail"]
+    assert "one machine may join under many names" in hub.wait_for("warning")["detail"]
     address = address.replace("0.0.0.0", "127.0.0.1")
     commands.agent(address, NAME)
     trained(address)

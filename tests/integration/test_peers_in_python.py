@@ -519,8 +519,8 @@ def test_an_onnx_model_goes_in_and_a_trained_one_comes_out(commands, tmp_path, s
             f'none.toml: no such file; make it, the same on every device: peer = [{{name = "{name_of(0)}"',
         ),
         (("--out", "no/such/folder.safetensors"), "no/such"),
-        (("--out", "model.onnx"), "forward model of ONNX"),
-        (("--epochs", 2, "--steps-max", 3), "one of the two"),
+        (("--out", "model.onnx"), "ONNX forward model"),
+        (("--epochs", 2, "--steps-max", 3), "only one of them"),
         (("--device-id", "stranger"), 'add to its list, on every device: {name = "stranger"'),
         (("--loss", "mse"), "--loss, --train and the like are for an ONNX model; give --model FILE.onnx"),
         (("--topology", "star"), "choose from"),
@@ -565,8 +565,11 @@ def test_the_values_beside_a_training_graph_are_not_written_over(commands, tmp_p
 @pytest.mark.parametrize(
     ("said", "hint"),
     [
-        ("[throttle]\nonly_on_mains = true", "unknown key `throttle`; that table is of an agent's file"),
-        ("[agent]\nlink_share = 0.2", "unknown key `agent`; that table is of an agent's file"),
+        (
+            "[throttle]\nonly_on_mains = true",
+            "unknown key `throttle`; that table belongs to an agent's settings file",
+        ),
+        ("[agent]\nlink_share = 0.2", "unknown key `agent`; that table belongs to an agent's settings file"),
     ],
 )
 def test_what_a_settings_file_asks_for_in_vain_is_refused(commands, tmp_path, settings, said, hint):

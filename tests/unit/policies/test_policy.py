@@ -259,7 +259,7 @@ def test_parts_that_contradict_one_another_are_refused_with_a_sentence(table, me
     [
         (
             {"hub": {"stop": {"accuracy": 0.9}}},
-            "hub.stop.accuracy needs held-out data to measure it on: give evaluation.data",
+            "hub.stop.accuracy needs held-out data; set evaluation.data",
         ),
         (
             {
@@ -267,7 +267,7 @@ def test_parts_that_contradict_one_another_are_refused_with_a_sentence(table, me
                 "evaluation": {"data": "test.npz"},
                 "model": ONNX | {"loss": "mse"},
             },
-            "hub.stop.accuracy would never end training: only the loss cross_entropy has an accuracy",
+            "hub.stop.accuracy can never be reached: only the loss cross_entropy has an accuracy",
         ),
         (
             {
@@ -275,15 +275,15 @@ def test_parts_that_contradict_one_another_are_refused_with_a_sentence(table, me
                 "evaluation": {"data": "test.npz"},
                 "model": ONNX | {"loss": {"kind": "huber", "delta": 2.0}},
             },
-            "hub.stop.accuracy would never end training",
+            "hub.stop.accuracy can never be reached",
         ),
         (
             {"policy": {"aggregate": {"kind": "buffered", "count": 65}}},
-            "policy.aggregate.count (65) is over the 64 of limits.updates_held_max",
+            "policy.aggregate.count (65) must not exceed limits.updates_held_max (64)",
         ),
         (
             {"policy": {"warm_up": {"updates": 9, "aggregate": {"kind": "buffered", "count": 65}}}},
-            "policy.warm_up.aggregate.count (65) is over the 64 of limits.updates_held_max",
+            "policy.warm_up.aggregate.count (65) must not exceed limits.updates_held_max (64)",
         ),
         ({"codec": {"push": "zip"}}, "codec: unknown codec 'zip'; known: identity, "),
         ({"codec": {"push": "off"}}, "codec: push = 'off': devices must send something"),
@@ -291,7 +291,7 @@ def test_parts_that_contradict_one_another_are_refused_with_a_sentence(table, me
         ({"codec": {"delta": "auto"}}, "codec: delta = 'auto': the chain is one for all devices"),
         (
             {"codec": {"push": "int8"}, "policy": {"aggregate": {"kind": "model_average"}}},
-            "codec.push = 'int8' would lose too much of the whole models",
+            "codec.push = 'int8' is too lossy: under this policy.aggregate",
         ),
     ],
 )

@@ -65,8 +65,8 @@ def test_an_open_hub_refuses_shares_by_examples_and_says_why():
         settings.fleet_policy  # noqa: B018
     assert str(caught.value) == (
         "policy: combine: a centred_clip (the default of trust = 'open') gives all devices the same share; "
-        "leave weigh_by out. This hub is open to all, so it combines updates robustly: change that, "
-        "give the hub keys, or set policy.trust = 'admitted' if you trust all who reach it"
+        "leave weigh_by out. This hub admits anybody, so policy.trust is 'open'; change the policy, "
+        "set hub.keys, or set policy.trust = 'admitted' if you trust everybody who can connect"
     )
 
 
