@@ -294,8 +294,8 @@ TOKENS = {
         "does not take the token: it was used",
         "make another by 'edgeasync keys enrol NAME' at the hub",
     ),
-    "cut": (lambda _, token: token[:-5], "enrol (--enrol) is not a whole enrolment token", "copy all that"),
-    "garbage": (lambda *_: "garbage", "enrol (--enrol) is not a whole enrolment token", "copy all that"),
+    "cut": (lambda _, token: token[:-5], "enrol (--enrol) is not a complete token", "copy the whole line"),
+    "garbage": (lambda *_: "garbage", "enrol (--enrol) is not a complete token", "copy the whole line"),
 }
 
 

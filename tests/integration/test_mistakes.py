@@ -186,7 +186,7 @@ def test_a_run_of_another_model(commands):
     hub.signal(15)
     assert hub.wait() == 0
     other = commands.settings(model='kind = "softmax"\ninputs = 9\nclasses = 3')
-    mistake(commands, MISMATCH, "is of another model", "choose another run folder", arguments=["hub", other])
+    mistake(commands, MISMATCH, "belongs to another model", "choose another run folder", arguments=["hub", other])
 
 
 def test_a_run_that_another_hub_uses(commands):

@@ -516,12 +516,12 @@ def test_an_onnx_model_goes_in_and_a_trained_one_comes_out(commands, tmp_path, s
     [
         (
             ("--peers", "none.toml"),
-            f'none.toml: no such file; make it, the same on every device: peer = [{{name = "{name_of(0)}"',
+            f'none.toml: no such file; create it with equal content on every device: peer = [{{name = "{name_of(0)}"',
         ),
         (("--out", "no/such/folder.safetensors"), "no/such"),
         (("--out", "model.onnx"), "ONNX forward model"),
         (("--epochs", 2, "--steps-max", 3), "only one of them"),
-        (("--device-id", "stranger"), 'add to its list, on every device: {name = "stranger"'),
+        (("--device-id", "stranger"), 'add it to the list on every device: {name = "stranger"'),
         (("--loss", "mse"), "--loss, --train and the like are for an ONNX model; give --model FILE.onnx"),
         (("--topology", "star"), "choose from"),
     ],
@@ -539,7 +539,7 @@ def test_mistakes_of_the_command(commands, settings, flags, hint):
         ("folder.onnx", "folder.onnx: is a folder"),
         ("model.onnx", "model.onnx: is read here: its old content would be lost"),
         ("link.onnx", "link.onnx: is read here"),
-        (f"{name_of(0)}/{PEER_MODEL_FILE}", "is read here"),
+        (f"{name_of(0)}/{PEER_MODEL_FILE}", "is also an input file"),
     ],
 )
 def test_a_trained_model_takes_the_place_of_nothing_that_is_read(commands, tmp_path, settings, out, hint):

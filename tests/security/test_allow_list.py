@@ -39,7 +39,7 @@ def test_a_persons_own_words_survive_every_edit():
         (f"pi-2 device {KEYS[1].hex()[:-1]}", "64 hexadecimal"),
         (f"pi/2 device {KEYS[1].hex()}", "name"),
         (f"{'x' * 65} device {KEYS[1].hex()}", "name"),
-        (f"pi-1 device {KEYS[1].hex()}", "stands in line 1"),
+        (f"pi-1 device {KEYS[1].hex()}", "already used in line 1"),
         (f"pi-2 device {KEYS[0].hex()}", "that of pi-1"),
     ],
 )

@@ -338,7 +338,7 @@ def test_who_was_refused_stays_so_and_takes_no_place(keys):
     assert pending == {refused: True} | {some_key(number): False for number in range(PENDING_MAX)}
     keys.knock(some_key(201), "10.0.0.2", 100.0 + PENDING_S + 250.0)
     assert [one.key for one in keys.pending()] == [some_key(201)], "who has not come for a day is forgotten"
-    with pytest.raises(StorageError, match="has knocked"):
+    with pytest.raises(StorageError, match="no pending key has this fingerprint"):
         keys.accept("0000-0000-0000-0000-0000", "pi-1")
 
 
@@ -388,15 +388,15 @@ def test_keys_of_low_order_are_refused(commands, keys, key):
     assert keys.use_token(temporary(token)[0].public, key, time.time()) is None
     keys.knock(key, "10.0.0.1", 0.0)
     assert keys.pending() == []
-    with pytest.raises(ValueError, match="protects nothing"):
+    with pytest.raises(ValueError, match="is weak"):
         read_key(key.hex())
-    with pytest.raises(ConfigError, match="not a whole enrolment token"):
+    with pytest.raises(ConfigError, match="not a complete token"):
         Token.read(Token(b"s" * 32, key, "pi-1", ()).text())
     told = commands.run("keys", "enrol", "pi-1", "--key", key.hex(), "--keys", keys.folder)
-    assert_told(told, CONFIG, "protects nothing")
+    assert_told(told, CONFIG, "is weak")
     listed = AllowList(f"pi-1 device {key.hex()}\n")
     assert listed.entries == {}
-    assert "protects nothing" in listed.trouble
+    assert "is weak" in listed.trouble
 
 
 def test_a_token_is_read_from_standard_input(commands, keys):
@@ -428,7 +428,7 @@ def test_knocks_are_noted_now_and_then(keys):
 def test_mistakes(commands, keys):
     data, token = commands.data("d.npz"), issue(keys, "tcp://127.0.0.1:1").text()
     agent = ("agent", "--data", data, "--state", commands.folder / "state")
-    assert_told(commands.run(*agent, "--enrol", token[:-3]), CONFIG, "not a whole enrolment token")
+    assert_told(commands.run(*agent, "--enrol", token[:-3]), CONFIG, "not a complete token")
     assert_told(commands.run(*agent, "--enrol", token, "--device-id", "pi-2"), CONFIG, "pi-1")
     assert_told(
         commands.run("keys", "enrol", "owner", "--address", "tcp://h:1", "--keys", keys.folder), FILES, "operator"

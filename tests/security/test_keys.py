@@ -54,7 +54,7 @@ def test_a_folder_that_others_can_enter_is_refused(keys):
 
 @pytest.mark.parametrize("read", [lambda folder: HubKeys(folder).pair(), operator_keys])
 def test_a_folder_that_is_only_read_is_not_made(tmp_path, read):
-    with pytest.raises(StorageError, match=r"wrong: no such folder; .*'edgeasync keys init', or give the right"):
+    with pytest.raises(StorageError, match=r"wrong: no such folder; .*'edgeasync keys init', or set the right"):
         read(tmp_path / "wrong")
     assert not (tmp_path / "wrong").exists()
 

@@ -281,8 +281,8 @@ def test_who_is_taken_out_is_out_though_another_line_cannot_be_read(keys, access
     assert not access.holds(new.public)
     assert not access.holds(replaced.public)
     (told,) = access.trouble
-    assert "line 1: a role is" in told
-    assert "line 4: write NAME ROLE KEY" in told
+    assert "line 1: unknown role" in told
+    assert "line 4: expected NAME ROLE KEY" in told
     edit(keys, lambda text: "".join(listed[1:3] + listed[4:]))
     access.poll()
     access.poll()
@@ -339,7 +339,7 @@ def test_an_error_in_what_is_told_delays_no_revocation(keys):
     access = AllowListReader(keys, gone.update, on_trouble)
     edit(keys, lambda text: text.replace("one ", "# ") + "two device\n")
     access.watch(timers)
-    with pytest.raises(OSError, match="write NAME ROLE KEY"):
+    with pytest.raises(OSError, match="expected NAME ROLE KEY"):
         timers.run_next()
     assert gone == {one.public}
     edit(keys, lambda text: text.replace("two ", "# "))

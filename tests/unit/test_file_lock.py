@@ -109,7 +109,7 @@ def test_a_holder_that_is_not_the_owner_is_named(tmp_path, take):
 def test_a_lock_of_this_process_is_told_apart(tmp_path):
     first = DeviceFolder(tmp_path)
     first.open("pi")
-    with pytest.raises(StorageError, match=r"another agent runs as 'pi' here.* stop it first: it belongs to this"):
+    with pytest.raises(StorageError, match=r"another agent runs as 'pi' with this folder.* it runs in this"):
         DeviceFolder(tmp_path).open("pi")
     first.close()
 

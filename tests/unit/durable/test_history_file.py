@@ -107,19 +107,22 @@ def test_a_history_of_a_newer_format_is_named(disk):
     content[12:20] = zlib.crc32(b"").to_bytes(8, "little")
     assert read_rows(disk).trouble == "damaged at byte 0"
     content[12:20] = checksum(bytes(content[:12])).to_bytes(8, "little")
-    assert read_rows(disk).trouble == f"it is of format 99, and this edgeasync reads format {FORMAT}"
+    assert read_rows(disk).trouble == f"it has format 99, but this edgeasync reads format {FORMAT}"
 
 
 def test_a_folder_without_a_history_says_why(tmp_path):
     rows = RunFolder(tmp_path).history()
     assert rows.updates == []
-    assert rows.trouble.startswith("there is no history in this folder")
+    assert rows.trouble.startswith("no history in this folder")
 
 
 def test_a_block_that_no_hub_has_written_is_refused(disk):
     (block,) = write_blocks(updates(1, 2), 0)
     _give(disk, _block(block[28:], rows=3))
-    assert read_rows(disk).trouble == f"damaged at byte {len(FILE_HEADER)}: its rows are not as many as it says"
+    assert (
+        read_rows(disk).trouble
+        == f"damaged at byte {len(FILE_HEADER)}: its number of rows differs from its header"
+    )
 
 
 def test_a_block_that_inflates_without_end_is_refused(disk):

@@ -81,10 +81,10 @@ def test_a_cut_off_file_is_damaged(file):
 
 def test_what_is_not_this_devices_is_refused(file, tmp_path, monkeypatch):
     file.write(SPOOL)
-    with pytest.raises(ProtocolError, match="of another device"):
+    with pytest.raises(ProtocolError, match="written by another device"):
         SpoolFile(tmp_path, "6" * 32).read()
     monkeypatch.setattr(spool_file, "SPOOL_FORMAT", "edgeasync-spool-2")
-    with pytest.raises(ProtocolError, match="another version of this software"):
+    with pytest.raises(ProtocolError, match="another version of edgeasync"):
         SpoolFile(tmp_path, STATE_ID).read()
 
 
@@ -93,7 +93,7 @@ def test_an_update_of_another_protocol_version_is_refused(file, monkeypatch, ver
     monkeypatch.setattr(wire, "PROTOCOL_VERSION", version)
     file.write(SPOOL)
     monkeypatch.undo()
-    with pytest.raises(ProtocolError, match=rf"another version of this software \(got protocol version {version}"):
+    with pytest.raises(ProtocolError, match=rf"another version of edgeasync \(got protocol version {version}"):
         file.read()
 
 

@@ -264,7 +264,7 @@ def test_without_trust_a_run_under_a_plugin_is_read_up_to_its_last_checkpoint(tm
     found = Run.open(run)
     assert kept.endswith(f"-{found.version}")
     assert found.version < newest.version
-    assert f"stops at {kept}, version {found.version}: what came later was decided by {name}" in caplog.text
+    assert f"stops at {kept}, version {found.version}: later entries need the plugins {name}" in caplog.text
     assert Run.open(run, trust_code=True).version == newest.version
 
     replay = RunReplay(run)
@@ -273,7 +273,9 @@ def test_without_trust_a_run_under_a_plugin_is_read_up_to_its_last_checkpoint(tm
     replay.close()
     with pytest.raises(ConfigError, match=rf"--until {replay.beginning.entry + 1}: stops at {kept}"):
         RunReplay(run, until=replay.beginning.entry + 1, checkpoint=kept)
-    with pytest.raises(PluginError, match=rf"not verified: stops at {kept}.*decided by {name}.*--trust-code"):
+    with pytest.raises(
+        PluginError, match=rf"cannot be verified: stops at {kept}.*need the plugins {name}.*--trust-code"
+    ):
         verify_run(run)
     with pytest.raises(PluginError, match=f"plugin {name}: is code that only the run's folder names"):
         run_under(Policy(), run, 90)

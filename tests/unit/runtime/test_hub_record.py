@@ -82,7 +82,7 @@ def test_what_cannot_be_gone_on_with(tmp_path):
         read_record(run)
     for written in (RECORD_FORMAT + 1, RECORD_FORMAT - 1, 0):
         (run / RECORD_FILE).write_bytes(msgspec.json.encode({"format": written}))
-        with pytest.raises(StorageError, match=f"is of format {written}, .* start the version of edgeasync that"):
+        with pytest.raises(StorageError, match=f"has format {written}, .* use the version of edgeasync that"):
             read_record(run)
 
 
