@@ -164,7 +164,7 @@ class TimeFrequency(Section, frozen=True, tag_field="kind", tag="time"):
         if not device.step_s:
             return _first(device, cadence, min(FIRST_STEPS, self._most), least=self.local_steps_min)
         steps = (self.seconds - device.communication_s) / device.step_s
-        why = f"{self.seconds:.3g} s as configured"
+        why = f"{self.seconds:.3g} s as set"
         return _within(device, cadence, steps, why, least=self.local_steps_min, most=self._most)
 
     @property
@@ -274,7 +274,7 @@ class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
         step_s, communication_s = device.step_s, device.communication_s
         period_s, bytes_too = cadence.period_s, ""
         if device.period_s_min > period_s:
-            period_s, bytes_too = device.period_s_min, ", for the daily quota"
+            period_s, bytes_too = device.period_s_min, ", for the day's bytes"
         steps = (period_s - communication_s) / step_s
         why = f"period {period_s:.3g} s{bytes_too}"
         if cadence.gain < 1.0:
@@ -282,7 +282,7 @@ class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
         by_link = communication_s * (1.0 / (AIM * self.communication_share_max) - 1.0) / step_s
         if by_link > steps and by_link > 1.0:
             steps = math.ceil(by_link)
-            talking = f"communication takes {communication_s:.3g} s"
+            talking = f"talking takes {communication_s:.3g} s"
             why = f"slow link: {talking}, at most {self.communication_share_max:.0%} of its time"
         least, most = self.local_steps_min, self.local_steps_max
         return _within(device, cadence, steps, why, least=least, most=most, epochs=self.epochs_max)
@@ -293,7 +293,7 @@ class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
         if fleet.settled:
             return min(1.0, gain / SHRINK), "models drifted apart before"
         if self.metric == "stability" and fleet.agreement < AGREEMENT_MIN:
-            cause = f"updates disagree (mean cosine {fleet.agreement:.2f})"
+            cause = f"updates point apart (mean cosine {fleet.agreement:.2f})"
         elif self.metric != "none" and fleet.loss_variances:
             usual = fleet.past_variances.usual
             if fleet.loss_variance > VARIANCE_RATIO_MAX * usual > 0.0:
@@ -352,7 +352,7 @@ def _within(
     """
     if cadence.steps_factor < 1.0:
         steps *= cadence.steps_factor
-        why = f"{why}; fewer against divergence"
+        why = f"{why}; hurried against divergence"
     bound: Bound = ""
     local_steps = 1 if steps < 1.0 else math.floor(min(steps, 2.0**53))
     if steps < 1.0 and least == 1:
@@ -367,7 +367,7 @@ def _within(
     before = device.assigned_steps
     if before and device.updates and not before / CHANGE_MAX <= local_steps <= before * CHANGE_MAX:
         local_steps = min(max(local_steps, math.ceil(before / CHANGE_MAX)), math.floor(before * CHANGE_MAX))
-        why, bound = f"changing gradually; {why}", "change"
+        why, bound = f"on its way; {why}", "change"
     if local_steps < least:
         local_steps, why, bound = least, f"at least {least} steps; {why}", "local_steps_min"
     if device.local_steps_max and local_steps > device.local_steps_max:

@@ -152,8 +152,8 @@ class UpdateNormDetector(_DeviceDetector, frozen=True, tag_field="kind", tag="up
             return None
         times = by_root / usual
         return Evidence(
-            f"its updates are {times:.3g} times as long as usual in the fleet; check the scale of its inputs and "
-            "its local learning rate",
+            f"its updates are {times:.3g} times as long as is usual in the fleet: check the scale of its inputs "
+            "and its local learning rate",
             {"times_usual": times},
         )
 
@@ -171,7 +171,7 @@ class NotFiniteDetector(_DeviceDetector, frozen=True, tag_field="kind", tag="not
         """Check whether the values and the loss are finite."""
         if update.finite:
             return None
-        return Evidence("its updates or their losses are not finite; check its data for missing or huge values")
+        return Evidence("its updates or their losses are not finite: check its data for missing or huge values")
 
 
 class RefusedDetector(_DeviceDetector, frozen=True, tag_field="kind", tag="refused"):
@@ -182,7 +182,7 @@ class RefusedDetector(_DeviceDetector, frozen=True, tag_field="kind", tag="refus
 
     def cause(self, update: Observation, fleet: FleetMeasurements) -> Evidence | None:  # noqa: ARG002
         """Check whether the update's base version is known."""
-        return None if update.known else Evidence("its updates are based on versions that this run never had")
+        return None if update.known else Evidence("its updates are from versions that this run never had")
 
 
 class DataMismatchDetector(_DeviceDetector, frozen=True, tag_field="kind", tag="data_mismatch"):
@@ -214,7 +214,7 @@ class DataMismatchDetector(_DeviceDetector, frozen=True, tag_field="kind", tag="
         if own <= self.ratio_max * usual or len(votes) < DEVICES_MIN:
             return None
         return Evidence(
-            f"the model does not fit its data (loss {own:.3g}, the fleet's {usual:.3g}); check labels and inputs",
+            f"the model does not fit its data (loss {own:.3g}, the fleet's {usual:.3g}): check labels and inputs",
             {"loss": own, "fleet_loss": usual},
         )
 
@@ -280,7 +280,7 @@ class DisagreementDetector(_FleetDetector, frozen=True, tag_field="kind", tag="d
     def cause(self, update: Observation, fleet: FleetMeasurements) -> Evidence | None:  # noqa: ARG002
         """Compare the moving average of the cosine with the bound, unless losses are already small."""
         if fleet.agreement < self.cosine_min and not fleet.settled:
-            words = f"updates point in opposite directions: their mean cosine is {fleet.agreement:.2f}"
+            words = f"updates pull apart: their mean cosine is {fleet.agreement:.2f}"
             return Evidence(words, {"cosine": fleet.agreement})
         return None
 
@@ -302,7 +302,7 @@ class ThresholdDetector(_FleetDetector, frozen=True, tag_field="kind", tag="thre
         found = fleet.gradients.median if self.metric == "gradient_norm" else getattr(fleet, self.metric)
         if not found > self.threshold:  # also false before the first figure
             return None
-        words = f"the {self.metric} is {found:.3g}, over the threshold of {self.threshold:g}"
+        words = f"the {self.metric} is {found:.3g}, and the threshold {self.threshold:g}"
         return Evidence(words, {self.metric: found})
 
 
@@ -343,8 +343,9 @@ class Monitor(Section, frozen=True):
     """
 
     def norm_max(self, fleet: FleetMeasurements, slack: float = 0.0) -> float:
-        """Return the norm to which longer updates are clipped; infinity if too few voters are
-        known.
+        """Return the norm to which longer updates are clipped.
+
+        It is infinite while too few voters are known.
         """
         return self.clip * fleet.lengths.usual(slack) if self.clip else math.inf
 

@@ -64,7 +64,8 @@ class Momentum(Section, frozen=True):
     def __post_init__(self) -> None:
         if self.learning_rate_max is not None and self.learning_rate_max < self.learning_rate:
             raise ValueError(
-                f"learning_rate_max ({self.learning_rate_max:g}) must not be below learning_rate ({self.learning_rate:g})"
+                f"learning_rate_max ({self.learning_rate_max:g}) must not be below learning_rate "
+                f"({self.learning_rate:g})"
             )
 
     @property

@@ -516,7 +516,7 @@ def test_an_onnx_model_goes_in_and_a_trained_one_comes_out(commands, tmp_path, s
     [
         (
             ("--peers", "none.toml"),
-            f'none.toml: no such file; create it with equal content on every device: peer = [{{name = "{name_of(0)}"',
+            "none.toml: no such file; create it with equal content on every device: peer = [",
         ),
         (("--out", "no/such/folder.safetensors"), "no/such"),
         (("--out", "model.onnx"), "ONNX forward model"),

@@ -146,17 +146,17 @@ class Talks(sly.Alarmed, frozen=True):
     [
         (
             {"staleness": Random()},
-            "policy.staleness NAME:Random: decides differently when it is asked the same again",
+            "policy.staleness NAME:Random: returns different results for equal arguments",
         ),
         ({"staleness": Nan()}, "policy.staleness NAME:Nan: the weight is nan; return a number from 0 to 1"),
         ({"staleness": Two()}, "NAME:Two: the weight is 2.0; return a number from 0 to 1"),
         ({"staleness": Raises()}, "NAME:Raises: it raised KeyError: 'versions'"),
-        ({"staleness": Nothing()}, "policy.staleness NAME:Nothing: has no __call__; see StalenessPolicy"),
-        ({"aggregate": Halving()}, "policy.aggregate NAME:Halving: has no update, answer, flush_at_s, weights"),
+        ({"staleness": Nothing()}, "policy.staleness NAME:Nothing: missing __call__; see StalenessPolicy"),
+        ({"aggregate": Halving()}, "policy.aggregate NAME:Halving: missing update, answer, flush_at_s, weights"),
         ({"aggregate": Short()}, "NAME:Short: weights returned 1 weights for 2 updates"),
-        ({"aggregate": OtherWords()}, "NAME:OtherWords: answer is 'later'; choose from now, at_flush"),
-        ({"combine": Unwritten()}, "NAME:Unwritten: combine left values that are not finite"),
-        ({"frequency": Changes()}, "NAME:Changes: it changes its arguments"),
+        ({"aggregate": OtherWords()}, "NAME:OtherWords: answer is 'later'; set it to one of now, at_flush"),
+        ({"combine": Unwritten()}, "NAME:Unwritten: combine left non-finite values"),
+        ({"frequency": Changes()}, "NAME:Changes: it modifies its arguments"),
         ({"frequency": Backwards()}, "NAME:Backwards: period_s is -1.0"),
         ({"frequency": NoSteps()}, "NAME:NoSteps: interval returned 0 local steps"),
         ({"optimizer": (SGD(), Infinite())}, "policy.optimizer[1] NAME:Infinite: a scalar of plan is inf"),
@@ -178,7 +178,7 @@ def test_without_a_run_folder_a_plugin_needs_no_name(tmp_path):
     policy = Policy(staleness=Own())
     assert not is_recordable(policy)
     assert train(SoftmaxModel(inputs=3, classes=2), DATA, policy=policy, until=Stop(updates=20)).updates >= 20
-    with pytest.raises(ConfigError, match=r"policy.staleness: Own\(\) has no name: a run's folder cannot name it"):
+    with pytest.raises(ConfigError, match=r"policy.staleness: Own\(\) is not registered and cannot be recorded"):
         train(SoftmaxModel(inputs=3, classes=2), DATA, policy=policy, run=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

@@ -134,7 +134,7 @@ def test_a_step_is_taken_as_it_is_below_a_number_of_devices(devices, planned):
 
 
 def test_the_highest_learning_rate_is_not_under_the_learning_rate():
-    with pytest.raises(ValueError, match=r"learning_rate_max \(0\.5\) is under learning_rate \(1\)"):
+    with pytest.raises(ValueError, match=r"learning_rate_max \(0\.5\) must not be below learning_rate \(1\)"):
         SGD(learning_rate_max=0.5)
 
 
@@ -410,14 +410,17 @@ def test_chains_that_make_sense(chain):
 @pytest.mark.parametrize(
     ("chain", "message"),
     [
-        ([Adam(), CLIP], "`clip_by_global_norm` at 1 comes after `adam` at 0, behind which the norm is not known"),
-        ([SLOW, Nesterov(), SLOW, CLIP], "`clip_by_global_norm` at 3 comes after `nesterov` at 1"),
-        ([WeightDecay(rate=0.1), CLIP], "`clip_by_global_norm` at 1 comes after `weight_decay` at 0"),
-        ([Adam(), WeightDecay(rate=0.1), CLIP], "`clip_by_global_norm` at 2 comes after `adam` at 0"),
-        ([Custom(), CLIP], "`clip_by_global_norm` at 1 comes after `Custom` at 0"),
-        ([SGD(momentum=0.5), SGD(), Nesterov()], "`nesterov` at 2 keeps momentum, and so does `sgd` at 0"),
-        ([Adam(), Adam()], "`adam` at 1 keeps momentum, and so does `adam` at 0; leave out one"),
-        ([Nesterov(), Adam()], "`adam` at 1 keeps momentum, and so does `nesterov` at 0"),
+        (
+            [Adam(), CLIP],
+            "`clip_by_global_norm` at 1 must come before `adam` at 0, which makes the norm of the update unknown",
+        ),
+        ([SLOW, Nesterov(), SLOW, CLIP], "`clip_by_global_norm` at 3 must come before `nesterov` at 1"),
+        ([WeightDecay(rate=0.1), CLIP], "`clip_by_global_norm` at 1 must come before `weight_decay` at 0"),
+        ([Adam(), WeightDecay(rate=0.1), CLIP], "`clip_by_global_norm` at 2 must come before `adam` at 0"),
+        ([Custom(), CLIP], "`clip_by_global_norm` at 1 must come before `Custom` at 0"),
+        ([SGD(momentum=0.5), SGD(), Nesterov()], "`nesterov` at 2 and `sgd` at 0 both have momentum"),
+        ([Adam(), Adam()], "`adam` at 1 and `adam` at 0 both have momentum; remove one of them"),
+        ([Nesterov(), Adam()], "`adam` at 1 and `nesterov` at 0 both have momentum"),
     ],
     ids=str,
 )

@@ -82,7 +82,7 @@ ONNX = {"kind": "onnx", "file": "m.onnx"}
 NAN, INF = float("nan"), float("inf")
 AT_ONCE, BY_MODEL, IN_FIVES = {"kind": "immediate"}, {"kind": "model_average"}, {"kind": "buffered"}
 ROUNDS = {"kind": "synchronous"}
-ONE_BY_ONE = "needs updates that are folded together, and {} folds them one by one"
+ONE_BY_ONE = "needs several updates per fold, but {} folds them one by one"
 
 
 @pytest.mark.parametrize(
@@ -90,41 +90,44 @@ ONE_BY_ONE = "needs updates that are folded together, and {} folds them one by o
     [
         (
             {"aggregate": {"kind": "buffered", "wait_s_max": 0}},
-            "aggregate: wait_s_max is 0: give seconds over 0, or",
+            "aggregate: wait_s_max is 0; set a number of seconds over 0, or",
         ),
         (
             {"aggregate": {"kind": "buffered", "wait_s_max": -3}},
-            "aggregate: wait_s_max is -3: give seconds over 0",
+            "aggregate: wait_s_max is -3; set a number of seconds over 0",
         ),
         (
             {"aggregate": {"kind": "buffered", "wait_s_max": NAN}},
-            "aggregate: wait_s_max is nan: give seconds over 0",
+            "aggregate: wait_s_max is nan; set a number of seconds over 0",
         ),
         (
             {"aggregate": {"kind": "buffered", "wait_s_max": INF}},
-            "aggregate: wait_s_max is inf: give seconds over 0",
+            "aggregate: wait_s_max is inf; set a number of seconds over 0",
         ),
         (
             {"aggregate": ROUNDS | {"deadline_s": 0}},
-            "aggregate: deadline_s is 0: give seconds over 0, or leave it",
+            "aggregate: deadline_s is 0; set a number of seconds over 0, or remove",
         ),
-        ({"aggregate": ROUNDS | {"deadline_s": INF}}, "aggregate: deadline_s is inf: give seconds over 0"),
+        (
+            {"aggregate": ROUNDS | {"deadline_s": INF}},
+            "aggregate: deadline_s is inf; set a number of seconds over 0",
+        ),
         ({"aggregate": ROUNDS | {"count": 3}}, "aggregate: unknown key `count`"),
         (
             {"frequency": {"kind": "adaptive", "local_steps_min": 200}},
-            "frequency: local_steps_min (200) is over local_steps_max (128)",
+            "frequency: local_steps_min (200) must not exceed local_steps_max (128)",
         ),
         (
             {"frequency": {"kind": "adaptive", "period_steps_min": 200}},
-            "frequency: period_steps_min (200) is over local_steps_max (128)",
+            "frequency: period_steps_min (200) must not exceed local_steps_max (128)",
         ),
         (
             {"frequency": {"kind": "time", "local_steps_min": 9, "local_steps_max": 8}},
-            "frequency: local_steps_min (9) is over local_steps_max (8)",
+            "frequency: local_steps_min (9) must not exceed local_steps_max (8)",
         ),
         (
             {"frequency": {"kind": "adaptive", "communication_share": 0.7}},
-            "frequency: communication_share (0.7) is over communication_share_max (0.6)",
+            "frequency: communication_share (0.7) must not exceed communication_share_max (0.6)",
         ),
         (
             {"frequency": {"kind": "adaptive", "communication_share": 0.0099}},
@@ -154,25 +157,25 @@ ONE_BY_ONE = "needs updates that are folded together, and {} folds them one by o
             {"frequency": {"kind": "adaptive", "communication_share_max": -INF}},
             "frequency.communication_share_max: expected `float`",
         ),
-        ({"warm_up": {}}, "warm_up: warm_up ends after updates or epochs: give one of the two"),
-        ({"warm_up": {"updates": 9, "epochs": 1}}, "warm_up: warm_up ends after updates or epochs: give one"),
-        ({"warm_up": {"updates": 0}}, "warm_up: warm_up takes updates, or epochs, over 0"),
-        ({"warm_up": {"updates": -1}}, "warm_up: warm_up takes updates, or epochs, over 0"),
-        ({"warm_up": {"epochs": 0.0}}, "warm_up: warm_up takes updates, or epochs, over 0"),
-        ({"warm_up": {"epochs": -0.5}}, "warm_up: warm_up takes updates, or epochs, over 0"),
-        ({"warm_up": {"epochs": INF}}, "warm_up: warm_up takes updates, or epochs, over 0"),
-        ({"warm_up": {"epochs": NAN}}, "warm_up: warm_up takes updates, or epochs, over 0"),
-        ({"behind_max": 1.0}, "behind_max is 1: give a ratio over 1"),
-        ({"preempt": True}, "preempt needs behind_max: how far behind the others a device's score may be"),
-        ({"behind_max": NAN}, "behind_max is nan: give a ratio over 1"),
-        ({"behind_max": INF}, "behind_max is inf: give a ratio over 1"),
+        ({"warm_up": {}}, "warm_up: warm_up needs either updates or epochs; set exactly one of them"),
+        ({"warm_up": {"updates": 9, "epochs": 1}}, "warm_up: warm_up needs either updates or epochs; set"),
+        ({"warm_up": {"updates": 0}}, "warm_up: warm_up.updates and warm_up.epochs must be over 0"),
+        ({"warm_up": {"updates": -1}}, "warm_up: warm_up.updates and warm_up.epochs must be over 0"),
+        ({"warm_up": {"epochs": 0.0}}, "warm_up: warm_up.updates and warm_up.epochs must be over 0"),
+        ({"warm_up": {"epochs": -0.5}}, "warm_up: warm_up.updates and warm_up.epochs must be over 0"),
+        ({"warm_up": {"epochs": INF}}, "warm_up: warm_up.updates and warm_up.epochs must be over 0"),
+        ({"warm_up": {"epochs": NAN}}, "warm_up: warm_up.updates and warm_up.epochs must be over 0"),
+        ({"behind_max": 1.0}, "behind_max is 1; set a ratio over 1"),
+        ({"preempt": True}, "preempt needs behind_max, the limit for a device's score; set behind_max"),
+        ({"behind_max": NAN}, "behind_max is nan; set a ratio over 1"),
+        ({"behind_max": INF}, "behind_max is inf; set a ratio over 1"),
         (
             {"aggregate": BY_MODEL, "warm_up": {"updates": 9}},
-            "warm_up and aggregate want different updates: both model_average, or neither",
+            "warm_up.aggregate and aggregate need different updates; set both to model_average, or neither",
         ),
         (
             {"warm_up": {"updates": 9, "aggregate": BY_MODEL}},
-            "warm_up and aggregate want different updates: both model_average, or neither",
+            "warm_up.aggregate and aggregate need different updates; set both to model_average, or neither",
         ),
         (
             {"aggregate": AT_ONCE, "combine": {"kind": "median"}},
@@ -188,46 +191,46 @@ ONE_BY_ONE = "needs updates that are folded together, and {} folds them one by o
         ),
         (
             {"combine": {"kind": "median"}, "take": "best"},
-            "take: of the best update alone there is no median; combine = mean goes with it",
+            "take = 'best' selects a single update, so median has nothing to combine; set combine.kind = 'mean'",
         ),
         (
             {"combine": {"kind": "trimmed_mean"}, "take": "best", "aggregate": IN_FIVES},
-            "take: of the best update alone there is no trimmed_mean",
+            "take = 'best' selects a single update, so trimmed_mean has nothing to combine",
         ),
         (
             {"combine": {"kind": "median"}, "aggregate": {"kind": "quorum", "weigh_by": "examples"}},
-            "combine: a median gives all devices the same share; leave weigh_by out",
+            "combine: median gives all devices the same share; remove aggregate.weigh_by",
         ),
         (
             {
                 "combine": {"kind": "median"},
                 "warm_up": {"updates": 9, "aggregate": IN_FIVES | {"weigh_by": "examples"}},
             },
-            "combine: a median gives all devices the same share; leave weigh_by out",
+            "combine: median gives all devices the same share; remove aggregate.weigh_by",
         ),
         (
             {"frequency": {"kind": "fixed", "local_steps": 10}, "delay_steps": 11},
-            "delay_steps is 11, over the 10 local steps of an update: a device has one unanswered update",
+            "delay_steps (11) must not exceed the 10 local steps of an update, because a device has only one",
         ),
         (
             {"delay_steps": 1},
-            "delay_steps needs a fixed number of steps between updates, not adaptive",
+            "delay_steps needs frequency.kind = 'fixed', not adaptive",
         ),
         (
             {"frequency": {"kind": "fixed"}, "delay_steps": 1, "overlap_steps_max": 4},
-            "delay_steps says how many steps a device takes meanwhile: leave overlap_steps_max out",
+            "delay_steps and overlap_steps_max cannot be combined; remove overlap_steps_max",
         ),
         (
             {"optimizer": [{"kind": "adam"}, {"kind": "clip_by_global_norm"}]},
-            "`clip_by_global_norm` at 1 comes after `adam` at 0",
+            "`clip_by_global_norm` at 1 must come before `adam` at 0",
         ),
         (
             {"trust": "open", "aggregate": {"kind": "quorum", "weigh_by": "examples"}},
-            "combine: a centred_clip (the default of trust = 'open') gives all devices the same share; leave",
+            "combine: centred_clip (the default of trust = 'open') gives all devices the same share; remove",
         ),
         (
             {"trust": "open", "take": "best"},
-            "take: of the best update alone there is no centred_clip (the default of trust = 'open'); combine",
+            "take = 'best' selects a single update, so centred_clip (the default of trust = 'open') has nothing",
         ),
         ({"trust": "closed"}, "trust: 'closed' is not known"),
         ({"monitor": {"probation": 0.0}}, "monitor.probation: expected `float` > 0.0"),
