@@ -405,7 +405,7 @@ def _check_role(allowed: AllowList, name: str, role: Role) -> None:
     """Raise `StorageError` if a name has another role, to protect its key from a typing error."""
     if (other := _other_role(allowed, name, role)) is not None:
         article = "an" if other == "operator" else "a"
-        raise StorageError(f"{name} is already {article} {other}; revoke it first, or choose another name")
+        raise StorageError(f"{name} is {article} {other}; revoke it first, or choose another name")
 
 
 def _spent(tokens: list[IssuedToken], now_s: float) -> list[IssuedToken]:

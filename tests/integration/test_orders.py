@@ -134,7 +134,7 @@ def test_a_hub_that_is_open_to_all_warns_and_obeys_nobody(commands, by):
     address = address.replace("0.0.0.0", "127.0.0.1")
     commands.agent(address, NAME)
     trained(address)
-    mistake(asked(commands, "quarantine", address), ConfigError, "the hub refuses", "give it keys")
+    mistake(asked(commands, "quarantine", address), ConfigError, "the hub refused", "give it keys")
     assert device(fetch_status(address, PATIENCE_S))["quarantine"] is None
     with pytest.raises(ConfigError, match="give it keys"):
         give_order(address, NAME, "release", PATIENCE_S)

@@ -69,7 +69,7 @@ def test_beyond_loopback_nobody_speaks_in_clear_unless_told_to(check, address):
 
 
 def test_a_hub_that_listens_everywhere_is_not_on_loopback():
-    with pytest.raises(AddressError, match=r"could join; give the hub keys .*--insecure"):
+    with pytest.raises(AddressError, match=r"could join; set up keys .*--insecure"):
         check_bind("tcp://*:5555", insecure=False)
 
 

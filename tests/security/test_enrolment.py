@@ -123,7 +123,7 @@ def test_a_hub_that_no_token_names_is_told(commands, keys, own):
     agent = start_agent(commands, "--enrol", issue(keys, nowhere).text(), *flags)
     agent.wait_for("waiting")
     told = [event["detail"] for event in agent.events if event["event"] == "warning"]
-    wanted = f"hub {here} stands in for the address that the token names, {nowhere}"
+    wanted = f"using hub {here} from the settings instead of {nowhere} from the token"
     assert told == ([wanted] if own == "another" else [])
 
 
@@ -254,7 +254,7 @@ def test_an_agent_says_that_a_token_counts_no_more(commands, keys):
     for token, state in ((used, "other"), (expired, "third")):
         agent = start_agent(commands, "--enrol", token.text(), state=state)
         assert agent.wait() == ACCESS
-        assert "was used, or has expired" in agent.stderr
+        assert "was used before or has expired" in agent.stderr
         assert token.text() not in agent.stderr
 
 
@@ -274,7 +274,7 @@ def test_a_device_knocks_and_is_let_in_by_a_person(commands, keys):
     agent = start_agent(commands, "--hub", address, "--hub-key", keys.pair().public.hex(), "--device-id", "pi-1")
     shown = fingerprint(DeviceKeys(commands.folder / "state").own().public)
     told = agent.wait_for("waiting")["detail"]
-    assert told.endswith(f"waits until the hub's operator lets it in by 'edgeasync keys accept {shown} pi-1'")
+    assert told.endswith(f"ask the hub's operator to run 'edgeasync keys accept {shown} pi-1'")
     (one,) = until(keys.pending, "the knock is noted")
     assert (fingerprint(one.key), one.address) == (shown, "127.0.0.1")
     listed = commands.run("keys", "pending", "--keys", keys.folder, "--json")

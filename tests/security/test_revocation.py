@@ -474,7 +474,7 @@ def test_an_agent_that_was_away_when_it_was_revoked_waits_and_says_why(commands,
     hub.kill()
     keys.revoke("pi-1")
     start_hub(commands, keys, bind=address)
-    until(lambda: any("key in: it was revoked" in line for line in agent.lines), "the reason")
+    until(lambda: any("key: it was revoked" in line for line in agent.lines), "the reason")
     assert denied(address, keys, "revoked")
     agent.signal(15)
     assert agent.wait() == 0

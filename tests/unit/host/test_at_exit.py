@@ -34,8 +34,8 @@ PROGRAMS = {
             "threading.Thread(target=begin).start()"
         ),
         (
-            "the program is ending, and nothing can be started any more; let its main thread wait for this one, "
-            "by Thread.join for example\n"
+            "cannot start, because the program is ending; let its main thread wait for this thread, for example "
+            "with Thread.join\n"
         ),
     ),
     "a wait has an end": (
