@@ -103,7 +103,7 @@ class _FolderFile:
         self._check()
         synced_bytes = self._nbytes - self._forgotten_bytes
         if synced_bytes >= FORGET_BYTES and hasattr(os, "posix_fadvise"):
-            with contextlib.suppress(OSError):  # it is only advice
+            with contextlib.suppress(OSError):  # the advice is optional
                 os.posix_fadvise(self._descriptor, self._forgotten_bytes, synced_bytes, os.POSIX_FADV_DONTNEED)
             self._forgotten_bytes = self._nbytes
 

@@ -76,13 +76,13 @@ class ConnectionAuth:
         self._allow_list.watch(self._loop)
 
     def close(self) -> None:
-        """Let nobody in any more."""
+        """Stop admitting keys and devices."""
         self._allow_list.close()
         self._zap.close()
         self._worker.abandon()
 
     def gives(self, key: Key, device_id: str) -> bool:
-        """Whether the list gives a device to a key."""
+        """Return whether a key may use a device id, according to the list."""
         return self._allow_list.gives(key, device_id)
 
     @property

@@ -147,7 +147,7 @@ class Connections:
                 return False  # the connection is unknown, so no limit could be enforced
             connection = self._find(peer, descriptor)
             if connection is None:
-                return True  # it has ended since
+                return True  # the connection has already ended
         connection.heard = True
         connection.delivered_bytes += self._travelled(header_bytes, payload_bytes)
         if connection.key is None:
@@ -281,7 +281,7 @@ class Connections:
             self._shut(to_close)
         self._barrier.update()
         if isinstance(far_end, tuple) and not connection.shut:
-            with contextlib.suppress(OSError):  # it is closed already
+            with contextlib.suppress(OSError):  # the connection is already closed
                 self._arrivals.register(descriptor, select.EPOLLIN | select.EPOLLET)
 
     def _on_disconnected(self, descriptor: int) -> None:

@@ -446,7 +446,7 @@ class Order(Message, frozen=True):
 
 
 class FindPeers(Message, frozen=True):
-    """Peer to hub: the other peers reach me at this address; who are they?
+    """Peer to hub: the other peers reach me at this address; tell me who they are.
 
     It needs a key, but no session.
     """

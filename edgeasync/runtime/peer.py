@@ -359,7 +359,7 @@ class PeerRuntime:
             training.note_round()
         elif report.event == "round_done":
             self.rounds += 1
-            if training.is_trained:  # it counts no more steps
+            if training.is_trained:  # no more steps trigger a round
                 loop.call_soon(lambda: self._do(lambda: self._engine.handle(RoundHalfDue())))
         elif report.event == "round_abandoned" and self._company.meets and self._section.rounds_max is not None:
             training.submit(self._leave_if_diverged)

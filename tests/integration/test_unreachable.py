@@ -176,7 +176,9 @@ async def test_an_agent_says_since_when_and_why_it_reaches_no_hub():
         assert re.match(f"{re.escape(address)}: {reason}.*, .*check", rest), f"{name}: {detail}"
         assert told == ["waiting", "unreachable"], name
     detail, told = of_several
-    assert re.fullmatch(f"since .*: {several[0]}: the name .*; {several[1]}: refused: .*", detail)
+    assert re.fullmatch(
+        f"since .*: {several[0]}: cannot resolve the name .*; {several[1]}: connection refused, .*", detail
+    )
     assert told == ["waiting", "waiting", "unreachable"]
     detail, told = of_a_full_one
     assert re.fullmatch(f"since [^;]*: {several[1]}: refused: [^;]*", detail), "the other one was reached"

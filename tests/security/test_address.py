@@ -75,7 +75,7 @@ def test_a_hub_that_listens_everywhere_is_not_on_loopback():
 
 @pytest.mark.parametrize("host", ["nowhere.example", "a..b", "x" * 64 + ".example"])
 def test_a_name_that_does_not_resolve_is_told_by_name(check, host):
-    with pytest.raises(AddressError, match=rf"{host}.* (does not resolve|is unknown)"):
+    with pytest.raises(AddressError, match=rf"cannot resolve the name {host}"):
         check(f"tcp://{host}:5555", insecure=False)
     check(f"tcp://{host}:5555", insecure=True)
 

@@ -433,5 +433,5 @@ def test_mistakes(commands, keys):
     assert_told(
         commands.run("keys", "enrol", "owner", "--address", "tcp://h:1", "--keys", keys.folder), FILES, "operator"
     )
-    with pytest.raises(ConfigError, match="keys"):
+    with pytest.raises(ConfigError, match="set state"):
         agent_parts(None, enrol=token)

@@ -87,10 +87,10 @@ def test_an_operators_keys_lead_to_the_hub(keys):
 @pytest.mark.parametrize(
     ("change", "hint"),
     [
-        (lambda keys: keys.allow("owner", "device", KEYS[1]), "owner is an operator; revoke it first, or give"),
+        (lambda keys: keys.allow("owner", "device", KEYS[1]), "owner is an operator; revoke it first, or choose"),
         (lambda keys: keys.accept(fingerprint(KEYS[1]), "owner"), "owner is an operator"),
         (lambda keys: keys.issue_token("owner", ADDRESS, 0.0), "owner is an operator"),
-        (lambda keys: keys.allow("pi-1", "operator", KEYS[1]), "pi-1 is a device; revoke it first, or give"),
+        (lambda keys: keys.allow("pi-1", "operator", KEYS[1]), "pi-1 is a device; revoke it first, or choose"),
         (lambda keys: keys.make_operator("pi-1"), "pi-1 is a device"),
     ],
     ids=["a key", "a knock", "a token", "an operator's key", "an operator"],

@@ -37,11 +37,11 @@ class TopKCodec(VectorCodec):
     def __init__(self, name: str, spec: ParameterSpec, fraction: float, stage: Dense) -> None:
         self._stage = stage
         self._trained = trained = spec.trained_length
-        # No payload may have more values, whatever the fraction is: a dense codec would take fewer bytes.
+        # No payload may have more values for any fraction, because a dense codec would need fewer bytes.
         self._count_max = count_max = (trained + 1) // 2
-        # Of whole numbers: 0.07 times 100 is more than 7 in floating point. A name has nine decimals at most.
+        # In integers, because 0.07 times 100 is more than 7 in floating point. A name has up to nine decimals.
         self._count = min(-(-round(fraction * 10**9) * trained // 10**9), count_max)
-        # The shortest payload keeps no value, the longest half of them, with the longest code of their places.
+        # The shortest payload keeps no value. The longest keeps half of them, with the longest code of positions.
         least = HEADER_BYTES + 4 * (spec.length - trained)
         symbol_bytes = max(_symbol_bytes(count_max + trained // _escape(width), width) for width in WIDTHS)
         super().__init__(name, least, least + stage.nbytes(count_max) + symbol_bytes, needs_feedback=True)
@@ -91,7 +91,7 @@ class _SparseSource:
     def read(self, start: int, stop: int, scratch: Vector) -> Vector:
         values = scratch[: stop - start]
         values.fill(0.0)
-        # With another type than that of the places, searchsorted would convert all places at every call.
+        # With another dtype than that of `places`, searchsorted would convert them all at every call.
         first, last = np.searchsorted(self._places, np.array([start, stop], np.int32))
         values[self._places[first:last] - np.int32(start)] = self._kept[first:last]
         return values

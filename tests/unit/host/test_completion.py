@@ -35,7 +35,7 @@ async def test_the_first_reason_or_error_counts():
 async def test_it_begins_once():
     ending = Completion("Hub")
     ending.begin()
-    with pytest.raises(EdgeAsyncError, match=r"Hub.run\(\) was called before; make another Hub"):
+    with pytest.raises(EdgeAsyncError, match=r"Hub.run\(\) was called before; create another Hub"):
         ending.begin()
 
 

@@ -231,19 +231,19 @@ def test_what_speaks_of_something_else_is_told_with_the_reason_and_no_oftener():
     device = DeviceBench()
     told = []
     while device.now_s < 200.0:
-        device.give(DeviceReceivedMalformed("unknown kind of message"))
+        device.give(DeviceReceivedMalformed("unknown message kind"))
         assert device.effects == []
         device.tick(device.core.next_deadline_s())
         told += [effect.detail for effect in device.effects if isinstance(effect, DeviceReport)]
         device.until(Connect)
-    assert [detail for detail in told if "unknown kind" in detail] == ["unknown kind of message"] * 2
+    assert [detail for detail in told if "unknown message kind" in detail] == ["unknown message kind"] * 2
     (silent, *_) = [effect for effect in told_of_silence() if effect.event == "unreachable"]
     assert silent.detail == ""
 
 
 def test_a_message_of_a_hub_that_cannot_be_read_is_warned_of():
-    device = DeviceBench().welcome().give(DeviceReceivedMalformed("unknown kind of message"))
-    assert device.effects == [DeviceReport("warning", "from the hub: unknown kind of message")]
+    device = DeviceBench().welcome().give(DeviceReceivedMalformed("unknown message kind"))
+    assert device.effects == [DeviceReport("warning", "from the hub: unknown message kind")]
 
 
 def test_a_welcome_resets_the_back_off():
