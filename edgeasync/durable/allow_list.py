@@ -41,7 +41,7 @@ _LOW_ORDER = frozenset(
         39382357235489614581723060781553021112529911719440698176882885853963445705823,
     )
 )
-"""The coordinates of Curve25519's points of order 1, 2, 4 and 8, and of its twist's."""
+"""Coordinates of the points of order 1, 2, 4 and 8 on Curve25519 and its twist."""
 
 
 class Allowed(msgspec.Struct, frozen=True):

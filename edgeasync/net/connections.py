@@ -390,7 +390,7 @@ def _queued_bytes(connection: Connection) -> int:
 
 
 def _shut(connection: Connection, *, at_once: bool = False) -> None:
-    """Shut down a connection; `at_once` drops outgoing data, for a peer that does not read or stop."""
+    """Shut down a connection; with `at_once`, drop outgoing data, for a peer that does not read."""
     connection.shut = True
     if _is_same(connection):
         with contextlib.suppress(OSError), _socket_of(connection.descriptor) as borrowed:

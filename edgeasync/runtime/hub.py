@@ -69,25 +69,19 @@ class HubRuntime:
     `run` serves until the stop condition or `request_stop`, and returns the reason. A hub runs
     once.
 
-    - If the folder `[hub] run` already contains a run, the hub resumes that run's model instead of
-      the initial values. The folder stores a copy of the graph and of its forward model. It also
-      stores `record`, the settings.
-    - `evaluator` is a function of the vector. It returns an `EvaluationResult`
-      (`training.evaluation`) with `loss`, `accuracy` (or `None`) and `examples`. The hub calls it
-      as often as `[evaluation] every` requires, and writes the best version to `best_file`. If the
-      stop condition needs an evaluator and none is passed, the constructor raises `ConfigError`.
+    - If the folder `[hub] run` already contains a run, the hub resumes it. The folder stores copies
+      of the graph, its forward model and `record`, the settings.
+    - `evaluator` maps a vector to an `EvaluationResult`, as often as `[evaluation] every` requires.
     - With `trust_code` the hub imports plugins that only the run's folder names.
     - `recordable` is `False` for a run that nobody resumes. Its policy then needs no name.
-    - `on_best` is called on the event loop with each new best version and its evaluation, before it
-      is written.
-    - `observe` is called on the event loop with every event that the core has decided, and its
-      effects.
+    - `on_best` receives each new best version and its evaluation, before it is written.
+    - `observe` receives every event that the core has decided, and its effects.
 
-    `run` raises `AddressError` if it cannot bind the address. It raises `StorageError` or
-    `ModelMismatchError` if it cannot use the run folder's model. It passes on exceptions of
-    `initial`, of the evaluator and of `on_report`. If `initial` or the evaluator raises
-    `StopIteration`, or an exception outside `Exception`, the hub raises an `EdgeAsyncError`
-    instead.
+    `on_report`, `on_best` and `observe` run on the event loop. The constructor raises `ConfigError`
+    if the stop condition needs an evaluator and none is passed. `run` raises `AddressError` if it
+    cannot bind the address, and `StorageError` or `ModelMismatchError` if it cannot use the run's
+    folder. It passes on exceptions of `initial`, `evaluator` and `on_report`. `StopIteration` and
+    exceptions outside `Exception` become an `EdgeAsyncError`.
     """
 
     def __init__(
@@ -115,7 +109,6 @@ class HubRuntime:
         self._ending = Completion("Hub")
         self._opened = False
         self._asked: Literal["", "stopping", "finished"] = ""
-        """Whether a stop was requested, and which kind."""
         keys = None if settings.hub.keys is None else HubKeys(expanded(settings.hub.keys))
         self._network = HubListener(settings.hub.bind, _bounds(settings, self.spec), keys, network)
         folder = FolderLock(run, "run (--run)")
@@ -158,17 +151,14 @@ class HubRuntime:
 
     @property
     def core(self) -> HubCore:
-        """The hub's core; raises `EdgeAsyncError` before the run's folder has been read."""
+        """The hub's core; raises `EdgeAsyncError` until `recovered` is true."""
         if not self._opened:
             raise EdgeAsyncError("the hub has no core until it has read its run's folder; check `recovered` first")
         return self._engine.core
 
     @property
     def address(self) -> str:
-        """The address on which the hub listens.
-
-        While it runs, it contains the actual port instead of `*`.
-        """
+        """The address on which the hub listens, with its actual port while it runs."""
         return self._network.address
 
     @property
@@ -177,10 +167,7 @@ class HubRuntime:
         return self._engine.model.current.vector
 
     def ask_status(self, tell: Callable[[dict[str, Any]], None]) -> None:
-        """Call `tell` on the event loop with the status, once its content is durable.
-
-        `docs/reference/json.md` describes the status.
-        """
+        """Call `tell` on the event loop with the status, once its content is durable."""
         self._engine.ask_status(lambda text: tell(msgspec.json.decode(text)), self._now_s())
 
     @property
@@ -204,9 +191,8 @@ class HubRuntime:
     async def run(self) -> str:
         """Serve until training is finished or a stop is requested; return the reason.
 
-        If its task is cancelled, the hub ends as after `request_stop`, with the newest model on
-        disk. A second cancellation ends it at once. Raises `EdgeAsyncError` if this hub was run
-        before.
+        If its task is cancelled, the hub ends as after `request_stop`. A second cancellation ends
+        it at once. Raises `EdgeAsyncError` if this hub was run before.
         """
         self._ending.begin()
         if self._asked:
@@ -246,10 +232,7 @@ class HubRuntime:
             worker.abandon()
 
     def _open(self) -> None:
-        """Recover the run in the folder, or begin a new one.
-
-        A long journal may take minutes to replay.
-        """
+        """Recover the run in the folder, or begin a new one, which may take minutes."""
         told_s = time.monotonic()
 
         def on_entry(number: int, *_: object) -> bool:
@@ -258,9 +241,7 @@ class HubRuntime:
                 told_s = time.monotonic()
                 self._threads.hand_over(HubReport("replaying", detail=f"entry {number}"), self.report)
             if self._asked:
-                raise EdgeAsyncError(
-                    "stopped before the journal was fully replayed; the run's folder is unchanged"
-                )
+                raise EdgeAsyncError("stopped before the journal was fully replayed; nothing was changed")
             return True
 
         self._run.open(
@@ -342,9 +323,10 @@ class HubRuntime:
     def request_stop(self, *, finished: bool = False) -> None:
         """Send the devices a goodbye, save the model, and let `run` return.
 
+        Call it on the event loop.
+
         If training is `finished`, the devices' agents end, too. Otherwise they wait for this hub to
-        return. Call it on the event loop. Before `run`, it makes `run` return at once, with nothing
-        changed. After `run`, it does nothing.
+        return. Before `run`, it makes `run` return at once. After `run`, it does nothing.
         """
         self._asked = "finished" if finished or self._asked == "finished" else "stopping"
         if self._opened and not self._ending.reached:
@@ -360,17 +342,10 @@ class HubRuntime:
             self.report(HubReport("resumed", detail=detail))
             self._engine.resume(secrets.token_hex(8), self._now_s())
         elif run.core.version:
-            self.report(
-                HubReport(
-                    "resumed", detail=f"version {run.core.version}, from {self.model_file} without a checkpoint"
-                )
-            )
+            self.report(HubReport("resumed", detail=f"version {run.core.version}, from {self.model_file} only"))
 
     async def _close(self) -> None:
-        """Finish pending work. The loop stays responsive, so that a second Ctrl-C works.
-
-        Raises `StorageError` if the last model could not be written.
-        """
+        """Finish pending work; raises `StorageError` if the last model could not be written."""
         self._timer.cancel()
         try:
             await self._threads.close("fold")
@@ -404,7 +379,7 @@ class HubRuntime:
         if not self._ending.reached:
             self._schedule_tick()
 
-    # -- interface for the network ------------------------------------------------------------------------------
+    # -- interface for the network ----------------------------------------------------------------------------
 
     def allows(self, who: Key | Peer, header_bytes: int) -> bool:
         """Return whether a key, or a peer without a key, may send another message now."""

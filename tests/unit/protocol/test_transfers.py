@@ -177,7 +177,7 @@ def test_a_piece_that_is_smaller_than_the_last_is_refused(size):
     receiver, pieces = first_pieces(4)
     for piece in pieces:
         receiver.accept(*piece)
-    with pytest.raises(ProtocolError, match=f"a piece of {size} bytes is too small"):
+    with pytest.raises(ProtocolError, match=f"piece of {size} bytes is too small"):
         receiver.accept(*piece_of(NOISE[4 * PIECE_BYTES_MIN :][:size], 4 * PIECE_BYTES_MIN))
 
 
