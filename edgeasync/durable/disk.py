@@ -1,4 +1,4 @@
-"""The file operations of journal and checkpoints, each of which may fail as a disk does.
+"""The file operations of journal and checkpoints, any of which may fail.
 
 `FolderDisk` is the real implementation. The simulator has one that tears writes, loses unsynced
 data and fills up. Every operation may raise `OSError`. Nothing survives a power cut before it is

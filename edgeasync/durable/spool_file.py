@@ -1,6 +1,6 @@
 """Store a device's unanswered update and model on disk, for `spool = "full"`.
 
-Separate from `identity`, so that a device without a spool does not import this module.
+This module is separate from `identity`, so that a device without a spool does not import it.
 """
 
 from pathlib import Path

@@ -122,7 +122,7 @@ class DeviceAccess:
             self._looking = asyncio.get_running_loop().create_task(self._look_at_keys(address, finding))
 
     async def _look_at_keys(self, address: str, finding: Finding) -> None:
-        """Give up if the keys fit at no address, because waiting would not help.
+        """Give up if the device's keys fit none of the hubs, because waiting would not help.
 
         Once a hub has admitted the device, it waits in any case, because an attacker on the path
         could imitate a rejection.

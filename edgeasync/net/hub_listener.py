@@ -76,7 +76,7 @@ class HubListener:
         self._connections: Connections | None = None
 
     def listen(self, receiver: HubReceiver) -> None:
-        """Listen on the running loop; raises `AddressError`, or `StorageError` for bad keys."""
+        """Listen on the running loop; raises `AddressError`, or `StorageError` for invalid keys."""
         self._receiver = receiver
         self._loop = asyncio.get_running_loop()
         self._network = ZmqNetwork() if self._shared is None else self._shared

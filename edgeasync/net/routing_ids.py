@@ -2,9 +2,9 @@
 
 A peer may choose its routing id in the handshake. libzmq numbers the others by a counter: a zero
 byte and 32 bits. If a peer has already chosen the id that the counter reaches, libzmq aborts the
-process. No option forbids chosen ids. But the counter starts at numbers of libc's `rand`, which is
-not seeded by default, so they are always the same. With a random seed, no peer can guess the
-counter, and no peer learns its own id.
+process. No option forbids chosen ids. By default the counter always starts at the same number, from
+libc's unseeded `rand`. With a random seed, no peer can guess the counter, and no peer learns its
+own id.
 
 The hub knows where the counter started. So it knows which ids libzmq may have assigned; peers have
 chosen all others.

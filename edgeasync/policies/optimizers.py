@@ -55,10 +55,9 @@ class Momentum(Section, frozen=True):
     hub applies the updates of a lone device unchanged. It has no effect on a device.
     """
     learning_rate_max: Annotated[Annotated[float, Meta(gt=0.0, le=1e6)] | None, Meta(examples=[1.75])] = None
-    """Maximum to which the hub raises the learning rate if the devices' updates agree little. It
-    raises the rate to `1 / (3 (a + (1 - a) / n))` for `n` updates with a mean cosine `a`, as in
-    FedExP (Jhunjhunwala et al. 2023). It must be at least `learning_rate`. It has no effect on a
-    device.
+    """Maximum learning rate when the devices' updates disagree. The hub then raises the learning
+    rate to `1 / (3 (a + (1 - a) / n))` for `n` updates with a mean cosine `a`, as in FedExP
+    (Jhunjhunwala et al. 2023). It must be at least `learning_rate`. It has no effect on a device.
     """
 
     def __post_init__(self) -> None:

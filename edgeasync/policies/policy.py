@@ -89,7 +89,7 @@ class Policy(Section, frozen=True):
     trust: FleetTrust | None = None
     """How far the hub trusts its devices. `admitted`: it clips each update, and warns of unusual
     devices. `open`: it also combines updates robustly, and puts a device with an alarm on
-    probation. Then the defaults of `combine` and `optimizer` are `centred_clip` and `sgd`. The
+    probation. With `open`, `combine` and `optimizer` default to `centred_clip` and `sgd`. The
     default is `open` for a hub that is `insecure` beyond loopback without keys, otherwise
     `admitted`: [Devices that lie](/train/policies.md#devices-that-lie).
     """
@@ -113,9 +113,9 @@ class Policy(Section, frozen=True):
     """
     preempt: bool = False
     """Whether a device starts over after certain rejections. These are `not_finite`, `quarantined`
-    (an operator has excluded it), and `behind` by `behind_max`. The device drops its steps since
-    then, its residual and its optimizer's state, and begins again from the hub's model. Requires
-    `behind_max`. [More](/train/evaluation.md#nodes-that-start-over).
+    (an operator has excluded it), and `behind` by `behind_max`. The device drops the steps since
+    the rejected update, its residual and its optimizer's state, and begins again from the hub's
+    model. Requires `behind_max`. [More](/train/evaluation.md#nodes-that-start-over).
     """
     aggregate: Aggregator = QuorumAggregator()
     """When updates become the next version, and whether devices wait for it."""

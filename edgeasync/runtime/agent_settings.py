@@ -1,7 +1,7 @@
 """Define an agent's settings file as frozen structs.
 
-`docs/reference/settings/index.md` lists every key. A separate module, so that a device imports
-nothing of the hub.
+`docs/reference/settings/index.md` lists every key. This is a separate module, so that a device
+imports nothing of the hub.
 """
 
 from collections.abc import Mapping

@@ -45,7 +45,8 @@ class PluginStage:
     def encode(self, source: Source, length: int, out: Bytes, random: np.random.Generator | None) -> None:  # noqa: ARG002
         """Encode finite values; raises `PluginError` if the plugin raises or returns invalid bytes.
 
-        The plugin is not called for zero values, such as `top_k` keeps of an update of zeros.
+        The plugin is not called without values, for example when `top_k` encodes an update of
+        zeros.
         """
         values = np.empty(length, np.float32)
         copy_range(values, source)
