@@ -448,9 +448,9 @@ def test_a_model_that_is_read_is_not_written_over(commands, forward):
     )
     mistake(commands, CONFIG, "folder.onnx: is a folder", arguments=[*build, "folder.onnx"])
     export = ["export", "run", "--model", forward, "--out"]
-    mistake(commands, CONFIG, "forward.onnx: is read here", arguments=[*export, "forward.onnx"])
+    mistake(commands, CONFIG, "forward.onnx: is also an input file", arguments=[*export, "forward.onnx"])
     for place in (f"run/{MODEL_FILE}", "run/new.onnx", "run/new/new.onnx"):
-        mistake(commands, CONFIG, place, "run is a folder that is read", arguments=[*export, place])
+        mistake(commands, CONFIG, place, "is inside the input folder run", arguments=[*export, place])
     assert forward.read_bytes() == badly_named.read_bytes() == content
 
 

@@ -537,8 +537,8 @@ def test_mistakes_of_the_command(commands, settings, flags, hint):
         ("data.npz", "data.npz: write a name that ends in .onnx or .safetensors"),
         ("notes.txt", "notes.txt: write a name that ends in .onnx or .safetensors"),
         ("folder.onnx", "folder.onnx: is a folder"),
-        ("model.onnx", "model.onnx: is read here: its old content would be lost"),
-        ("link.onnx", "link.onnx: is read here"),
+        ("model.onnx", "model.onnx: is also an input file and would be overwritten"),
+        ("link.onnx", "link.onnx: is also an input file"),
         (f"{name_of(0)}/{PEER_MODEL_FILE}", "is also an input file"),
     ],
 )
@@ -559,7 +559,7 @@ def test_the_values_beside_a_training_graph_are_not_written_over(commands, tmp_p
     assert commands.run("model", "build", "model.onnx", "--out", "training.onnx").returncode == 0
     flags = (*device_flags(0, commands.data("data.npz")), "--model", "training.onnx", "--steps-max", 2)
     arguments = ("peer", settings, *flags, "--out", "training.safetensors")
-    mistake(commands, CONFIG, "training.safetensors: is read here", arguments=arguments)
+    mistake(commands, CONFIG, "training.safetensors: is also an input file", arguments=arguments)
 
 
 @pytest.mark.parametrize(

@@ -351,7 +351,7 @@ def test_a_replay_exports_into_no_file_of_the_run_that_it_reads(crashed):
     for name in ("new.safetensors", MODEL_FILE, next(run.glob("checkpoint-*.safetensors")).name):
         place = f"run-hub/{name}"
         arguments = ["replay", "run-hub", "--until", 5, "--export", place]
-        mistake(crashed, CONFIG, f"--export {place}: run-hub is a folder that is read", arguments=arguments)
+        mistake(crashed, CONFIG, f"--export {place}: is inside the input folder run-hub", arguments=arguments)
     arguments = ["replay", "run-hub", "--export", "then.onnx"]
     mistake(crashed, CONFIG, "--export then.onnx: write a name that ends in .safetensors", arguments=arguments)
     assert {path: path.read_bytes() for path in run.iterdir()} == before
@@ -365,7 +365,7 @@ def test_runs_that_cannot_be_gone_on_with(crashed):
     (unknown / "hub.json").unlink()
     run, settings = crashed.begun, crashed.settings(name="other")
     mistake(crashed, FILES, "nowhere", "no such folder", arguments=["hub", "--resume", "nowhere"])
-    mistake(crashed, FILES, "has no checkpoint", "edgeasync hub CONFIG", arguments=["hub", "--resume", empty])
+    mistake(crashed, FILES, "no checkpoint to resume from", "edgeasync hub CONFIG", arguments=["hub", "--resume", empty])
     mistake(crashed, FILES, "hub.json", "no such file", arguments=["hub", "--resume", unknown])
     for more in ([settings], ["--model", "m.onnx"], ["--run", "elsewhere"], ["--loss", "mse"]):
         mistake(crashed, CONFIG, "--resume", "leave out", arguments=["hub", "--resume", run, *more])
