@@ -431,7 +431,7 @@ def test_the_unit_of_a_peer_has_settings_that_it_can_run_by(commands):
     card.mkdir()
     service = ("service", "install", "peer")
     settings.write_text('[peer]\ndata = "a.npz"\n')
-    mistake(commands, CONFIG, "board.toml: which peers?", arguments=(*service, settings, "--root", card))
+    mistake(commands, CONFIG, "board.toml: no peers are set", arguments=(*service, settings, "--root", card))
     assert not list(card.iterdir())
     settings.write_text('[peer]\ndata = "a.npz"\npeers = "peers.toml"\n')
     unit = card / "etc/systemd/system/edgeasync-peer.service"

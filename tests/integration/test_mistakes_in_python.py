@@ -144,7 +144,9 @@ def test_a_hub_out_of_reach_is_waited_for_until_a_timeout(caplog):
     address, told = free_address(), []
     agent = Agent(address, DATA, timeout_s=5.0, on_report=lambda report: told.append(report.event))
     with (
-        pytest.raises(HubUnreachableError, match=rf"within 5 s: since .*{address}: connection refused, start the hub"),
+        pytest.raises(
+            HubUnreachableError, match=rf"within 5 s: since .*{address}: connection refused, start the hub"
+        ),
         agent,
     ):
         agent.wait(PATIENCE_S)

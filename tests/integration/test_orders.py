@@ -107,7 +107,9 @@ def test_mistakes_end_with_a_line(commands):
     for order in ("quarantine", "release"):
         mistake(asked(commands, order, address, name="nobody"), ConfigError, "no device here is named nobody")
         mistake(
-            asked(commands, order, address, name="no/body/x"), ConfigError, "'no/body/x' is not a valid device name"
+            asked(commands, order, address, name="no/body/x"),
+            ConfigError,
+            "'no/body/x' is not a valid device name",
         )
         mistake(
             asked(commands, order, free_address(), "--timeout-s", "0.5"), HubUnreachableError, "no hub answers"

@@ -365,7 +365,13 @@ def test_runs_that_cannot_be_gone_on_with(crashed):
     (unknown / "hub.json").unlink()
     run, settings = crashed.begun, crashed.settings(name="other")
     mistake(crashed, FILES, "nowhere", "no such folder", arguments=["hub", "--resume", "nowhere"])
-    mistake(crashed, FILES, "no checkpoint to resume from", "edgeasync hub CONFIG", arguments=["hub", "--resume", empty])
+    mistake(
+        crashed,
+        FILES,
+        "no checkpoint to resume from",
+        "edgeasync hub CONFIG",
+        arguments=["hub", "--resume", empty],
+    )
     mistake(crashed, FILES, "hub.json", "no such file", arguments=["hub", "--resume", unknown])
     for more in ([settings], ["--model", "m.onnx"], ["--run", "elsewhere"], ["--loss", "mse"]):
         mistake(crashed, CONFIG, "--resume", "leave out", arguments=["hub", "--resume", run, *more])

@@ -181,5 +181,7 @@ async def test_an_agent_says_since_when_and_why_it_reaches_no_hub():
     )
     assert told == ["waiting", "waiting", "unreachable"]
     detail, told = of_a_full_one
-    assert re.fullmatch(f"since [^;]*: {several[1]}: connection refused, [^;]*", detail), "the other one was reached"
+    assert re.fullmatch(f"since [^;]*: {several[1]}: connection refused, [^;]*", detail), (
+        "the other one was reached"
+    )
     assert told == ["warning", "waiting", "waiting", "unreachable"]
