@@ -355,7 +355,7 @@ def test_a_hub_continues_what_peers_have_trained(tmp_path):
 def test_a_folder_that_cannot_be_used_is_told_before_anything_is_trained(tmp_path):
     (tmp_path / "file").touch()
     trainers = [Adds(), Adds()]
-    with pytest.raises(StorageError, match=r"file/run: cannot be used: .*; choose another run folder"):
+    with pytest.raises(StorageError, match=r"file/run: cannot be used: .*; choose another folder for run"):
         train(ZEROS, trainers, topology="ring", until=Stop(updates=20), run=tmp_path / "file" / "run")
     assert [trainer.steps for trainer in trainers] == [0, 0]
 

@@ -154,7 +154,7 @@ def test_mistakes_are_told_at_once(tmp_path):
         pass
     with pytest.raises(ConfigError, match="give one of the two"):
         Agent("tcp://127.0.0.1:5555")
-    with pytest.raises(ConfigError, match="enrol needs state"):
+    with pytest.raises(ConfigError, match="enrol needs a folder"):
         Agent(data=DATA, enrol="token").start()
     with pytest.raises(ConfigError, match="spool = 'full' needs a folder"):
         Agent("tcp://127.0.0.1:5555", DATA, spool="full").start()
